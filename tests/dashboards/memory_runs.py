@@ -72,6 +72,7 @@ class MemoryRuns:
         self.stored: dict[str, StoredBrief] = {}
         """Verdicts in the run directories."""
         self.comparison: Compared | None = None
+        self.cancelled: list[str] = []
 
     def put(self, analysis: Analysis, table: StepTable | Matrices, **summary: Any) -> None:
         """Add or replace the run ``run_id`` (default ``run-1``)."""
@@ -95,6 +96,9 @@ class MemoryRuns:
         if run_id not in self.summaries:
             raise UnknownRunError(run_id)
         return self.summaries[run_id]
+
+    def cancel(self, job: str) -> None:
+        self.cancelled.append(job)
 
     def version(self, run_id: str) -> str:
         if run_id in self.problems:

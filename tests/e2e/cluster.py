@@ -281,7 +281,7 @@ class Cluster:
         monitoring.start_receiver(hub, *out, "--runs", self.runs)
         monitoring.start_alertmanager(hub)
         monitoring.start_prometheus(hub)
-        dashboard = ("--listen", monitoring.address("dashboard"), "--prometheus", monitoring.url("prometheus"), "--workers", "1")
+        dashboard = ("--listen", monitoring.address("dashboard"), "--prometheus", monitoring.url("prometheus"))
         hub.start("dashboard", rankscope_command("dashboard", self.runs, *dashboard))
         watched = ("--alertmanager", monitoring.url("alertmanager"), "--dashboard-url", monitoring.url("dashboard"))
         own_page = ("--listen", monitoring.address("watcher"), "--state", self.folder / "watcher.json")

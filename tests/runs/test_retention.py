@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from rankscope.analysis.engine import analyze
-from rankscope.cli.size import SIZE
+from rankscope.base.size import Size
 from rankscope.profiler.handover import Hello
 from rankscope.profiler.helper.writing.store import RETAINED, RETAINED_TRACES, RunStore
 from rankscope.profiler.settings import RecorderSettings, from_environment
@@ -150,10 +150,10 @@ def test_the_bound_travels_to_the_ranks(retain: int | None) -> None:
     [("1GiB", 2**30), ("4 g", 2**32), ("500MB", 500_000_000), ("1.5GiB", 3 * 2**29), ("2097152", 2**21), ("all", None)],
 )
 def test_sizes_are_read_as_people_write_them(text: str, size: int | None) -> None:
-    assert SIZE.convert(text, None, None) == size
+    assert Size(or_all=True).convert(text, None, None) == size
 
 
 @pytest.mark.parametrize("text", ["", "0", "1kB", "-5GiB", "many", "4 elephants", "9" * 15 + "TiB", "nan"])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter):
-        SIZE.convert(text, None, None)
+        Size(or_all=True).convert(text, None, None)

@@ -26,7 +26,7 @@ from rankscope.dashboards.live.components import component
 from rankscope.dashboards.model.page import Block, Group
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.store.disk import DiskRuns
-from rankscope.dashboards.store.jobs import TASKS
+from rankscope.dashboards.store.tasks import TASKS
 
 AT = 1_790_000_000_000_000_000
 SECOND = 10**9

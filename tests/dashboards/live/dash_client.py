@@ -119,6 +119,14 @@ class Caller:
             "address.search" if kind == "address" else f"{_identifier(kind, name)}.{prop}",
         )
 
+    def clicked(self, button: Item) -> Any:
+        """Click a button with this pattern-matching id; return its new text."""
+        spec = next(spec for spec in self._specs if f'"type":"{button["type"]}"' in spec["output"])
+        identifier = json.dumps(button, separators=(",", ":"), sort_keys=True)
+        inputs, state = ([{"id": button, "property": name, "value": value}] for name, value in (("n_clicks", 1), ("id", button)))
+        response = self._response(spec, [{"id": button, "property": "children"}], inputs, state, f"{identifier}.n_clicks")
+        return response[identifier]["children"]
+
     def value_of(self, changes: Item, control: str) -> Any:
         """Return the value of a control after ``selected``."""
         return changes[_identifier("control", control)]["value"]

@@ -11,7 +11,7 @@ from tests.dashboards.live.dash_client import RANKS, Caller, find
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.dashboards.data.source import Stale
-from rankscope.dashboards.live.following import AS_IT_WAS
+from rankscope.dashboards.live.redraw import AS_IT_WAS
 from rankscope.dashboards.words.wording import not_renewed
 
 RUN = "/run/run-1"

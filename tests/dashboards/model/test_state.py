@@ -58,7 +58,6 @@ def test_nothing_selected_leaves_the_address_clean() -> None:
         "?steps=5-3",
         "?steps=5",
         "?steps=-1-3",
-        "?v=2&rank=1&metric=wall_us",
     ],
 )
 def test_what_cannot_be_read_is_at_its_default(search: str) -> None:

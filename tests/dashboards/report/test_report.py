@@ -7,6 +7,7 @@ import csv
 import hashlib
 import io
 import json
+import math
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -33,8 +34,7 @@ from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.registry import VIEWS
 from rankscope.dashboards.report import document
 from rankscope.dashboards.report.document import MOST_CSV_ROWS, MOST_ROWS, Report, differences, report
-from rankscope.dashboards.store.cache import Store
-from rankscope.dashboards.store.making import MadeHere
+from rankscope.dashboards.store.disk import DiskRuns
 
 
 @pytest.fixture(scope="module")
@@ -362,8 +362,10 @@ def test_a_view_that_cannot_be_laid_out_costs_only_itself(memory_runs: Any, monk
 
 def test_a_run_that_goes_on_is_looked_at_once(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     # given a live run that has been read once
-    making = MadeHere(Store(tmp_path / "store"), once=True)
-    run = write_run(tmp_path / "run", finished=False)
-    first = making.live(run, "run-1", "a")
+    folder = write_run(tmp_path / "run", finished=False)
+    source = DiskRuns(folder, look_again_s=math.inf)
+    first = source.analysis("run-1")
     # when the run grows, the report's state stays the same
-    assert making.live(run, "run-1", "b") == making.finished(run, "run-1", "c") == first
+    (folder / "run.json").touch()
+    assert source.analysis("run-1") is first
+    assert DiskRuns(folder).summary("run-1").revision != source.summary("run-1").revision

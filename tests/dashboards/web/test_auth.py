@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rankscope.base.errors import InputError
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.web.config import DashboardConfig
-from rankscope.dashboards.web.login import FailureLog, local
+from rankscope.dashboards.web.login import local
 from rankscope.dashboards.web.token import SESSION_S, Token, read_token
 from rankscope.dashboards.web.trusted_proxy import TrustedProxy
 
@@ -151,7 +151,7 @@ def test_health_scripts_and_styles_are_open(http: Any) -> None:
 
 def test_the_cookie_is_kept_from_scripts_and_other_sites(http: Any) -> None:
     cookie = log_in(http(token=TOKEN)).headers["Set-Cookie"]
-    for part in ("HttpOnly", "SameSite=Strict", "Path=/", f"Max-Age={SESSION_S}"):
+    for part in ("HttpOnly", "SameSite=Lax", "Path=/", f"Max-Age={SESSION_S}"):
         assert part in cookie
     assert "Secure" not in cookie, "it would not be sent by HTTP at all"
     behind = http(token=TOKEN, proxy=PROXY)
@@ -176,24 +176,11 @@ def test_a_wrong_token_says_so(http: Any) -> None:
     assert log_in(browser).status_code == 303, "the right one, also after others behind the same proxy were wrong"
 
 
-def test_failed_logins_are_logged_without_the_token_and_not_each(http: Any, caplog: pytest.LogCaptureFixture) -> None:
-    browser = http(token=TOKEN)
-    for _ in range(20):
-        log_in(browser, "hunter2hunter2")
+def test_failed_logins_are_logged_without_the_token(http: Any, caplog: pytest.LogCaptureFixture) -> None:
+    log_in(http(token=TOKEN), "hunter2hunter2")
     (line,) = caplog.messages
     assert "127.0.0.1" in line
     assert "hunter2" not in line
-
-
-def test_a_line_on_failed_logins_counts_those_since_the_last(http: Any, caplog: pytest.LogCaptureFixture) -> None:
-    now_s = [0.0]
-    failures = FailureLog(lambda: now_s[0])
-    with http().application.test_request_context("/login"):
-        for now_s[0] in (0.0, 1.0, 9.9, 10.0, 11.0):
-            failures.add()
-    first, second = caplog.messages
-    assert "1 wrong token," in first
-    assert "3 wrong tokens" in second
 
 
 def test_scripts_send_the_token_itself(http: Any) -> None:
@@ -219,16 +206,6 @@ def test_pages_are_not_kept_where_there_is_a_login(http: Any) -> None:
     browser = http(token=TOKEN)
     log_in(browser)
     assert browser.get("/run/run-1").headers["Cache-Control"] == "no-store"
-
-
-def test_a_link_on_another_site_leads_in(http: Any) -> None:
-    """The browser withholds the cookie from the cross-site request; the redirect repeats it from our own page."""
-    browser = http(token=TOKEN)
-    between = browser.get("/run/run-1?rank=2", headers={"Sec-Fetch-Site": "cross-site"})
-    assert between.status_code == 200
-    assert '<meta http-equiv="refresh" content="0; url=/login?next=/run/run-1%3Frank%3D2">' in between.text
-    log_in(browser)
-    assert browser.get("/login?next=/run/run-1%3Frank%3D2").location == "/run/run-1?rank=2"
 
 
 @pytest.mark.parametrize(

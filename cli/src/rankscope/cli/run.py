@@ -13,9 +13,9 @@ from pathlib import Path
 import click
 
 from rankscope.base.errors import RankscopeError
+from rankscope.base.size import Size
 from rankscope.base.text import one_line
 from rankscope.cli.share import SHARE
-from rankscope.cli.size import SIZE
 from rankscope.cli.terminal import price_options, use_color, width
 from rankscope.profiler.helper.sampling.exporter_page import parse_target
 from rankscope.profiler.launch import LaunchOptions, LaunchResult, launch
@@ -88,7 +88,7 @@ The training script needs no change and its output is left alone; the verdict go
 @click.option(
     "--retain",
     "retain_bytes",
-    type=SIZE,
+    type=Size(or_all=True),
     default="4GiB",
     show_default=True,
     help="How much each rank may keep; then its oldest records are removed, steps last. `all` removes none.",

@@ -9,12 +9,11 @@ import flask
 
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.source import RunSource
-from rankscope.dashboards.live import capture_api, downloads, following, listing, redraw, routing, selection, site_lists
+from rankscope.dashboards.live import capture_api, downloads, listing, redraw, routing, selection, site_lists
 from rankscope.dashboards.live.pages import Pages
 from rankscope.dashboards.live.shell import INDEX, shell
 from rankscope.dashboards.model.state import run_path
 from rankscope.dashboards.web import login, unforeseen
-from rankscope.dashboards.web.access import Access
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.web.security import OURSELVES, protect
 
@@ -25,7 +24,6 @@ def create_app(source: RunSource, config: DashboardConfig | None = None) -> dash
     Everything a page needs is served from the installed packages: no request leaves the host.
     """
     config = config or DashboardConfig()
-    access = Access(config)
     app = dash.Dash(
         "rankscope.dashboards",
         assets_folder=str(files("rankscope.dashboards") / "assets"),
@@ -38,7 +36,7 @@ def create_app(source: RunSource, config: DashboardConfig | None = None) -> dash
     )
     app.layout = shell(with_login=config.token is not None)
     pages = Pages(source, config)
-    for adapter in (routing, redraw, following, selection, downloads):
+    for adapter in (routing, redraw, selection, downloads):
         adapter.register(app, pages)
     for adapter in (listing, site_lists):
         adapter.register(app, source)
@@ -57,19 +55,16 @@ def create_app(source: RunSource, config: DashboardConfig | None = None) -> dash
         return flask.redirect(run_path(runs[0].run_id)) if len(runs) == 1 else None
 
     app.server.add_url_rule("/-/healthy", view_func=healthy)
-    login.register(app.server, access)
+    login.register(app.server, config)
     unforeseen.register(app.server)
     capture_api.register(app.server, source, config)
-    protect(app, access)
+    protect(app, config)
     app.server.before_request(to_the_only_run)
     _make_ready(app)
     return app
 
 
 def _make_ready(app: dash.Dash) -> None:
-    """Build the page once, before the server forks.
-
-    Dash registers the scripts that it may serve while it builds the page; a worker without a built page would refuse them all.
-    """
+    """Build the page once: Dash registers the scripts that it serves while it builds it, and open pages ask for them first."""
     with app.server.test_client() as browser:
         browser.get("/run/", environ_overrides={OURSELVES: True})

@@ -15,6 +15,7 @@ from rankscope.analysis.trace.locations import local_path
 from rankscope.base.errors import MissingError, RankscopeError
 from rankscope.base.http import host_port, is_loopback, open_listener
 from rankscope.base.options import ListenAddress, http_url
+from rankscope.base.size import Size
 
 if TYPE_CHECKING:
     from rankscope.dashboards.web.config import DashboardConfig
@@ -64,7 +65,12 @@ The token may also be in RANKSCOPE_DASHBOARD_TOKEN.
 @click.option(
     "--listen", type=ListenAddress(), default="127.0.0.1:8050", show_default=True, help="Where to serve; port 0 for any free one."
 )
-@click.option("--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Processes that answer.")
+@click.option(
+    "--memory",
+    "memory_bytes",
+    type=Size(),
+    help="Most memory of one analysis, such as 8GiB.  [default: 90% of what is left when it starts]",
+)
 @click.option("--open/--no-open", "open_browser", default=False, show_default=True, help="Open the page in the browser.")
 @click.option(
     "--token-file",
@@ -108,7 +114,7 @@ def dashboard(
     *,
     path: Path,
     listen: tuple[str, int],
-    workers: int,
+    memory_bytes: int | None,
     open_browser: bool,
     token_file: Path | None,
     trusted_proxy_header: str | None,
@@ -163,7 +169,7 @@ def dashboard(
             f"`rankscope dashboard` needs the Python package {error.name!r}: pip install 'rankscope[dashboards]'"
         ) from error
     config = replace(_config(token_file, secret, trusted_proxy_header, trusted_proxies, allowed_hosts), idle_gpus=idle_gpus)
-    making = MadeBeside(Store(cache_folder()))
+    making = MadeBeside(Store(cache_folder()), memory_bytes=memory_bytes)
     source = DiskRuns(path, making, prometheus=prometheus, look_again_s=_LOOK_AGAIN_S)
     sock = open_listener(host, port)
     app = create_app(source, config)
@@ -176,7 +182,7 @@ def dashboard(
         if open_browser:
             click.launch(url)
 
-    server.serve(app, sock, workers=workers, ready=announce)
+    server.serve(app, sock, ready=announce)
 
 
 def _names_of(host: str) -> tuple[str, ...]:
@@ -214,16 +220,16 @@ def _config(
 
 
 class _Steps(click.ParamType[Any]):
-    """A range of steps as in the address of a page: ``100-119``, first and last."""
+    """A range of steps: ``100-119``, first and last, as in the address of a page; or ``100:120``."""
 
     name = "A-B"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
         """Return first and last step."""
-        found = re.fullmatch(r"([0-9]{1,15})-([0-9]{1,15})", str(value), re.ASCII)
+        found = re.fullmatch(r"([0-9]{1,15})([-:])([0-9]{1,15})", str(value), re.ASCII)
         if found is None:
             self.fail(f"{value!r} is no range of steps such as 100-119", param, ctx)
-        first, last = int(found[1]), int(found[2])
+        first, last = int(found[1]), int(found[3]) - (found[2] == ":")
         if last < first:
             self.fail(f"{value!r} has no step in it", param, ctx)
         return first, last

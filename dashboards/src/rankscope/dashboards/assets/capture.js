@@ -65,7 +65,7 @@
     talk.say("Asking …");
     ask(url, {
       method: "POST",
-      headers: { "Content-Type": "application/json", "X-Rankscope-Request": "1" },
+      headers: { "Content-Type": "application/json" },
       body: JSON.stringify({ steps: steps }),
     }).then(function (answer) {
       var id = answer.body.request_id;

@@ -44,11 +44,6 @@ class Memo:
             held = self._values.get(key)
         return None if held is None else held[1]
 
-    def forget(self, key: str) -> None:
-        """Remove the value of ``key``."""
-        with self._guard:
-            self._values.pop(key, None)
-
     def get(self, key: str, revision: str, make: Callable[[], T], *, lifetime_s: Callable[[float], float] = _forever) -> T:
         """Return the value of ``key`` at ``revision``, from the cache or from ``make``; errors of ``make`` are not cached.
 

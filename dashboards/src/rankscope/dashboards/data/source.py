@@ -40,10 +40,11 @@ class UnknownRunError(RankscopeError):
 
 
 class NotReadyError(RankscopeError):
-    """The requested data are being computed; the caller should retry."""
+    """The requested data are being computed; the caller should retry. ``job``: what ``RunSource.cancel`` can end."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, job: str | None = None) -> None:
         self.progress = progress
+        self.job = job
         super().__init__(progress.sentence)
 
 
@@ -70,6 +71,8 @@ class RunSummary:
     status: Status
     start_unix_ns: int | None = None
     last_write_unix_ns: int | None = None
+    size_bytes: int = 0
+    """Size of its files, without raw traces."""
     world_size: int | None = None
     ranks: int = 0
     """Number of ranks that left a folder in the last attempt."""
@@ -125,33 +128,36 @@ class StepMatrices(Protocol):
 
 
 class RunSource(Protocol):
-    """Runs to show. Every method may be called from several threads at once."""
+    """Runs to show. Every method may be called from several threads at once.
+
+    They raise ``RankscopeError``, and ``NotReadyError`` while the data are being computed.
+    """
 
     def runs(self) -> list[RunSummary]:
-        """Return all runs: the live ones, then the others, newest first.
-
-        Raises ``RankscopeError`` if the source itself cannot be read.
-        """
+        """Return all runs: the live ones, then the others, newest first."""
 
     def summary(self, run_id: str) -> RunSummary:
         """Return one run as it is now. Raises ``UnknownRunError``."""
 
+    def cancel(self, job: str) -> None:
+        """End the computation that a ``NotReadyError`` names, for all who wait for it."""
+
     def version(self, run_id: str) -> str:
         """Return a version that changes whenever ``analysis`` and ``steps`` return other data; for a live run that is some time
-        after its files changed. Raises ``RankscopeError``.
+        after its files changed.
         """
 
     def stale(self, run_id: str) -> Stale | None:
-        """Return age and reason if the data of a run are older than they should be; does not wait. Raises ``RankscopeError``."""
+        """Return age and reason if the data of a run are older than they should be; does not wait."""
 
     def analysis(self, run_id: str) -> Analysis:
-        """Return the verdict and its evidence. Raises ``RankscopeError``."""
+        """Return the verdict and its evidence."""
 
     def brief(self, run_id: str) -> Brief:
-        """Return the summary of a run for lists; does not wait. Raises ``RankscopeError``."""
+        """Return the summary of a run for lists; does not wait."""
 
     def known_brief(self, run: RunSummary) -> Brief | None:
-        """Return the summary of a run if it has been computed; starts nothing. Raises ``RankscopeError``."""
+        """Return the summary of a run if it has been computed; starts nothing."""
 
     def stored_brief(self, run: RunSummary) -> StoredBrief | None:
         """Return the summary by the verdict in the run directory of a run that has ended; ``None`` if there is none."""
@@ -159,52 +165,50 @@ class RunSource(Protocol):
     def compared(self, run_ids: Sequence[str], at: int | None = None) -> Compared:
         """Return the comparison of runs with the first of them, or of one run's steps from ``at`` on with those before.
 
-        Live runs are compared as of some time ago. Raises ``RankscopeError``.
+        Live runs are compared as of some minutes ago.
         """
 
     def blame(self, run_id: str) -> BlameBook:
-        """Return imposed wait by origin, victim and cause. Raises ``RankscopeError``."""
+        """Return imposed wait by origin, victim and cause."""
 
     def scenarios(self, run_id: str) -> Scenarios:
-        """Return the what-if scenarios; for a live run as of some minutes ago. Raises ``RankscopeError``."""
+        """Return the what-if scenarios; for a live run as of some minutes ago."""
 
     def replay(self, run_id: str) -> Replay:
-        """Return all alerts over the run; for a live run as of at most an hour ago. Raises ``RankscopeError``."""
+        """Return all alerts over the run; for a live run as of at most an hour ago."""
 
     def windows(self, run: RunSummary) -> Windows:
-        """Return the captured windows of a run as of its summary. Raises ``RankscopeError``."""
+        """Return the captured windows of a run as of its summary."""
 
     def window(self, run: RunSummary, window: Window) -> WindowData:
-        """Return the data of one captured window. Raises ``RankscopeError``."""
+        """Return the data of one captured window."""
 
     def window_steps(self, run: RunSummary, window: Window, rank: int) -> list[StepRecord]:
-        """Return the step records of a rank in a window. Raises ``RankscopeError``."""
+        """Return the step records of a rank in a window."""
 
     def window_kernels(self, run: RunSummary, window: Window, rank: int) -> list[KernelRecord]:
-        """Return the costliest kernels of a rank in a window. Raises ``RankscopeError``."""
+        """Return the costliest kernels of a rank in a window."""
 
     def perfetto(self, run: RunSummary, window: Window) -> Path:
-        """Return the file of a window for Perfetto; does not wait. Raises ``RankscopeError``."""
+        """Return the file of a window for Perfetto; does not wait."""
 
     def steps(self, run_id: str) -> StepMatrices:
-        """Return per-step values. Raises ``RankscopeError``."""
+        """Return per-step values."""
 
     def trend(self, run_id: str) -> Trend:
-        """Return the trend: all ranks together, step by step. Raises ``RankscopeError``."""
+        """Return the trend: all ranks together, step by step."""
 
     def topology(self, run_id: str) -> Topology:
-        """Return the topology. Raises ``RankscopeError``."""
+        """Return the topology."""
 
     def hardware(self, run_id: str) -> Hardware:
-        """Return GPUs of the run's hosts and their samples; if none, empty with the reason. Raises ``RankscopeError``."""
+        """Return GPUs of the run's hosts and their samples; if none, empty with the reason."""
 
     def events(self, run_id: str) -> Events:
-        """Return the events of these GPUs. Raises ``RankscopeError``."""
+        """Return the events of these GPUs."""
 
     def alerts(self, run_id: str) -> AlertsFound:
         """Return alerts from the start of the run until an hour after its last record. Raises ``UnknownRunError``."""
 
     def all_alerts(self) -> AlertsFound:
-        """Return alerts of all runs, and other alerts of a Prometheus. Raises ``RankscopeError`` if the source itself cannot be
-        read.
-        """
+        """Return alerts of all runs, and other alerts of a Prometheus."""

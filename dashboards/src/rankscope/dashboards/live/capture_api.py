@@ -17,8 +17,6 @@ from rankscope.dashboards.words.inert import shown
 from rankscope.runs.control import MAX_STEPS
 
 MAX_BODY_BYTES: Final = 4096
-HEADER: Final = "X-Rankscope-Request"
-"""Header that pages of other sites cannot send; not required with a bearer token."""
 
 _STATUSES: Final[dict[type[RankscopeError], int]] = {
     NotAllowedError: 403, UnknownRunError: 404, UnknownRequestError: 404, NotLiveError: 409,
@@ -32,40 +30,34 @@ class _Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def register(server: flask.Flask, source: RunSource, config: DashboardConfig) -> None:
     """Add both endpoints."""
 
-    def ask(run_id: str) -> flask.Response:
+    def ask(run_id: str) -> flask.typing.ResponseReturnValue:
         request = flask.request
         request.max_content_length = MAX_BODY_BYTES
         try:
             require_change(config)
         except NotAllowedError as error:
-            return _error(403, str(error))
+            return {"error": str(error)}, 403
         if request.mimetype != "application/json":
-            return _error(415, "send JSON, with Content-Type: application/json")
-        if visitor().by != "bearer" and HEADER not in request.headers:
-            return _error(403, f"send the header {HEADER}: capture")
+            return {"error": "send JSON, with Content-Type: application/json"}, 415
         try:
             wanted = msgspec.json.decode(request.get_data(), type=_Wanted)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            return _error(400, f'not {{"steps": N}} with N from 1 to {MAX_STEPS}: {error}')
+            return {"error": f'not {{"steps": N}} with N from 1 to {MAX_STEPS}: {error}'}, 400
         return _answer(202, lambda: request_capture(source, run_id, wanted.steps, user=visitor().user))
 
-    def tell(run_id: str, request_id: str) -> flask.Response:
+    def tell(run_id: str, request_id: str) -> flask.typing.ResponseReturnValue:
         return _answer(200, lambda: capture_state(source, run_id, request_id))
 
-    def unknown(rest: str) -> flask.Response:
-        return _error(404, f"there is no /api/{shown(rest)}; docs/dashboard.md has what there is")
+    def unknown(rest: str) -> flask.typing.ResponseReturnValue:
+        return {"error": f"there is no /api/{shown(rest)}; docs/dashboard.md has what there is"}, 404
 
     server.add_url_rule("/api/<path:rest>", "unknown_to_scripts", unknown, methods=["GET", "POST"])
     server.add_url_rule("/api/run/<path:run_id>/capture", "ask_for_capture", ask, methods=["POST"])
     server.add_url_rule("/api/run/<path:run_id>/capture/<request_id>", "tell_of_capture", tell, methods=["GET"])
 
 
-def _answer(status: int, make: Callable[[], Requested]) -> flask.Response:
+def _answer(status: int, make: Callable[[], Requested]) -> flask.typing.ResponseReturnValue:
     try:
         return flask.Response(msgspec.json.encode(make()), status, mimetype="application/json")
     except RankscopeError as error:
-        return _error(next((code for kind, code in _STATUSES.items() if isinstance(error, kind)), 500), str(error))
-
-
-def _error(status: int, why: str) -> flask.Response:
-    return flask.Response(msgspec.json.encode({"error": why}), status, mimetype="application/json")
+        return {"error": str(error)}, next((code for kind, code in _STATUSES.items() if isinstance(error, kind)), 500)

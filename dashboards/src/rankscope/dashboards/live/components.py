@@ -13,10 +13,8 @@ from dash.development.base_component import Component
 
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.charts.frame import GRAPH_CONFIG
-from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError
-from rankscope.dashboards.live.grid import DEFAULT_COLUMN, OPTIONS, column_def, grid_style
-from rankscope.dashboards.live.listing_grid import listing
+from rankscope.dashboards.live.grid import DEFAULT_COLUMN, OPTIONS, column_def, grid_style, listing
 from rankscope.dashboards.model import page as model
 
 AGAIN_MS: Final = 700
@@ -25,6 +23,8 @@ SLOW_MS: Final = 1500
 """Interval of timers that are off at first."""
 AGAIN: Final = "again"
 """Type of the timers after which a page is made again."""
+CANCEL: Final = "cancel"
+"""Type of the buttons that end a computation."""
 _LEVELS: Final = {1: html.H1, 2: html.H2, 3: html.H3}
 _SPANS: Final = {"code": html.Code, "strong": html.Strong, "b": html.B, "small": html.Small, "span": html.Span}
 _TAGS: Final = {"div": html.Div, "article": html.Article, "section": html.Section, "header": html.Header}
@@ -50,12 +50,21 @@ def drawn(blocks: Sequence[model.Block]) -> list[Component]:
     return [component(block) for block in blocks]
 
 
-def not_yet(name: str, progress: Progress) -> list[Component]:
-    """Return the content of a part that is still being computed: its progress, and a polling timer."""
+def not_yet(name: str, error: NotReadyError) -> list[Component]:
+    """Return the content of a part that is still being computed: its progress, a cancel button, and a polling timer."""
     return [
-        html.P(f"{progress.sentence} …", className="help", **aria(live="polite")),
+        html.P(f"{error.progress.sentence} …", className="help", **aria(live="polite")),
+        *cancel_button(error, name),
         dcc.Interval(id=cast("Any", {"type": "part-again", "name": name, "of": name}), interval=AGAIN_MS),
     ]
+
+
+def cancel_button(error: NotReadyError, of: str) -> list[Component]:
+    """Return the button that ends what the part ``of`` waits for, if it can be ended."""
+    if error.job is None:
+        return []
+    identifier: Any = {"type": CANCEL, "job": error.job, "of": of}
+    return [html.Div(dmc.Button("Cancel", id=identifier, size="compact-xs", variant="default"))]
 
 
 def line(pieces: model.Line) -> list[Component | str]:
@@ -295,7 +304,7 @@ def part_or_why(name: str, make: Callable[[], list[Component]]) -> list[Componen
     try:
         return make()
     except NotReadyError as error:
-        return not_yet(name, error.progress)
+        return not_yet(name, error)
     except RankscopeError as error:
         return [html.P(str(error), className="reason")]
 

@@ -49,33 +49,25 @@ def register(app: Dash, pages: Pages) -> None:
 def _register_perfetto(app: Dash, source: RunSource) -> None:
     """Serve windows as files for Perfetto at ``/run/RUN_ID/perfetto?window=N``; with ``ask=1``, the progress in JSON."""
 
-    def perfetto(run_id: str) -> flask.Response:
+    def perfetto(run_id: str) -> flask.typing.ResponseReturnValue:
         state = PageState.parse(flask.request.query_string.decode("utf-8", "replace"))
         asks = "ask" in flask.request.args
         try:
             run = source.summary(run_id)
             window = source.windows(run).chosen(state.window)
             if window is None:
-                return _said(404, error="no window has been captured yet")
+                return {"error": "no window has been captured yet"}, 404
             file = source.perfetto(run, window)
             if asks:
                 count = file.stat().st_size
-                return _said(200, bytes=count, size=size(count))
-            name = quote(f"{run_id}-step-{window.first}.json.gz", safe="")
-            response = flask.send_file(file, mimetype="application/gzip")
+                return {"bytes": count, "size": size(count)}
+            name = f"{run_id}-step-{window.first}.json.gz"
+            return flask.send_file(file, mimetype="application/gzip", as_attachment=True, download_name=name)
         except NotReadyError as error:
-            return _said(200 if asks else 503, state=error.progress.sentence)
+            return {"state": error.progress.sentence}, 200 if asks else 503
         except UnknownRunError:
-            return _said(404, error="there is no such run")
+            return {"error": "there is no such run"}, 404
         except (RankscopeError, OSError) as error:
-            return _said(500, error=str(error))
-        response.headers["Content-Disposition"] = f"attachment; filename*=UTF-8''{name}"
-        return response
+            return {"error": str(error)}, 500
 
     app.server.add_url_rule("/run/<run_id>/perfetto", view_func=perfetto)
-
-
-def _said(status: int, **what: object) -> flask.Response:
-    response = flask.jsonify(what)
-    response.status_code = status
-    return response

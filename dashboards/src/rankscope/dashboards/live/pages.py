@@ -15,10 +15,9 @@ from rankscope.analysis.result.analysis import Kind
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.charts.frame import note
 from rankscope.dashboards.charts.palette import Palette
-from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import NotReadyError, RunSource, UnknownRunError
-from rankscope.dashboards.live.components import AGAIN_MS, aria, component, drawn
+from rankscope.dashboards.live.components import AGAIN_MS, aria, cancel_button, component, drawn
 from rankscope.dashboards.model.drawn import NO_DATA, Drawn
 from rankscope.dashboards.model.page import Again, Block, Figure, find
 from rankscope.dashboards.model.run_head import about, problem, run_head
@@ -119,7 +118,7 @@ class Pages:
         try:
             version = self.version(run, view)  # read before the content: if the content is newer, the next poll redraws it
         except NotReadyError as error:
-            return html.Div(_not_ready(summary.name, error.progress), className="stack")
+            return html.Div(_not_ready(summary.name, error), className="stack")
         poll = dcc.Interval(
             id="poll", interval=int(self.config.poll_interval_s * 1000), disabled=summary.status not in wording.LIVE
         )
@@ -141,7 +140,7 @@ class Pages:
         try:
             blocks = drawn(page.blocks(self.source, search, self.config))
         except NotReadyError as error:
-            return html.Div(_not_ready(page.subject or page.title, error.progress), className="stack")
+            return html.Div(_not_ready(page.subject or page.title, error), className="stack")
         except RankscopeError as error:
             return _stack([problem(f"{page.title}: this cannot be shown", str(error))])
         stores = _stores({"path": page.path, "version": ""}, search)
@@ -164,7 +163,7 @@ def _content(make: Callable[[], Sequence[Block]], name: str) -> list[Component]:
     try:
         return drawn(make())
     except NotReadyError as error:
-        return [_not_ready(name, error.progress)]
+        return [_not_ready(name, error)]
     except RankscopeError as error:
         return [html.Section(html.P(str(error), className="reason"), className="card", role="alert")]
 
@@ -174,7 +173,7 @@ def _stack(blocks: Sequence[Block]) -> Component:
 
 
 def _unreadable(name: str, reason: str) -> Component:
-    return _stack([problem(f"{name} cannot be read", reason)])
+    return _stack([problem(f"{name} cannot be shown", reason)])
 
 
 def instead(text: str, colors: Palette) -> Drawn:
@@ -220,8 +219,9 @@ def site_links(pathname: object) -> list[Component]:
     ]
 
 
-def _not_ready(name: str, progress: Progress) -> Component:
+def _not_ready(name: str, error: NotReadyError) -> Component:
     """Return the card of a computation in progress. The page is made again by a timer of type ``AGAIN``."""
+    progress = error.progress
     known = progress.of > 0
     return html.Section(
         [
@@ -233,6 +233,7 @@ def _not_ready(name: str, progress: Progress) -> Component:
                 striped=not known,
                 **aria(label="Progress of the analysis"),
             ),
+            *cancel_button(error, "page"),
             html.P("A run is analysed once, and again when it has changed; then its pages are there at once.", className="help"),
             component(Again(name, AGAIN_MS)),
         ],

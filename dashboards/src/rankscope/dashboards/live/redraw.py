@@ -1,4 +1,4 @@
-"""Callbacks that draw figures, parts and tables of a page from what is at its address and the colour scheme."""
+"""Callbacks that draw figures, parts and tables of a page, again when the run, the address or the scheme changes."""
 
 from __future__ import annotations
 
@@ -10,19 +10,24 @@ from flask import request
 
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.charts.palette import palette
-from rankscope.dashboards.live.components import identity, part, part_or_why
-from rankscope.dashboards.live.pages import OUR_FAULT, Pages
+from rankscope.dashboards.live.components import drawn, identity, part, part_or_why
+from rankscope.dashboards.live.pages import OUR_FAULT, Pages, stale_note, verdict_kind
 from rankscope.dashboards.model.page import Part, Table
+from rankscope.dashboards.model.run_head import run_head
 from rankscope.dashboards.words.units import time_zone
+from rankscope.dashboards.words.wording import LIVE
 
 ZONE_COOKIE: Final = "rankscope-zone"
 """Cookie in which assets/early.js puts the time zone of the browser."""
+
+AS_IT_WAS: Final = "The run cannot be read at the moment; what is shown is as it was before."
 
 _LOG = logging.getLogger(__name__)
 
 
 def register(app: Dash, pages: Pages) -> None:
     """Add the callbacks."""
+    _follow(app, pages)
     each: Any = MATCH
     every: Any = ALL
 
@@ -80,6 +85,35 @@ def register(app: Dash, pages: Pages) -> None:
             return no_update if table is None else table.rows()
         except RankscopeError:
             return no_update  # another part of the page shows the error
+
+
+def _follow(app: Dash, pages: Pages) -> None:
+    """Add the callback that looks for changes of a run. Figures are drawn and sent only after a change."""
+
+    @app.callback(
+        Output("shown", "data"),
+        Output("run-head", "children"),
+        Output("poll", "disabled"),
+        Output("run-away", "children"),
+        Input("poll", "n_intervals"),
+        State("shown", "data"),
+        State("run-away", "children"),
+        prevent_initial_call=True,
+    )
+    def follow(_ticks: int | None, before: dict[str, str] | None, away: str | None) -> tuple[Any, Any, Any, Any]:
+        try:
+            found = None if before is None else pages.run_at(before["path"])
+            if found is None:
+                return (no_update,) * 4
+            run, view = found
+            now, note = pages.version(run, view), stale_note(run)
+        except RankscopeError as error:
+            # The run is being moved or written: the page keeps its content and polls again.
+            return no_update, no_update, no_update, f"{AS_IT_WAS} {error}"
+        said = no_update if note == (away or "") else note
+        if now == before:
+            return no_update, no_update, no_update, said
+        return now, drawn(run_head(run.summary, verdict_kind(run))), now["status"] not in LIVE, said
 
 
 def _path(shown: Any) -> Any:

@@ -1,13 +1,13 @@
-"""Callbacks that show the page of an address, links, title and colour scheme."""
+"""Callbacks that show the page of an address, links, title and colour scheme, and that cancel what a page waits for."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, no_update
+from dash import ALL, MATCH, ClientsideFunction, Dash, Input, Output, State, ctx, no_update
 from dash.development.base_component import Component
 
-from rankscope.dashboards.live.components import AGAIN
+from rankscope.dashboards.live.components import AGAIN, CANCEL
 from rankscope.dashboards.live.pages import Pages, site_links
 
 
@@ -30,6 +30,20 @@ def register(app: Dash, pages: Pages) -> None:
     @app.callback(Output("site-links", "children"), Input("url", "pathname"))
     def show_links(pathname: str | None) -> list[Component]:
         return site_links(pathname)
+
+    each_cancel: Any = {"type": CANCEL, "job": MATCH, "of": MATCH}
+
+    @app.callback(
+        Output(each_cancel, "children"),
+        Input(each_cancel, "n_clicks"),
+        State(each_cancel, "id"),
+        prevent_initial_call=True,
+    )
+    def cancel(clicks: int | None, which: dict[str, str]) -> Any:
+        if not clicks:
+            return no_update  # the button was only just created
+        pages.source.cancel(str(which["job"]))
+        return "Cancelling …"
 
     app.clientside_callback(  # type: ignore[no-untyped-call]
         ClientsideFunction("rankscope", "scheme"),

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
+from typing import Final
+
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import dcc, html
 from dash.development.base_component import Component
 
 from rankscope.dashboards.live.components import aria
 
-INDEX = """<!DOCTYPE html>
-<html lang="en">
-    <head>
-        <meta charset="UTF-8">
-        <meta name="viewport" content="width=device-width, initial-scale=1">
-        <meta name="color-scheme" content="light dark">
-        <meta name="referrer" content="no-referrer">
-        {%metas%}
-        <title>{%title%}</title>
-        <link rel="icon" type="image/svg+xml" href="/assets/icons/rankscope.svg">
-        <script src="/assets/early.js" data-plotly="/_dash-component-suites/plotly/package_data/plotly.min.js"></script>
-        {%css%}
-    </head>
-    <body>
-        {%app_entry%}
-        {%config%}
-        {%scripts%}
-        {%renderer%}
-    </body>
-</html>"""
+INDEX: Final = (files("rankscope.dashboards") / "live/index.html").read_text("utf-8")
 """HTML document of the app. early.js sets the colour scheme before the first paint; Dash's own scripts come last."""
 
 DARK_SHADES = [

@@ -9,8 +9,6 @@ from typing import Any, Final, Self
 from urllib.parse import parse_qs, quote, unquote, urlencode
 
 DEFAULT_METRIC: Final = "own_us"
-STATE_VERSION: Final = 1
-"""Version of the address format. It is written as ``v`` once there is a second one; an address without ``v`` has version 1."""
 
 _NUMBER: Final = re.compile(r"[0-9]{1,15}", re.ASCII)
 _RANGE: Final = re.compile(r"([0-9]{1,15})-([0-9]{1,15})", re.ASCII)
@@ -76,15 +74,13 @@ class PageState:
 
     @classmethod
     def parse(cls, search: str | None) -> Self:
-        """Parse a query part. Missing, malformed or newer fields get their defaults, so that links never break."""
+        """Parse a query part. Missing and malformed fields get their defaults, so that links never break."""
         state = cls()
         if not isinstance(search, str):  # a client other than a browser may send anything
             return state
         try:
             given = parse_qs(search.removeprefix("?"), max_num_fields=32)
         except ValueError:
-            return state
-        if given.get("v", [str(STATE_VERSION)])[-1] != str(STATE_VERSION):
             return state
         for name in _DEFAULTS:
             if name in given:

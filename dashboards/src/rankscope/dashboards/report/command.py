@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import tempfile
@@ -57,8 +58,8 @@ def write_report(path: Path, target: str, wish: Wish) -> Done:
     _check_target(target, folder)
     made_unix_ns = _made_unix_ns()
     with progress_line() as tell, tempfile.TemporaryDirectory(prefix="rankscope-report-") as scratch:
-        making = MadeHere(Store(Path(scratch)), tell=lambda progress: tell(progress.sentence), once=True)
-        source = DiskRuns(folder, making)
+        making = MadeHere(Store(Path(scratch)), lambda progress: tell(progress.sentence))
+        source = DiskRuns(folder, making, look_again_s=math.inf)  # a live run is read once
         tell(Progress("looking at the run").sentence)
         run = RunData(source, source.runs()[0])
         made = report(run, _state(run, wish), made_unix_ns=made_unix_ns, tell=lambda what: tell(Progress(what).sentence))

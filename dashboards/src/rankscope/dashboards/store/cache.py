@@ -1,7 +1,7 @@
-"""Cache folder of derived data, shared by all workers and kept across server restarts.
+"""Cache folder of derived data, kept across server restarts.
 
 Each revision of a run has its own folder, named by a digest that covers the run's files. A folder appears atomically, also if two
-processes write it at once. The least recently used folders are evicted first.
+servers write it at once. The least recently used folders are evicted first.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
+from rankscope.dashboards.words.inert import MAX_TEXT, shown
+
 FORMAT: Final = 6
 """Format number; part of every key, as is the version, so that data of other code are ignored."""
 
@@ -25,13 +27,13 @@ MOST_BYTES: Final = 8 << 30
 """Matrices of 1,024 ranks and 10,000 steps take 1 GB."""
 
 LEFT_AFTER_S: Final = 24 * 3600.0
-"""Age after which leftovers of killed jobs, and folders of live runs that were not viewed, are deleted."""
+"""Age after which the unfinished folders of servers that were killed are deleted."""
 
 _USED: Final = ".used"
-_SLOT: Final = ".slot-"
 
 ELSEWHERE: Final = "set XDG_CACHE_HOME to another folder"
 """Advice for an unusable cache."""
+_LITTLE_BYTES: Final = 4 << 20
 
 
 def cache_folder() -> Path:
@@ -42,7 +44,7 @@ def cache_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Folders by key under ``root``, which is created at the first ``put``."""
+    """Folders by key under ``root``, which is created with the first of them."""
 
     root: Path
     most_bytes: int = MOST_BYTES
@@ -56,32 +58,34 @@ class Store:
             return folder if (folder / _USED).exists() else None
         return folder
 
-    def put(self, key: str, make: Callable[[Path], None]) -> Path:
-        """Return the folder of ``key``, filled by ``make``; an error of ``make`` leaves no folder. Raises ``OSError``."""
+    def new_folder(self) -> Path:
+        """Return a new folder for unfinished data, which its user must delete. Raises ``OSError``."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        new = Path(tempfile.mkdtemp(prefix=f".{key}-", dir=self.root))
-        try:
-            make(new)
-            (new / _USED).touch()
-            with contextlib.suppress(OSError):  # another process was first, with the same content
-                new.rename(self.root / key)
-        finally:
-            shutil.rmtree(new, ignore_errors=True)
+        return Path(tempfile.mkdtemp(prefix=".", dir=self.root))
+
+    def publish(self, key: str, new: Path) -> Path:
+        """Make the filled folder ``new`` the folder of ``key``, and make room. Raises ``OSError``."""
+        (new / _USED).touch()
+        with contextlib.suppress(OSError):  # another server was first, with the same content
+            new.rename(self.root / key)
         self._clear_leftovers()
         self._make_room(keep=key)
         return self.root / key
 
+    def put(self, key: str, make: Callable[[Path], None]) -> Path:
+        """Return the folder of ``key``, filled by ``make``; an error of ``make`` leaves no folder. Raises ``OSError``."""
+        new = self.new_folder()
+        try:
+            make(new)
+            return self.publish(key, new)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+
     def _clear_leftovers(self) -> None:
-        """Delete old leftovers. Deleting a held lock is safe: two writers of one key produce identical data."""
         for path in self.root.glob(".*"):
             with contextlib.suppress(OSError):
-                last = max(file.stat().st_mtime for file in (path, *path.glob("*")))
-                if path.name.startswith(_SLOT) or time.time() - last < LEFT_AFTER_S:
-                    continue
-                if path.is_dir():
+                if time.time() - max(file.stat().st_mtime for file in (path, *path.glob("*"))) > LEFT_AFTER_S:
                     shutil.rmtree(path)
-                else:
-                    path.unlink()
 
     def _make_room(self, keep: str) -> None:
         found: list[tuple[float, int, Path]] = []
@@ -96,8 +100,8 @@ class Store:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def is_followed(folder: Path) -> bool:
-    """Return whether a follower may be writing there: the folder of a live run does not belong to one revision."""
+def is_unfinished(folder: Path) -> bool:
+    """Return whether a process may be writing there: the folder of a live run does not belong to one revision."""
     return folder.name.startswith(".")
 
 
@@ -107,6 +111,22 @@ def key_of(*parts: str) -> str:
     for part in (str(FORMAT), version("rankscope"), *parts):
         digest.update(part.encode("utf-8", "surrogateescape") + b"\0")
     return digest.hexdigest()
+
+
+def in_words(error: Exception, folder: Path) -> str:
+    """Return an error in filling ``folder`` as one line for the user; a path in it may contain undecodable bytes."""
+    said = "no memory is left here" if isinstance(error, MemoryError) else str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        said = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return full_disk(folder) or shown(said, MAX_TEXT)
+
+
+def full_disk(folder: Path) -> str | None:
+    """Return what to do about the disk of ``folder``, which is full; ``None`` if it is not."""
+    free = shutil.disk_usage(folder.parent).free
+    if free >= _LITTLE_BYTES:
+        return None
+    return f"the disk of {folder.parent} is full ({free / 2**20:.0f} MiB are left): make room there, or {ELSEWHERE}"
 
 
 def _bytes(folder: Path) -> int:

@@ -21,10 +21,10 @@ from rankscope.dashboards.data.hardware import Hardware
 from rankscope.dashboards.data.memo import Memo
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError, RunSummary, Stale
-from rankscope.dashboards.store.cache import Store, is_followed, key_of
+from rankscope.dashboards.store.cache import Store, is_unfinished, key_of
 from rankscope.dashboards.store.derive import Derived
 from rankscope.dashboards.store.footprint import footprint
-from rankscope.dashboards.store.making import MadeHere, Making
+from rankscope.dashboards.store.making import MadeHere
 from rankscope.dashboards.store.run_folder import RunFolder
 from rankscope.dashboards.timeline.data import WindowData, read_window
 from rankscope.dashboards.timeline.windows import CAPTURED, EXPORT, Window, Windows, kernels_of, read_windows, steps_of
@@ -36,20 +36,22 @@ if TYPE_CHECKING:
     from rankscope.alerts.prometheus import Prometheus  # needs a package that is installed only for queries to a Prometheus
 
 WHATIF_EVERY_S: Final = 300.0
-"""Refresh interval of the what-if of a live run; reading all of a large run takes minutes."""
+"""Refresh interval of the what-if and the comparisons of a live run; reading all of a large run takes minutes."""
 
 REPLAY_EVERY_S: Final = 3600.0
 """Refresh interval of the alert replay of a live run."""
 
 _KEPT: Final = {
     **dict.fromkeys(("brief", "stored", "captured"), 1 << 15),  # a line per run
-    **dict.fromkeys(("comparing", "records"), 256),
+    "records": 256,
     **dict.fromkeys(("analysis", "windows"), 64),
     "compare": 32,
     **dict.fromkeys(("blame", "steps", "trend", "topology", "events", "hardware", "scraped", "whatif", "replay"), 16),
     "window": 16,  # of 1,024 ranks, about 6 MB
 }
 """Most cached values of each kind; the large ones of one kind evict neither those of another nor the lines of the list."""
+
+_LIVE: Final = ("starting", "live")
 
 Held = TypeVar("Held")
 
@@ -75,7 +77,7 @@ class DiskRuns:
     def __init__(
         self,
         path: Path,
-        making: Making | None = None,
+        making: MadeHere | None = None,
         *,
         prometheus: Prometheus | None = None,
         clock_s: Callable[[], float] = time.time,
@@ -92,9 +94,8 @@ class DiskRuns:
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
             making = MadeHere(Store(Path(folder)))
         self._making = making
+        self.cancel = making.cancel
         self._memos = {kind: Memo(limit) for kind, limit in _KEPT.items()}
-        self._comparing = self._memos["comparing"]
-        """Comparisons in progress, to their keys, which name the revisions of the compared runs."""
         self._damaged: set[Path] = set()
         """Cached folders that could not be read."""
 
@@ -120,7 +121,7 @@ class DiskRuns:
 
     def known_brief(self, run: RunSummary) -> Brief | None:
         """Return the summary of a run if it is cached."""
-        derived = None if run.problem is not None else self._making.known(Path(run.path), run.run_id, run.revision)
+        derived = None if run.problem is not None else self._making.known(run)
         return None if derived is None else self._brief(derived)
 
     def stored_brief(self, run: RunSummary) -> StoredBrief | None:
@@ -132,56 +133,47 @@ class DiskRuns:
         return self._memos["stored"].get(run.path, f"{run.revision} {_modified_ns(verdict_file(Path(run.path)))}", read)
 
     def compared(self, run_ids: Sequence[str], at: int | None = None) -> Compared:
-        """Return runs compared with the first, at the revisions they had when the comparison was first requested."""
-        now = [self._readable(run_id) for run_id in run_ids]
-        # A live run changes while it is compared: repeated requests keep the first key until the comparison is done.
-        asked = key_of(str(at), *run_ids)
-        revisions = (f"{run.path}\0{run.revision}" for run in now)
-        key = self._comparing.get(asked, "", lambda: key_of("compare", str(at), *revisions))
-        try:
-            folder = self._making.made(key, "compare", ["" if at is None else at, *(run.path for run in now)])
-        except NotReadyError:
-            raise
-        except RankscopeError:
-            self._comparing.forget(asked)
-            raise
-        self._comparing.forget(asked)
-        return self._sound(folder, lambda: self._memos["compare"].get(key, key, lambda: read_comparison(folder)))
+        """Return runs compared with the first; with a live one, compared anew every ``WHATIF_EVERY_S`` while requested."""
+        arguments = ["" if at is None else str(at)]
+        return self._now_and_then(run_ids, "compare", arguments, WHATIF_EVERY_S, read_comparison)
 
     def scenarios(self, run_id: str) -> Scenarios:
         """Return the what-if scenarios; for a live run they are recomputed every ``WHATIF_EVERY_S`` while requested."""
-        return self._now_and_then(run_id, "whatif", WHATIF_EVERY_S, read_scenarios)
+        return self._now_and_then([run_id], "whatif", [], WHATIF_EVERY_S, read_scenarios)
 
     def replay(self, run_id: str) -> Replay:
         """Return all alerts over a run; for a live run they are recomputed every ``REPLAY_EVERY_S`` while requested."""
-        return self._now_and_then(run_id, "replay", REPLAY_EVERY_S, read_replay)
+        return self._now_and_then([run_id], "replay", [], REPLAY_EVERY_S, read_replay)
 
-    def _now_and_then(self, run_id: str, task: str, every_s: float, read: Callable[[Path], Held]) -> Held:
-        """Return a task's result. For a live run it is recomputed every ``every_s``; until then the previous one is returned."""
-        summary = self._readable(run_id)
-        goes_on = summary.status in ("starting", "live")
-        state = f"{self._clock_s() // every_s:.0f}" if goes_on else summary.revision
-        key = key_of(task, run_id, summary.path, state)
+    def _now_and_then(
+        self, run_ids: Sequence[str], task: str, arguments: list[str], every_s: float, read: Callable[[Path], Held]
+    ) -> Held:
+        """Return a task's result. With a live run it is recomputed every ``every_s``; until then the previous one is returned."""
+        runs = [self._readable(run_id) for run_id in run_ids]
+        interval = f"{self._clock_s() // every_s:.0f}"
+        states = [interval if run.status in _LIVE else run.revision for run in runs]
+        name = key_of(*arguments, *run_ids)
+        key = key_of(task, name, *(run.path for run in runs), *states)
         try:
-            folder = self._making.made(key, task, [summary.path])
+            folder = self._making.made(key, task, [*arguments, *(run.path for run in runs)], runs)
         except NotReadyError:
-            before: Held | None = self._memos[task].last(run_id) if goes_on else None
+            before: Held | None = self._memos[task].last(name) if interval in states else None
             if before is None:
                 raise
             return before
-        return self._sound(folder, lambda: self._memos[task].get(run_id, key, lambda: read(folder)))
+        return self._sound(folder, lambda _: self._memos[task].get(name, key, lambda: read(folder)))
 
     def windows(self, run: RunSummary) -> Windows:
         """Return the captured windows of a run as of ``run``."""
         key = key_of("windows", run.path, self._captured(run))
-        made = partial(self._making.made, key, "windows", [run.path])
-        return self._memos["windows"].get(key, key, lambda: self._read(made(), read_windows))
+        made = partial(self._making.made, key, "windows", [run.path], [run])
+        return self._memos["windows"].get(key, key, lambda: self._sound(made(), read_windows))
 
     def window(self, run: RunSummary, window: Window) -> WindowData:
         """Return the data of one captured window."""
         key = self._key_of_window("window", run, window)
-        made = partial(self._making.made, key, "window", _named_window(run, window))
-        return self._memos["window"].get(key, key, lambda: self._read(made(), read_window))
+        made = partial(self._making.made, key, "window", _named_window(run, window), [run])
+        return self._memos["window"].get(key, key, lambda: self._sound(made(), read_window))
 
     def window_steps(self, run: RunSummary, window: Window, rank: int) -> list[StepRecord]:
         """Return the step records of a rank in a window."""
@@ -196,7 +188,7 @@ class DiskRuns:
     def perfetto(self, run: RunSummary, window: Window) -> Path:
         """Return the file of a window for Perfetto."""
         key = self._key_of_window("perfetto", run, window)
-        return self._making.made(key, "perfetto", _named_window(run, window), wait=False) / EXPORT
+        return self._making.made(key, "perfetto", _named_window(run, window), [run], wait=False) / EXPORT
 
     def _key_of_window(self, task: str, run: RunSummary, window: Window) -> str:
         return key_of(task, run.path, self._captured(run), str(window.first), str(window.past))
@@ -237,17 +229,14 @@ class DiskRuns:
     def _of(self, derived: Derived, part: str) -> Any:
         """Return a part of the derived data: the result of a method of ``Derived``."""
         memo = self._memos[part]
-        return self._sound(derived.folder, lambda: memo.get(str(derived.folder), derived.version, getattr(derived, part)))
+        return self._sound(derived.folder, lambda _: memo.get(str(derived.folder), derived.version, getattr(derived, part)))
 
-    def _read(self, folder: Path, read: Callable[[Path], Held]) -> Held:
-        return self._sound(folder, lambda: read(folder))
-
-    def _sound(self, folder: Path, read: Callable[[], Held]) -> Held:
+    def _sound(self, folder: Path, read: Callable[[Path], Held]) -> Held:
         """Read a cached folder. An unreadable one, for example after a machine crash, is deleted and recomputed once."""
         try:
-            return read()
+            return read(folder)
         except InputError as error:
-            if is_followed(folder) or folder in self._damaged:
+            if is_unfinished(folder) or folder in self._damaged:
                 raise
             self._damaged.add(folder)
             shutil.rmtree(folder, ignore_errors=True)
@@ -255,8 +244,8 @@ class DiskRuns:
 
     def _derived(self, run_id: str, *, wait: bool = True) -> Derived:
         summary = self._readable(run_id)
-        get = self._making.live if summary.status in ("starting", "live") else self._making.finished
-        return get(Path(summary.path), run_id, summary.revision, wait=wait)
+        get = self._making.live if summary.status in _LIVE else self._making.finished
+        return get(summary, wait=wait)
 
     def _readable(self, run_id: str) -> RunSummary:
         summary = self.summary(run_id)

@@ -1,22 +1,15 @@
-"""Follower of a live run, in a separate process: reads new records and writes the derived data that the pages show.
-
-It runs for as long as the run is live and viewers keep requesting it (``Live.look``). Servers read its files.
-"""
+"""Follower of a live run, in a separate process: reads new records and writes the derived data that the pages show."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-import signal
-import sys
+import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,7 +20,7 @@ from rankscope.analysis.run_analysis import analysis_of
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.events import StepClock
 from rankscope.dashboards.data.trend import Trend
-from rankscope.dashboards.data.whole import replace_file
+from rankscope.dashboards.store.cache import in_words
 from rankscope.dashboards.store.derive import (
     HARDWARE,
     PROFILED,
@@ -39,7 +32,6 @@ from rankscope.dashboards.store.derive import (
     write_topology,
 )
 from rankscope.dashboards.store.footprint import footprint
-from rankscope.dashboards.store.jobs import FAILURE_LASTS_S, ended_silently, in_words, start, take
 from rankscope.dashboards.store.samples import Samples, sample_values
 from rankscope.dashboards.store.tiles import TileWriter
 from rankscope.runs.follow import StartOverError, StreamFollower
@@ -47,91 +39,25 @@ from rankscope.runs.paths import host_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import HardwareSample
 
-NOBODY_LOOKS_S: Final = 60.0
 _LEAST_PAUSE_S: Final = 1.0
 _PAUSE_FACTOR: Final = 4.0
 """Pause after an update, in multiples of the update's duration: so a run of thousands of ranks does not keep a core busy."""
 
-_SEEN: Final = "seen.json"
-_LOOKED: Final = "looked"
-_LOCK: Final = "lock"
-_BEGUN: Final = "begun"
-"""File that exists from the start until the first update. Without a running follower: the last one was killed or failed."""
 
-
-class Seen(msgspec.Struct, frozen=True):
-    """Revision of the run's files that the folder shows; ``failure``: why the last read failed."""
-
-    revision: str
-    failure: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Live:
-    """A live run, and the folder into which it is followed."""
-
-    folder: Path
-    run: Path
-
-    def look(self) -> Seen | None:
-        """Start a follower if none runs. Return the folder's state, ``None`` before the first update. Raises ``OSError``."""
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (self.folder / _LOOKED).touch()
-        with contextlib.ExitStack() as held:
-            if (lock := take(self.folder / _LOCK, held)) is not None:
-                if self._failed_at_once():
-                    return self.seen() or Seen("", ended_silently("what follows this run", self.folder))
-                (self.folder / _BEGUN).touch()
-                start(__name__, [self.folder, self.run], locks=[lock])
-        return self.seen()
-
-    def _failed_at_once(self) -> bool:
-        """Return whether the last follower started recently and ended without an update, so that a new one would fail too."""
-        with contextlib.suppress(OSError):
-            return time.time() - (self.folder / _BEGUN).stat().st_mtime < FAILURE_LASTS_S
-        return False
-
-    def seen(self) -> Seen | None:
-        """Return the state of the folder without starting a follower."""
-        try:
-            return msgspec.json.decode((self.folder / _SEEN).read_bytes(), type=Seen)
-        except (OSError, ValueError):
-            return None
-
-    def follow(self) -> None:
-        """Update the folder until no viewer has requested the run for ``NOBODY_LOOKS_S``."""
-        followed = Following(self.run, self.folder)
-        (self.folder / _SEEN).unlink(missing_ok=True)  # of the previous follower: matrices begin anew
-        with contextlib.suppress(KeyboardInterrupt):
-            pause_factor = 0.0  # the first read of everything does not predict the duration of later updates
-            while self._somebody_looks():
-                began = time.monotonic()
-                self.update(followed)
-                (self.folder / _BEGUN).unlink(missing_ok=True)
-                time.sleep(max(_LEAST_PAUSE_S, pause_factor * (time.monotonic() - began)))
-                pause_factor = _PAUSE_FACTOR
-        (self.folder / _BEGUN).unlink(missing_ok=True)
-
-    def _somebody_looks(self) -> bool:
-        with contextlib.suppress(OSError):
-            return time.time() - (self.folder / _LOOKED).stat().st_mtime < NOBODY_LOOKS_S
-        return False
-
-    def update(self, followed: Following) -> None:
-        """Bring the folder up to date with the run's files, or record why that failed."""
-        revision = footprint(self.run).revision
-        if (before := self.seen()) is not None and before.revision == revision:
-            return
-        failure: str | None = None
-        try:
-            followed.update()
-        except (RankscopeError, OSError, MemoryError) as error:
-            failure = in_words(error)  # the run is being moved or written: keep the folder and retry
-        except Exception as error:
-            failure = f"this run cannot be followed: an error in rankscope ({type(error).__name__}); its log says more"
-            raise
-        finally:
-            replace_file(self.folder / _SEEN, msgspec.json.encode(Seen(revision, failure)))
+def follow(run: Path, folder: Path, report: Callable[[str | None], None]) -> NoReturn:
+    """Update ``folder`` whenever the files of ``run`` change. ``report`` gets the reason why an update failed, or ``None``."""
+    following = Following(run, folder)
+    seen: str | None = None
+    pause_factor = 0.0  # the first read of everything does not predict the duration of later updates
+    while True:
+        began = time.monotonic()
+        if (revision := footprint(run).revision) != seen:
+            failure = following.failure_of_update()
+            seen = revision if failure is None else None
+            report(failure)
+            os.utime(folder)  # it is in use
+        time.sleep(max(_LEAST_PAUSE_S, pause_factor * (time.monotonic() - began)))
+        pause_factor = _PAUSE_FACTOR
 
 
 class Following:
@@ -143,6 +69,14 @@ class Following:
         self._tiles = _Tiles(run, folder)
         self._online = OnlineAnalysis(run, rows=self._tiles)
         self._samples = _HostSamples(folder / HARDWARE)
+
+    def failure_of_update(self) -> str | None:
+        """Update the folder. Return why that failed: the run is being moved or written, or the disk is full."""
+        try:
+            self.update()
+        except (RankscopeError, OSError, MemoryError) as error:
+            return in_words(error, self._folder)
+        return None
 
     def update(self) -> None:
         """Read new records and write the derived data, the analysis last. Raises ``RankscopeError``."""
@@ -255,8 +189,3 @@ class _HostSamples:
             if host not in self._hosts:
                 self._hosts[host] = StreamFollower(host_dir(reader.path, host), "gpu", HardwareSample)
             self._samples.add(host, chain.from_iterable(self._hosts[host].new(reader)))
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    Live(Path(sys.argv[1]), Path(sys.argv[2])).follow()

@@ -37,6 +37,7 @@ class Footprint:
     """Digest that changes with new streams and changed metadata, but not when record files grow."""
     newest_unix_ns: int
     """Latest modification of any file."""
+    size_bytes: int = 0
     outside: str | None = None
     """The first symbolic link, by name, that leads out of the folder asked for."""
 
@@ -50,7 +51,7 @@ def footprint(run: Path, streams: tuple[str, ...] = ("",), *, traces: bool = Fal
     links: list[str] = []
     entries: list[str] = []
     standing: list[str] = []
-    newest = 0
+    newest = total = 0
     skipped = NOT_SHOWN - {TRACES} if traces else NOT_SHOWN
     for name, size, modified in sorted(_files(os.fspath(run), links, skipped)):
         if not name.rpartition("/")[2].startswith(streams):
@@ -58,9 +59,9 @@ def footprint(run: Path, streams: tuple[str, ...] = ("",), *, traces: bool = Fal
         entry = f"{name}\0{size}\0{modified}\n"
         entries.append(entry)
         standing.append(f"{name}\n" if name.endswith(STREAMS) else entry)
-        newest = max(newest, modified)
+        newest, total = max(newest, modified), total + size
     outside = None if within is None else next((name for name in sorted(links) if leads_out(run / name, within)), None)
-    return Footprint(_digest(entries), _digest(standing), newest_unix_ns=newest, outside=outside)
+    return Footprint(_digest(entries), _digest(standing), newest, total, outside)
 
 
 def _digest(entries: list[str]) -> str:

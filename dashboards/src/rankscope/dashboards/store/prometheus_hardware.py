@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -99,50 +99,40 @@ def hardware_of(
     parent's readings stand for it.
     """
     step_s = step_for(span_unix_ns, most_points=max(2, min(most_points, MOST_VALUES // max(1, len(ranks)))), least_s=LEAST_STEP_S)
+    first, last = span_unix_ns
     warnings: dict[str, None] = {}
+
+    def labels_of(metric: str, uuids: Collection[str], labels: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """Return the values of ``labels`` that a metric of these GPUs had at any time of the span; the first is the uuid."""
+        seconds = max(1, -(-(last - first) // 10**9))
+        wanted = f"max by ({', '.join(labels)}) (max_over_time({metric}{{{_any_of(uuids)}}}[{seconds}s]))"
+        answer = prometheus.query(wanted, at_unix_ns=last)
+        warnings.update(dict.fromkeys(answer.warnings))
+        values = ([one.labels.get(label, "") for label in labels] for one in answer.series)
+        return [(bare(uuid), *others) for uuid, *others in values]
+
+    def readings_of(metric: str, label: str, uuids: Collection[str]) -> dict[str, Series]:
+        """Return GPU (uuid without its kind) to its readings, merged over all exporters and jobs that report it."""
+        picked = ", ".join(part for part in (_any_of(uuids), label) if part)
+        answer = prometheus.query_range(f"max by (uuid) ({metric}{{{picked}}})", span_unix_ns=span_unix_ns, step_s=step_s)
+        warnings.update(dict.fromkeys(answer.warnings))
+        return {bare(one.labels.get("uuid", "")): one for one in answer.series}
+
     gpus: list[Gpu] = []
     rows: dict[str, Rows] = {}
-    for some in _some(list(ranks), _GPUS_AT_ONCE):
-        asking = _Asking(prometheus, span_unix_ns, step_s, warnings)
-        parents = {bare(uuid): parent for uuid, parent in asking.about("gpu_mig_info", some, ("uuid", "parent_uuid"))}
-        shown = {uuid: bare(parents.get(bare(uuid), uuid)) for uuid in some}
-        infos = {bare(uuid): rest for uuid, *rest in asking.about("gpu_info", shown.values(), ("uuid", "host", "simulated"))}
-        readings = {gauge: asking.gauge(metric, label, shown.values()) for gauge, (metric, label) in SELECTORS.items()}
-        for uuid, name in shown.items():
+    for begin in range(0, len(ranks), _GPUS_AT_ONCE):
+        some = list(ranks)[begin : begin + _GPUS_AT_ONCE]
+        parents = {uuid: parent for uuid, parent in labels_of("gpu_mig_info", some, ("uuid", "parent_uuid"))}  # noqa: C416  tuples of any length
+        names = {uuid: bare(parents.get(bare(uuid), uuid)) for uuid in some}
+        infos = {uuid: rest for uuid, *rest in labels_of("gpu_info", names.values(), ("uuid", "host", "simulated"))}
+        readings = {gauge: readings_of(metric, label, names.values()) for gauge, (metric, label) in SELECTORS.items()}
+        for uuid, name in names.items():
             mine = {gauge: found[name] for gauge, found in readings.items() if name in found}
             if mine:
                 host, simulated = infos.get(name, ["", ""])
                 rows[uuid] = _rows(mine)
                 gpus.append(_gpu(uuid, host, ranks[uuid], rows[uuid], simulated=simulated == "true"))
     return HardwareFound(gpus, rows, [uuid for uuid in ranks if uuid not in rows], step_s, list(warnings))
-
-
-@dataclass(frozen=True, slots=True)
-class _Asking:
-    """Queries over one time span; ``warnings`` collects each warning of the answers once."""
-
-    prometheus: Prometheus
-    span_unix_ns: tuple[int, int]
-    step_s: float
-    warnings: dict[str, None]
-
-    def about(self, metric: str, uuids: Collection[str], labels: tuple[str, ...]) -> list[tuple[str, ...]]:
-        """Return the values of ``labels`` that a metric of these GPUs had at any time of the span."""
-        first, last = self.span_unix_ns
-        seconds = max(1, -(-(last - first) // 10**9))
-        wanted = f"max by ({', '.join(labels)}) (max_over_time({metric}{{{_any_of(uuids)}}}[{seconds}s]))"
-        answer = self.prometheus.query(wanted, at_unix_ns=last)
-        self.warnings.update(dict.fromkeys(answer.warnings))
-        return [tuple(one.labels.get(label, "") for label in labels) for one in answer.series]
-
-    def gauge(self, metric: str, label: str, uuids: Collection[str]) -> dict[str, Series]:
-        """Return GPU (uuid without its kind) to its readings, merged over all exporters and jobs that report it."""
-        picked = ", ".join(part for part in (_any_of(uuids), label) if part)
-        answer = self.prometheus.query_range(
-            f"max by (uuid) ({metric}{{{picked}}})", span_unix_ns=self.span_unix_ns, step_s=self.step_s
-        )
-        self.warnings.update(dict.fromkeys(answer.warnings))
-        return {bare(one.labels.get("uuid", "")): one for one in answer.series}
 
 
 def _rows(found: Mapping[str, Series]) -> Rows:
@@ -184,8 +174,3 @@ def _any_of(uuids: Collection[str]) -> str:
         "".join(char for char in bare(uuid) if char.isascii() and (char.isalnum() or char == "-")) for uuid in uuids
     )
     return 'uuid=~"{}"'.format("|".join(f"{kind}{name}" for name in names for kind in ("GPU-", "MIG-", "")))
-
-
-def _some(everything: list[str], at_once: int) -> Iterator[list[str]]:
-    for first in range(0, len(everything), at_once):
-        yield everything[first : first + at_once]

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from rankscope.alerts.watch.runs import discover
 from rankscope.base.errors import InputError, RankscopeError
+from rankscope.base.text import ranks_text
 from rankscope.dashboards.data.memo import Memo
 from rankscope.dashboards.data.source import RunSummary, Status, UnknownRunError
 from rankscope.dashboards.model.page import MAX_BADGE
@@ -107,7 +108,7 @@ class RunFolder:
         # The summary of 1,024 ranks takes 80 ms, and in a live run only the streams change.
         read = self._summaries.get(str(folder), print_.standing, lambda: _summed_up(folder, print_))
         if read.problem is None:
-            read = replace(read, revision=print_.revision, last_write_unix_ns=print_.newest_unix_ns)
+            read = replace(read, revision=print_.revision, last_write_unix_ns=print_.newest_unix_ns, size_bytes=print_.size_bytes)
         if read.status == "live" and self._clock_s() - print_.newest_unix_ns / 1e9 > SILENT_AFTER_S:
             # Decided on every call, since silence does not change the files.
             return replace(read, status="silent")
@@ -149,6 +150,7 @@ def _summed_up(folder: Path, print_: Footprint) -> RunSummary:
         status=status,
         start_unix_ns=reader.info.start_unix_ns,
         last_write_unix_ns=print_.newest_unix_ns,
+        size_bytes=print_.size_bytes,
         world_size=told_world_size(attempt, infos),
         ranks=len(ranks),
         hosts=len({info.host for info in infos}),
@@ -177,13 +179,7 @@ def _is_web_address(url: str) -> bool:
 
 
 def _named(ranks: list[int], of: int) -> str:
-    """Return text such as ``rank 1``, ``ranks 0, 2 and 3``, ``ranks 0, 1, 2 and 5 more`` or ``all 8 ranks``."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if len(ranks) == of:
-        return f"all {of:,} ranks"
-    shown, rest = (ranks[:-1], str(ranks[-1])) if len(ranks) <= 4 else (ranks[:3], f"{len(ranks) - 3:,} more")
-    return f"ranks {', '.join(map(str, shown))} and {rest}"
+    return f"all {of:,} ranks" if len(ranks) == of > 1 else ranks_text(ranks)
 
 
 def _unreadable(folder: Path, revision: str, problem: str) -> RunSummary:

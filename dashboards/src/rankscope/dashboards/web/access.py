@@ -30,25 +30,17 @@ class Visitor:
     """User name that the proxy reports."""
 
 
-class Access:
-    """Authenticator of requests."""
-
-    def __init__(self, config: DashboardConfig) -> None:
-        self.config = config
-
-    def visitor(self, request: flask.Request) -> Visitor:
-        """Return the sender of a request."""
-        token, proxy = self.config.token, self.config.proxy
-        user = None if proxy is None else proxy.user(request)
-        if token is not None:
-            scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-            if scheme.lower() == "bearer" and token.matches(given.strip()):
-                return Visitor(may_view=True, may_change=True, by="bearer", user=user)
-            if token.is_session(request.cookies.get(token.cookie, "")):
-                return Visitor(may_view=True, may_change=True, by="session", user=user)
-        if user is not None:
-            return Visitor(may_view=True, by="proxy", user=user)
-        return Visitor(may_view=self.config.open_pages)
+def visitor_of(request: flask.Request, config: DashboardConfig) -> Visitor:
+    """Return the sender of a request."""
+    token = config.token
+    user = None if config.proxy is None else config.proxy.user(request)
+    if token is not None:
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and token.matches(given.strip()):
+            return Visitor(may_view=True, may_change=True, by="bearer", user=user)
+        if token.is_session(request.cookies.get(token.cookie, "")):
+            return Visitor(may_view=True, may_change=True, by="session", user=user)
+    return Visitor(may_view=True, by="proxy", user=user) if user is not None else Visitor(may_view=config.open_pages)
 
 
 def visitor() -> Visitor:

@@ -10,8 +10,9 @@ from urllib.parse import quote
 import dash
 import flask
 
-from rankscope.dashboards.web.access import Access
-from rankscope.dashboards.web.login import LOGIN, LOGOUT, by_way_of
+from rankscope.dashboards.web.access import visitor_of
+from rankscope.dashboards.web.config import DashboardConfig
+from rankscope.dashboards.web.login import LOGIN, LOGOUT
 
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 HEALTHY: Final = "/-/healthy"
@@ -60,13 +61,13 @@ def content_security_policy(app: dash.Dash) -> str:
     )
 
 
-def protect(app: dash.Dash, access: Access) -> None:
+def protect(app: dash.Dash, config: DashboardConfig) -> None:
     """Check every request before other handlers, and add the security headers to every response.
 
     Call it before any other ``before_request`` function is registered.
     """
     policy = content_security_policy(app)
-    names = [name.lower() for name in (*LOOPBACK_NAMES, *access.config.allowed_hosts)]
+    names = [name.lower() for name in (*LOOPBACK_NAMES, *config.allowed_hosts)]
 
     def guard() -> flask.typing.ResponseReturnValue | None:
         request = flask.request
@@ -76,16 +77,16 @@ def protect(app: dash.Dash, access: Access) -> None:
             text = "This dashboard does not answer under that name; --allow-host NAME lets it.\n"
             return flask.Response(text, 400, mimetype="text/plain")
         if request.method not in _READS and not from_own_pages(request):
-            return _refused(403, "sent by a page of another site, so nothing was done")
+            return {"error": "sent by a page of another site, so nothing was done"}, 403
         if request.path.startswith(_NO_LOGIN_BELOW):
             return None
-        visitor = flask.g.visitor = access.visitor(request)
+        visitor = flask.g.visitor = visitor_of(request, config)
         return None if visitor.may_view or request.path in _NO_LOGIN else _to_login(request)
 
     def add_headers(response: flask.Response) -> flask.Response:
         response.headers.update(HEADERS)
         response.headers["Content-Security-Policy"] = policy
-        if not access.config.open_pages and not flask.request.path.startswith(_NO_LOGIN_BELOW):
+        if not config.open_pages and not flask.request.path.startswith(_NO_LOGIN_BELOW):
             response.headers["Cache-Control"] = "no-store"  # must not be shown after logout, nor stored by a proxy
         return response
 
@@ -122,21 +123,11 @@ def from_own_pages(request: flask.Request) -> bool:
     return origin is None or origin.partition("://")[2] == _host(request)
 
 
-def _refused(status: int, why: str, **headers: str) -> flask.Response:
-    response = flask.jsonify(error=why)
-    response.status_code = status
-    response.headers.update(headers)
-    return response
-
-
 def _to_login(request: flask.Request) -> flask.typing.ResponseReturnValue:
     # Only the bearer scheme: proxies forward the user's password as Basic.
     sends_token = request.headers.get("Authorization", "").lower().startswith("bearer ")
     if request.method not in _READS or request.path.startswith(_FOR_SCRIPTS) or sends_token:
         challenge = {"WWW-Authenticate": 'Bearer realm="rankscope"', "X-Rankscope-Login": LOGIN}
-        return _refused(401, "log in first, or send the token as: Authorization: Bearer TOKEN", **challenge)
+        return {"error": "log in first, or send the token as: Authorization: Bearer TOKEN"}, 401, challenge
     here = quote(request.path) + (f"?{request.query_string.decode('latin-1')}" if request.query_string else "")
-    to = f"{LOGIN}?next={quote(here)}"
-    if request.headers.get("Sec-Fetch-Site") == "cross-site":
-        return by_way_of(to)
-    return flask.redirect(to)
+    return flask.redirect(f"{LOGIN}?next={quote(here)}")

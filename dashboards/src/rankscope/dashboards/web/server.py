@@ -14,28 +14,25 @@ from gunicorn.app.base import BaseApplication  # type: ignore[import-untyped]
 
 from rankscope.runs.decoders import make_decoders
 
-_THREADS: Final = 4
-_ENDS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+_THREADS: Final = 8
 
 
 class _Server(BaseApplication):  # type: ignore[misc]
     """Gunicorn application with one app and an open socket."""
 
-    def __init__(self, app: dash.Dash, sock: socket.socket, workers: int) -> None:
+    def __init__(self, app: dash.Dash, sock: socket.socket) -> None:
         self._app = app
         self._settings: dict[str, Any] = {
             "bind": f"fd://{sock.fileno()}",
-            "workers": workers,
+            "workers": 1,  # it holds the state of the jobs
             "worker_class": "gthread",
             "threads": _THREADS,
-            "preload_app": True,  # one import for all workers
-            "graceful_timeout": 10,  # workers end at once, unless the machine is overloaded
+            "graceful_timeout": 2,  # the worker ends at once, unless it has only begun
             "keepalive": 5,
             "loglevel": "warning",
             "forwarded_allow_ips": "",  # trusted_proxy.py decides which headers to trust
             "header_map": "drop",  # X_Forwarded_User is not X-Forwarded-User
             "control_socket_disable": True,  # no second way to access the server
-            "pre_fork": _hold_signals,
             "post_worker_init": _end_at_once,
         }
         super().__init__()
@@ -51,32 +48,21 @@ class _Server(BaseApplication):  # type: ignore[misc]
         return self._app.server
 
 
-def _hold_signals(_arbiter: object, _worker: object) -> None:
-    """Block signals until the worker has its own handlers: before, they would be lost in its copy of the arbiter's queue."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
-
-
-def _let_signals_come() -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
-
-
 def _end_at_once(_worker: object) -> None:
     """Let a worker exit at once on a signal, also in the middle of an analysis.
 
     Requests write nothing, so nothing is lost. A graceful exit would last as long as the analysis; gunicorn would then kill the
     worker and log that it may be out of memory.
     """
-    for number in _ENDS:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, lambda *_: os._exit(0))
-    _let_signals_come()
 
 
-def serve(app: dash.Dash, sock: socket.socket, *, workers: int, ready: Callable[[], None]) -> None:
+def serve(app: dash.Dash, sock: socket.socket, *, ready: Callable[[], None]) -> None:
     """Call ``ready``, then serve until SIGINT or SIGTERM, which raise ``SystemExit(0)``."""
     # Handle signals until gunicorn does: the user may press Ctrl-C as soon as the address is printed.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
-    os.register_at_fork(after_in_parent=_let_signals_come)
-    make_decoders()  # workers answer in threads
+    make_decoders()  # the worker answers in threads
     ready()
-    _Server(app, sock, workers).run()
+    _Server(app, sock).run()

@@ -1,0 +1,121 @@
+"""Tasks that compute derived data, and the process beside the server that runs one of them (``python -m``)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankscope.base.errors import RankscopeError
+from rankscope.dashboards.alerts.replay import make_replay
+from rankscope.dashboards.compare.data import compare_runs
+from rankscope.dashboards.data.progress import Progress, Tell
+from rankscope.dashboards.store.cache import in_words
+from rankscope.dashboards.store.derive import derive
+from rankscope.dashboards.store.follow import follow
+from rankscope.dashboards.timeline.laying import derive_window
+from rankscope.dashboards.timeline.windows import export_window, find_windows
+from rankscope.dashboards.whatif.data import make_scenarios
+
+FOLLOW: Final = "follow"
+"""Task that does not end by itself; it reports each update of its folder."""
+
+_TELL_EVERY_S: Final = 0.2
+
+Task = Callable[[Sequence[str], Path, Tell], None]
+"""(arguments, folder to fill, receiver of progress)"""
+
+
+class State(msgspec.Struct, frozen=True):
+    """Report of a process. ``failure``: reason why the task, or the last update of a live run, failed: one line for the user."""
+
+    progress: Progress = Progress("starting")
+    failure: str | None = None
+    updated: bool = False
+    """True if the task ``FOLLOW`` has read the run."""
+
+
+def _compare(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
+    at, *runs = arguments
+    compare_runs([Path(run) for run in runs], int(at) if at else None, folder, tell)
+
+
+def _of_run(make: Callable[[Path, Path, Tell], None]) -> Task:
+    return lambda arguments, folder, tell: make(Path(arguments[0]), folder, tell)
+
+
+def _of_window(make: Callable[[Path, int, range, Path, Tell], None]) -> Task:
+    def task(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
+        run, attempt, first, past = arguments
+        make(Path(run), int(attempt), range(int(first), int(past)), folder, tell)
+
+    return task
+
+
+TASKS: Final[Mapping[str, Task]] = {
+    "analyse": _of_run(derive),
+    "compare": _compare,
+    "whatif": _of_run(make_scenarios),
+    "windows": _of_run(find_windows),
+    "window": _of_window(derive_window),
+    "perfetto": _of_window(export_window),
+    "replay": _of_run(make_replay),
+}
+"""Tasks by name."""
+
+
+def main(server: Connection, task: str, folder: Path, arguments: Sequence[str]) -> None:
+    """Run a task and report to the server, with which this process ends."""
+    threading.Thread(target=_end_with, args=(server, folder), name="end with the server", daemon=True).start()
+    with contextlib.suppress(OSError):  # not Linux, or not permitted
+        Path("/proc/self/oom_score_adj").write_text("500")  # the kernel ends this process before the server and a training job
+
+    def send(state: State) -> None:
+        server.send_bytes(msgspec.json.encode(state))
+
+    try:
+        if task == FOLLOW:
+            follow(Path(arguments[0]), folder, lambda failure: send(State(failure=failure, updated=True)))
+        else:
+            TASKS[task](arguments, folder, _Throttle(send))
+    except (RankscopeError, OSError, MemoryError) as error:
+        send(State(failure=in_words(error, folder)))
+    except Exception as error:
+        send(State(failure=f"this could not be worked out: an error in rankscope ({type(error).__name__}); its log says more"))
+        raise
+
+
+class _Throttle:
+    """Receiver of progress that passes on one report per phase and ``_TELL_EVERY_S``."""
+
+    def __init__(self, send: Callable[[State], None]) -> None:
+        self._send = send
+        self._what = ""
+        self._next = 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if progress.what != self._what or now >= self._next:
+            self._what, self._next = progress.what, now + _TELL_EVERY_S
+            self._send(State(progress))
+
+
+def _end_with(server: Connection, folder: Path) -> None:
+    with contextlib.suppress(EOFError, OSError):
+        server.recv_bytes()  # the server sends nothing
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    _descriptor, _task, _folder, *_arguments = sys.argv[1:]
+    main(Connection(int(_descriptor)), _task, Path(_folder), _arguments)

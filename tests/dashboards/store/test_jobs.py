@@ -1,0 +1,300 @@
+"""Jobs beside the server: killed, hung, cancelled, too large, on a full disk, one after the other; the server lives on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from multiprocessing import Pipe
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.dashboards.live.dash_client import Caller
+from tests.full_disk import disk_with_room_for
+
+from rankscope.base.errors import RankscopeError
+from rankscope.dashboards.app import create_app
+from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.source import NotReadyError, RunSummary
+from rankscope.dashboards.store import jobs as module
+from rankscope.dashboards.store import tasks
+from rankscope.dashboards.store.cache import Store
+from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.store.jobs import CANCELLED, LARGE_BYTES, SLOTS, Job, Jobs, ended_silently
+from rankscope.dashboards.store.making import MadeBeside, MadeHere
+from rankscope.dashboards.store.memory import memory_left, used_bytes
+from rankscope.dashboards.store.tasks import State, main
+
+WriteRun = Callable[..., Path]
+LIMIT_S = 60.0
+
+
+@pytest.fixture
+def run(tmp_path: Path, write_run: WriteRun) -> RunSummary:
+    """A finished run."""
+    return DiskRuns(write_run(tmp_path / "run", steps=12)).runs()[0]
+
+
+@contextmanager
+def stopped_job(jobs: Jobs, run: RunSummary) -> Iterator[int]:
+    """Start the analysis of ``run``, which then hangs; yield its process id."""
+    with pytest.raises(NotReadyError):
+        jobs.result("key", "analyse", [run.path], [run])
+    pid = pid_of(jobs._jobs["key"])
+    os.kill(pid, signal.SIGSTOP)
+    yield pid
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def pid_of(job: Job) -> int:
+    found = subprocess.run(["pgrep", "-f", str(job.folder)], capture_output=True, text=True, check=True)
+    return int(found.stdout.split()[0])
+
+
+def outcome(jobs: Jobs, run: RunSummary) -> Path | str:
+    """Ask until the analysis of ``run`` has ended; return its folder, or why it failed."""
+    end = time.monotonic() + LIMIT_S
+    while time.monotonic() < end:
+        try:
+            return jobs.result("key", "analyse", [run.path], [run])
+        except NotReadyError:
+            time.sleep(0.05)
+        except RankscopeError as error:
+            return str(error)
+    raise TimeoutError
+
+
+def has_ended(pid: int) -> bool:
+    end = time.monotonic() + LIMIT_S
+    while Path(f"/proc/{pid}").exists():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def left_over(jobs: Jobs) -> list[Path]:
+    """Return what failed jobs leave in the store, after a moment for them to end."""
+    end = time.monotonic() + LIMIT_S
+    while list(jobs.store.root.glob(".*")) and time.monotonic() < end:
+        time.sleep(0.05)
+    return list(jobs.store.root.iterdir())
+
+
+@pytest.mark.slow
+def test_a_job_that_is_killed_is_said_and_a_minute_later_it_is_tried_again(tmp_path: Path, run: RunSummary) -> None:
+    jobs = Jobs(Store(tmp_path / "cache"))
+    with stopped_job(jobs, run) as pid:
+        os.kill(pid, signal.SIGKILL)
+        said = outcome(jobs, run)
+    assert "signal 9" in str(said)
+    assert left_over(jobs) == []
+    jobs._failures.clear()
+    assert isinstance(outcome(jobs, run), Path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("view", "known"), [("", False), ("/whatif", True)])
+def test_a_job_that_hangs_can_be_cancelled_on_the_page(
+    tmp_path: Path, run: RunSummary, monkeypatch: pytest.MonkeyPatch, view: str, *, known: bool
+) -> None:
+    before = [MadeHere(Store(tmp_path / "cache")).finished(run).folder] if known else []
+    monkeypatch.setattr(module, "start", hanging(module.start))
+    making = MadeBeside(Store(tmp_path / "cache"), patience_s=0.0)
+    call = Caller(create_app(DiskRuns(Path(run.path), making)))
+
+    def page() -> Any:
+        return call("page.children", {"url.pathname": f"/run/run-1{view}"}, triggered="url.pathname")
+
+    waiting = page()
+    assert "Starting" in str(waiting)
+    ((key, job),) = making.jobs._jobs.items()
+    pid, button = pid_of(job), next(buttons(waiting))
+    assert button["job"] == key
+    assert call.clicked(button) == "Cancelling …"
+    assert has_ended(pid)
+    assert left_over(making.jobs) == before
+    assert CANCELLED in str(page())
+
+
+def buttons(page: Any) -> Iterator[dict[str, str]]:
+    """Yield the ids of the cancel buttons of a page."""
+    if isinstance(page, dict) and page.get("type") == "cancel":
+        yield page
+    elif isinstance(page, (dict, list)):
+        for inner in page.values() if isinstance(page, dict) else page:
+            yield from buttons(inner)
+
+
+def hanging(start: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a ``start`` whose processes hang."""
+
+    def started(*arguments: Any) -> Any:
+        process, connection = start(*arguments)
+        process.send_signal(signal.SIGSTOP)
+        return process, connection
+
+    return started
+
+
+@pytest.mark.slow
+def test_a_job_without_progress_is_ended(tmp_path: Path, run: RunSummary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HUNG_AFTER_S", 0.5)
+    jobs = Jobs(Store(tmp_path / "cache"))
+    with stopped_job(jobs, run) as pid:
+        assert "no progress" in str(outcome(jobs, run))
+        assert has_ended(pid)
+
+
+@pytest.mark.slow
+def test_a_job_that_exceeds_the_memory_is_ended_with_the_reason(tmp_path: Path, run: RunSummary) -> None:
+    said = str(outcome(Jobs(Store(tmp_path / "cache"), memory_bytes=1 << 20), run))
+    assert "1.0 MiB" in said
+    assert "--memory" in said
+    assert isinstance(outcome(Jobs(Store(tmp_path / "cache"), memory_bytes=4 << 30), run), Path)
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_said_and_nothing_half_done_is_left(tmp_path: Path, run: RunSummary) -> None:
+    jobs = Jobs(Store(tmp_path / "cache"))
+    with disk_with_room_for(1000):
+        said = str(outcome(jobs, run))
+    assert said == os.strerror(errno.EFBIG)
+    assert left_over(jobs) == []
+
+
+@pytest.mark.slow
+def test_the_jobs_of_a_server_that_is_killed_end_with_it(tmp_path: Path, run: RunSummary) -> None:
+    script = (
+        "import sys, time; from pathlib import Path; from rankscope.dashboards.store.jobs import start\n"
+        "process, _ = start('follow', Path(sys.argv[1]), [sys.argv[2]]); print(process.pid, flush=True); time.sleep(600)"
+    )
+    (folder := tmp_path / "live").mkdir()
+    server = subprocess.Popen([sys.executable, "-c", script, str(folder), run.path], stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    pid = int(server.stdout.readline())
+    end = time.monotonic() + LIMIT_S
+    while not (folder / "analysis.json").exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    server.kill()
+    server.wait()
+    server.stdout.close()
+    assert has_ended(pid)
+    assert not folder.exists()
+
+
+def test_one_large_analysis_runs_at_a_time_and_small_ones_beside_it(
+    tmp_path: Path, run: RunSummary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_start(*_: object) -> Any:
+        return None, None
+
+    monkeypatch.setattr(module, "start", no_start)
+    monkeypatch.setattr(Jobs, "_attend", no_start)
+    jobs = Jobs(Store(tmp_path / "cache"))
+
+    def waits_for(key: str, name: str, size_bytes: int) -> str | None:
+        with pytest.raises(NotReadyError) as error:
+            jobs.result(key, "analyse", [run.path], [replace(run, name=name, size_bytes=size_bytes)])
+        return error.value.progress.what if error.value.job is None else None
+
+    assert waits_for("a", "large-1", LARGE_BYTES) is None
+    jobs._jobs["a"].state = State(Progress("reading", 2, 5))
+    assert waits_for("b", "large-2", LARGE_BYTES) == "waiting for another analysis: run large-1, 40 %"
+    assert waits_for("c", "small-1", 1) is None
+    assert str(waits_for("d", "small-2", 1)).startswith("waiting for another analysis: run ")
+    for number in range(50):  # any address may ask
+        waits_for(str(number), "small", 1)
+    assert len(jobs._jobs) == SLOTS
+    assert len(list(jobs.store.root.iterdir())) == SLOTS
+    del jobs._jobs["a"]
+    assert waits_for("b", "large-2", LARGE_BYTES) is None
+
+    # The first read of a live run is an analysis; a follower that has read it is none
+    del jobs._jobs["c"]
+    live = replace(run, name="live", size_bytes=LARGE_BYTES)
+    with pytest.raises(NotReadyError, match="another analysis: run large-2"):
+        jobs.followed("live", live)
+    del jobs._jobs["b"]
+    with pytest.raises(NotReadyError, match="first time"):
+        jobs.followed("live", live)
+    assert str(waits_for("b", "large-2", LARGE_BYTES)).endswith("run live, starting")
+    jobs._jobs["live"].state = State(updated=True)
+    assert waits_for("b", "large-2", LARGE_BYTES) is None
+
+
+def test_an_error_of_ours_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("idle")
+
+    monkeypatch.setattr(tasks, "TASKS", {"analyse": broken})
+    monkeypatch.setattr(tasks, "_end_with", lambda *_: None)
+    ours, theirs = Pipe()
+    with ours, theirs:
+        with pytest.raises(KeyError):
+            main(theirs, "analyse", tmp_path, [])
+        assert b"an error in rankscope (KeyError)" in ours.recv_bytes()
+
+
+def test_a_full_disk_is_named_where_a_process_could_not_say_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _folder: SimpleNamespace(free=0))
+    why = ended_silently(-9, tmp_path / "job")
+    assert "full" in why
+    assert str(tmp_path) in why
+    assert "XDG_CACHE_HOME" in why
+
+
+def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, run: RunSummary, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tempfile.mkdtemp", full)
+    with pytest.raises(RankscopeError, match="No space left"):
+        MadeBeside(Store(tmp_path / "cache")).finished(run)
+
+
+@pytest.mark.parametrize(
+    ("group", "files", "left"),
+    [
+        ("", {}, 1000 << 10),
+        ("0::/a/b", {"a/b/memory.max": "max"}, 1000 << 10),
+        ("0::/a/b", {"a/memory.max": "9000", "a/memory.current": "5000", "a/memory.stat": "anon 1\ninactive_file 2000"}, 6000),
+        ("0::/../../pod", {"memory.max": "9000", "memory.current": "5000"}, 4000),
+        ("0::/", {"memory.max": "5000", "memory.current": "9000"}, 0),
+        (
+            "5:cpu,memory:/docker/x",
+            {
+                "memory/memory.limit_in_bytes": "9000",
+                "memory/memory.usage_in_bytes": "5000",
+                "memory/memory.stat": "inactive_file 1\ntotal_inactive_file 500",
+            },
+            4500,
+        ),
+    ],
+)
+def test_what_is_left_is_the_least_of_the_machine_and_its_cgroups(
+    tmp_path: Path, group: str, files: dict[str, str], left: int
+) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 5000 kB\nMemAvailable:    1000 kB\n")
+    (tmp_path / "proc/self/cgroup").write_text(f"7:devices:/other\n{group}\n" if group else "")
+    for name, text in files.items():
+        (tmp_path / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "cgroup" / name).write_text(f"{text}\n")
+    assert memory_left(tmp_path / "proc", tmp_path / "cgroup") == left
+
+
+def test_memory_that_cannot_be_known_is_no_limit(tmp_path: Path) -> None:
+    assert memory_left(tmp_path, tmp_path) is None
+    assert used_bytes(os.getpid()) > 1 << 20
+    assert used_bytes(os.getpid(), tmp_path) == 0
