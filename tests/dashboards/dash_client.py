@@ -41,6 +41,10 @@ class Caller:
         figure: Item = self._piece(("figure", name, "figure"), search, scheme, run_id)
         return figure
 
+    def height(self, name: str) -> Any:
+        """Return the height of the place of a figure."""
+        return self._piece(("figure", name, "style"), "", None, "run-1")["height"]
+
     def written(self, name: str, search: str = "", *, run_id: str = "run-1") -> Any:
         """Return the content of a part of a run's page."""
         return self._piece(("part", name, "children"), search, None, run_id)

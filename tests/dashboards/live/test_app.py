@@ -73,6 +73,12 @@ def test_the_page_of_a_run_says_who_why_how_much_what_next(memory_runs: Any, cal
     assert "SIMULATED" not in said
 
 
+@pytest.mark.parametrize("name", ["waterfall", "trend", "step-heatmap"])
+def test_a_figure_keeps_its_height_when_the_window_is_resized_or_printed(memory_runs: Any, caller: Any, name: str) -> None:
+    client = caller(create_app(memory_runs))
+    assert client.height(name) == f"{client.drawn(name)['layout']['height']}px"
+
+
 def test_the_table_has_every_rank_and_keeps_unknown_apart_from_zero(memory_runs: Any, caller: Any) -> None:
     rows = caller(create_app(memory_runs)).rows("rank-table")
     assert [row["rank"] for row in rows] == [0, 1, 2, 3]

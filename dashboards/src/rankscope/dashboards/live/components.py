@@ -233,7 +233,12 @@ def _(block: model.Figure) -> Component:
     return html.Figure(
         [
             html.Div(
-                dcc.Graph(id=identity("figure", block.name), config=cast("Any", GRAPH_CONFIG), figure=blank),
+                dcc.Graph(
+                    id=identity("figure", block.name),
+                    config=cast("Any", GRAPH_CONFIG),
+                    figure=blank,
+                    style={"height": f"{block.height}px"},
+                ),
                 className="graph long" if block.long else "graph",
                 # Makes it focusable, so that the arrow keys scroll it.
                 **cast("Any", {"tabIndex": 0, "role": "group", **aria(label=block.label)} if block.long else {}),
