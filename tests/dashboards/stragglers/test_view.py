@@ -87,7 +87,7 @@ def test_the_view_says_that_groups_take_a_window(tmp_path: Path, write_run: Call
     """Given step records only, when the matrix is shown, then it explains that groups need a profiled window."""
     run = opened(write_run(tmp_path / "run", windows=False))
 
-    assert "Groups take a profiled window" in text_of(write(VIEW, "about-matrix", run, PageState()))
+    assert "profile a window" in text_of(write(VIEW, "about-matrix", run, PageState()))
 
 
 @pytest.mark.parametrize("name", ["imposed-bars", "wait-matrix", "cause-bars", "cause-timeline"])

@@ -18,6 +18,7 @@ from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.live.grid import DEFAULT_COLUMN, OPTIONS, column_def, grid_style
 from rankscope.dashboards.live.listing_grid import listing
 from rankscope.dashboards.model import page as model
+from rankscope.dashboards.model.columns import known_columns
 
 AGAIN_MS: Final = 700
 """Interval at which the page polls for what is being computed."""
@@ -270,7 +271,7 @@ def _(block: model.Table) -> Component:
     grid: Component = dag.AgGrid(
         id=identity("grid", block.name),
         rowData=rows,
-        columnDefs=[column_def(column) for column in block.columns],
+        columnDefs=[column_def(column) for column in known_columns(block.columns, rows)],
         defaultColDef=DEFAULT_COLUMN,
         getRowId="params.data.id",
         csvExportParams={"fileName": f"{block.file_name}.csv"},

@@ -10,22 +10,17 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from rankscope.dashboards.live.grid import DEFAULT_COLUMN, OPTIONS, column_def
+from rankscope.dashboards.model.columns import known_columns
 from rankscope.dashboards.model.list_state import ListState
 from rankscope.dashboards.model.page import Listing
-
-
-def _known(field: str, rows: list[dict[str, Any]]) -> bool:
-    return any(row.get(field) is not None for row in rows)
 
 
 def listing(block: Listing, tools: list[Component]) -> Component:
     """Return the table; ``live.listing`` maintains its search, sort order and selection."""
     name, state = block.name, ListState.parse(block.search)
     order = "desc" if state.descending else "asc"
-    columns = [
-        column_def(column) | ({"hide": True} if column.if_known and not _known(column.field, block.rows) else {})
-        for column in block.columns
-    ]
+    known = known_columns(block.columns, block.rows)
+    columns = [column_def(column) | ({} if column in known else {"hide": True}) for column in block.columns]
     search = dmc.TextInput(
         id=f"{name}-q",
         value=state.q,

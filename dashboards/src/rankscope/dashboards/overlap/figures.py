@@ -16,7 +16,7 @@ from rankscope.analysis.result.text import size as bytes_in_words
 from rankscope.dashboards.charts.bars import Look, frame_row, row_bars
 from rankscope.dashboards.charts.frame import framed, hatched, note, rank_label, rows_axis
 from rankscope.dashboards.charts.palette import Palette
-from rankscope.dashboards.words.units import duration, time_unit
+from rankscope.dashboards.words.units import duration, in_unit, time_unit
 
 ALL_UP_TO: Final = 24
 """With more ranks than this, only the mean of all and the ranks that differ most from it are drawn."""
@@ -38,7 +38,7 @@ PARTS: Final = (
 
 
 def part_times(ranks: Sequence[RankResult]) -> NDArray[np.float64]:
-    """Return times of ``PARTS`` [ranks, parts] in microseconds. Each row sums to the rank's window; every rank must have one.
+    """Return mean times of ``PARTS`` per profiled step [ranks, parts] in microseconds. Every rank must have a window.
 
     Recorded compute includes compute that ran during communication; that part is split off here as overlap.
     """
@@ -50,7 +50,7 @@ def part_times(ranks: Sequence[RankResult]) -> NDArray[np.float64]:
         dtype=np.float64,
     ).reshape(len(ranks), len(PARTS))
     columns[:, 0] -= columns[:, 1]
-    return columns
+    return columns / np.array([[max(rank.profiled_steps or 1, 1)] for rank in ranks])
 
 
 def breakdown_bars(
@@ -102,7 +102,7 @@ def _stack(times: NDArray[np.float64], at: NDArray[np.int64], names: list[str], 
             f"<br>%{{customdata[0]:.1f}}% of %{{customdata[1]:,.2f}} {unit}<extra></extra>",
         )
     figure.update_layout(barmode="stack", bargap=0.28, showlegend=False)
-    figure.update_xaxes(title_text=f"{unit} over the profiled steps", rangemode="tozero")
+    figure.update_xaxes(title_text=f"{unit} per profiled step", rangemode="tozero")
     return figure
 
 
@@ -174,16 +174,16 @@ SHOWN: Final = 12
 """Maximum number of rows drawn, the costliest first. The table has all of them."""
 
 NO_COLLECTIVE: Final = (
-    "No collective was seen: none was profiled, or none could be read.<br>"
+    "No collective is known: none was profiled, or none could be read.<br>"
     "rankscope capture RUN asks a live run for a profiled window;<br>rankscope run --window-first N sets the first one."
 )
 NO_TRANSFER: Final = (
-    "Collectives were seen, but on too few ranks to tell transfer from waiting:<br>"
-    "that takes the same one on every rank of its group. Profile all ranks at the same steps."
+    "Transfer and waiting are not known: this takes records of the same collective<br>"
+    "on all ranks of its group. Profile all ranks at the same steps."
 )
 NO_SIZE: Final = (
     "Bandwidth is not known: the sizes of these collectives are not recorded.<br>"
-    "Profiled windows with shapes (record_shapes), or NCCL's own metadata, tell them."
+    "Profiled windows with shapes (record_shapes) and NCCL's own metadata contain them."
 )
 
 
@@ -227,10 +227,10 @@ def wait_bars(rows: Sequence[CollectiveBandwidth], colors: Palette) -> go.Figure
         )
     for at, row in enumerate(shown):
         waiting = "waiting not known" if row.wait_us is None else f"{_share(row):.0f}% waiting"
-        _behind(figure, colors.text, at, cost_us(row) / size, f"{duration(cost_us(row))} · {waiting}")
+        _behind(figure, colors.text, at, cost_us(row) / size, f"{in_unit(cost_us(row), (size, unit))} · {waiting}")
     _rows(figure, shown, colors)
     figure.update_layout(barmode="stack")
-    figure.update_xaxes(title_text=f"{unit} of a rank, over the profiled steps", range=[0, 1.6 * cost_us(shown[0]) / size])
+    figure.update_xaxes(title_text=f"{unit} per rank, sum over the profiled steps", range=[0, 1.6 * cost_us(shown[0]) / size])
     return figure
 
 
@@ -271,7 +271,7 @@ def bandwidth_bars(rows: Sequence[CollectiveBandwidth], colors: Palette) -> go.F
         end = max(measured[at], row.expected_gb_s or 0.0, row.bus_p90_gb_s or 0.0)
         _behind(figure, colors.text if row.expected_gb_s is not None else colors.muted, at, end, against(row))
     _rows(figure, shown, colors)
-    figure.update_xaxes(title_text="GB/s on the bus<br>the mark: what the link should give", range=[0, 1.9 * longest or 1])
+    figure.update_xaxes(title_text="bus bandwidth, GB/s<br>mark: expected bandwidth of the link", range=[0, 1.9 * longest or 1])
     return figure
 
 

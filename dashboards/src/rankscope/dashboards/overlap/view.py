@@ -66,7 +66,7 @@ def _spread(run: RunData, state: PageState, colors: Palette) -> Drawn:
     if len(known):
         lowest = min((row for row in rows if row[2] is not None), key=lambda row: row[2] or 0.0)
         says = (
-            f"In the middle one of the profiled steps of all ranks compute hides {percent(float(np.median(known)))} of the "
+            f"In the median profiled step compute hides {percent(float(np.median(known)))} of the "
             f"communication; least on rank {lowest[0]}, {percent(lowest[2])}"
         )
     return Drawn(
@@ -131,7 +131,7 @@ def _bandwidth(run: RunData, state: PageState, colors: Palette) -> Drawn:
         for row in rows
     ]  # fmt: skip
     slow = [row for row in rows if row.share is not None and row.bound_by == "bandwidth"]
-    says = "Bandwidth against what links should give is not known"
+    says = "Bandwidth and the expected bandwidth of the links are not known"
     if slow:
         worst = min(slow, key=lambda row: row.share or 0.0)
         says = f"Farthest below its link's rate: {name_of(worst)}, {against(worst)}"
@@ -148,14 +148,14 @@ def _about_collectives(run: RunData, state: PageState) -> list[Block]:
     unknown = sum(row.transfer_us is None for row in rows)
     if unknown:
         lines.append(
-            f"Of {unknown:,} of {len(rows):,} the transfer is not known: no instance was matched on all ranks of its group."
+            f"The transfer of {unknown:,} of {len(rows):,} is not known: no instance was matched on all ranks of its group."
         )
     if found.unmatched:
         reasons = ", ".join(f"{reason.replace('_', ' ')} {number:,}" for reason, number in found.unmatched_by.items())
         lines.append(f"{found.unmatched:,} instances could not be matched{f' ({reasons})' if reasons else ''}.")
     if found.excluded:
         reasons = ", ".join(f"{reason.replace('_', ' ')} {number:,}" for reason, number in found.excluded.items())
-        lines.append(f"Left out, as nothing tells who waited: {reasons}.")
+        lines.append(f"Left out, since their records do not show which rank waited: {reasons}.")
     whys = {row.expected_unknown for row in rows if row.expected_unknown is not None}
     lines += [f"Why the expected bandwidth is not known: {why}." for why in sorted(whys)]
     return [Items(lines, "help")] if lines else []
@@ -170,8 +170,8 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         Section(
             name="breakdown",
             title="Where the time went",
-            help="The parts of each bar sum to its profiled steps. Exposed communication on all ranks but one "
-            "means that they wait for that one; on all alike, that the network is slow." + some,
+            help="Mean per profiled step. Exposed communication on all ranks but one means that they wait for that one; on all "
+            "ranks alike, that the network is slow." + some,
             blocks=[
                 Legend([(one.color, one.label) for one in PARTS]),
                 Figure(
@@ -186,8 +186,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         Section(
             name="overlap-spread",
             title="How much communication is hidden",
-            help="One bar, one range of the overlap ratio: how many of the profiled steps of all ranks are in it. Two heaps: "
-            "some ranks or some steps hide less.",
+            help="Profiled steps of all ranks by overlap ratio. Two peaks: some ranks or some steps hide less.",
             blocks=[
                 Figure(
                     name="overlap-spread",
@@ -200,8 +199,9 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         Section(
             name="collectives",
             title="Collectives: transfer or waiting",
-            help="By operation, process group and size; the costliest first. Waiting ends when the last rank has come: look for "
-            "that rank. Transfer is what a faster link, larger or fewer messages shorten.",
+            help="By operation, process group and size; the costliest first. Collectives that run at the same time count each. "
+            "Waiting ends when the last rank arrives: look for that rank. A faster link, larger or fewer messages shorten the "
+            "transfer.",
             blocks=[
                 Legend([("exposed_communication", "Transfer"), ("straggler_wait", "Waiting for later ranks")]),
                 Figure(
@@ -228,9 +228,9 @@ VIEW: Final = View(
     slug="overlap",
     label="Overlap",
     help=Help(
-        shows="How much of the communication compute hides, what the rest of the time went to, and which collectives cost it.",
+        shows="How much communication compute hides, where the rest of the time goes, and which collectives are costly.",
         formula="Window = compute + exposed communication + exposed copies + idle. Overlap ratio = communication that ran while "
-        "compute did ÷ all communication; it is not defined without communication. Transfer begins when the last rank has come. "
+        "compute did ÷ all communication; it is not defined without communication. Transfer begins when the last rank arrives. "
         "Bus bandwidth = size ÷ transfer × the operation's factor (2 (n − 1) ÷ n of an all-reduce), as nccl-tests has it.",
         do="Exposed communication on all ranks alike: larger buckets, other overlap, a faster link. On all but one: that one. "
         "Bandwidth far below its mark, and not bound by latency: look at the link.",
