@@ -201,7 +201,6 @@ def test_imposed_wait_tells_nobody_waited_from_not_known() -> None:
     nobody = [ImposedWait(rank=0, imposed_us=0.0, imposed_exposed_us=0.0, share=None)]
     assert "No rank was found waiting" in note_of(imposed_bars(nobody, LIGHT))
     assert "not known" in note_of(imposed_bars([], LIGHT))
-    assert "one rank" in note_of(imposed_bars([], LIGHT, world_size=1))
 
 
 def test_imposed_wait_of_many_ranks_is_cut_to_the_costliest() -> None:

@@ -23,8 +23,8 @@ ALL_UP_TO: Final = 24
 NOTABLE: Final = 14
 
 NO_WINDOW: Final = (
-    "No step was profiled: compute, communication<br>and idle time are not known.<br>"
-    "They come with the first profiling window;<br>rankscope run --window-first N sets its first step."
+    "Compute, communication and idle time are recorded in profiled steps; rankscope run --window-first N sets the first one, "
+    "rankscope capture RUN profiles the next steps of a live run."
 )
 
 
@@ -173,10 +173,7 @@ def _mark(figure: go.Figure, at: float, text: str, colors: Palette, *, dash: str
 SHOWN: Final = 12
 """Maximum number of rows drawn, the costliest first. The table has all of them."""
 
-NO_COLLECTIVE: Final = (
-    "No collective is known: none was profiled, or none could be read.<br>"
-    "rankscope capture RUN asks a live run for a profiled window;<br>rankscope run --window-first N sets the first one."
-)
+NO_COLLECTIVE: Final = "No collective is known: none was profiled, or none could be read."
 NO_TRANSFER: Final = (
     "Transfer and waiting are not known: this takes records of the same collective<br>"
     "on all ranks of its group. Profile all ranks at the same steps."

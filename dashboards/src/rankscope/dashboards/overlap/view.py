@@ -15,10 +15,12 @@ from rankscope.dashboards.data.trend import stretches
 from rankscope.dashboards.model.drawn import Drawn, FigureData
 from rankscope.dashboards.model.page import Block, Figure, Heading, Items, Legend, Part, Section, choice, rank_choice
 from rankscope.dashboards.model.picks import rank_of_bar
+from rankscope.dashboards.model.run_head import nothing_yet
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.overlap.figures import (
     ALL_UP_TO,
+    NO_WINDOW,
     NOTABLE,
     PARTS,
     SHOWN,
@@ -162,6 +164,8 @@ def _about_collectives(run: RunData, state: PageState) -> list[Block]:
 
 
 def _blocks(run: RunData, state: PageState) -> list[Block]:
+    if not run.analysis.collectives.by_op and all(rank.window_us is None for rank in run.analysis.ranks):
+        return nothing_yet(run.summary, "No profiled step is known", NO_WINDOW)
     many = len(run.analysis.ranks) > ALL_UP_TO
     some = f" Shown: the mean and the {NOTABLE} ranks that differ most from it." if many else ""
     groups = sorted({row.group for row in run.analysis.collectives.by_op})

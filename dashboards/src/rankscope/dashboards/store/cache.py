@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-FORMAT: Final = 6
+FORMAT: Final = 7
 """Format number; part of every key, as is the version, so that data of other code are ignored."""
 
 MOST_BYTES: Final = 8 << 30

@@ -23,20 +23,15 @@ MOST_BARS: Final = 10
 
 ALONE: Final = "The job has one rank: there is no other rank to wait for."
 NO_RANK_WAITED: Final = "No rank was found waiting for another one."
-NO_EVIDENCE: Final = "Who waited for whom is not known yet:<br>it takes steps with collectives, recorded on two ranks or more."
+NO_EVIDENCE: Final = "Waits are not known: this takes steps with collectives, recorded on at least two ranks, and after warm-up."
 
 
 def imposed_bars(
-    imposed: Sequence[ImposedWait],
-    colors: Palette,
-    *,
-    world_size: int | None = None,
-    blamed: int | None = None,
-    picked: int | None = None,
+    imposed: Sequence[ImposedWait], colors: Palette, *, blamed: int | None = None, picked: int | None = None
 ) -> go.Figure:
     """Draw bars of the ranks that imposed the most wait, split into wait that cost time and wait hidden by compute."""
     if not imposed:
-        return note(ALONE if world_size == 1 else NO_EVIDENCE, colors)
+        return note(NO_EVIDENCE, colors)
     top = [row for row in sorted(imposed, key=lambda row: row.imposed_us, reverse=True) if row.imposed_us > 0][:MOST_BARS]
     if not top:
         return note(NO_RANK_WAITED, colors)

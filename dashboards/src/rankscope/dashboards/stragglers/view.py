@@ -14,10 +14,12 @@ from rankscope.dashboards.model.columns import Column, number_column, text_colum
 from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
 from rankscope.dashboards.model.page import Block, Choice, Figure, Legend, Part, Section, Table, Text, rank_choice
 from rankscope.dashboards.model.picks import rank_of_bar, rank_of_row
+from rankscope.dashboards.model.run_head import nothing_yet
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.stragglers.data import BlameBook, WaitGroup
 from rankscope.dashboards.stragglers.figures import (
+    ALONE,
     CAUSES,
     NO_EVIDENCE,
     cause_bars,
@@ -35,12 +37,12 @@ def _imposed(run: RunData, state: PageState, colors: Palette) -> Drawn:
     imposed = analysis.imposed_wait
     most = max(imposed, key=lambda row: row.imposed_us, default=None)
     return Drawn(
-        imposed_bars(imposed, colors, world_size=analysis.source.world_size, blamed=analysis.verdict.rank, picked=state.rank),
+        imposed_bars(imposed, colors, blamed=analysis.verdict.rank, picked=state.rank),
         FigureData(
             ("rank", "imposed wait [us]", "of it exposed [us]", "share"),
             [(row.rank, row.imposed_us, row.imposed_exposed_us, row.share) for row in imposed],
         ),
-        "Who made others wait is not known" if most is None else f"Rank {most.rank} made the others wait most",
+        "The waits that ranks imposed are not known" if most is None else f"Rank {most.rank} made the others wait most",
     )
 
 
@@ -217,6 +219,9 @@ def _rank_costs(run: RunData) -> list[dict[str, Any]]:
 
 
 def _blocks(run: RunData, state: PageState) -> list[Block]:
+    if not (run.blame.groups or run.blame.timeline or run.analysis.imposed_wait):
+        why = ALONE if run.analysis.source.world_size == 1 else NO_EVIDENCE
+        return nothing_yet(run.summary, "No rank is known to wait", why)
     return [
         Section(
             name="imposed",

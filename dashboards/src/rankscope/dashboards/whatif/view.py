@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any, Final
 
 from rankscope.analysis.whatif.result import Effect, WhatIf
-from rankscope.dashboards.charts.frame import note
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
+from rankscope.dashboards.model.drawn import Drawn, FigureData
 from rankscope.dashboards.model.page import Block, Choice, Entry, Fact, Facts, Figure, Items, Part, Section, Text
+from rankscope.dashboards.model.run_head import nothing_yet
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.whatif.data import ALL, Answer, Pace, Piece, Scenarios, Thought, pace_of, pieces, step_without
@@ -35,11 +35,6 @@ _HOW_TO_GET: Final = (
 def seconds_text(seconds: float) -> str:
     """Return a duration such as ``36.5 ms``."""
     return duration(1e6 * seconds)
-
-
-def why_not(result: WhatIf) -> list[Block]:
-    """Return the reason for a missing answer, and the records that one needs."""
-    return [Text(result.summary, "reason"), Text(_HOW_TO_GET, "help")]
 
 
 def without(result: WhatIf, thought: Thought | None, pace: Pace, *, price_given: bool) -> list[Block]:
@@ -83,10 +78,8 @@ def _price_source(pace: Pace, *, price_given: bool) -> str:
 
 
 def fleet(answer: Answer, *, goes_on: bool) -> list[Block]:
-    """Return S, M_W and M_S with their evidence; nothing if the answer is not ``ok``. ``goes_on``: the run is still going on."""
+    """Return S, M_W and M_S with their evidence. ``goes_on``: the run is still going on."""
     result = answer.result
-    if result.status != "ok":
-        return []
     source = result.source
     about = (
         f"Simulated from {_EVIDENCE[source.evidence or 'steps']}: {count(source.ranks, 'rank')}, {count(source.steps, 'step')}"
@@ -143,8 +136,6 @@ def _pace(run: RunData, state: PageState) -> Pace:
 
 def _answer(run: RunData, state: PageState) -> list[Block]:
     scenarios = run.scenarios
-    if scenarios.answer.result.status != "ok":
-        return why_not(scenarios.answer.result)
     thought = step_without(scenarios, state.without)
     return without(scenarios.answer.result, thought, _pace(run, state), price_given=state.price is not None)
 
@@ -154,10 +145,7 @@ def _fleet(run: RunData) -> list[Block]:
 
 
 def _bars(run: RunData, state: PageState, colors: Palette, *, kinds: tuple[str, ...]) -> Drawn:
-    scenarios = run.scenarios
-    result = scenarios.answer.result
-    if result.status != "ok":
-        return Drawn(note("Not enough data for a what-if; see above.", colors), NO_DATA, result.summary)
+    result = run.scenarios.answer.result
     pace = _pace(run, state)
     found = sorted(
         (piece for piece in pieces(result) if piece.kind in kinds), key=lambda piece: piece.effect.without_step_seconds
@@ -228,7 +216,7 @@ def _toggled(state: PageState, point: Mapping[str, Any]) -> PageState:
 
 def _choice(scenarios: Scenarios, state: PageState) -> Choice:
     result = scenarios.answer.result
-    found = pieces(result) if result.status == "ok" else []
+    found = pieces(result)
     groups: dict[str, list[dict[str, str]]] = {}
     for piece in found:
         groups.setdefault(f"{piece.kind.capitalize()}s", []).append({"value": piece.item, "label": piece.label})
@@ -268,6 +256,8 @@ def _price(scenarios: Scenarios, state: PageState) -> list[Block]:
 
 def _blocks(run: RunData, state: PageState) -> list[Block]:
     scenarios = run.scenarios
+    if (result := scenarios.answer.result).status != "ok":
+        return nothing_yet(run.summary, result.summary.removesuffix("."), _HOW_TO_GET)
     toggle = partial(_toggled, state)
     return [
         Section(
