@@ -49,6 +49,9 @@ def column_def(column: Column) -> dict[str, Any]:
     about |= {"pinned": "left"} if column.pinned else {}
     about |= {"tooltipField": column.field} if column.hover else {}
     about |= {"cellRenderer": column.renderer} if column.renderer else {}
+    if column.renderer == "LocalTime":  # filters and the search find what is shown
+        local = {"function": f"localTime(params.data.{column.field})"}
+        about |= {"filterValueGetter": local, "getQuickFilterText": local}
     about |= {"context": {"ifKnown": True}} if column.if_known else {}
     return about | ({"flex": 1, "minWidth": column.fills} if column.fills else {})
 
