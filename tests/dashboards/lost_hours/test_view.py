@@ -1,4 +1,4 @@
-"""The page of lost GPU-hours by host and cause over many runs, of parts not in the sum, and of idle GPUs by holder."""
+"""The page of lost GPU-hours by host and cause over many runs, and of runs that are not in the sum."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from tests.dashboards.blocks import draw_at, page_for
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis, Verdict
 from rankscope.analysis.result.stored import Losses, Lost, losses_of
-from rankscope.base.errors import InputError, RankscopeError
+from rankscope.base.errors import InputError
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.data.brief import Brief, StoredBrief, brief_of
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError, RunSummary
 from rankscope.dashboards.live.site_lists import ASKED_AT_ONCE, analyse_some
-from rankscope.dashboards.lost_hours.data import IdleGpu, RunLoss, by_holder, cluster_ledger
+from rankscope.dashboards.lost_hours.data import RunLoss, cluster_ledger
 from rankscope.dashboards.lost_hours.view import PAGE
-from rankscope.dashboards.web.config import DashboardConfig
 
 
 def run(run_id: str, *, start: int | None = 100, problem: str | None = None) -> RunSummary:
@@ -53,8 +52,8 @@ def said(component: Any) -> str:
     return json.dumps(component.to_plotly_json(), default=lambda one: one.to_plotly_json(), ensure_ascii=False)
 
 
-def page(source: Any, search: str = "", **more: Any) -> str:
-    return said(page_for(PAGE.path, search, source, DashboardConfig(**more))[0])
+def page(source: Any, search: str = "") -> str:
+    return said(page_for(PAGE.path, search, source)[0])
 
 
 def test_a_host_that_several_runs_blame_comes_first() -> None:
@@ -152,7 +151,7 @@ def test_the_page_has_hosts_causes_runs_and_what_is_missing(memory_runs: Any, an
     shown = page(memory_runs)
     for expected in (
         "⚑ 2 runs", "node-1", "slow input 24.8 GPU-h", "62.00 USD", "/run/one", "/run/two", "2 of 4", "1 run not analysed",
-        "1 run unreadable", "broken", "--prometheus URL",
+        "1 run unreadable", "broken",
     ):  # fmt: skip
         assert expected in shown, expected
 
@@ -219,26 +218,6 @@ def test_runs_are_analysed_a_few_at_a_time_and_a_damaged_one_stops_nobody() -> N
     assert analyse_some(source, ["damaged", *"abcdefgh"])
     assert len(source.asked) == 1 + ASKED_AT_ONCE
     assert not analyse_some(source, ["damaged"]), "there is nothing more to come"
-
-
-def test_idle_gpus_are_told_by_who_holds_them(memory_runs: Any) -> None:
-    gpus = [
-        IdleGpu(uuid="GPU-1", host="n1", user="ann", account="ml", job_id="7", idle_hours=2.0),
-        IdleGpu(uuid="GPU-2", host="n2", user="ann", account="ml", job_id="7", idle_hours=3.0),
-        IdleGpu(uuid="GPU-3", user="bob"),
-    ]
-    first, second = by_holder(gpus)
-    assert (first.user, first.gpus, first.idle_hours, first.hosts, first.jobs) == ("ann", 2, 5.0, ("n1", "n2"), ("7",))
-    assert (second.user, second.account, second.idle_hours) == ("bob", None, None), "not known, and not 0"
-    shown = page(memory_runs, idle_gpus=lambda: gpus)
-    assert "ann" in shown
-    assert "--prometheus" not in shown
-    assert "All allocated GPUs are in use." in page(memory_runs, idle_gpus=list)
-
-    def down() -> list[IdleGpu]:
-        raise RankscopeError("http://prom:9090: connection refused")
-
-    assert "connection refused" in page(memory_runs, idle_gpus=down)
 
 
 def test_a_verdict_on_nobody_is_counted_and_costs_nothing(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:

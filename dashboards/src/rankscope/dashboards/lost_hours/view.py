@@ -1,4 +1,4 @@
-"""Page of lost GPU-hours: GPU time lost per host and cause over all runs, and GPUs that are allocated but unused."""
+"""Page of lost GPU-hours: GPU time lost per host and cause over all runs."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.source import RunSource, RunSummary
 from rankscope.dashboards.lost_hours.data import (
     DAY_NS,
     ClusterLedger,
     HostLoss,
-    IdleGpus,
-    by_holder,
     cluster_ledger,
     run_losses,
     total_cost,
 )
 from rankscope.dashboards.lost_hours.figures import NO_HOST, lost_hours_bars
 from rankscope.dashboards.model.page import (
-    Advice,
     Block,
     Button,
     Callbacks,
@@ -55,7 +51,7 @@ _NAMED: Final = 6
 WINDOWS: Final = ((1, "Last day"), (7, "Last 7 days"), (30, "Last 30 days"), (90, "Last 90 days"))
 
 
-def _blocks(source: RunSource, search: str | None, config: DashboardConfig) -> list[Block]:
+def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> list[Block]:
     state = PageState.parse(search)
     days = dict(WINDOWS) | ({} if state.since is None else {state.since: f"Last {state.since} days"}) | dict(WINDOWS)
     options = [{"value": f"{number}d", "label": label} for number, label in days.items()]
@@ -75,12 +71,6 @@ def _blocks(source: RunSource, search: str | None, config: DashboardConfig) -> l
                 ),
             ],
             tools=[choice("since", "Runs started in", options, state, width=150, nothing="All runs")],
-        ),
-        Section(
-            name="idle",
-            title="Allocated but not used",
-            help="GPUs that are allocated to a job but used by no process, by user and account.",
-            blocks=_idle(config.idle_gpus),
         ),
         Callbacks(values={}, timers={"lost-hours-work": 0}),
     ]
@@ -175,37 +165,6 @@ def _cost(host: HostLoss) -> str:
         return "-"
     text = ", ".join(wording.money(amount, currency) for currency, amount in sorted(host.cost.items()))
     return f"{text} + {wording.gpu_hours(host.unpriced_hours)} without a price" if host.unpriced_hours else text
-
-
-def _idle(idle_gpus: IdleGpus | None) -> list[Block]:
-    if idle_gpus is None:
-        return [
-            Advice(
-                "Not known: this needs a Prometheus that scrapes rankscope's exporter: rankscope dashboard PATH --prometheus URL"
-            ),
-        ]
-    try:
-        holders = by_holder(idle_gpus())
-    except RankscopeError as error:
-        return [Text(str(error), "reason")]
-    if not holders:
-        return [Text("All allocated GPUs are in use.", "help")]
-    columns = (
-        ("User", ""), ("Account", ""), ("Idle GPUs", "number"), ("Idle GPU-hours in 24 h", "number"), ("Hosts", "names"),
-        ("Jobs", "names"),
-    )  # fmt: skip
-    rows = [
-        (
-            holder.user or wording.UNKNOWN,
-            holder.account or wording.UNKNOWN,
-            f"{holder.gpus:,}",
-            "-" if holder.idle_hours is None else f"{holder.idle_hours:,.1f}",
-            ", ".join(holder.hosts) or "-",
-            ", ".join(holder.jobs) or "-",
-        )
-        for holder in holders
-    ]
-    return [Rows(columns, rows)]
 
 
 PAGE: Final = SitePage(path="/lost-hours", title="Lost GPU-hours", blocks=_blocks)
