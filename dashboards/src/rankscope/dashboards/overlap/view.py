@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rankscope.analysis.result.analysis import RankResult
 from rankscope.analysis.result.collectives import CollectiveBandwidth
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.data.trend import stretches
 from rankscope.dashboards.model.drawn import Drawn, FigureData
-from rankscope.dashboards.model.page import Block, Figure, Heading, Items, Legend, Part, Section, choice, rank_choice
+from rankscope.dashboards.model.page import Block, Figure, Heading, Items, Legend, Part, Section, Text, choice, rank_choice
 from rankscope.dashboards.model.picks import rank_of_bar
 from rankscope.dashboards.model.run_head import nothing_yet
 from rankscope.dashboards.model.state import PageState
@@ -30,7 +30,6 @@ from rankscope.dashboards.overlap.figures import (
     by_cost,
     cost_us,
     name_of,
-    overlap_spread,
     wait_bars,
 )
 from rankscope.dashboards.words.units import duration
@@ -57,38 +56,14 @@ def _bars(run: RunData, state: PageState, colors: Palette) -> Drawn:
     )
 
 
-def _spread(run: RunData, state: PageState, colors: Palette) -> Drawn:
-    steps = run.steps
-    # Only profiled stretches are read: with a thousand ranks, the steps between them would need much memory.
-    parts = [steps.part("overlap_ratio", *stretch).values for stretch in stretches(run.trend.profiled)]
-    ratios = np.hstack([np.empty((len(steps.ranks), 0), np.float32), *parts])
-    rows = [_of_rank(int(rank), own[np.isfinite(own)]) for rank, own in zip(steps.ranks, ratios, strict=True)]
-    known = ratios[np.isfinite(ratios)]
-    says = "How much communication is hidden is not known"
-    if len(known):
-        lowest = min((row for row in rows if row[2] is not None), key=lambda row: row[2] or 0.0)
-        says = (
-            f"In the median profiled step compute hides {percent(float(np.median(known)))} of the "
-            f"communication; least on rank {lowest[0]}, {percent(lowest[2])}"
-        )
-    return Drawn(
-        overlap_spread(
-            ratios,
-            steps.ranks,
-            colors,
-            profiled=any(rank.window_us is not None for rank in run.analysis.ranks),
-            blamed=run.analysis.verdict.rank,
-            picked=state.rank,
-        ),
-        FigureData(("rank", "profiled steps", "median overlap ratio", "lowest", "highest"), rows),
-        says,
-    )
-
-
-def _of_rank(rank: int, ratios: NDArray[np.float32]) -> tuple[int, int, float | None, float | None, float | None]:
-    if not len(ratios):
-        return rank, 0, None, None, None
-    return rank, len(ratios), float(np.median(ratios)), float(ratios.min()), float(ratios.max())
+def _hidden(ranks: Sequence[RankResult]) -> str:
+    """Return how much of the communication compute hides, on all ranks and on the rank with the least."""
+    known = [(rank.overlap_ratio, rank.rank) for rank in ranks if rank.overlap_ratio is not None]
+    if not known:
+        return "The profiled steps have no communication to hide."
+    lowest, rank = min(known)
+    middle = percent(float(np.median([ratio for ratio, _ in known])))
+    return f"Compute hides {middle} of the communication of the median rank, and {percent(lowest)} on rank {rank}, the lowest."
 
 
 def _rows(run: RunData, state: PageState) -> list[CollectiveBandwidth]:
@@ -178,6 +153,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             "ranks alike, that the network is slow." + some,
             blocks=[
                 Legend([(one.color, one.label) for one in PARTS]),
+                Part("overlap-hidden", lambda: [Text(_hidden(run.analysis.ranks), "help")]),
                 Figure(
                     name="breakdown-bars",
                     label="Stacked bars of compute, overlap, exposed communication, exposed copies and idle time per rank",
@@ -186,19 +162,6 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                 ),
             ],
             tools=[rank_choice(state)],
-        ),
-        Section(
-            name="overlap-spread",
-            title="How much communication is hidden",
-            help="Profiled steps of all ranks by overlap ratio. Two peaks: some ranks or some steps hide less.",
-            blocks=[
-                Figure(
-                    name="overlap-spread",
-                    label="Histogram of the overlap ratio over ranks and profiled steps",
-                    draw=partial(_spread, run, state),
-                    height=230,
-                )
-            ],
         ),
         Section(
             name="collectives",

@@ -99,7 +99,7 @@ def step_card(rank: int, step: int, known: OneStep | None, timeline: str) -> lis
 
 
 def _numbers(values: list[OneValue]) -> Block:
-    columns = (("", "head"), ("This rank", ""), ("Median of the ranks", ""), ("Difference", ""))
+    columns = (("Metric", "head"), ("This rank", ""), ("Median of the ranks", ""), ("Difference", ""))
     rows: list[tuple[Line, ...]] = [
         (
             METRICS[one.metric].label,

@@ -167,7 +167,7 @@ def _blocks(source: RunSource, search: str | None, config: DashboardConfig) -> l
                 "headerCheckbox": False,
                 "isRowSelectable": {"function": "params.data != null && !params.data.problem"},
             },
-            "selectionColumnDef": {"pinned": "left", "width": 46},
+            "selectionColumnDef": {"pinned": "left", "width": 46, "headerName": "✓", "headerTooltip": "Select runs to compare"},
         },
         tools=[Group([compare_link(ListState.parse(search).picked)], name="runs-compare")],
     )
