@@ -50,7 +50,8 @@ def part_times(ranks: Sequence[RankResult]) -> NDArray[np.float64]:
         dtype=np.float64,
     ).reshape(len(ranks), len(PARTS))
     columns[:, 0] -= columns[:, 1]
-    return columns / np.array([[max(rank.profiled_steps or 1, 1)] for rank in ranks])
+    per_step: NDArray[np.float64] = columns / [[max(rank.profiled_steps or 1, 1)] for rank in ranks]
+    return per_step
 
 
 def breakdown_bars(
