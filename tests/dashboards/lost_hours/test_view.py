@@ -36,16 +36,10 @@ def lost(host: str | None, hours: float, cause: Any = "input", **more: Any) -> L
 
 
 def brief(*losses: Lost, **more: Any) -> Brief:
-    gpus = {name: more.pop(name) for name in ("on_gpus", "host_gpu_hours") if name in more}
-    return Brief(
-        **{
-            "kind": "straggler",
-            "summary": "",
-            "losses": Losses(**{"on_gpus": True, "lost_by": list(losses), **gpus}),
-            "currency": "USD",
-            **more,
-        }
-    )
+    gpus: dict[str, Any] = {name: more.pop(name) for name in ("on_gpus", "host_gpu_hours") if name in more}
+    found = Losses(**{"on_gpus": True, "lost_by": list(losses), **gpus})
+    about: dict[str, Any] = {"kind": "straggler", "summary": "", "losses": found, "currency": "USD", **more}
+    return Brief(**about)
 
 
 def said(component: Any) -> str:

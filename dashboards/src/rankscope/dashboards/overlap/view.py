@@ -39,12 +39,13 @@ from rankscope.dashboards.words.wording import count, percent
 def _bars(run: RunData, state: PageState, colors: Palette) -> Drawn:
     ranks = run.analysis.ranks
     columns = (
-        "rank", "window [us]", "compute [us]", "overlap [us]", "exposed communication [us]", "exposed copies [us]", "idle [us]",
+        "rank", "profiled steps", "window, all [us]", "compute, all [us]", "overlap, all [us]", "exposed communication, all [us]",
+        "exposed copies, all [us]", "idle, all [us]",
     )  # fmt: skip
     rows = [
         (
-            rank.rank, rank.window_us, rank.compute_us, rank.overlap_us, rank.exposed_communication_us, rank.exposed_memcpy_us,
-            rank.idle_us,
+            rank.rank, rank.profiled_steps, rank.window_us, rank.compute_us, rank.overlap_us, rank.exposed_communication_us,
+            rank.exposed_memcpy_us, rank.idle_us,
         )
         for rank in ranks
     ]  # fmt: skip

@@ -49,8 +49,8 @@ def imposed_bars(
     framed(figure, colors, height=64 + 36 * max(len(top), 2))
     figure.update_layout(barmode="stack", bargap=0.28, showlegend=False)
     shares = ["" if row.share is None else f" · {100 * row.share:.0f}%" for row in top]
-    values = [f"{in_unit(row.imposed_us, (size, unit))}{share}" for row, share in zip(top, shares, strict=True)]
-    rows_axis(figure, _labels([row.rank for row in top], values, blamed, picked))
+    texts = [f"{in_unit(row.imposed_us, (size, unit))}{share}" for row, share in zip(top, shares, strict=True)]
+    rows_axis(figure, _labels([row.rank for row in top], texts, blamed, picked))
     figure.update_xaxes(title_text=f"{unit} imposed on the other ranks", rangemode="tozero")
     return figure
 
@@ -177,8 +177,8 @@ def cause_bars(
     framed(figure, colors, height=110 + 36 * max(len(top), 2))
     figure.update_layout(barmode="stack", bargap=0.28)
     legend_above(figure, **_LEGEND)
-    values = [in_unit(rank.steps_us or 0.0, (size, unit)) for rank in top]
-    rows_axis(figure, _labels([rank.rank for rank in top], values, blamed, picked))
+    texts = [in_unit(rank.steps_us or 0.0, (size, unit)) for rank in top]
+    rows_axis(figure, _labels([rank.rank for rank in top], texts, blamed, picked))
     figure.update_xaxes(title_text=f"{unit} that the other ranks waited", rangemode="tozero")
     return figure
 
