@@ -222,4 +222,4 @@ def test_while_it_is_replayed_the_page_is_there_and_says_how_far_it_is(run: RunD
     shown = shown_of(VIEW.blocks(run, PageState(replay="all")))
 
     assert "Replaying the run: 34 of 100" in shown
-    assert "Below is what they say" in shown
+    assert "When alerts fired" in shown

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import pytest
 from tests.dashboards.live.dash_client import RANKS, Caller, find
 
 from rankscope.analysis.evidence.steps import StepTable
@@ -41,6 +42,12 @@ def test_parts_captions_and_tables_follow_the_run(memory_runs: Any, analysis: An
     assert "All is well now." in str(call.redrawn(("part", "verdict", "children"), RUN))
     assert [row["rank"] for row in call.redrawn(("grid", "rank-table", "rowData"), RANKS)] == [0, 1, 2]
     assert "60 steps" in call.redrawn(("says", "step-heatmap", "children"), RANKS)
+
+
+@pytest.mark.parametrize(("path", "name"), [(RUN, "waterfall"), (RUN, "trend"), (RANKS, "step-heatmap")])
+def test_a_figure_keeps_its_height_when_the_window_is_resized_or_printed(call: Caller, path: str, name: str) -> None:
+    height = call.redrawn(("figure", name, "figure"), path)["layout"]["height"]
+    assert call.redrawn(("figure", name, "style"), path)["height"] == f"{height}px"
 
 
 def test_selection_goes_into_the_address_and_back(call: Caller) -> None:

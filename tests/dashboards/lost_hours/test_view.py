@@ -1,4 +1,4 @@
-"""The page of lost GPU-hours by host and cause over many runs, of parts not in the sum, and of idle GPUs by holder."""
+"""The page of lost GPU-hours by host and cause over many runs, and of runs that are not in the sum."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tests.dashboards.blocks import draw_at, page_text
 
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis, Verdict
-from rankscope.base.errors import InputError, RankscopeError
+from rankscope.analysis.result.stored import Losses, Lost, losses_of
+from rankscope.base.errors import InputError
 from rankscope.dashboards.app import create_app
-from rankscope.dashboards.data.brief import Brief, Lost, brief_of
+from rankscope.dashboards.data.brief import Brief, StoredBrief, brief_of
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError, RunSummary
 from rankscope.dashboards.live.site_lists import ASKED_AT_ONCE, analyse_some
-from rankscope.dashboards.lost_hours.data import IdleGpu, Told, by_holder, cluster_ledger
+from rankscope.dashboards.lost_hours.data import RunLoss, cluster_ledger
 from rankscope.dashboards.lost_hours.view import PAGE
-from rankscope.dashboards.web.config import DashboardConfig
 
 
 def run(run_id: str, *, start: int | None = 100, problem: str | None = None) -> RunSummary:
@@ -35,20 +35,23 @@ def lost(host: str | None, hours: float, cause: Any = "input", **more: Any) -> L
 
 
 def brief(*losses: Lost, **more: Any) -> Brief:
-    return Brief(**{"kind": "straggler", "summary": "", "on_gpus": True, "lost_by": list(losses), "currency": "USD", **more})
+    gpus: dict[str, Any] = {name: more.pop(name) for name in ("on_gpus", "host_gpu_hours") if name in more}
+    found = Losses(**{"on_gpus": True, "lost_by": list(losses), **gpus})
+    about: dict[str, Any] = {"kind": "straggler", "summary": "", "losses": found, "currency": "USD", **more}
+    return Brief(**about)
 
 
-def page(source: Any, search: str = "", **more: Any) -> str:
-    return page_text(source, PAGE.path, search, DashboardConfig(**more))
+def page(source: Any, search: str = "") -> str:
+    return page_text(source, PAGE.path, search)
 
 
 def test_a_host_that_several_runs_blame_comes_first() -> None:
     ledger = cluster_ledger(
         [
-            Told(run("a"), brief(lost("node-1", 1.0), host_gpu_hours={"node-1": 8.0, "node-2": 8.0})),
-            Told(run("b"), brief(lost("node-1", 2.0, "gc", cost=5.0), host_gpu_hours={"node-1": 4.0})),
-            Told(run("c"), brief(lost("node-2", 9.0))),
-            Told(run("d"), brief(host_gpu_hours={"node-1": 3.0})),
+            RunLoss(run("a"), brief(lost("node-1", 1.0), host_gpu_hours={"node-1": 8.0, "node-2": 8.0})),
+            RunLoss(run("b"), brief(lost("node-1", 2.0, "gc", cost=5.0), host_gpu_hours={"node-1": 4.0})),
+            RunLoss(run("c"), brief(lost("node-2", 9.0))),
+            RunLoss(run("d"), brief(host_gpu_hours={"node-1": 3.0})),
         ]
     )
     first, second = ledger.hosts
@@ -64,13 +67,13 @@ def test_a_host_that_several_runs_blame_comes_first() -> None:
 def test_what_is_not_in_the_sum_is_told_apart() -> None:
     ledger = cluster_ledger(
         [
-            Told(run("new"), None),
-            Told(run("broken", problem="not JSON"), None),
-            Told(run("short"), brief(kind="insufficient_data")),
-            Told(run("cpu"), brief(on_gpus=False)),
-            Told(run("undated", start=None), brief(lost("node-1", 1.0))),
-            Told(run("old", start=5), brief(lost("node-1", 1.0))),
-            Told(run("counted"), brief(lost("node-1", 0.5))),
+            RunLoss(run("new"), None),
+            RunLoss(run("broken", problem="not JSON"), None),
+            RunLoss(run("short"), brief(kind="insufficient_data")),
+            RunLoss(run("cpu"), brief(on_gpus=False)),
+            RunLoss(run("undated", start=None), brief(lost("node-1", 1.0))),
+            RunLoss(run("old", start=5), brief(lost("node-1", 1.0))),
+            RunLoss(run("counted"), brief(lost("node-1", 0.5))),
         ],
         since_unix_ns=50,
     )
@@ -86,14 +89,14 @@ def test_what_is_not_in_the_sum_is_told_apart() -> None:
 
 
 def test_a_rate_is_not_known_where_the_host_is_not() -> None:
-    (loss,) = cluster_ledger([Told(run("a"), brief(lost(None, 1.0))), Told(run("b"), brief(lost(None, 1.0)))]).hosts
+    (loss,) = cluster_ledger([RunLoss(run("a"), brief(lost(None, 1.0))), RunLoss(run("b"), brief(lost(None, 1.0)))]).hosts
     assert loss.rate is None
     assert not loss.repeated, "nobody is not an offender"
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b", None]), st.floats(0, 1e6)), max_size=20))
 def test_nothing_is_lost_between_runs_and_hosts(losses: list[tuple[str | None, float]]) -> None:
-    told = [Told(run(str(number)), brief(lost(host, hours))) for number, (host, hours) in enumerate(losses)]
+    told = [RunLoss(run(str(number)), brief(lost(host, hours))) for number, (host, hours) in enumerate(losses)]
     ledger = cluster_ledger(told)
     assert ledger.gpu_hours == pytest.approx(sum(hours for _, hours in losses))
     assert sum(len(host.runs) for host in ledger.hosts) == len(losses)
@@ -101,7 +104,7 @@ def test_nothing_is_lost_between_runs_and_hosts(losses: list[tuple[str | None, f
 
 def test_a_loss_is_charged_to_the_host_of_the_rank_that_is_blamed(analysis: Analysis) -> None:
     finding = msgspec.structs.replace(analysis.findings[0], gpu_hours_lost=12.4)
-    (charged,) = brief_of(msgspec.structs.replace(analysis, findings=[finding])).lost_by
+    (charged,) = losses_of(msgspec.structs.replace(analysis, findings=[finding])).lost_by
     assert (charged.host, charged.rank, charged.cause, charged.gpu_hours) == ("node-1", 2, "input", 12.4)
     assert charged.gpu_uuid == analysis.ranks[2].gpu_uuid
     assert charged.cost == pytest.approx(31.0)
@@ -110,19 +113,19 @@ def test_a_loss_is_charged_to_the_host_of_the_rank_that_is_blamed(analysis: Anal
 def test_a_loss_of_ranks_on_several_hosts_is_no_single_hosts(analysis: Analysis) -> None:
     verdict = msgspec.structs.replace(analysis.verdict, ranks=[0, 2])
     finding = msgspec.structs.replace(analysis.findings[0], gpu_hours_lost=1.0)
-    (charged,) = brief_of(msgspec.structs.replace(analysis, verdict=verdict, findings=[finding])).lost_by
+    (charged,) = losses_of(msgspec.structs.replace(analysis, verdict=verdict, findings=[finding])).lost_by
     assert (charged.host, charged.rank, charged.gpu_uuid) == (None, None, None)
     both = msgspec.structs.replace(analysis.verdict, ranks=[2, 3])
-    (charged,) = brief_of(msgspec.structs.replace(analysis, verdict=both, findings=[finding])).lost_by
+    (charged,) = losses_of(msgspec.structs.replace(analysis, verdict=both, findings=[finding])).lost_by
     assert (charged.host, charged.rank) == ("node-1", None)
 
 
 def test_gpu_time_trained_is_of_gpus_only(analysis: Analysis) -> None:
-    trained = brief_of(analysis).host_gpu_hours
+    trained = losses_of(analysis).host_gpu_hours
     assert trained == pytest.approx(dict.fromkeys(("node-0", "node-1"), 2 * 60 * 77300.0 / 3600000000.0))
     cpus = msgspec.structs.replace(analysis, ranks=[msgspec.structs.replace(one, device_kind="cpu") for one in analysis.ranks])
-    assert brief_of(cpus).host_gpu_hours == {}
-    assert not brief_of(cpus).on_gpus
+    assert losses_of(cpus).host_gpu_hours == {}
+    assert not losses_of(cpus).on_gpus
 
 
 def with_loss(analysis: Analysis) -> Analysis:
@@ -137,9 +140,19 @@ def test_the_page_has_hosts_causes_runs_and_what_is_missing(memory_runs: Any, an
     shown = page(memory_runs)
     for expected in (
         "⚑ 2 runs", "node-1", "slow input 24.8 GPU-h", "62.00 USD", "/run/one", "/run/two", "2 of 4", "1 run not analysed",
-        "1 run unreadable", "broken", "--prometheus URL",
+        "1 run unreadable", "broken",
     ):  # fmt: skip
         assert expected in shown, expected
+
+
+@pytest.mark.parametrize(("current", "counted"), [(True, "1 of 1"), (False, "0 of 1")])
+def test_a_verdict_in_the_run_directory_counts_without_an_analysis(
+    memory_runs: Any, analysis: Analysis, *, current: bool, counted: str
+) -> None:
+    memory_runs.stored["run-1"] = StoredBrief(brief_of(with_loss(analysis)), current)
+    assert counted in page(memory_runs)
+    memory_runs.stored["run-1"] = StoredBrief(msgspec.structs.replace(brief_of(analysis), losses=None), is_current=True)
+    assert "1 run not analysed" in page(memory_runs), "stored by an older version"
 
 
 def test_an_empty_ledger_knows_of_no_loss(memory_runs: Any) -> None:
@@ -154,7 +167,7 @@ def test_the_figure_and_its_table_have_what_the_page_says(memory_runs: Any, anal
     memory_runs.known.add("run-1")
     drawn, ready = draw_at(memory_runs, PAGE.path, "lost-hours-bars", "?since=9999d")
     assert ready
-    assert drawn.says == "node-1 cost most: 12.4 of 12.4 GPU-hours lost."
+    assert drawn.says == "node-1 cost most: 12.4 GPU-h of 12.4 GPU-h lost."
     assert [tuple(bar.x) for bar in drawn.figure.data] == [(12.4,)]
     assert drawn.table.rows[0][:4] == ("node-1", "input", 12.4, 1)
     assert len(drawn.table.columns) == len(drawn.table.rows[0])
@@ -171,7 +184,7 @@ def test_the_numbers_can_be_taken_away(memory_runs: Any, analysis: Analysis, tab
 def test_a_window_of_time_is_chosen_in_the_address(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     memory_runs.put(with_loss(analysis), table, start_unix_ns=1)
     memory_runs.known.add("run-1")
-    assert "There is no run in this window of time" in page(memory_runs, "?since=30d")
+    assert "There is no run in this time range" in page(memory_runs, "?since=30d")
 
 
 def test_runs_are_analysed_a_few_at_a_time_and_a_damaged_one_stops_nobody() -> None:
@@ -191,26 +204,6 @@ def test_runs_are_analysed_a_few_at_a_time_and_a_damaged_one_stops_nobody() -> N
     assert analyse_some(source, ["damaged", *"abcdefgh"])
     assert len(source.asked) == 1 + ASKED_AT_ONCE
     assert not analyse_some(source, ["damaged"]), "there is nothing more to come"
-
-
-def test_idle_gpus_are_told_by_who_holds_them(memory_runs: Any) -> None:
-    gpus = [
-        IdleGpu(uuid="GPU-1", host="n1", user="ann", account="ml", job_id="7", idle_hours=2.0),
-        IdleGpu(uuid="GPU-2", host="n2", user="ann", account="ml", job_id="7", idle_hours=3.0),
-        IdleGpu(uuid="GPU-3", user="bob"),
-    ]
-    first, second = by_holder(gpus)
-    assert (first.user, first.gpus, first.idle_hours, first.hosts, first.jobs) == ("ann", 2, 5.0, ("n1", "n2"), ("7",))
-    assert (second.user, second.account, second.idle_hours) == ("bob", None, None), "not known, and not 0"
-    shown = page(memory_runs, idle_gpus=lambda: gpus)
-    assert "ann" in shown
-    assert "--prometheus" not in shown
-    assert "No GPU is held without being used right now." in page(memory_runs, idle_gpus=list)
-
-    def down() -> list[IdleGpu]:
-        raise RankscopeError("http://prom:9090: connection refused")
-
-    assert "connection refused" in page(memory_runs, idle_gpus=down)
 
 
 def test_a_verdict_on_nobody_is_counted_and_costs_nothing(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:

@@ -1,4 +1,4 @@
-"""Figures of collectives and of the spread of the overlap ratio, and their texts for unknown values."""
+"""Figures of collectives, and their texts for unknown values."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from tests.dashboards.blocks import page_text
 
+from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.result.collectives import CollectiveBandwidth
 from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.overlap.figures import (
     NO_COLLECTIVE,
-    NO_COMMUNICATION,
     NO_SIZE,
     NO_TRANSFER,
-    NO_WINDOW,
     SHOWN,
     against,
     bandwidth_bars,
     by_cost,
     name_of,
-    overlap_spread,
     wait_bars,
 )
 
@@ -100,18 +99,6 @@ def test_what_is_missing_is_said_with_how_to_get_it() -> None:
     assert name_of(sizeless) == "all_reduce · dp (8 ranks) · size not known"
 
 
-def test_the_spread_counts_ranks_and_steps_and_points_out_ranks() -> None:
-    # Given nine ratios of ranks 0, 1 and 4, one of them unknown
-    ratios = np.array([[0.02, 0.03, 0.04], [0.52, 0.53, np.nan], [0.96, 0.97, 1.0]], np.float32)
-    # When they are drawn with rank 4 as the straggler and a missing rank selected
-    figure = overlap_spread(ratios, [0, 1, 4], LIGHT, profiled=True, blamed=4, picked=3)
-    # Then shares are those of the known values
-    (bars,) = figure.data
-    assert {int(x): round(float(y), 1) for x, y in zip(bars.x, bars.y, strict=True) if y} == {2: 37.5, 52: 25.0, 97: 37.5}
-    assert texts(figure) == ["median", "<b>⚑ rank 4</b>"]
-
-
-def test_without_ratios_it_is_told_whether_anything_was_profiled() -> None:
-    nothing = np.full((2, 3), np.nan, np.float32)
-    assert texts(overlap_spread(nothing, [0, 1], LIGHT, profiled=True)) == [NO_COMMUNICATION]
-    assert texts(overlap_spread(nothing, [0, 1], LIGHT, profiled=False)) == [NO_WINDOW]
+def test_how_much_communication_is_hidden_is_a_sentence(memory_runs: Any, analysis: Analysis) -> None:
+    usual = np.median([rank.overlap_ratio for rank in analysis.ranks])
+    assert f"{100 * usual:.0f}% of the communication" in page_text(memory_runs, "/run/run-1/overlap")

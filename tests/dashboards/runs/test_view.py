@@ -25,12 +25,13 @@ from rankscope.dashboards.data.brief import StoredBrief, brief_of
 from rankscope.dashboards.data.memo import FACTOR, Memo, adaptive
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError
+from rankscope.dashboards.live.grid import column_def
 from rankscope.dashboards.live.listing import MOST_FOLLOWED, asked_rows, sorted_as
 from rankscope.dashboards.model.list_state import ListState
 from rankscope.dashboards.model.page import Again, Heading, Link, Listing, Pieces, Span, every, pieces
 from rankscope.dashboards.model.run_head import run_head
 from rankscope.dashboards.model.state import PageState
-from rankscope.dashboards.runs.view import PAGE, asked_row, first_row
+from rankscope.dashboards.runs.view import COLUMNS, PAGE, asked_row, first_row
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.web.config import DashboardConfig
 
@@ -144,6 +145,11 @@ def test_a_verdict_in_a_run_directory_counts_for_the_version_and_the_files_it_is
     assert not stored.is_current, "written to after the analysis began, if before its verdict was stored"
 
 
+def test_dates_are_searched_and_filtered_as_they_are_shown() -> None:
+    started = column_def(next(one for one in COLUMNS if one.field == "start"))
+    assert started["filterValueGetter"] == started["getQuickFilterText"] == {"function": "localTime(params.data.start)"}
+
+
 @pytest.mark.parametrize("damage", ["{}", "not JSON", "9" * (1 << 21), '{"x": ' + "[" * 100_000, "fifo", "link"])
 def test_a_verdict_that_cannot_be_read_is_none(tmp_path: Path, write_run: WriteRun, damage: str) -> None:
     run = write_run(tmp_path / "run")
@@ -214,7 +220,7 @@ def test_only_some_of_many_live_runs_are_followed(memory_runs: Any, analysis: An
     rows = asked_rows(memory_runs, ["starting", *(f"live-{number}" for number in range(MOST_FOLLOWED + 2)), "run-1"])
     assert memory_runs.analysed == MOST_FOLLOWED + 1
     assert [row["verdict"] for row in rows if "kind" not in row] == [
-        "No rank has shown up yet.", *["Open it to see its verdict."] * 2
+        "No rank has started yet.", *["Open it to see its verdict."] * 2
     ]  # fmt: skip
     assert rows[-1]["kind"] == "Straggler"
 

@@ -87,17 +87,15 @@ def test_the_view_says_that_groups_take_a_window(tmp_path: Path, write_run: Call
     """Given step records only, when the matrix is shown, then it explains that groups need a profiled window."""
     run = opened(write_run(tmp_path / "run", windows=False))
 
-    assert "Groups take a profiled window" in text_of(write(VIEW, "about-matrix", run, PageState()))
+    assert "profile a window" in text_of(write(VIEW, "about-matrix", run, PageState()))
 
 
-@pytest.mark.parametrize("name", ["imposed-bars", "wait-matrix", "cause-bars", "cause-timeline"])
-def test_figures_without_evidence_say_what_is_missing(tmp_path: Path, write_run: Callable[..., Path], name: str) -> None:
-    """Given a run of one rank, when a figure is drawn, then it is only a note."""
-    drawn = draw(VIEW, name, opened(write_run(tmp_path / "run", ranks=1, windows=False, slow_rank=None)), PageState(), COLORS)
+def test_a_run_without_waits_has_one_note_instead_of_empty_panels(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    """Given a run of one rank, when the view is opened, then it gives the reason once."""
+    run = opened(write_run(tmp_path / "run", ranks=1, windows=False, slow_rank=None))
 
-    assert not drawn.figure.data
-    assert drawn.figure.layout.annotations
-    assert not drawn.table.rows
+    assert figure_names(VIEW, run, PageState()) == []
+    assert "one rank" in text_of(VIEW.blocks(run, PageState()))
 
 
 def test_figures_have_their_numbers_and_a_sentence(tmp_path: Path, write_run: Callable[..., Path]) -> None:

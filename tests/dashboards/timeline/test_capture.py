@@ -47,7 +47,7 @@ def test_a_request_reaches_the_job_and_its_answer_the_page(run: Path) -> None:
     assert asked.status_code == 202
     [request] = requests_in(run)
     assert asked.json == {"request_id": request.id, "run_id": "run-1", "state": "asked", "steps": 5}
-    assert (request.kind, request.steps, request.ranks, request.note) == ("capture", 5, None, "asked for on the dashboard")
+    assert (request.kind, request.steps, request.ranks, request.note) == ("capture", 5, None, "requested on the dashboard")
 
     def state() -> Any:
         return http.get(f"{URL}/{request.id}", headers=BEARER).json
@@ -101,7 +101,7 @@ def test_who_the_proxy_names_is_noted(run: Path) -> None:
     http = client(run, proxy=TrustedProxy("X-User"))
     http.post("/login", data={"token": SECRET}, headers={"X-User": "alice"})
     assert http.post(URL, json={}, headers={**FROM_PAGE, "X-User": "alice"}).status_code == 202
-    assert requests_in(run)[0].note == "asked for on the dashboard by alice"
+    assert requests_in(run)[0].note == "requested on the dashboard by alice"
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_what_is_never_answered_is_void(run: Path, write_run: Callable[..., Path
     old = f"{int(name.partition('-')[0]) - int(MAX_AGE_SECONDS * 2e9):019d}-0123abcd"
     (run / "control" / f"{old}.json").write_bytes((run / "control" / f"{name}.json").read_bytes())
     told = http.get(f"{URL}/{old}", headers=BEARER).json
-    assert (told["state"], "no answer" in told["reason"]) == ("void", True)
+    assert (told["state"], "did not answer" in told["reason"]) == ("void", True)
 
     write_run(run, finished=True)
 

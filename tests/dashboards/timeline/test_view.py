@@ -103,7 +103,7 @@ def test_what_could_be_matched_and_how_good_the_clock_is_are_said(run: RunData) 
 
     assert "4 of 4 ranks captured, 3 collectives matched, 0 not" in text
     assert "Clocks corrected by the ends of 3 collectives" in text
-    assert "Raw traces were not kept" in text
+    assert "Raw traces of the ranks were not kept" in text
 
 
 def test_without_a_window_the_page_says_how_to_get_one(tmp_path: Path, write_run: WriteRun) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -153,22 +152,20 @@ def dashboard(
         from rankscope.dashboards.store.making import MadeBeside
         from rankscope.dashboards.web import server
 
-        prometheus = idle_gpus = None
+        prometheus = None
         if prometheus_url is not None:
             from rankscope.alerts.prometheus import Prometheus, Server
-            from rankscope.dashboards.lost_hours.prometheus import IdleNow
 
             prometheus = Prometheus(
                 Server(url=prometheus_url, token_file=prometheus_token_file, ca_file=prometheus_ca), answer_s=PROMETHEUS_S
             )
-            idle_gpus = IdleNow(prometheus)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("rankscope"):
             raise
         raise MissingError(
             f"`rankscope dashboard` needs the Python package {error.name!r}: pip install 'rankscope[dashboards]'"
         ) from error
-    config = replace(_config(token_file, secret, trusted_proxy_header, trusted_proxies, allowed_hosts), idle_gpus=idle_gpus)
+    config = _config(token_file, secret, trusted_proxy_header, trusted_proxies, allowed_hosts)
     making = MadeBeside(Store(cache_folder()), memory_bytes=memory_bytes)
     source = DiskRuns(path, making, prometheus=prometheus, look_again_s=_LOOK_AGAIN_S)
     sock = open_listener(host, port)

@@ -108,13 +108,13 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
         Section(
             name="alert-picked",
             title="The selected alert",
-            help="What it says, what that rests on, and what to do.",
+            help="Its evidence and its runbook. Without a selection, the first alert of the table.",
             blocks=[Group(picked(found, ListState.parse(search).picked), name="alerts-picked", live=True)],
         ),
         Section(
             name="alert-counts",
             title="When alerts began",
-            help="How many began at what time, by severity. Many at once have one cause: look for what they have in common.",
+            help="Number of alerts over time, by severity. Alerts that began at the same time often have one cause.",
             blocks=[
                 Figure(
                     name="alert-counts",
@@ -150,18 +150,16 @@ def counted(found: AlertsFound) -> str:
 
 
 def picked(found: AlertsFound, identifiers: tuple[str, ...]) -> list[Block]:
-    """Return the details of the alert in the selected row, with its runbook; a hint if no row is selected."""
-    alert = next((alert for alert in found.alerts[:MOST_ROWS] if row_id(alert) in identifiers), None)
-    if alert is None:
-        return [Text("Select a row to read what it rests on and its runbook.", "help")]
-    return [alert_article(alert)]
+    """Return the details of the alert in the selected row, else of the first alert, with its runbook."""
+    selected = (alert for alert in found.alerts[:MOST_ROWS] if row_id(alert) in identifiers)
+    return [alert_article(alert) for alert in [next(selected, None) or next(iter(found.alerts), None)] if alert is not None]
 
 
 _EMPTY: Final = Group(
     [
         Heading("No alert is known", 2),
         Text(
-            "Nothing was found, or nobody watched: a watcher writes findings into each run. Start one beside the jobs:",
+            "There were no findings, or no watcher ran. A watcher writes its findings into each run; start one beside the jobs:",
             "help",
         ),
         Advice("rankscope alerts watch RUNS"),

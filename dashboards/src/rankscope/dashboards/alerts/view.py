@@ -73,7 +73,7 @@ def alert_article(alert: AlertRecord) -> Block:
         Text(f"{_when(alert)}; reported by {_SOURCES[alert.source]}.", "help"),
     ]
     if alert.description:
-        parts.append(Details("What it rests on", [Text(alert.description)]))
+        parts.append(Details("Evidence", [Text(alert.description)]))
     if alert.evidence is not None:
         parts.append(Text(Link("Show the evidence", alert.evidence)))
     if alert.runbook_url is not None:
@@ -98,7 +98,7 @@ def _when(alert: AlertRecord) -> str:
 
 MOST_SPELLS: Final = 100
 _COLUMNS: Final = (
-    ("Alert", ""), ("About", ""), ("Pending", ""), ("Fired", ""), ("Ended", ""), ("What it says", "names"),
+    ("Alert", ""), ("About", ""), ("Pending", ""), ("Fired", ""), ("Ended", ""), ("Summary", "names"),
 )  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def replay_list(replay: Replay, rule: str | None) -> list[Block]:
     whole = duration((replay.end_unix_ns - replay.start_unix_ns) / 1e3)
     policies = dict.fromkeys(f"{one.rule}: {one.policy}." for one in asked if one.policy)
     how: list[Block] = [
-        Text(f"Replayed over {whole}, of the run as it was when it was read.", "help"),
+        Text(f"Replayed over {whole} of the run, as of when it was read.", "help"),
         Details("When they fire and end", [Items(list(policies))]),
     ]
     spells = spells_of(replay, rule)
@@ -178,7 +178,7 @@ def _replay(run: RunData, state: PageState) -> list[Block]:
     path = quote(run.summary.path)
     commands: list[Block] = [
         Advice(f"The same on the command line: rankscope alerts replay {path}"),
-        Advice(f"A watcher that is slower to fire: rankscope alerts replay {path} --fire-after 6 --interval 10s"),
+        Advice(f"With a longer delay before firing: rankscope alerts replay {path} --fire-after 6 --interval 10s"),
     ]
     if state.replay is None:
         return commands
@@ -191,8 +191,8 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         Section(
             name="alert-times",
             title="When alerts fired",
-            help="One row per alert and what it is about. What began or ended together has one cause. Below is what they say: "
-            "firing alerts first, then the newest. Do what the runbook says.",
+            help="One row per alert and subject. Alerts that began together often have one cause. Firing alerts come first, then "
+            "the newest.",
             blocks=[
                 Figure(
                     name="alert-times",
@@ -230,7 +230,7 @@ VIEW: Final = View(
     help=Help(
         shows="Alerts about this run, its GPUs and hosts, from the watcher's files and, with --prometheus, from Prometheus.",
         formula="The watcher fires after three evaluations with a finding, a rule after its time. Each alert has one owner.",
-        do="Open the runbook of what fires. With no alert where there should have been one, replay them over the run.",
+        do="Open the runbook of a firing alert. If an alert is missing, replay the rules over the run.",
     ),
     blocks=_blocks,
 )

@@ -118,6 +118,10 @@
     return isNaN(at) ? utc : at.toLocaleString("sv");
   }
 
+  window.dashAgGridFunctions = Object.assign({}, window.dashAgGridFunctions, {
+    localTime: (utc) => (utc ? local(utc) : ""),
+  });
+
   function badge(text, tone) {
     return React.createElement("span", { className: "badge badge-" + tone }, text);
   }

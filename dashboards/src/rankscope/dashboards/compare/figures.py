@@ -206,7 +206,7 @@ def _intervals(rows: Sequence[_Row], colors: Palette, title: str) -> go.Figure:
             x=[row.difference / size for row in chosen],
             y=at,
             mode="markers",
-            name={"worse": "worse", "better": "better"}.get(group, "not shown to be real, or too small"),
+            name={"worse": "worse", "better": "better"}.get(group, "not significant, or too small"),
             marker={"size": 11, "color": looks.get(group, colors.muted), "symbol": _SYMBOLS.get(group, "circle-open")},
             error_x={
                 "type": "data",
@@ -307,7 +307,7 @@ def scaling_losses(scaling: Scaling, colors: Palette) -> Drawn:
     """Draw the additional rank-time per unit of work versus the reference, by part. Negative values are gains."""
     rows = [row for row in scaling.rows if row.losses]
     if not rows:
-        says = "Where the efficiency went is not known of any of these runs."
+        says = "The parts of the lost efficiency are not known."
         return Drawn(note(says, colors), NO_DATA, says)
     names = list(dict.fromkeys(loss.name for row in rows for loss in row.losses))
     labels = {loss.name: loss.label for row in rows for loss in row.losses}

@@ -70,14 +70,13 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
         Section(
             name="sides",
             title="What is compared",
-            help="The first is what the others are compared with.",
+            help="The first run is the baseline.",
             blocks=[_sides(result.sides)],
         ),
         Section(
             name="distribution",
             title="Step times",
-            help="A point says which share of steps took at most so long: a curve further right is slower; a long flat top "
-            "means rare slow steps.",
+            help="Cumulative distribution: a curve further right is slower; a long flat top means rare slow steps.",
             blocks=[
                 Figure(
                     name="compare-steps",
@@ -132,9 +131,9 @@ def _verdicts(result: CompareResult) -> list[Block]:
         )
     parts.append(
         Text(
-            f"Real: what the noise within the runs does not explain; all intervals of a comparison hold at once with "
-            f"{result.confidence:.0%}. What matters: at least {result.min_change:.2%} of the step. Runs of the same code "
-            "differ, too, and no test on two runs can tell by how much: compare two of the same code first.",
+            f"A difference is significant if the noise within the runs does not explain it; all intervals of a comparison hold "
+            f"together with {result.confidence:.0%}. Differences below {result.min_change:.2%} of the step are ignored. Runs of "
+            "the same code differ, too: compare two of them first.",
             "help",
         )
     )
@@ -172,8 +171,8 @@ def _scaling(scaling: Scaling) -> list[Block]:
         Section(
             name="scaling",
             title="Scaling efficiency",
-            help="Work per second against the smallest run, over what as many times the ranks would ideally do. Bars at the "
-            "points are intervals.",
+            help="Throughput relative to the smallest run, divided by the relative number of ranks. Bars at the points are "
+            "confidence intervals.",
             blocks=[
                 Figure(
                     name="scaling-efficiency",
@@ -186,7 +185,7 @@ def _scaling(scaling: Scaling) -> list[Block]:
         Section(
             name="losses",
             title="Where the efficiency went",
-            help="What a unit of work takes more rank-time for than in the smallest run; the parts add up to 100% minus the "
+            help="Additional rank-time per unit of work, relative to the smallest run; the parts add up to 100% minus the "
             "efficiency.",
             blocks=[
                 Figure(
@@ -209,8 +208,8 @@ def _differences(result: CompareResult, state: PageState) -> list[Block]:
         Section(
             name="parts",
             title="Where in the step",
-            help="Parts of the average step; they add up to it. The line is the interval that noise leaves: across 0 it may be "
-            f"nothing.{which}",
+            help="Parts of the average step, which add up to its difference. Lines are confidence intervals: one across 0 may be "
+            f"noise.{which}",
             blocks=[
                 Figure(
                     name="compare-parts",
@@ -223,7 +222,7 @@ def _differences(result: CompareResult, state: PageState) -> list[Block]:
         Section(
             name="inside",
             title="Inside the parts, and in profiled steps",
-            help="Own time is what a rank needs for itself. Compute, communication and idle time are of the profiled steps only.",
+            help="Own time is wall time without waiting. Compute, communication and idle time are of profiled steps only.",
             blocks=[
                 Figure(
                     name="compare-own",
@@ -236,7 +235,7 @@ def _differences(result: CompareResult, state: PageState) -> list[Block]:
         Section(
             name="changed",
             title="On which host",
-            help="How much longer than its peers' a rank's own time became: after a node swap, look at the host that came.",
+            help="Change of a rank's own time relative to its peers. After a node swap, look at the new host.",
             blocks=[
                 Figure(
                     name="compare-ranks",

@@ -1,9 +1,8 @@
-"""GPU readings in shared time columns, statistics of each GPU over them, and the power of hosts and racks."""
+"""GPU readings in shared time columns, and statistics of each GPU over them."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
@@ -15,7 +14,6 @@ from rankscope.analysis.evidence.hardware import bare
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.hardware import Gpu, Hardware, Rows, in_steps
 from rankscope.dashboards.data.memo import Memo
-from rankscope.dashboards.data.topology import Place, Topology
 
 MOST_COLUMNS: Final = 480
 """Most columns: more than a figure has room for."""
@@ -115,28 +113,6 @@ def worst_in(hardware: Hardware, gauge: str, columns: TimeColumns) -> Values:
     return _held(hardware, ("worst", gauge, columns.key), make)
 
 
-def means_in(hardware: Hardware, gauge: str, columns: TimeColumns) -> Values:
-    """Return [GPUs, columns]: mean in the column, else the last sample before it that is not stale. MIG devices: NaN."""
-
-    def make() -> Values:
-        values = np.full((len(hardware.gpus), len(columns.at)), np.nan, np.float32)
-        for row, gpu in enumerate(hardware.gpus):
-            if gpu.parent_uuid is None and gauge in gpu.gauges:
-                values[row] = _means(hardware.rows(gpu), gauge, columns)
-        whole = np.array([[gpu.parent_uuid is None] for gpu in hardware.gpus])
-        return np.where(np.isnan(values) & whole, worst_in(hardware, gauge, columns), values)
-
-    return _held(hardware, ("mean", gauge, columns.key), make)
-
-
-def _means(rows: Rows, gauge: str, columns: TimeColumns) -> Values:
-    known = np.isfinite(rows[gauge])
-    sums = np.append(0.0, np.cumsum(rows[gauge][known], dtype=np.float64))
-    at = np.searchsorted(rows["unix_ns"][known], columns.edges_ns, "left")
-    counts = np.diff(at)
-    return np.where(counts > 0, np.diff(sums[at]) / np.maximum(counts, 1), np.nan).astype(np.float32)
-
-
 def figures_of(hardware: Hardware, columns: TimeColumns) -> list[GpuFigures]:
     """Return the statistics of each GPU over the time of ``columns``."""
     return _held(hardware, ("figures", columns.key), lambda: [_figures(hardware.rows(gpu), columns) for gpu in hardware.gpus])
@@ -177,77 +153,3 @@ _MOST_HELD: Final = 12
 def _held(hardware: Hardware, key: Any, make: Callable[[], T]) -> T:
     """Return a cached value: three figures and a table of a page use the same ones."""
     return _HELD.setdefault(hardware, Memo(_MOST_HELD)).get(repr(key), "", make)
-
-
-NO_RACK = "rack not known"
-
-
-@dataclass(frozen=True, slots=True)
-class GroupPower:
-    """Power of the GPUs of a host or rack."""
-
-    name: str
-    known: int
-    """Highest number of GPUs whose power is known at the same time."""
-    gpus: int
-    """Number of all GPUs of the group."""
-    median_watts: float | None
-    """Median of the sums over the ``known`` GPUs; ``None``: no GPU's power is known."""
-    highest_watts: float | None
-    headroom_celsius: float | None
-    """Smallest margin of any of its GPUs to thermal slowdown."""
-
-    @property
-    def is_whole(self) -> bool:
-        """True if the sums include all GPUs."""
-        return self.known == self.gpus
-
-
-def group_powers(
-    hardware: Hardware, columns: TimeColumns, group_of: Mapping[str, str], unsampled: Mapping[str, int]
-) -> list[GroupPower]:
-    """Return the power of each group of ``group_of`` (GPU to group) and ``unsampled`` (group to its number of GPUs without
-    samples), highest power first. MIG devices count as part of their GPU.
-    """
-    watts = means_in(hardware, "power_watts", columns)
-    margins = worst_in(hardware, "temperature_margin_celsius", columns)
-    groups = []
-    for name in sorted({*group_of.values(), *unsampled}):
-        rows = [row for row, gpu in enumerate(hardware.gpus) if gpu.parent_uuid is None and group_of[gpu.gpu_uuid] == name]
-        groups.append(_group(name, watts[rows], margins[rows], len(rows) + unsampled.get(name, 0)))
-    return sorted(groups, key=lambda group: -(group.median_watts or -1))
-
-
-def _group(name: str, watts: Values, margins: Values, gpus: int) -> GroupPower:
-    """Return the power of one group. Sums cover only times with the most known GPUs, so that they stay comparable."""
-    counts = np.isfinite(watts).sum(axis=0)
-    known = margins[np.isfinite(margins)]
-    headroom = float(known.min()) if len(known) else None
-    most = int(counts.max(initial=0))
-    if not most:
-        return GroupPower(name, 0, gpus, None, None, headroom)
-    sums = np.nansum(watts[:, counts == most], axis=0)
-    return GroupPower(name, most, gpus, float(np.median(sums)), float(sums.max()), headroom)
-
-
-def rack_of(place: Place) -> str | None:
-    """Return the rack in the place's coordinates, ``None`` if there is none."""
-    return f"rack {place.coordinates['rack']}" if "rack" in place.coordinates else None
-
-
-def racks_of_gpus(hardware: Hardware, topology: Topology) -> dict[str, str]:
-    """Return GPU to rack; the rack of a host is that of any rank on it."""
-    racks = {place.rank: rack for place in topology.places if (rack := rack_of(place)) is not None}
-    hosts = {gpu.host: racks[rank] for gpu in hardware.gpus for rank in gpu.ranks if rank in racks}
-    return {gpu.gpu_uuid: hosts.get(gpu.host, NO_RACK) for gpu in hardware.gpus}
-
-
-def unsampled_gpus(hardware: Hardware, topology: Topology, *, by_rack: bool) -> dict[str, int]:
-    """Return the number of GPUs with ranks but without samples, by host or rack."""
-    missing = set(hardware.index.unsampled_ranks)
-    found = {
-        ((rack_of(place) or NO_RACK) if by_rack else place.host, bare(place.gpu_uuid))
-        for place in topology.places
-        if place.rank in missing and place.gpu_uuid is not None and place.host is not None
-    }
-    return Counter(group for group, _ in found)

@@ -22,7 +22,7 @@ def gpu_hints(hardware: Hardware, events: Events, steps: tuple[int, int] | None)
     gpus, index = hardware.gpus, hardware.index
     if not gpus:
         return [
-            Text(f"Nothing is known of this run's GPUs: {index.why_none or 'there are no samples'}."),
+            Text(f"This run has no GPU readings: {index.why_none or 'there are no samples'}."),
             Text(
                 [
                     "Start ",
@@ -55,7 +55,7 @@ def _said(hardware: Hardware, events: Events, last: int | None) -> Iterator[str]
     gpus, index = hardware.gpus, hardware.index
     if index.unsampled_ranks:
         yield f"No samples of the GPUs of {_ranks(index.unsampled_ranks)}: rankscope exporter must run on their hosts, too."
-    yield from (f"Samples are missing now and then: {reason}." for reason in index.missing)
+    yield from (f"Some samples are missing: {reason}." for reason in index.missing)
     stale = [gpu for gpu in gpus if last is not None and gpu.last_unix_ns is not None and last - gpu.last_unix_ns > STALE_NS]
     if stale:
         yield f"Stale: the newest sample of {_gpus(stale)} is more than a minute older than that of the others."
@@ -63,14 +63,11 @@ def _said(hardware: Hardware, events: Events, last: int | None) -> Iterator[str]
     if last is not None and clock is not None and int(clock.starts_ns[-1]) - last > STALE_NS:
         yield f"Stale: the newest sample of all is of {moment(last)}, the last step began {moment(int(clock.starts_ns[-1]))}."
     if some := [gpu for gpu in gpus if gpu.parent_uuid is not None]:
-        yield (
-            f"{count(len(some), 'MIG device')}: they share clock, heat and power with their GPU, whose readings stand for them; "
-            "sums of power count each GPU once."
-        )
+        yield (f"{count(len(some), 'MIG device')}: clock, temperature and power are those of the whole GPU.")
     if not any(gpu.throttle_samples for gpu in gpus):
-        yield "Why clocks were held down is not known: no sample tells it."
+        yield "Reasons for reduced clocks are not known: no sample contains them."
     if clock is None:
-        yield "No step has a time (yet): what is shown is over the time of day."
+        yield "No step has a time (yet); the axis is the time of day."
     elif index.clock_host is not None and len({gpu.host for gpu in gpus}) > 1:
         yield f"Steps are placed by the clock of {index.clock_host}; hosts with other clocks are off by as much as these differ."
     if events.left_out:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from html import unescape
 from typing import Any, Final
 
 import numpy as np
@@ -20,22 +19,18 @@ from rankscope.dashboards.data.hardware import Gpu, Hardware
 from rankscope.dashboards.data.metrics import METRICS, Metric, of_origin, why_unknown
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.hardware.data import (
-    GroupPower,
     TimeColumns,
     figures_of,
-    group_powers,
-    racks_of_gpus,
     source_of,
     time_columns,
-    unsampled_gpus,
     worst_in,
 )
-from rankscope.dashboards.hardware.figures import MapRows, finish, gpu_label, gpu_map, group_power_bars
+from rankscope.dashboards.hardware.figures import MapRows, finish, gpu_label, gpu_map
 from rankscope.dashboards.hardware.hints import gpu_hints
 from rankscope.dashboards.hardware.lines import GAUGES, NAMES, OwnTime, gpu_lines
 from rankscope.dashboards.hardware.table import COLUMNS, gpu_rows
 from rankscope.dashboards.model.drawn import Drawn, FigureData, cell
-from rankscope.dashboards.model.page import Again, Block, Figure, Part, Section, Table, Text, choice, rank_choice
+from rankscope.dashboards.model.page import Again, Block, Figure, Part, Section, Table, choice, rank_choice
 from rankscope.dashboards.model.picks import steps_of_drag
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
@@ -66,7 +61,7 @@ class _Shown:
 
 def _shown(run: RunData, state: PageState) -> _Shown:
     if not run.hardware.gpus:
-        raise RankscopeError(f"Nothing is known of this run's GPUs: {run.hardware.index.why_none or _FOUND_NONE}")
+        raise RankscopeError(f"This run has no GPU readings: {run.hardware.index.why_none or _FOUND_NONE}")
     return _Shown(run.hardware, time_columns(run.hardware, state.steps))
 
 
@@ -184,42 +179,6 @@ def _own_time(run: RunData, gpu: Gpu, columns: TimeColumns) -> OwnTime | None:
     return OwnTime(gpu.ranks[0], at, binned.values[0])
 
 
-def _host_power(run: RunData, state: PageState, colors: Palette) -> Drawn:
-    shown = _shown(run, state)
-    hosts = {gpu.gpu_uuid: gpu.host for gpu in shown.hardware.gpus}
-    unsampled = unsampled_gpus(shown.hardware, run.topology, by_rack=False)
-    return _power(shown, colors, group_powers(shown.hardware, shown.columns, hosts, unsampled), "host", picked=state.host)
-
-
-def _rack_power(run: RunData, state: PageState, colors: Palette) -> Drawn:
-    shown = _shown(run, state)
-    racks = racks_of_gpus(shown.hardware, run.topology)
-    unsampled = unsampled_gpus(shown.hardware, run.topology, by_rack=True)
-    return _power(shown, colors, group_powers(shown.hardware, shown.columns, racks, unsampled), "rack")
-
-
-def _power(shown: _Shown, colors: Palette, groups: list[GroupPower], what: str, *, picked: str | None = None) -> Drawn:
-    """Draw the power of groups. ``what``: kind of the groups, ``host`` or ``rack``."""
-    table = FigureData(
-        (what, "GPUs known", "GPUs", "power, median [W]", "power, highest [W]", "least thermal headroom [celsius]"),
-        [(one.name, one.known, one.gpus, one.median_watts, one.highest_watts, one.headroom_celsius) for one in groups],
-    )
-    partial = sum(not group.is_whole for group in groups)
-    says = f"Power of {len(groups):,} {what}s{shown.simulated}"
-    says += f", of {partial:,} only a part of their GPUs" if partial else ""
-    least = min(
-        (one for one in groups if one.headroom_celsius is not None), key=lambda one: one.headroom_celsius or 0, default=None
-    )
-    says += "; " + (
-        "thermal headroom is not known: the GPUs do not tell it, or an older rankscope took the samples"
-        if least is None
-        else f"least thermal headroom {least.headroom_celsius:.0f} °C on {least.name}"
-    )
-    picture = group_power_bars(groups, colors, picked=picked)
-    finish(picture, colors, simulated=shown.is_simulated)
-    return Drawn(picture, table, says)
-
-
 def _rows(run: RunData, state: PageState) -> list[dict[str, Any]]:
     try:
         shown = _shown(run, state)
@@ -252,11 +211,6 @@ def _pick_cell(run: RunData, state: PageState, point: Mapping[str, Any]) -> Page
     return _with_gpu(state, shown.hardware.gpus[first])
 
 
-def _pick_host(state: PageState, point: Mapping[str, Any]) -> PageState:
-    host = str(point["y"]).removeprefix("<b>▸ ").removesuffix("</b>")
-    return replace(state, host=unescape(host))
-
-
 def _blocks(run: RunData, state: PageState) -> list[Block]:
     hints = Part("gpu-hints", lambda: gpu_hints(run.hardware, run.events, state.steps))
     if not run.hardware.gpus:
@@ -268,7 +222,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         Section(
             name="gpus",
             title="Every GPU over time",
-            help="A hot or slow GPU is a line, a moment that hit all a column, a host with bad cooling a block. Grey: no sample. "
+            help="A hot or slow GPU is a line, an event on all GPUs a column, a host with bad cooling a block. Grey: no sample. "
             "Click a row to see its GPU below; drag over steps to zoom, double-click to see all again.",
             blocks=[
                 Figure(
@@ -285,8 +239,8 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         Section(
             name="gpu",
             title="One GPU, and the own time of its rank",
-            help="Shaded: its clock was held down or dropped; the lines at the top say by what. A clock that drops where own "
-            "time rises is a cause; own time that rises alone is not the GPU's.",
+            help="Shaded: its clock was reduced; the lines at the top name the reason. If own time rises where the clock drops, "
+            "the clock is a cause; if own time rises alone, the GPU is not.",
             blocks=[
                 Figure(
                     name="gpu-lines",
@@ -312,27 +266,6 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                 )
             ],
         ),
-        Section(
-            name="power",
-            title="Power of hosts and racks",
-            help="The sum over the GPUs of each at the same time. Hatched: some of its GPUs are not known, so "
-            "it is more than that.",
-            blocks=[
-                Figure(
-                    name="host-power",
-                    label="Bars of the power of each host",
-                    draw=partial(_host_power, run, state),
-                    pick=partial(_pick_host, state),
-                ),
-                Figure(name="rack-power", label="Bars of the power of each rack", draw=partial(_rack_power, run, state))
-                if "rack" in run.topology.dimensions
-                else Text(
-                    "Racks are not known. Give every rank its own as a coordinate, such as RANKSCOPE_COORDINATES=dp=3,rack=7, "
-                    "and there are bars of racks here.",
-                    "help",
-                ),
-            ],
-        ),
     ]
 
 
@@ -355,7 +288,7 @@ VIEW: Final = View(
         shows="What the GPUs of the run's hosts did while it trained: heat, power, clocks, use, throttling, errors and links.",
         formula="Samples of each host's exporter, put on the steps by the clock of one host: a sample stands until the next one, "
         "but not longer than three times their usual distance. Where several share a cell, the worst counts: the highest, "
-        "of clocks, use and headroom the lowest. Power of a host is the sum of the means of its GPUs.",
+        "of clocks, use and headroom the lowest.",
         do="Look for a GPU that is hotter or slower than its neighbours, pick it, and see whether own time rises where its clock "
         "drops.",
     ),

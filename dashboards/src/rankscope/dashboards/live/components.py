@@ -16,6 +16,7 @@ from rankscope.dashboards.charts.frame import GRAPH_CONFIG
 from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.live.grid import DEFAULT_COLUMN, OPTIONS, column_def, grid_style, listing
 from rankscope.dashboards.model import page as model
+from rankscope.dashboards.model.columns import known_columns
 
 AGAIN_MS: Final = 700
 """Interval at which the page polls for what is being computed."""
@@ -242,7 +243,12 @@ def _(block: model.Figure) -> Component:
     return html.Figure(
         [
             html.Div(
-                dcc.Graph(id=identity("figure", block.name), config=cast("Any", GRAPH_CONFIG), figure=blank),
+                dcc.Graph(
+                    id=identity("figure", block.name),
+                    config=cast("Any", GRAPH_CONFIG),
+                    figure=blank,
+                    style={"height": f"{block.height}px"},
+                ),
                 className="graph long" if block.long else "graph",
                 # Makes it focusable, so that the arrow keys scroll it.
                 **cast("Any", {"tabIndex": 0, "role": "group", **aria(label=block.label)} if block.long else {}),
@@ -274,7 +280,7 @@ def _(block: model.Table) -> Component:
     grid: Component = dag.AgGrid(
         id=identity("grid", block.name),
         rowData=rows,
-        columnDefs=[column_def(column) for column in block.columns],
+        columnDefs=[column_def(column) for column in known_columns(block.columns, rows)],
         defaultColDef=DEFAULT_COLUMN,
         getRowId="params.data.id",
         csvExportParams={"fileName": f"{block.file_name}.csv"},

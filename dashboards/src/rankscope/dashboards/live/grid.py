@@ -9,7 +9,7 @@ import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from rankscope.dashboards.model.columns import Column
+from rankscope.dashboards.model.columns import Column, known_columns
 from rankscope.dashboards.model.list_state import ListState
 from rankscope.dashboards.model.page import Listing
 
@@ -56,6 +56,9 @@ def column_def(column: Column) -> dict[str, Any]:
     about |= {"pinned": "left"} if column.pinned else {}
     about |= {"tooltipField": column.field} if column.hover else {}
     about |= {"cellRenderer": column.renderer} if column.renderer else {}
+    if column.renderer == "LocalTime":  # filters and the search find what is shown
+        local = {"function": f"localTime(params.data.{column.field})"}
+        about |= {"filterValueGetter": local, "getQuickFilterText": local}
     about |= {"context": {"ifKnown": True}} if column.if_known else {}
     return about | ({"flex": 1, "minWidth": column.fills} if column.fills else {})
 
@@ -66,18 +69,12 @@ def grid_style(rows: list[dict[str, Any]]) -> dict[str, str]:
     return {"height": f"{min(110 + 38 * lines, 640)}px", "width": "100%"}
 
 
-def _known(field: str, rows: list[dict[str, Any]]) -> bool:
-    return any(row.get(field) is not None for row in rows)
-
-
 def listing(block: Listing, tools: list[Component]) -> Component:
     """Return the table; ``live.listing`` maintains its search, sort order and selection."""
     name, state = block.name, ListState.parse(block.search)
     order = "desc" if state.descending else "asc"
-    columns = [
-        column_def(column) | ({"hide": True} if column.if_known and not _known(column.field, block.rows) else {})
-        for column in block.columns
-    ]
+    known = known_columns(block.columns, block.rows)
+    columns = [column_def(column) | ({} if column in known else {"hide": True}) for column in block.columns]
     search = dmc.TextInput(
         id=f"{name}-q",
         value=state.q,

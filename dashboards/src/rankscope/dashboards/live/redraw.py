@@ -33,6 +33,7 @@ def register(app: Dash, pages: Pages) -> None:
 
     @app.callback(
         Output(identity("figure", each), "figure"),
+        Output(identity("figure", each), "style"),
         Output(identity("says", each), "children"),
         Output(identity("figure-again", each), "disabled"),
         Input("shown", "data"),
@@ -41,13 +42,14 @@ def register(app: Dash, pages: Pages) -> None:
         Input(identity("figure-again", each), "n_intervals"),
         State(identity("figure", each), "id"),
     )
-    def draw_figure(shown: Any, search: Any, scheme: Any, _again: Any, which: dict[str, str]) -> tuple[Any, Any, Any]:
+    def draw_figure(shown: Any, search: Any, scheme: Any, _again: Any, which: dict[str, str]) -> tuple[Any, ...]:
         with time_zone(request.cookies.get(ZONE_COOKIE)):
             found = pages.figure(_path(shown), search, which["name"], palette(scheme))
         if found is None:
-            return no_update, no_update, no_update
+            return (no_update,) * 4
         drawn, ready = found
-        return drawn.figure, drawn.says, ready
+        # When the window is resized or printed, Plotly takes the height of the place, not of the figure.
+        return drawn.figure, {"height": f"{drawn.figure.layout.height}px"}, drawn.says, ready
 
     @app.callback(
         Output(identity("part", each), "children"),

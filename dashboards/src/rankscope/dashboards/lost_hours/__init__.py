@@ -1,1 +1,1 @@
-"""GPU-hours lost per host over all runs, and GPUs that are held and not used."""
+"""GPU-hours lost per host over all runs."""

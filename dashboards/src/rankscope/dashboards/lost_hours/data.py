@@ -1,14 +1,15 @@
-"""GPU time lost over many runs by host and cause, and GPUs that are allocated but unused."""
+"""GPU time lost over many runs by host and cause."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from rankscope.analysis.result.analysis import Cause
+from rankscope.analysis.result.stored import Lost
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.data.brief import Brief, Lost
+from rankscope.dashboards.data.brief import Brief
 from rankscope.dashboards.data.source import RunSource, RunSummary
 
 REPEATED: Final = 2
@@ -18,12 +19,12 @@ DAY_NS: Final = 86_400_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RunLoss:
     """A run and its summary."""
 
     run: RunSummary
     brief: Brief | None
-    """``None``: not analysed yet, or unreadable."""
+    """``None``: not analysed yet, or unreadable. It has ``losses``."""
 
 
 @dataclass(slots=True)
@@ -78,19 +79,22 @@ class ClusterLedger:
         return sum(host.gpu_hours for host in self.hosts)
 
 
-def told(source: RunSource) -> list[Told]:
-    """Return all runs with their cached summaries; computes nothing. Raises ``RankscopeError``."""
-    return [Told(run, _known(source, run)) for run in source.runs()]
+def run_losses(source: RunSource) -> list[RunLoss]:
+    """Return all runs with their known summaries, as in the list of runs; computes nothing. Raises ``RankscopeError``."""
+    return [RunLoss(run, _known(source, run)) for run in source.runs()]
 
 
 def _known(source: RunSource, run: RunSummary) -> Brief | None:
     try:
-        return source.known_brief(run)
+        found = source.known_brief(run)
     except RankscopeError:
-        return None  # damaged in the cache: treat as absent
+        found = None  # damaged in the cache: treat as absent
+    if found is None and (stored := source.stored_brief(run)) is not None and stored.is_current:
+        found = stored.brief
+    return None if found is None or found.losses is None else found
 
 
-def cluster_ledger(runs: Iterable[Told], *, since_unix_ns: int | None = None) -> ClusterLedger:
+def cluster_ledger(runs: Iterable[RunLoss], *, since_unix_ns: int | None = None) -> ClusterLedger:
     """Sum the losses of runs that started at ``since_unix_ns`` or later; ``None``: of all runs."""
     ledger = ClusterLedger([], [], [], [], [], [], [])
     hosts: dict[str | None, HostLoss] = {}
@@ -101,11 +105,11 @@ def cluster_ledger(runs: Iterable[Told], *, since_unix_ns: int | None = None) ->
             continue
         place = _place(ledger, one, undated=since_unix_ns is not None and start is None)
         place.append(one.run)
-        if one.brief is None or place is not ledger.counted:
+        if one.brief is None or one.brief.losses is None or place is not ledger.counted:
             continue
-        for host, hours in one.brief.host_gpu_hours.items():
+        for host, hours in one.brief.losses.host_gpu_hours.items():
             trained[host] = trained.get(host, 0.0) + hours
-        for lost in one.brief.lost_by:
+        for lost in one.brief.losses.lost_by:
             _add(hosts.setdefault(lost.host, HostLoss(lost.host)), lost, one.run, one.brief.currency)
     for loss in hosts.values():
         loss.trained_gpu_hours = None if loss.host is None else trained.get(loss.host)
@@ -113,17 +117,17 @@ def cluster_ledger(runs: Iterable[Told], *, since_unix_ns: int | None = None) ->
     return ledger
 
 
-def _place(ledger: ClusterLedger, one: Told, *, undated: bool) -> list[RunSummary]:
+def _place(ledger: ClusterLedger, one: RunLoss, *, undated: bool) -> list[RunSummary]:
     """Return the list of the ledger that a run belongs to."""
     if one.run.problem is not None:
         return ledger.unreadable
     if undated:
         return ledger.undated
-    if one.brief is None:
+    if one.brief is None or one.brief.losses is None:
         return ledger.not_analysed
     if one.brief.kind == "insufficient_data":
         return ledger.too_little
-    return ledger.counted if one.brief.on_gpus or one.brief.lost_by else ledger.without_gpus
+    return ledger.counted if one.brief.losses.on_gpus or one.brief.losses.lost_by else ledger.without_gpus
 
 
 def _add(loss: HostLoss, lost: Lost, run: RunSummary, currency: str | None) -> None:
@@ -146,55 +150,3 @@ def total_cost(hosts: Sequence[HostLoss]) -> dict[str, float]:
         for currency, amount in host.cost.items():
             found[currency] = found.get(currency, 0.0) + amount
     return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IdleGpu:
-    """One idle GPU as the exporter reports it: ``gpu_allocated`` is 1, ``gpu_in_use`` 0; the rest is from ``gpu_job_info``."""
-
-    uuid: str
-    host: str | None = None
-    user: str | None = None
-    account: str | None = None
-    job_id: str | None = None
-    idle_hours: float | None = None
-    """Idle hours in the last 24 hours under the same job; ``None``: only the present state is known."""
-
-
-class IdleGpus(Protocol):
-    """Query for idle GPUs and the users and jobs that hold them."""
-
-    def __call__(self) -> list[IdleGpu]:
-        """Return the GPUs that are idle now. Raises ``RankscopeError``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """Idle GPUs that one user holds on one account."""
-
-    user: str | None
-    account: str | None
-    gpus: int
-    idle_hours: float | None
-    """``None`` unless it is known for every GPU."""
-    hosts: tuple[str, ...]
-    jobs: tuple[str, ...]
-
-
-def by_holder(gpus: Sequence[IdleGpu]) -> list[Holder]:
-    """Return the holders of idle GPUs, sorted by the number of GPUs, highest first."""
-    groups: dict[tuple[str | None, str | None], list[IdleGpu]] = {}
-    for gpu in gpus:
-        groups.setdefault((gpu.user, gpu.account), []).append(gpu)
-    holders = [
-        Holder(
-            user,
-            account,
-            len(held),
-            None if any(gpu.idle_hours is None for gpu in held) else sum(gpu.idle_hours or 0.0 for gpu in held),
-            tuple(sorted({gpu.host for gpu in held if gpu.host is not None})),
-            tuple(sorted({gpu.job_id for gpu in held if gpu.job_id is not None})),
-        )
-        for (user, account), held in groups.items()
-    ]
-    return sorted(holders, key=lambda holder: (-holder.gpus, holder.user or "", holder.account or ""))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from rankscope.analysis.result.analysis import Cause
@@ -13,7 +14,7 @@ from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.lost_hours.data import ClusterLedger, HostLoss
 from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
 from rankscope.dashboards.words.inert import plotly_text
-from rankscope.dashboards.words.wording import CAUSE_LABELS
+from rankscope.dashboards.words.wording import CAUSE_LABELS, gpu_hours, gpu_time_unit
 
 SHOWN: Final = 20
 """Maximum number of hosts drawn. The table has all of them."""
@@ -43,22 +44,23 @@ def lost_hours_bars(ledger: ClusterLedger, colors: Palette) -> Drawn:
         return Drawn(note(says, colors), NO_DATA, says)
     shown = hosts[:SHOWN]
     names = [plotly_text(_name(host), _MOST_LETTERS) for host in shown]
+    size, unit = gpu_time_unit(max(host.gpu_hours for host in shown))
     figure = go.Figure()
     for cause, look in LOOKS.items():
-        hours = [host.by_cause.get(cause) for host in shown]
-        if any(hours):
+        hours = np.array([host.by_cause.get(cause, 0.0) for host in shown])
+        if hours.any():
             row_bars(
                 figure,
                 look,
-                hours,
+                hours / size,
                 colors,
                 hovertext=[plotly_text(_name(host)) for host in shown],
-                hovertemplate=f"<b>%{{hovertext}}</b><br>{look.label}: %{{x:,.3g}} GPU-h<extra></extra>",
+                hovertemplate=f"<b>%{{hovertext}}</b><br>{look.label}: %{{x:,.3g}} {unit}<extra></extra>",
             )
     framed(figure, colors, height=110 + 30 * len(shown))
     figure.update_layout(barmode="stack", bargap=0.3)
     legend_above(figure)
-    figure.update_xaxes(title_text="GPU-hours lost", rangemode="tozero")
+    figure.update_xaxes(title_text=f"{unit} lost", rangemode="tozero")
     rows_axis(figure, [f"<b>⚑ {name}</b>" if host.repeated else name for name, host in zip(names, shown, strict=True)])
     return Drawn(figure, lost_hours_table(ledger), _says(hosts, ledger.gpu_hours))
 
@@ -82,4 +84,4 @@ def _says(hosts: list[HostLoss], whole: float) -> str:
     most = max(hosts, key=lambda host: host.gpu_hours)
     repeated = sum(host.repeated for host in hosts)
     more = f"; {repeated} of {len(hosts)} were blamed in several runs" if repeated else ""
-    return f"{_name(most)} cost most: {most.gpu_hours:,.3g} of {whole:,.3g} GPU-hours lost{more}."
+    return f"{_name(most)} cost most: {gpu_hours(most.gpu_hours)} of {gpu_hours(whole)} lost{more}."

@@ -1,4 +1,4 @@
-"""Page of lost GPU-hours: GPU time lost per host and cause over all runs, and GPUs that are allocated but unused."""
+"""Page of lost GPU-hours: GPU time lost per host and cause over all runs."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.source import RunSource, RunSummary
 from rankscope.dashboards.lost_hours.data import (
     DAY_NS,
     ClusterLedger,
     HostLoss,
-    IdleGpus,
-    by_holder,
     cluster_ledger,
-    told,
+    run_losses,
     total_cost,
 )
 from rankscope.dashboards.lost_hours.figures import NO_HOST, lost_hours_bars
 from rankscope.dashboards.model.page import (
-    Advice,
     Block,
     Button,
     Callbacks,
@@ -55,7 +51,7 @@ _NAMED: Final = 6
 WINDOWS: Final = ((1, "Last day"), (7, "Last 7 days"), (30, "Last 30 days"), (90, "Last 90 days"))
 
 
-def _blocks(source: RunSource, search: str | None, config: DashboardConfig) -> list[Block]:
+def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> list[Block]:
     state = PageState.parse(search)
     days = dict(WINDOWS) | ({} if state.since is None else {state.since: f"Last {state.since} days"}) | dict(WINDOWS)
     options = [{"value": f"{number}d", "label": label} for number, label in days.items()]
@@ -64,8 +60,8 @@ def _blocks(source: RunSource, search: str | None, config: DashboardConfig) -> l
         Section(
             name="lost-hours",
             title="GPU time lost, by host and cause",
-            help="Summed over the verdicts of all runs here: what each says was lost, charged to the host of the rank it blames. "
-            "A host that several runs blame comes first (⚑): drain it, and look at what its runs have in common.",
+            help="Sum over the verdicts of all runs, charged to the host of the blamed rank. Hosts that several runs blame come "
+            "first (⚑): drain them, and check what their runs have in common.",
             blocks=[
                 Part("lost-hours-sum", lambda: lost_hours_body(lost_hours_of(source, state))),
                 Figure(
@@ -76,12 +72,6 @@ def _blocks(source: RunSource, search: str | None, config: DashboardConfig) -> l
             ],
             tools=[choice("since", "Runs started in", options, state, width=150, nothing="All runs")],
         ),
-        Section(
-            name="idle",
-            title="Held and not used",
-            help="GPUs that a job holds and no process uses, by who holds them: ask them, or let the scheduler take them back.",
-            blocks=_idle(config.idle_gpus),
-        ),
         Callbacks(values={}, timers={"lost-hours-work": 0}),
     ]
 
@@ -89,7 +79,7 @@ def _blocks(source: RunSource, search: str | None, config: DashboardConfig) -> l
 def lost_hours_of(source: RunSource, state: PageState) -> ClusterLedger:
     """Return the ledger of the time range in the address, up to now. Raises ``RankscopeError``."""
     since = None if state.since is None else time.time_ns() - state.since * DAY_NS
-    return cluster_ledger(told(source), since_unix_ns=since)
+    return cluster_ledger(run_losses(source), since_unix_ns=since)
 
 
 def lost_hours_body(ledger: ClusterLedger) -> list[Block]:
@@ -105,10 +95,10 @@ def _facts(ledger: ClusterLedger) -> list[Fact]:
     facts = [
         ("GPU time lost", wording.gpu_hours(ledger.gpu_hours) if ledger.counted else wording.UNKNOWN),
         (
-            "Cost of it",
+            "Cost",
             ", ".join(wording.money(amount, currency) for currency, amount in sorted(cost.items())) or wording.UNKNOWN,
         ),
-        ("Repeat offenders", wording.count(sum(host.repeated for host in ledger.hosts), "host")),
+        ("Hosts blamed repeatedly", wording.count(sum(host.repeated for host in ledger.hosts), "host")),
         ("Runs counted", f"{len(ledger.counted):,} of {_all(ledger):,}"),
     ]
     return [Fact(name, value) for name, value in facts]
@@ -122,9 +112,9 @@ def _left_out(ledger: ClusterLedger) -> list[tuple[str, list[RunSummary]]]:
     return [
         ("not analysed", ledger.not_analysed),
         ("unreadable", ledger.unreadable),
-        ("too little data for a verdict", ledger.too_little),
-        ("without GPUs, so without GPU time", ledger.without_gpus),
-        ("without a known start, so in no window of time", ledger.undated),
+        ("with too little data for a verdict", ledger.too_little),
+        ("without GPUs", ledger.without_gpus),
+        ("without a known start time", ledger.undated),
     ]
 
 
@@ -132,7 +122,7 @@ def _coverage(ledger: ClusterLedger) -> Block:
     """Return the list of runs that are not in the sum, by reason."""
     lines = [_missing(why, runs) for why, runs in _left_out(ledger) if runs]
     if not lines:
-        return Text("Every run is counted." if ledger.counted else "There is no run in this window of time.", "help")
+        return Text("Every run is counted." if ledger.counted else "There is no run in this time range.", "help")
     ask = [Button("lost-hours-analyse", "Analyse them")] if ledger.not_analysed else []
     return Group([Pieces(Span("Not in the sum", "strong"), ""), Items(lines), *ask], "covers")
 
@@ -145,7 +135,7 @@ def _missing(why: str, runs: Sequence[RunSummary]) -> list[Piece]:
 
 def _table(hosts: Sequence[HostLoss]) -> list[Block]:
     columns = (
-        ("Host", "names"), ("GPU time lost", "number"), ("Per GPU-h trained on it", "number"), ("Cost", "number"), ("Causes", ""),
+        ("Host", "names"), ("GPU time lost", "number"), ("Per GPU-h trained", "number"), ("Cost", "number"), ("Causes", ""),
         ("Blamed in", "names"),
     )  # fmt: skip
     more = [Text(f"{len(hosts) - SHOWN:,} more hosts are in the CSV.", "help")] if len(hosts) > SHOWN else []
@@ -158,12 +148,12 @@ def _row(host: HostLoss) -> tuple[Line, ...]:
     if host.repeated:
         name += [" ", badge(f"⚑ {len(host.runs)} runs", tone="bad", title="Blamed in several runs")]
     if host.gpus:
-        gpus = f"{wording.count(len(host.gpus), 'GPU')}: {', '.join(sorted(host.gpus)[:2])}"
-        name.append(Span(gpus, style="help below"))
+        gpus = sorted(host.gpus)
+        name.append(Span(wording.count(len(gpus), "GPU"), style="help below", title=", ".join(gpus[:8])))
     return (
         name,
         wording.gpu_hours(host.gpu_hours),
-        "-" if host.rate is None else f"{host.rate:,.3g} GPU-h",
+        "-" if host.rate is None else f"{host.rate:,.3g}",
         _cost(host),
         "; ".join(f"{wording.CAUSE_LABELS[cause]} {wording.gpu_hours(hours)}" for cause, hours in causes),
         first_pieces([named_link(run_name, run_path(run_id)) for run_id, run_name in host.runs.items()], _NAMED),
@@ -175,36 +165,6 @@ def _cost(host: HostLoss) -> str:
         return "-"
     text = ", ".join(wording.money(amount, currency) for currency, amount in sorted(host.cost.items()))
     return f"{text} + {wording.gpu_hours(host.unpriced_hours)} without a price" if host.unpriced_hours else text
-
-
-def _idle(idle_gpus: IdleGpus | None) -> list[Block]:
-    if idle_gpus is None:
-        return [
-            Text("Not known: this needs a Prometheus that scrapes rankscope's exporter. Start with:", "help"),
-            Advice("rankscope dashboard PATH --prometheus URL"),
-        ]
-    try:
-        holders = by_holder(idle_gpus())
-    except RankscopeError as error:
-        return [Text(str(error), "reason")]
-    if not holders:
-        return [Text("No GPU is held without being used right now.", "help")]
-    columns = (
-        ("User", ""), ("Account", ""), ("Idle GPUs", "number"), ("Idle GPU-hours in 24 h", "number"), ("Hosts", "names"),
-        ("Jobs", "names"),
-    )  # fmt: skip
-    rows = [
-        (
-            holder.user or wording.UNKNOWN,
-            holder.account or wording.UNKNOWN,
-            f"{holder.gpus:,}",
-            "-" if holder.idle_hours is None else f"{holder.idle_hours:,.1f}",
-            ", ".join(holder.hosts) or "-",
-            ", ".join(holder.jobs) or "-",
-        )
-        for holder in holders
-    ]
-    return [Rows(columns, rows)]
 
 
 PAGE: Final = SitePage(path="/lost-hours", title="Lost GPU-hours", blocks=_blocks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,7 +28,7 @@ class Column:
     unit_field: str = ""
     """Field whose text follows the number."""
     if_known: bool = False
-    """True: hidden while no row has a value."""
+    """True: hidden where no row has a value."""
     fills: int = 0
     """Minimum width of a column that takes the free width."""
 
@@ -40,3 +41,8 @@ def number_column(field: str, name: str, tooltip: str, *, digits: int = 2, width
 def text_column(field: str, name: str, *, width: int = 130, **others: Any) -> Column:
     """Return a column of texts."""
     return Column(field=field, name=name, width=width, **others)
+
+
+def known_columns(columns: Iterable[Column], rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+    """Return the columns without those ``if_known`` of which no row has a value."""
+    return [one for one in columns if not one.if_known or any(row.get(one.field) is not None for row in rows)]

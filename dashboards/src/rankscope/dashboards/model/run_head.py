@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from rankscope.dashboards.model.page import (
     MAX_BADGE,
+    Again,
     Badge,
     Block,
     Details,
@@ -14,6 +15,7 @@ from rankscope.dashboards.model.page import (
     Heading,
     Link,
     Pieces,
+    Section,
     Span,
     Terms,
     Text,
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from rankscope.analysis.result.analysis import Kind
     from rankscope.dashboards.data.source import RunSummary
     from rankscope.dashboards.model.view import View
+
+AGAIN_MS: Final = 10_000
+"""Interval at which the page of a run that goes on is made again while it has nothing to show."""
 
 
 def run_head(run: RunSummary, kind: Kind | None = None) -> list[Block]:
@@ -78,6 +83,12 @@ def about(view: View) -> Block:
     text = view.help
     terms = (("What it shows", text.shows), ("How it is worked out", text.formula), ("What to do", text.do))
     return Details(f"About {view.label}", [Terms([(term, meaning, True) for term, meaning in terms])], "about")
+
+
+def nothing_yet(run: RunSummary, title: str, reason: str) -> list[Block]:
+    """Return the content of a view without any data. The page of a run that goes on is made again."""
+    again = [Again("nothing", AGAIN_MS)] if run.status in wording.GOING_ON else []
+    return [Section(name="nothing", title=title, help=reason, blocks=[]), *again]
 
 
 def problem(title: str, reason: str, *, hint: str | None = None) -> Block:

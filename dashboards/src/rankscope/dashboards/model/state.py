@@ -44,7 +44,6 @@ class PageState:
     """Items removed in the what-if: ``rank:3``, ``stage:1``, ``cause:input``."""
     gpu: str | None = None
     """UUID of a GPU."""
-    host: str | None = None
     gauge: str = "temperature_celsius"
     """Gauge of the GPUs that is shown over time."""
     step: int | None = None
@@ -143,7 +142,6 @@ _CODECS: Final[dict[str, _Codec]] = {
     "collective": _TEXT,
     "without": _LIST,
     "gpu": _TEXT,
-    "host": _TEXT,
     "gauge": _WORD,
     "step": _WHOLE,
     "price": _AMOUNT,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -14,17 +14,17 @@ from rankscope.analysis.result.collectives import CollectiveBandwidth
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.result.text import size as bytes_in_words
 from rankscope.dashboards.charts.bars import Look, frame_row, row_bars
-from rankscope.dashboards.charts.frame import framed, hatched, note, rank_label, rows_axis
+from rankscope.dashboards.charts.frame import framed, note, rank_label, rows_axis
 from rankscope.dashboards.charts.palette import Palette
-from rankscope.dashboards.words.units import duration, time_unit
+from rankscope.dashboards.words.units import duration, in_unit, time_unit
 
 ALL_UP_TO: Final = 24
 """With more ranks than this, only the mean of all and the ranks that differ most from it are drawn."""
 NOTABLE: Final = 14
 
 NO_WINDOW: Final = (
-    "No step was profiled: compute, communication<br>and idle time are not known.<br>"
-    "They come with the first profiling window;<br>rankscope run --window-first N sets its first step."
+    "Compute, communication and idle time are recorded in profiled steps; rankscope run --window-first N sets the first one, "
+    "rankscope capture RUN profiles the next steps of a live run."
 )
 
 
@@ -38,7 +38,7 @@ PARTS: Final = (
 
 
 def part_times(ranks: Sequence[RankResult]) -> NDArray[np.float64]:
-    """Return times of ``PARTS`` [ranks, parts] in microseconds. Each row sums to the rank's window; every rank must have one.
+    """Return mean times of ``PARTS`` per profiled step [ranks, parts] in microseconds. Every rank must have a window.
 
     Recorded compute includes compute that ran during communication; that part is split off here as overlap.
     """
@@ -50,7 +50,8 @@ def part_times(ranks: Sequence[RankResult]) -> NDArray[np.float64]:
         dtype=np.float64,
     ).reshape(len(ranks), len(PARTS))
     columns[:, 0] -= columns[:, 1]
-    return columns
+    per_step: NDArray[np.float64] = columns / [[max(rank.profiled_steps or 1, 1)] for rank in ranks]
+    return per_step
 
 
 def breakdown_bars(
@@ -102,7 +103,7 @@ def _stack(times: NDArray[np.float64], at: NDArray[np.int64], names: list[str], 
             f"<br>%{{customdata[0]:.1f}}% of %{{customdata[1]:,.2f}} {unit}<extra></extra>",
         )
     figure.update_layout(barmode="stack", bargap=0.28, showlegend=False)
-    figure.update_xaxes(title_text=f"{unit} over the profiled steps", rangemode="tozero")
+    figure.update_xaxes(title_text=f"{unit} per profiled step", rangemode="tozero")
     return figure
 
 
@@ -114,76 +115,17 @@ def _notable(ranks: Sequence[RankResult], times: NDArray[np.float64], marked: tu
     return [*first, *others][:NOTABLE]
 
 
-NO_COMMUNICATION: Final = "The profiled steps have no communication: there is nothing to hide."
-BINS: Final = 20
-
-
-def overlap_spread(
-    ratios: NDArray[np.floating[Any]],
-    ranks: Sequence[int] | NDArray[np.int64],
-    colors: Palette,
-    *,
-    profiled: bool,
-    blamed: int | None = None,
-    picked: int | None = None,
-) -> go.Figure:
-    """Draw a histogram of ``ratios`` [ranks, steps], 0 to 1, NaN if unknown. Lines mark its median and those of marked ranks.
-
-    ``profiled``: True if any step was profiled.
-    """
-    known = ratios[np.isfinite(ratios)]
-    if not len(known):
-        return note(NO_COMMUNICATION if profiled else NO_WINDOW, colors)
-    counts, edges = np.histogram(np.clip(known, 0, 1), bins=BINS, range=(0, 1))
-    share = 100 * counts / len(known)
-    middles = 50 * (edges[1:] + edges[:-1])
-    figure = go.Figure(
-        go.Bar(
-            x=middles,
-            y=share,
-            width=100 / BINS * 0.92,
-            marker=hatched(colors.overlap, "/", colors),
-            customdata=counts,
-            hovertemplate=f"<b>%{{x:.1f}}% ± {50 / BINS:g} hidden</b><br>%{{y:.1f}}% of the profiled steps of all ranks"
-            " (%{customdata:,})<extra></extra>",
-        )
-    )
-    framed(figure, colors, height=230)
-    _mark(figure, 100 * float(np.median(known)), "median", colors, dash="dash", edge="bottom")
-    rows = {int(rank): row for row, rank in enumerate(ranks)}
-    for rank in dict.fromkeys((blamed, picked)):
-        if rank in rows and np.isfinite(ratios[rows[rank]]).any():
-            middle = 100 * float(np.nanmedian(ratios[rows[rank]]))
-            _mark(figure, middle, rank_label(rank, blamed, picked), colors, dash="solid")
-    figure.update_layout(showlegend=False, bargap=0)
-    figure.update_xaxes(title_text="% of communication hidden", range=[-1, 101], fixedrange=True)
-    figure.update_yaxes(title_text="% of ranks × steps", rangemode="tozero", fixedrange=True)
-    return figure
-
-
-def _mark(figure: go.Figure, at: float, text: str, colors: Palette, *, dash: str, edge: str = "top") -> None:
-    figure.add_vline(
-        x=at,
-        line={"color": colors.emphasis, "width": 2, "dash": dash},
-        annotation={"text": text, "font": {"size": 12, "color": colors.text}, "bgcolor": colors.surface},
-        annotation_position=f"{edge} right" if at < 80 else f"{edge} left",
-    )
-
-
 SHOWN: Final = 12
 """Maximum number of rows drawn, the costliest first. The table has all of them."""
 
-NO_COLLECTIVE: Final = (
-    "No collective was seen: none was profiled, or none could be read.<br>"
-    "rankscope capture RUN asks a live run for a profiled window;<br>rankscope run --window-first N sets the first one."
-)
+NO_COLLECTIVE: Final = "No collective is known: none was profiled, or none could be read."
 NO_TRANSFER: Final = (
-    "Collectives were seen, but on too few ranks to tell transfer from waiting:<br>"
-    "that takes the same one on every rank of its group. Profile all ranks at the same steps."
+    "Transfer and waiting are not known: this takes records of the same collective<br>"
+    "on all ranks of its group. Profile all ranks at the same steps."
 )
 NO_SIZE: Final = (
     "Bandwidth is not known: the sizes of these collectives are not recorded.<br>"
-    "Profiled windows with shapes (record_shapes), or NCCL's own metadata, tell them."
+    "Profiled windows with shapes (record_shapes) and NCCL's own metadata contain them."
 )
 
 
@@ -227,10 +169,10 @@ def wait_bars(rows: Sequence[CollectiveBandwidth], colors: Palette) -> go.Figure
         )
     for at, row in enumerate(shown):
         waiting = "waiting not known" if row.wait_us is None else f"{_share(row):.0f}% waiting"
-        _behind(figure, colors.text, at, cost_us(row) / size, f"{duration(cost_us(row))} · {waiting}")
+        _behind(figure, colors.text, at, cost_us(row) / size, f"{in_unit(cost_us(row), (size, unit))} · {waiting}")
     _rows(figure, shown, colors)
     figure.update_layout(barmode="stack")
-    figure.update_xaxes(title_text=f"{unit} of a rank, over the profiled steps", range=[0, 1.6 * cost_us(shown[0]) / size])
+    figure.update_xaxes(title_text=f"{unit} per rank, sum over the profiled steps", range=[0, 1.6 * cost_us(shown[0]) / size])
     return figure
 
 
@@ -271,7 +213,7 @@ def bandwidth_bars(rows: Sequence[CollectiveBandwidth], colors: Palette) -> go.F
         end = max(measured[at], row.expected_gb_s or 0.0, row.bus_p90_gb_s or 0.0)
         _behind(figure, colors.text if row.expected_gb_s is not None else colors.muted, at, end, against(row))
     _rows(figure, shown, colors)
-    figure.update_xaxes(title_text="GB/s on the bus<br>the mark: what the link should give", range=[0, 1.9 * longest or 1])
+    figure.update_xaxes(title_text="bus bandwidth, GB/s<br>mark: expected bandwidth of the link", range=[0, 1.9 * longest or 1])
     return figure
 
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rankscope.analysis.result.analysis import RankResult
 from rankscope.analysis.result.collectives import CollectiveBandwidth
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.data.trend import stretches
 from rankscope.dashboards.model.drawn import Drawn, FigureData
-from rankscope.dashboards.model.page import Block, Figure, Heading, Items, Legend, Part, Section, choice, rank_choice
+from rankscope.dashboards.model.page import Block, Figure, Heading, Items, Legend, Part, Section, Text, choice, rank_choice
 from rankscope.dashboards.model.picks import rank_of_bar
+from rankscope.dashboards.model.run_head import nothing_yet
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.overlap.figures import (
     ALL_UP_TO,
+    NO_WINDOW,
     NOTABLE,
     PARTS,
     SHOWN,
@@ -28,7 +30,6 @@ from rankscope.dashboards.overlap.figures import (
     by_cost,
     cost_us,
     name_of,
-    overlap_spread,
     wait_bars,
 )
 from rankscope.dashboards.words.units import duration
@@ -38,12 +39,13 @@ from rankscope.dashboards.words.wording import count, percent
 def _bars(run: RunData, state: PageState, colors: Palette) -> Drawn:
     ranks = run.analysis.ranks
     columns = (
-        "rank", "window [us]", "compute [us]", "overlap [us]", "exposed communication [us]", "exposed copies [us]", "idle [us]",
+        "rank", "profiled steps", "window, all [us]", "compute, all [us]", "overlap, all [us]", "exposed communication, all [us]",
+        "exposed copies, all [us]", "idle, all [us]",
     )  # fmt: skip
     rows = [
         (
-            rank.rank, rank.window_us, rank.compute_us, rank.overlap_us, rank.exposed_communication_us, rank.exposed_memcpy_us,
-            rank.idle_us,
+            rank.rank, rank.profiled_steps, rank.window_us, rank.compute_us, rank.overlap_us, rank.exposed_communication_us,
+            rank.exposed_memcpy_us, rank.idle_us,
         )
         for rank in ranks
     ]  # fmt: skip
@@ -55,38 +57,14 @@ def _bars(run: RunData, state: PageState, colors: Palette) -> Drawn:
     )
 
 
-def _spread(run: RunData, state: PageState, colors: Palette) -> Drawn:
-    steps = run.steps
-    # Only profiled stretches are read: with a thousand ranks, the steps between them would need much memory.
-    parts = [steps.part("overlap_ratio", *stretch).values for stretch in stretches(run.trend.profiled)]
-    ratios = np.hstack([np.empty((len(steps.ranks), 0), np.float32), *parts])
-    rows = [_of_rank(int(rank), own[np.isfinite(own)]) for rank, own in zip(steps.ranks, ratios, strict=True)]
-    known = ratios[np.isfinite(ratios)]
-    says = "How much communication is hidden is not known"
-    if len(known):
-        lowest = min((row for row in rows if row[2] is not None), key=lambda row: row[2] or 0.0)
-        says = (
-            f"In the middle one of the profiled steps of all ranks compute hides {percent(float(np.median(known)))} of the "
-            f"communication; least on rank {lowest[0]}, {percent(lowest[2])}"
-        )
-    return Drawn(
-        overlap_spread(
-            ratios,
-            steps.ranks,
-            colors,
-            profiled=any(rank.window_us is not None for rank in run.analysis.ranks),
-            blamed=run.analysis.verdict.rank,
-            picked=state.rank,
-        ),
-        FigureData(("rank", "profiled steps", "median overlap ratio", "lowest", "highest"), rows),
-        says,
-    )
-
-
-def _of_rank(rank: int, ratios: NDArray[np.float32]) -> tuple[int, int, float | None, float | None, float | None]:
-    if not len(ratios):
-        return rank, 0, None, None, None
-    return rank, len(ratios), float(np.median(ratios)), float(ratios.min()), float(ratios.max())
+def _hidden(ranks: Sequence[RankResult]) -> str:
+    """Return how much of the communication compute hides, on all ranks and on the rank with the least."""
+    known = [(rank.overlap_ratio, rank.rank) for rank in ranks if rank.overlap_ratio is not None]
+    if not known:
+        return "The profiled steps have no communication to hide."
+    lowest, rank = min(known)
+    middle = percent(float(np.median([ratio for ratio, _ in known])))
+    return f"Compute hides {middle} of the communication of the median rank, and {percent(lowest)} on rank {rank}, the lowest."
 
 
 def _rows(run: RunData, state: PageState) -> list[CollectiveBandwidth]:
@@ -131,7 +109,7 @@ def _bandwidth(run: RunData, state: PageState, colors: Palette) -> Drawn:
         for row in rows
     ]  # fmt: skip
     slow = [row for row in rows if row.share is not None and row.bound_by == "bandwidth"]
-    says = "Bandwidth against what links should give is not known"
+    says = "Bandwidth and the expected bandwidth of the links are not known"
     if slow:
         worst = min(slow, key=lambda row: row.share or 0.0)
         says = f"Farthest below its link's rate: {name_of(worst)}, {against(worst)}"
@@ -148,20 +126,22 @@ def _about_collectives(run: RunData, state: PageState) -> list[Block]:
     unknown = sum(row.transfer_us is None for row in rows)
     if unknown:
         lines.append(
-            f"Of {unknown:,} of {len(rows):,} the transfer is not known: no instance was matched on all ranks of its group."
+            f"The transfer of {unknown:,} of {len(rows):,} is not known: no instance was matched on all ranks of its group."
         )
     if found.unmatched:
         reasons = ", ".join(f"{reason.replace('_', ' ')} {number:,}" for reason, number in found.unmatched_by.items())
         lines.append(f"{found.unmatched:,} instances could not be matched{f' ({reasons})' if reasons else ''}.")
     if found.excluded:
         reasons = ", ".join(f"{reason.replace('_', ' ')} {number:,}" for reason, number in found.excluded.items())
-        lines.append(f"Left out, as nothing tells who waited: {reasons}.")
+        lines.append(f"Left out, since their records do not show which rank waited: {reasons}.")
     whys = {row.expected_unknown for row in rows if row.expected_unknown is not None}
     lines += [f"Why the expected bandwidth is not known: {why}." for why in sorted(whys)]
     return [Items(lines, "help")] if lines else []
 
 
 def _blocks(run: RunData, state: PageState) -> list[Block]:
+    if not run.analysis.collectives.by_op and all(rank.window_us is None for rank in run.analysis.ranks):
+        return nothing_yet(run.summary, "No profiled step is known", NO_WINDOW)
     many = len(run.analysis.ranks) > ALL_UP_TO
     some = f" Shown: the mean and the {NOTABLE} ranks that differ most from it." if many else ""
     groups = sorted({row.group for row in run.analysis.collectives.by_op})
@@ -170,10 +150,11 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         Section(
             name="breakdown",
             title="Where the time went",
-            help="The parts of each bar sum to its profiled steps. Exposed communication on all ranks but one "
-            "means that they wait for that one; on all alike, that the network is slow." + some,
+            help="Mean per profiled step. Exposed communication on all ranks but one means that they wait for that one; on all "
+            "ranks alike, that the network is slow." + some,
             blocks=[
                 Legend([(one.color, one.label) for one in PARTS]),
+                Part("overlap-hidden", lambda: [Text(_hidden(run.analysis.ranks), "help")]),
                 Figure(
                     name="breakdown-bars",
                     label="Stacked bars of compute, overlap, exposed communication, exposed copies and idle time per rank",
@@ -184,24 +165,11 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             tools=[rank_choice(state)],
         ),
         Section(
-            name="overlap-spread",
-            title="How much communication is hidden",
-            help="One bar, one range of the overlap ratio: how many of the profiled steps of all ranks are in it. Two heaps: "
-            "some ranks or some steps hide less.",
-            blocks=[
-                Figure(
-                    name="overlap-spread",
-                    label="Histogram of the overlap ratio over ranks and profiled steps",
-                    draw=partial(_spread, run, state),
-                    height=230,
-                )
-            ],
-        ),
-        Section(
             name="collectives",
             title="Collectives: transfer or waiting",
-            help="By operation, process group and size; the costliest first. Waiting ends when the last rank has come: look for "
-            "that rank. Transfer is what a faster link, larger or fewer messages shorten.",
+            help="By operation, process group and size; the costliest first. Collectives that run at the same time count each. "
+            "Waiting ends when the last rank arrives: look for that rank. A faster link, larger or fewer messages shorten the "
+            "transfer.",
             blocks=[
                 Legend([("exposed_communication", "Transfer"), ("straggler_wait", "Waiting for later ranks")]),
                 Figure(
@@ -228,9 +196,9 @@ VIEW: Final = View(
     slug="overlap",
     label="Overlap",
     help=Help(
-        shows="How much of the communication compute hides, what the rest of the time went to, and which collectives cost it.",
+        shows="How much communication compute hides, where the rest of the time goes, and which collectives are costly.",
         formula="Window = compute + exposed communication + exposed copies + idle. Overlap ratio = communication that ran while "
-        "compute did ÷ all communication; it is not defined without communication. Transfer begins when the last rank has come. "
+        "compute did ÷ all communication; it is not defined without communication. Transfer begins when the last rank arrives. "
         "Bus bandwidth = size ÷ transfer × the operation's factor (2 (n − 1) ÷ n of an all-reduce), as nccl-tests has it.",
         do="Exposed communication on all ranks alike: larger buckets, other overlap, a faster link. On all but one: that one. "
         "Bandwidth far below its mark, and not bound by latency: look at the link.",

@@ -12,7 +12,7 @@ from rankscope.dashboards.model.page import Block, Group, Items, Span, Text
 from rankscope.dashboards.words.units import duration
 from rankscope.dashboards.words.wording import EVIDENCE, percent
 
-NOTHING: Final = "Nothing is advised: no figure that is known is beyond its limit. What is not known advises nothing either."
+NOTHING: Final = "No advice: no known figure exceeds its limit."
 
 
 FIGURES: Final[Mapping[str, str]] = {

@@ -48,7 +48,7 @@ def changes(run: RunData, state: PageState) -> list[Block]:
         key=lambda one: one.first,
     )
     if not moments:
-        says = f"The step time did not change lastingly by {LEAST_SHARE:.0%} or more, beyond its own noise."
+        says = f"No lasting change of the step time by {LEAST_SHARE:.0%} or more."
         return [Text(says, "help")]
     lines = [_line(run, state, moment) for moment in moments[:MOST_LINES]]
     more = len(moments) - MOST_LINES
@@ -80,7 +80,7 @@ def _of_step_time(run: RunData, trend: Trend) -> Iterator[Moment]:
 def _whose(moved: list[int], own: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> str:
     known = int(np.isfinite(own).any(axis=1).sum())
     if not known:
-        return "whose own time changed is not known"
+        return "which rank's own time changed is not known"
     if not moved:
         return "no rank's own time changed by half as much, so most of it is in waiting or communication"
     if known > 1 and len(moved) == known:
@@ -124,8 +124,11 @@ def _of_gpus(run: RunData) -> Iterator[Moment]:
         if event.step is not None and (event.gpu_uuid, event.kind) not in seen:
             seen.add((event.gpu_uuid, event.kind))
             whose = f"host {event.host}" if event.rank is None else f"rank {event.rank} on host {event.host}"
-            made_up = " (simulated)" if event.simulated else ""
+            simulated = " (simulated)" if event.simulated else ""
             until = event.until_step if event.until_step is not None else event.step
             yield Moment(
-                max(0, event.step - _AROUND), until + _AROUND, f"Step {event.step:,}", f"GPU of {whose}: {event.detail}{made_up}"
+                max(0, event.step - _AROUND),
+                until + _AROUND,
+                f"Step {event.step:,}",
+                f"GPU of {whose}: {event.detail}{simulated}",
             )

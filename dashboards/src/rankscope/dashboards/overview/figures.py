@@ -17,7 +17,7 @@ from rankscope.dashboards.data.trend import HIGHEST, MEDIAN, PERCENTILES, Trend,
 from rankscope.dashboards.words.units import duration, in_unit, time_unit
 
 NO_WATERFALL: Final = (
-    "There are too few steps to say where the time of one goes.<br>It shows once every rank has done a few after warm-up."
+    "Where a step's time goes is not known yet.<br>It is shown once every rank has finished a few steps after warm-up."
 )
 
 
@@ -94,7 +94,7 @@ def waterfall_bars(waterfall: Waterfall | None, colors: Palette) -> go.Figure:
 MOST_POINTS: Final = 480
 
 NO_STEPS: Final = "No step has been recorded yet.<br>The trend begins with the first training steps."
-NO_RATE: Final = "How much is done in a step is not known:<br>the script does not tell samples or tokens of its steps."
+NO_RATE: Final = "Throughput is not known:<br>the script does not report samples or tokens of its steps."
 
 _EVERY_STEP_UP_TO: Final = 12
 _BANDS: Final = ((5, 95, 0.16), (25, 75, 0.3))
@@ -175,13 +175,13 @@ def trend_lines(trend: Trend, first: int, last: int, colors: Palette, *, attempt
         hovertemplate=f"<b>{each}</b><br>step time of the median rank: <b>%{{y:,.2f}} {unit}</b><extra></extra>",
     )
     if np.isfinite(course.highest_own_us).any():
-        who = ["not known" if rank < 0 else f"rank {rank}" for rank in course.slowest]
+        slowest = ["not known" if rank < 0 else f"rank {rank}" for rank in course.slowest]
         figure.add_scatter(
             x=course.steps,
             y=course.highest_own_us / size,
             name="own time, slowest rank" + (" and step" if many else ""),
             line={"color": colors.exposed_communication, "width": 1.5, "dash": "dot"},
-            customdata=who,
+            customdata=slowest,
             hovertemplate=f"<b>{each}</b><br>slowest: %{{customdata}}, own time <b>%{{y:,.2f}} {unit}</b><extra></extra>",
         )
     framed(figure, colors, height=340)

@@ -120,7 +120,7 @@ def _facts(analysis: Analysis) -> list[Fact]:
 
 def _ranks_there(source: Source) -> str:
     return (
-        f"{source.ranks} of {wording.count(source.world_size, 'rank')}"
+        f"{source.ranks:,} of {wording.count(source.world_size, 'rank')}"
         if source.world_size
         else wording.count(source.ranks, "rank")
     )

@@ -39,13 +39,12 @@ def work_and_memory(analysis: Analysis) -> list[Fact]:
 
 
 def _work(work: Throughput | None) -> Iterator[Fact]:
-    for name, rate in (
-        ("Samples", None if work is None else work.samples_per_second),
-        ("Tokens", None if work is None else work.tokens_per_second),
-    ):
-        missing = "the script does not tell them, or not all ranks are recorded"
-        value = wording.UNKNOWN if rate is None else wording.rate(rate)
-        yield Fact(name, value, detail=missing if rate is None else "of the job")
+    rates = [] if work is None else [("Samples", work.samples_per_second), ("Tokens", work.tokens_per_second)]
+    known = [(name, rate) for name, rate in rates if rate is not None]
+    yield from (Fact(name, wording.rate(rate), detail="of the job") for name, rate in known)
+    if not known:
+        missing = "the script does not report samples or tokens, or not all ranks are recorded"
+        yield Fact("Throughput", wording.UNKNOWN, detail=missing)
     if work is None or work.mfu is None:
         yield Fact("Model FLOP/s utilisation", wording.UNKNOWN, detail=_why_no_mfu(work))
     else:
@@ -55,7 +54,7 @@ def _work(work: Throughput | None) -> Iterator[Fact]:
 
 def _why_no_mfu(work: Throughput | None) -> str:
     if work is None or work.flops_per_second_per_rank is None:
-        return "the script does not tell floating-point operations"
+        return "the script does not report floating-point operations"
     return "the peak of these GPUs is not known" if work.gpu_name else "ranks have no GPU, or several models"
 
 
@@ -167,7 +166,7 @@ def _rate(run: RunData, state: PageState, colors: Palette) -> Drawn:
     picture, rate, course = rate_line(trend, first, last, colors, replicas=None if work is None else work.replicas)
     picture.update_layout(uirevision=str(state.steps))
     name = rate_name(trend)
-    says = "How much is done in a step is not known"
+    says = "Throughput is not known"
     if np.isfinite(rate).any():
         says = f"{name.capitalize()}: typically {per_second(float(np.nanmedian(rate)))}"
     rows = [(int(step), cell(value)) for step, value in zip(course.steps, rate, strict=True)]
@@ -211,7 +210,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         Section(
             name="trend",
             title="Step after step",
-            help="Wide bands: ranks differ. A high dotted line below a flat one: one rank computes while the others wait for it. "
+            help="Wide bands: ranks differ. A dotted line close to the solid one: one rank computes, the others wait. "
             "Drag over steps to zoom, double-click to see all again.",
             blocks=[
                 Figure(
@@ -237,7 +236,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         Section(
             name="advice",
             title="What to try",
-            help="Most to gain first. What it saves is an upper bound, no forecast: the next limit comes sooner.",
+            help="Largest gain first. The saving is an upper bound, since another limit may be reached first.",
             blocks=[Part("advice", lambda: advice_list(run.analysis.advice))],
         ),
     ]
@@ -247,14 +246,15 @@ VIEW: Final = View(
     slug="",
     label="Overview",
     help=Help(
-        shows="Who makes everybody else wait, why, what it costs, what to do next; where a step's time goes; how the run went.",
-        formula="The sentence says how long the others wait for the blamed rank in a typical step; the waterfall has the mean "
-        "over all steps and ranks; what to try and what-if say what a fix gains, less where another rank is then the last. "
-        "GPU time lost is the time that steps took longer than without the cause, times the number of ranks. The parts of the "
-        "waterfall sum to the mean step after warm-up. Bands: percentiles over the ranks at each step; of several steps at a "
-        "point their median, of the slowest rank the highest. Changes: lasting ones of the median step time, of 5% or more, "
-        "that its own noise does in at most one of a thousand other orders of its steps; profiled steps are left out.",
-        do="Do what stands under “Do next”; open “Evidence” for the numbers it rests on. Then work on the step's longest part.",
+        shows="The rank that the others wait for, why, what it costs, what to do next; where a step's time goes; the course of "
+        "the run.",
+        formula="The verdict has the time that the others wait for the blamed rank in a typical step; the waterfall has the mean "
+        "over all steps and ranks; what to try and what-if have the gain of a fix, which is smaller if another rank is then the "
+        "last. GPU time lost: additional time of the steps × ranks. The parts of the waterfall sum to the mean step after "
+        "warm-up. Bands: percentiles over the ranks at each step; where a point covers several steps, their median, and the "
+        "highest own time. Changes: lasting changes of the median step time of 5% or more, without profiled steps, that occur in "
+        "at most one of a thousand random orders of the steps.",
+        do="Take the next steps; open Evidence for the numbers. Then work on the longest part of the step.",
     ),
     blocks=_blocks,
 )

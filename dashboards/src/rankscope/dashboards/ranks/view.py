@@ -39,17 +39,15 @@ COLUMNS: Final[list[Column]] = [
     number_column("wall_ms", "Wall ms, median", "Time of a step: the device's where it is known, else the host's", width=140),
     number_column("imposed_percent", "Imposed %", "Share of all waiting that was for this rank", digits=1, width=116),
     text_column("host", "Host"),
-    text_column("gpu", "GPU", hover=True),
+    text_column("gpu", "GPU", hover=True, if_known=True),
     number_column("steps", "Steps", "Steps with evidence", digits=0, width=92),
-    number_column("profiled_ms", "Profiled ms", "Mean time of a profiled step: the parts below are of it", width=124),
-    number_column("compute_ms", "Compute ms", "Mean per profiled step, communication at the same time included", width=124),
-    number_column(
-        "exposed_communication_ms", "Exposed comm. ms", "Communication that no compute hid, mean per profiled step", width=150
-    ),
-    number_column("overlap_percent", "Overlap %", "Share of communication hidden behind compute", digits=1, width=116),
-    number_column("idle_ms", "Idle ms", "Neither compute, communication nor copies, mean per profiled step"),
-    number_column("wait_ms", "Wait ms", "In matched collectives beyond the transfer itself, mean per profiled step"),
-    text_column("end", "Ended", width=110),
+    number_column("profiled_ms", "Profiled ms", "Mean time of a profiled step", width=124, if_known=True),
+    number_column("compute_ms", "Compute ms", "Mean per profiled step, also while communicating", width=130, if_known=True),
+    number_column("exposed_communication_ms", "Exposed comm. ms", "Mean per profiled step", width=150, if_known=True),
+    number_column("overlap_percent", "Overlap %", "Share of communication that compute hid", digits=1, if_known=True),
+    number_column("idle_ms", "Idle ms", "Mean per profiled step", if_known=True),
+    number_column("wait_ms", "Wait ms", "In collectives, without the transfer; mean per profiled step", if_known=True),
+    text_column("end", "Ended", width=110, if_known=True),
 ]
 
 
@@ -96,12 +94,12 @@ def step_card(rank: int, step: int, known: OneStep | None, timeline: str) -> lis
         body = [Text(f"Rank {rank} left no record of step {step:,}.")]
     else:
         body = [_numbers(known.values), _profiled(known, timeline)]
-    help_text = "Beside each number the median of all ranks that told it in this step. Click another cell for another step."
+    help_text = "Each number beside the median of all ranks in this step. Click another cell for another step."
     return [Section(name="step", title=f"Rank {rank} in step {step:,}", help=help_text, blocks=body)]
 
 
 def _numbers(values: list[OneValue]) -> Block:
-    columns = (("", "head"), ("This rank", ""), ("Median of the ranks", ""), ("Difference", ""))
+    columns = (("Metric", "head"), ("This rank", ""), ("Median of the ranks", ""), ("Difference", ""))
     rows: list[tuple[Line, ...]] = [
         (
             METRICS[one.metric].label,
@@ -215,9 +213,9 @@ def _table(shown: _Shown) -> FigureData:
 def _happened(events: Events, steps: tuple[int, int]) -> str:
     """Return the number of GPU events in these steps by kind, and the number of events that the run leaves out."""
     counts = Counter(event.kind for event in within(events.events, steps))
-    told = ", ".join(f"{count:,} x {kind}" for kind, count in counts.most_common())
+    kinds = ", ".join(f"{count:,} x {kind}" for kind, count in counts.most_common())
     more = f" ({events.left_out:,} more in this run are left out)" if events.left_out else ""
-    return f"; marked above: {told}{more}" if told else ""
+    return f"; marked above: {kinds}{more}" if kinds else ""
 
 
 def _order(run: RunData, sort: str) -> list[int] | None:
@@ -272,9 +270,9 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         Section(
             name="steps",
             title="Every rank, every step",
-            help="A slow rank is a line, a slow moment a column. Own time is wall time minus time blocked on other ranks: "
-            "walls look alike, own times do not. Grey: no record. Marks above the map: what happened to GPUs. "
-            "Click a cell to see its rank and step in numbers; drag over steps to zoom, double-click to see all again.",
+            help="A slow rank is a line, a slow moment a column. Own time is wall time minus time blocked on other ranks. Grey: "
+            "no record. Marks above the map: GPU events. Click a cell for its numbers; drag over steps to zoom, double-click to "
+            "see all again.",
             blocks=[
                 Figure(
                     name="step-heatmap",
@@ -315,7 +313,7 @@ VIEW: Final = View(
     help=Help(
         shows="One value per rank and step, and every number of every rank.",
         formula="Own time = wall time of a step − time blocked on other ranks. Collectives make wall times equal; "
-        "own times tell ranks apart. Where several ranks or steps share a cell, the worst of them is shown: "
+        "own times differ by rank. Where several ranks or steps share a cell, the worst of them is shown: "
         "the highest, of ratios and clocks the lowest.",
         do="Look for lines (a slow rank), columns (a slow moment) and blocks (a slow host). Pick a rank to see it in every view.",
     ),

@@ -20,12 +20,12 @@ from rankscope.dashboards.words import wording
 from rankscope.dashboards.words.inert import shown
 
 COLUMNS: Final[list[Column]] = [
-    text_column("name", "Run", width=140, renderer="RunName", pinned=True),
-    text_column("folder", "Folder", width=160, hover=True),
+    text_column("name", "Run", width=190, renderer="RunName", pinned=True),
+    text_column("folder", "Folder", width=130, hover=True),
     text_column("start", "Started", width=166, renderer="LocalTime", tooltip=LOCAL_TIME),
     text_column("state", "State", width=204, renderer="RunState", hover=True),
     text_column("verdict", "Verdict", width=420, renderer="RunVerdict", hover=True, fills=420),
-    number_column("lost", "GPU-h lost", "GPU time lost to what the verdict blames", digits=2, width=106, if_known=True),
+    number_column("lost", "GPU-h lost", "GPU time lost to what the verdict blames", digits=3, width=106, if_known=True),
     number_column(
         "cost",
         "Cost",
@@ -65,7 +65,7 @@ def asked_row(source: RunSource, run: RunSummary, *, follow: bool = True) -> dic
     if run.problem is not None:
         return run_row(run, None)
     if run.status == "starting":
-        return {**run_row(run, None), "verdict": "No rank has shown up yet.", "ask": False}
+        return {**run_row(run, None), "verdict": "No rank has started yet.", "ask": False}
     if run.status == "live" and not follow:
         return {**run_row(run, None), "verdict": "Open it to see its verdict.", "ask": False}
     try:
@@ -167,7 +167,7 @@ def _blocks(source: RunSource, search: str | None, config: DashboardConfig) -> l
                 "headerCheckbox": False,
                 "isRowSelectable": {"function": "params.data != null && !params.data.problem"},
             },
-            "selectionColumnDef": {"pinned": "left", "width": 46},
+            "selectionColumnDef": {"pinned": "left", "width": 46, "headerName": "✓", "headerTooltip": "Select runs to compare"},
         },
         tools=[Group([compare_link(ListState.parse(search).picked)], name="runs-compare")],
     )
@@ -186,8 +186,8 @@ def list_revision(runs: Sequence[RunSummary]) -> str:
 
     Runs that go on count by id and status only, because their rows are requested separately.
     """
-    told = [(run.run_id, run.status, None if run.status in wording.GOING_ON else run.revision) for run in runs]
-    return hashlib.blake2b(repr(told).encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+    states = [(run.run_id, run.status, None if run.status in wording.GOING_ON else run.revision) for run in runs]
+    return hashlib.blake2b(repr(states).encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
 def list_rows(source: RunSource, runs: Sequence[RunSummary]) -> list[dict[str, Any]]:

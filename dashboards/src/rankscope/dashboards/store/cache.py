@@ -20,7 +20,7 @@ from typing import Final
 
 from rankscope.dashboards.words.inert import MAX_TEXT, shown
 
-FORMAT: Final = 6
+FORMAT: Final = 7
 """Format number; part of every key, as is the version, so that data of other code are ignored."""
 
 MOST_BYTES: Final = 8 << 30

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, Final
 
@@ -21,22 +21,17 @@ from rankscope.dashboards.words.units import in_unit, time_unit
 MOST_BARS: Final = 10
 """Maximum number of ranks shown, the costliest first. The table has all of them."""
 
-ALONE: Final = "There is one rank: nobody waits for anybody."
+ALONE: Final = "The job has one rank: there is no other rank to wait for."
 NO_RANK_WAITED: Final = "No rank was found waiting for another one."
-NO_EVIDENCE: Final = "Who waited for whom is not known yet:<br>it takes steps with collectives, recorded on two ranks or more."
+NO_EVIDENCE: Final = "Waits are not known: this takes steps with collectives, recorded on at least two ranks, and after warm-up."
 
 
 def imposed_bars(
-    imposed: Sequence[ImposedWait],
-    colors: Palette,
-    *,
-    world_size: int | None = None,
-    blamed: int | None = None,
-    picked: int | None = None,
+    imposed: Sequence[ImposedWait], colors: Palette, *, blamed: int | None = None, picked: int | None = None
 ) -> go.Figure:
     """Draw bars of the ranks that imposed the most wait, split into wait that cost time and wait hidden by compute."""
     if not imposed:
-        return note(ALONE if world_size == 1 else NO_EVIDENCE, colors)
+        return note(NO_EVIDENCE, colors)
     top = [row for row in sorted(imposed, key=lambda row: row.imposed_us, reverse=True) if row.imposed_us > 0][:MOST_BARS]
     if not top:
         return note(NO_RANK_WAITED, colors)
@@ -51,26 +46,21 @@ def imposed_bars(
     ):
         hover = f"<b>rank %{{hovertext}}</b><br>{look.label}: %{{x:,.2f}} of %{{customdata:,.2f}} {unit}<extra></extra>"
         row_bars(figure, look, values, colors, hovertext=names, customdata=total, hovertemplate=hover)
-    framed(figure, colors, height=64 + 34 * max(len(top), 2))
-    for index, row in enumerate(top):
-        share = "" if row.share is None else f" · {100 * row.share:.0f}%"
-        figure.add_annotation(
-            x=total[index],
-            y=index,
-            text=f"{in_unit(row.imposed_us, (size, unit))}{share}",
-            showarrow=False,
-            xanchor="left",
-            xshift=6,
-            font={"size": 12, "color": colors.text},
-        )
+    framed(figure, colors, height=64 + 36 * max(len(top), 2))
     figure.update_layout(barmode="stack", bargap=0.28, showlegend=False)
-    rows_axis(figure, [rank_label(row.rank, blamed, picked) for row in top])
-    # Leaves room for the text behind the longest bar.
-    figure.update_xaxes(title_text=f"{unit} imposed on the other ranks", range=[0, 1.75 * float(total.max())])
+    shares = ["" if row.share is None else f" · {100 * row.share:.0f}%" for row in top]
+    texts = [f"{in_unit(row.imposed_us, (size, unit))}{share}" for row, share in zip(top, shares, strict=True)]
+    rows_axis(figure, _labels([row.rank for row in top], texts, blamed, picked))
+    figure.update_xaxes(title_text=f"{unit} imposed on the other ranks", rangemode="tozero")
     return figure
 
 
-NO_WAIT_IN_GROUP: Final = "Nobody waited for anybody in this group, as far as its evidence tells."
+def _labels(ranks: Sequence[int], values: Sequence[str], blamed: int | None, picked: int | None) -> list[str]:
+    """Return the labels of bars, with the value below the rank: a narrow screen has no room beside the bars."""
+    return [f"{rank_label(rank, blamed, picked)}<br>{value}" for rank, value in zip(ranks, values, strict=True)]
+
+
+NO_WAIT_IN_GROUP: Final = "No rank of this group was found waiting for another one."
 _TICKS: Final = 24
 _NAME: Final = 28
 """Maximum length of a host's name at the axis. The hover text has all of it."""
@@ -138,8 +128,8 @@ MOST_CAUSE_BARS: Final = 12
 """Maximum number of ranks shown, the costliest first. The table has all of them."""
 
 NO_STEPS: Final = (
-    "What made ranks late is not known:<br>it takes five steps on record or more, of two ranks or more,<br>"
-    "with own time told from waiting."
+    "What made ranks late is not known:<br>this takes at least five recorded steps of two ranks,<br>"
+    "with own time separate from waiting."
 )
 NO_CAUSES: Final = "No rank made another one wait."
 
@@ -156,7 +146,7 @@ CAUSES: Final[dict[str, Look]] = {
     "backward": Look("Longer backward", "overlap"),
     "optimizer": Look("Longer optimizer", "compute", "/"),
     "between_steps": Look("Longer between steps", "overlap", "|"),
-    "unknown": Look("Not told apart", "idle"),
+    "unknown": Look("Other or not known", "idle"),
 }
 """Causes, in stacking order."""
 
@@ -174,29 +164,32 @@ def cause_bars(
     longest = top[0].steps_us or 0.0
     size, unit = time_unit(longest)
     figure = go.Figure()
-    for key, cause in CAUSES.items():
-        values = np.array([rank.causes_us.get(key, 0.0) for rank in top]) / size
-        if values.any():
-            row_bars(
-                figure,
-                cause,
-                values,
-                colors,
-                hovertext=[str(rank.rank) for rank in top],
-                hovertemplate=f"<b>rank %{{hovertext}}</b><br>{cause.label}: %{{x:,.2f}} {unit}<extra></extra>",
-            )
-    framed(figure, colors, height=110 + 34 * max(len(top), 2))
-    for index, rank in enumerate(top):
-        waited = rank.steps_us or 0.0
-        figure.add_annotation(
-            x=waited / size, y=index, text=in_unit(waited, (size, unit)), showarrow=False, xanchor="left", xshift=6,
-            font={"size": 12, "color": colors.text},
-        )  # fmt: skip
+    for key, values in _visible({key: [rank.causes_us.get(key, 0.0) for rank in top] for key in CAUSES}).items():
+        cause = CAUSES[key]
+        row_bars(
+            figure,
+            cause,
+            values / size,
+            colors,
+            hovertext=[str(rank.rank) for rank in top],
+            hovertemplate=f"<b>rank %{{hovertext}}</b><br>{cause.label}: %{{x:,.2f}} {unit}<extra></extra>",
+        )
+    framed(figure, colors, height=110 + 36 * max(len(top), 2))
     figure.update_layout(barmode="stack", bargap=0.28)
     legend_above(figure, **_LEGEND)
-    rows_axis(figure, [rank_label(rank.rank, blamed, picked) for rank in top])
-    figure.update_xaxes(title_text=f"{unit} that the other ranks waited", range=[0, 1.3 * longest / size])
+    texts = [in_unit(rank.steps_us or 0.0, (size, unit)) for rank in top]
+    rows_axis(figure, _labels([rank.rank for rank in top], texts, blamed, picked))
+    figure.update_xaxes(title_text=f"{unit} that the other ranks waited", rangemode="tozero")
     return figure
+
+
+def _visible(causes: Mapping[str, Sequence[float]]) -> dict[str, NDArray[np.float64]]:
+    """Return the values by cause, in stacking order. Causes that no bar shows, below 1% of the highest, count as unknown."""
+    known = {key: np.array(causes[key], np.float64) for key in CAUSES if key in causes}
+    whole = sum(known.values(), start=np.zeros(1))
+    shown = {key: values for key, values in known.items() if key != "unknown" and values.max() >= 0.01 * whole.max()}
+    rest = whole - sum(shown.values(), start=np.zeros(1))
+    return {**shown, **({"unknown": rest} if rest.max() >= 1e-6 * whole.max() else {})}
 
 
 def cause_timeline(timeline: CauseTimeline | None, colors: Palette) -> go.Figure:
@@ -206,24 +199,24 @@ def cause_timeline(timeline: CauseTimeline | None, colors: Palette) -> go.Figure
     if not timeline.causes_us:
         return note(NO_CAUSES, colors)
     first, last, steps = (np.array(values) for values in (timeline.first, timeline.last, timeline.steps))
-    per_step = {cause: np.array(values) / steps for cause, values in timeline.causes_us.items()}
+    per_step = {cause: values / steps for cause, values in _visible(timeline.causes_us).items()}
     size, unit = time_unit(float(sum(per_step.values(), start=np.zeros(len(steps))).max()))
     hover = [
         f"{span_of(begin, end)}<br>most of it: rank {rank}{'' if share is None else f' ({100 * share:.0f}%)'}"
         for begin, end, rank, share in zip(timeline.first, timeline.last, timeline.worst, timeline.worst_share, strict=True)
     ]
     figure = go.Figure()
-    for key, cause in CAUSES.items():
-        if key in per_step:
-            figure.add_bar(
-                x=(first + last) / 2,
-                y=(per_step[key] / size).astype(np.float32),
-                width=last - first + 1,
-                name=cause.label,
-                marker=cause.marker(colors),
-                hovertext=hover,
-                hovertemplate=f"%{{hovertext}}<br>{cause.label}: %{{y:,.2f}} {unit} per step<extra></extra>",
-            )
+    for key, values in per_step.items():
+        cause = CAUSES[key]
+        figure.add_bar(
+            x=(first + last) / 2,
+            y=(values / size).astype(np.float32),
+            width=last - first + 1,
+            name=cause.label,
+            marker=cause.marker(colors),
+            hovertext=hover,
+            hovertemplate=f"%{{hovertext}}<br>{cause.label}: %{{y:,.2f}} {unit} per step<extra></extra>",
+        )
     framed(figure, colors, height=300)
     figure.update_layout(barmode="stack", bargap=0)
     legend_above(figure, **_LEGEND)

@@ -14,10 +14,12 @@ from rankscope.dashboards.model.columns import Column, number_column, text_colum
 from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
 from rankscope.dashboards.model.page import Block, Choice, Figure, Legend, Part, Section, Table, Text, rank_choice
 from rankscope.dashboards.model.picks import rank_of_bar, rank_of_row
+from rankscope.dashboards.model.run_head import nothing_yet
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.stragglers.data import BlameBook, WaitGroup
 from rankscope.dashboards.stragglers.figures import (
+    ALONE,
     CAUSES,
     NO_EVIDENCE,
     cause_bars,
@@ -35,12 +37,12 @@ def _imposed(run: RunData, state: PageState, colors: Palette) -> Drawn:
     imposed = analysis.imposed_wait
     most = max(imposed, key=lambda row: row.imposed_us, default=None)
     return Drawn(
-        imposed_bars(imposed, colors, world_size=analysis.source.world_size, blamed=analysis.verdict.rank, picked=state.rank),
+        imposed_bars(imposed, colors, blamed=analysis.verdict.rank, picked=state.rank),
         FigureData(
             ("rank", "imposed wait [us]", "of it exposed [us]", "share"),
             [(row.rank, row.imposed_us, row.imposed_exposed_us, row.share) for row in imposed],
         ),
-        "Who made others wait is not known" if most is None else f"Rank {most.rank} made the others wait most",
+        "The waits that ranks imposed are not known" if most is None else f"Rank {most.rank} made the others wait most",
     )
 
 
@@ -67,7 +69,7 @@ def _matrix(run: RunData, state: PageState, colors: Palette) -> Drawn:
     what = "host" if group.by_host else "rank"
     cells = sorted(zip(group.victims, group.origins, group.waited_us, strict=True), key=lambda cell: -cell[2])
     rows = [(group.names[victim], group.names[origin], waited) for victim, origin, waited in cells]
-    says = "Nobody waited in this group"
+    says = "No rank of this group waited"
     if rows:
         victim_name, origin_name, waited = rows[0]
         says = f"In {group.label}, {what} {victim_name} waited longest: {duration(waited)} for {what} {origin_name}"
@@ -84,10 +86,10 @@ def _origin_of_cell(state: PageState, point: Mapping[str, Any]) -> PageState:
 
 
 _SOURCES: Final = {
-    "windows": "the collectives of {steps}. A wait is charged to the rank that caused it, in other groups, too. "
-    "Steps that were not profiled are not in it: below are all of them, but without groups",
-    "steps": "{steps} on record, where at each step the others wait for the rank with the longest own time. "
-    "Step records do not tell process groups: those who do the same work are one. Groups take a profiled window",
+    "windows": "the collectives of {steps}. A wait is charged to the rank that caused it, also in other groups. "
+    "The sections below cover all steps, without process groups",
+    "steps": "{steps}: at each step the others wait for the rank with the longest own time. Step records do not contain "
+    "process groups, so ranks that do the same work form one group; profile a window to see the real groups",
 }
 
 
@@ -98,10 +100,10 @@ def _about_matrix(run: RunData, state: PageState) -> list[Block]:
     if group is None:
         return []
     if book.matrix_source is None:
-        text = "Read from sends, receives and operations with a root only. In a pipeline most of that is its schedule."
+        text = "From sends, receives and operations with a root only. In a pipeline most of that is its schedule."
     else:
         steps = count(book.matrix_steps, "profiled step" if book.matrix_source == "windows" else "step")
-        text = f"Read from {_SOURCES[book.matrix_source].format(steps=steps)}."
+        text = f"From {_SOURCES[book.matrix_source].format(steps=steps)}."
     if group.by_host:
         text += (
             f" {count(group.ranks, 'rank')}, shown host by host; on the diagonal is what ranks of a host waited for each other."
@@ -158,7 +160,7 @@ def _timeline(run: RunData, _state: PageState, colors: Palette) -> Drawn:
     ]  # fmt: skip
     totals = [sum(timeline.causes_us[cause][at] for cause in causes) for at in range(len(timeline.first))]
     worst = max(range(len(totals)), key=lambda at: totals[at] / timeline.steps[at], default=None)
-    says = "Nobody made others wait"
+    says = "No rank made others wait"
     if worst is not None and totals[worst] > 0:
         span = span_of(timeline.first[worst], timeline.last[worst])
         says = f"The others waited longest per step in {span}, most of it for rank {timeline.worst[worst]}"
@@ -179,7 +181,11 @@ COLUMNS: Final[list[Column]] = [
     number_column("last_in", "Last in", "Steps in which it came last", digits=0, width=96),
     *(
         number_column(
-            f"{key}_ms", f"{cause.label} ms", f"Part of the imposed wait over all steps: {cause.label.lower()}", width=150
+            f"{key}_ms",
+            f"{cause.label} ms",
+            f"Part of the imposed wait over all steps: {cause.label.lower()}",
+            width=170,
+            if_known=True,
         )
         for key, cause in CAUSES.items()
     ),
@@ -213,6 +219,9 @@ def _rank_costs(run: RunData) -> list[dict[str, Any]]:
 
 
 def _blocks(run: RunData, state: PageState) -> list[Block]:
+    if not (run.blame.groups or run.blame.timeline or run.analysis.imposed_wait):
+        why = ALONE if run.analysis.source.world_size == 1 else NO_EVIDENCE
+        return nothing_yet(run.summary, "No rank is known to wait", why)
     return [
         Section(
             name="imposed",
@@ -232,8 +241,8 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         Section(
             name="waits",
             title="Who waited for whom",
-            help="Who waited (columns) because of whom (rows). A row that stands out is a rank for which many waited. Grey: no "
-            "rank waits for itself. Click a cell to pick the rank of its row, or give its number.",
+            help="Ranks that waited (columns) and the ranks they waited for (rows). Prominent row: many waited for this rank. "
+            "Grey: no rank waits for itself. Click a cell to pick the rank of its row, or enter its number.",
             blocks=[
                 Part("about-matrix", lambda: _about_matrix(run, state)),
                 Figure(
@@ -249,8 +258,8 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         Section(
             name="causes",
             title="What it was for",
-            help="The wait that each rank imposed over all steps, by what it took longer for than the rank in the middle did. "
-            "From step records; warm-up and profiled steps are left out.",
+            help="The wait that each rank imposed over all steps, by the part of the step in which it was slower than the median "
+            "rank. From step records, without warm-up and profiled steps.",
             blocks=[
                 Figure(
                     name="cause-bars",
@@ -264,8 +273,8 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         Section(
             name="timeline",
             title="When",
-            help="The same over the steps of the run: a band is a lasting cause, a spike a moment. Hover for the rank that is "
-            "charged with most of it.",
+            help="The same over the steps of the run: a band is a lasting cause, a spike a single event. Hover for the rank "
+            "that caused most of it.",
             blocks=[
                 Figure(
                     name="cause-timeline",
@@ -278,8 +287,8 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         Section(
             name="rank-costs",
             title="What every rank cost",
-            help="What every rank cost the others. Summed over all that waited, so it may be more than the run took. "
-            "A dash means not known: direct and knock-on take a profiled window. Click a row to pick its rank.",
+            help="Summed over all ranks that waited, so it can exceed the duration of the run. Direct and knock-on waits are "
+            "known of profiled steps only. Click a row to pick its rank.",
             blocks=[
                 Table(
                     name="rank-costs",
@@ -297,12 +306,12 @@ VIEW: Final = View(
     slug="blame",
     label="Who delayed whom",
     help=Help(
-        shows="For whom the others waited, how long, at which steps, and what made them wait.",
-        formula="In a collective, everybody waits for the rank that enters it last: from their own start to its start. Over all "
-        "steps: at each step the rank with the longest own time is charged with min(longest own time − own time, blocked time) "
-        "of every other rank, shared out by what that rank took longer for than the rank in the middle. Who was late only "
-        "because another one had kept it waiting is not charged: that one is (knock-on).",
-        do="Fix the longest bar first, by its largest cause. What that would gain says the what-if: waits of many ranks overlap.",
+        shows="Which ranks the others waited for, how long, at which steps, and why.",
+        formula="In a collective, each rank waits from its own start to the start of the last rank. Over all steps: at each step "
+        "the rank with the longest own time is charged with min(longest own time − own time, blocked time) of every other rank, "
+        "divided by the parts in which it was slower than the median rank. If a rank was late only because it had waited for "
+        "another one, that other rank is charged (knock-on).",
+        do="Fix the longest bar first, by its largest cause. The what-if estimates the gain, since waits of ranks overlap.",
     ),
     blocks=_blocks,
 )

@@ -21,7 +21,7 @@ SILENT_S: Final = 300.0
 """Time without a new record after which a run counts as not training; a single step may take minutes."""
 
 _ID: Final = re.compile(REQUEST_ID, re.ASCII)
-_BY: Final = "asked for on the dashboard"
+_BY: Final = "requested on the dashboard"
 
 
 class NotLiveError(RankscopeError):
@@ -90,7 +90,7 @@ def capture_state(source: RunSource, run_id: str, request_id: str) -> Requested:
         raise UnknownRequestError("there is no such request; it was taken back, or cleared away as old")
     why = _why_not(run)
     if why is None and abs(time.time_ns() - made_ns(request_id)) > MAX_AGE_SECONDS * 1e9:
-        why = "no answer: the job records no profiles, or the clocks of its first host and this one are far apart"
+        why = "the job did not answer: it records no profiles, or the clocks of its first host and this one are far apart"
     return Requested(request_id=request_id, run_id=run_id, state="asked" if why is None else "void", reason=why)
 
 
@@ -100,7 +100,7 @@ def _why_not(run: RunSummary) -> str | None:
     if run.status == "starting":
         return "nothing has been recorded yet: no rank has finished its first step"
     if run.status in ("finished", "failed"):
-        return "the run is over; only a live run can be asked"
+        return "the run is over; only a live run can be profiled"
     silent_s = 0.0 if run.last_write_unix_ns is None else time.time() - run.last_write_unix_ns / 1e9
     if run.status == "silent" and silent_s > SILENT_S:
         return f"no step has been recorded for {silent_s / 60:.0f} min: the job hangs, or has vanished with its nodes"

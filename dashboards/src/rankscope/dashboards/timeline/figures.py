@@ -35,13 +35,13 @@ LOOKS: Final = (
     Look("Compute hiding communication", "overlap", "/"),
     Look("Transfer", "exposed_communication", "x"),
     Look("Waiting for later ranks", "straggler_wait", "\\"),
-    Look("Communication, waiting not told apart", "unmatched", "|"),
+    Look("Communication, including waiting", "unmatched", "|"),
     Look("Copies", "exposed_memcpy", "."),
     Look("Idle", "idle"),
-    Look("In a step, not told apart", "not_told", "-"),
+    Look("In a step, outside of collectives", "not_told", "-"),
 )
 """Looks, in the order of ``Kind``."""
-_WORDS: Final = ("Compute", "Overlap", "Transfer", "Waiting", "Communication", "Copies", "Idle", "Not told")
+_WORDS: Final = ("Compute", "Overlap", "Transfer", "Waiting", "Communication", "Copies", "Idle", "In a step")
 """Short names, in the order of ``Kind``."""
 _PHASE_LABELS: Final = {"data": "Data", "h2d": "Copy to the device", "between_steps": "Between steps"}
 
@@ -299,7 +299,7 @@ def arrival_bars(arrivals: Sequence[Arrival], colors: Palette, *, last: int | No
             width=0.8,
             hovertext=[f"rank {one.rank}" for one in shown],
             customdata=begin,
-            hovertemplate="<b>%{hovertext}</b><br>came %{customdata:,.3f} ms after the first<br>"
+            hovertemplate="<b>%{hovertext}</b><br>arrived %{customdata:,.3f} ms after the first<br>"
             + look.label
             + ": %{x:,.3f} ms<extra></extra>",
         )
@@ -313,5 +313,5 @@ def arrival_bars(arrivals: Sequence[Arrival], colors: Palette, *, last: int | No
         )  # fmt: skip
     figure.update_layout(barmode="overlay", showlegend=False)
     rows_axis(figure, labels, fixedrange=True)
-    figure.update_xaxes(title_text="ms since the first rank came", rangemode="tozero")
+    figure.update_xaxes(title_text="ms since the first rank arrived", rangemode="tozero")
     return figure

@@ -30,12 +30,11 @@ def kernel_section(run: RunData, state: PageState, window: Window) -> Block:
     rank, healthy = compared_ranks(run.analysis, state.rank)
     step = state.step if state.step is not None and window.first <= state.step < window.past else None
     where = window.steps if step is None else f"step {step:,}"
-    other = "" if healthy is None else f" Healthy: rank {healthy}, in the middle of the ranks by own time."
+    other = "" if healthy is None else f" Healthy: rank {healthy}, the median by own time of the ranks that are not blamed."
     return Section(
         name="kernels",
         title=f"What rank {rank} ran in {where}" if rank is not None else "What ran",
-        help=f"The costliest kernels (CUDA) or operators (CPU), per step that has them among its costliest.{other} "
-        "A dash means not among the costliest there. "
+        help=f"The costliest kernels (CUDA) or operators (CPU), per step in which they were recorded.{other} "
         "Pick a rank above, and a step in Ranks × steps.",
         blocks=[
             Table(
@@ -49,7 +48,7 @@ def kernel_section(run: RunData, state: PageState, window: Window) -> Block:
 
 
 def compared_ranks(analysis: Analysis, picked: int | None) -> tuple[int | None, int | None]:
-    """Return the rank to show, and the healthy rank: that in the middle by own time, among those not blamed."""
+    """Return the rank to show, and the healthy rank: the median by own time of those not blamed."""
     verdict, ranks = analysis.verdict, [row.rank for row in analysis.ranks]
     rank = next((one for one in (picked, verdict.rank, *ranks[:1]) if one is not None), None)
     known = sorted(

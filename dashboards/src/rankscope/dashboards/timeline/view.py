@@ -50,8 +50,8 @@ def export_panel(run: RunSummary, window: Window | None) -> Block:
     return Section(
         name="perfetto",
         title="Open in Perfetto",
-        help="Every event of the window on the common clock, with arrows to those who waited and the raw traces that were kept. "
-        "Save it, then open ui.perfetto.dev and choose Open trace file: the browser reads it, nothing is sent anywhere.",
+        help="All events of the window on the common clock, with arrows to the ranks that waited, and kept raw traces. Save the "
+        "file, then choose Open trace file at ui.perfetto.dev: Perfetto reads it in the browser and uploads nothing.",
         blocks=[
             Request("Save the window", ("export", f"{run_path(run.run_id)}/perfetto")),
             Advice(f"The same, with the verdict on top: rankscope export {path} --perfetto window.json.gz{steps}"),
@@ -60,27 +60,24 @@ def export_panel(run: RunSummary, window: Window | None) -> Block:
 
 
 def capture_panel(run: RunSummary) -> Block:
-    """Return the panel that requests a capture of the next steps; for a run that ended, only the command."""
-    goes_on = run.status in GOING_ON
-    ask = Request(
-        "Request a capture", ("capture", f"/api{run_path(run.run_id)}/capture"), ("capture-steps", "Steps", STEPS, MAX_STEPS)
-    )
+    """Return the panel that requests a capture of the next steps of a live run."""
     return Section(
         name="capture",
         title="Request a capture",
-        help="All ranks profile the same of their next steps, a few seconds ahead. "
-        "The new window is in the list of windows once it is there."
-        if goes_on
-        else "This run has ended: no rank is there to profile anything. Of one that goes on:",
+        help="All ranks profile the same steps, a few seconds ahead. The new window then appears in the list of windows.",
         blocks=[
-            *([ask] if goes_on else []),
+            Request(
+                "Request a capture",
+                ("capture", f"/api{run_path(run.run_id)}/capture"),
+                ("capture-steps", "Steps", STEPS, MAX_STEPS),
+            ),
             Advice(f"On the command line: rankscope capture {shlex.quote(run.path)} --steps {STEPS}"),
         ],
     )
 
 
 _NONE: Final = (
-    "No window has been captured yet:<br>rankscope run profiles one from step 20 on, and rankscope capture RUN asks for one."
+    "No window has been captured yet:<br>rankscope run profiles one from step 20 on; rankscope capture RUN requests one."
 )
 _NAMED_STEPS: Final = 12
 _LISTED: Final = 400
@@ -121,8 +118,8 @@ def _picture(run: RunData, state: PageState, colors: Palette) -> Drawn:
     picture = timeline(lanes, first, past, colors, bounds=_bounds(data, window), chosen=frames)
     picture.update_layout(uirevision=f"{window.first} {state.span} {state.rank}")
     some = f"; of every {each} ranks the one that waited least" if each > 1 else ""
-    who, when = count(len(data.about.ranks), "rank"), f"from {first / 1e6:,.2f} to {past / 1e6:,.2f} ms"
-    says = f"What {who} did in {window.steps}, {when}{some}"
+    ranks = count(len(data.about.ranks), "rank")
+    says = f"Activity of {ranks} in {window.steps}, from {first / 1e6:,.2f} to {past / 1e6:,.2f} ms{some}"
     return Drawn(picture, _times(lanes, first, past), says)
 
 
@@ -194,8 +191,8 @@ def _sentence(one: Collective) -> str:
     if not one.matched:
         return f"{described(one)}: not found on all ranks of its group"
     if one.spread_ns is None:
-        return f"{described(one)}: in this operation not everybody waits for everybody"
-    last = "" if one.last is not None else ": who came last is too close to tell"
+        return f"{described(one)}: in this operation ranks do not all wait for each other"
+    last = "" if one.last is not None else ": the last ranks arrived too close together to name one"
     return f"{described(one)} ({count(one.ranks, 'rank')}, step {one.step}){last}"
 
 
@@ -216,7 +213,7 @@ def _facts(run: RunData, state: PageState) -> list[Block]:
             f"{clock_sentence(about.clock)}"
         ),
         _raw_sentence(data),
-        *([f"Drawn is of every {each} ranks the one that waited least; any other can be picked."] if each > 1 else []),
+        *([f"Each lane shows the one of {each} ranks that waited least; any other can be picked."] if each > 1 else []),
         *(f"Left out: {text}." for text in about.left_out),
     ]
     choices = [{"value": one.key, "label": described(one)} for one in _costliest(data)]
@@ -240,16 +237,23 @@ def _facts(run: RunData, state: PageState) -> list[Block]:
 def _raw_sentence(data: WindowData) -> str:
     kept = len(data.about.raw_ranks)
     if kept == len(data.about.ranks):
-        return "Raw traces were kept of all ranks: compute, copies and idle time are told apart, and every kernel is there."
-    some = f"kept of {kept} of the ranks" if kept else "not kept"
+        return "Raw traces of all ranks were kept: all kernels, copies and idle times are shown."
+    some = f"{kept} ranks were" if kept else "the ranks were not"
     return (
-        f"Raw traces were {some}: elsewhere, outside of collectives, a step is one colour. "
-        "rankscope capture RUN --keep-trace, or rankscope run --keep-traces N, keeps them."
+        f"Raw traces of {some} kept: without them, time outside of collectives is not divided. "
+        "Keep them with rankscope capture RUN --keep-trace or rankscope run --keep-traces N."
     )
 
 
 def _costliest(data: WindowData) -> list[Collective]:
     return sorted(data.about.collectives, key=lambda one: (-(one.spread_ns or 0), one.first_ns))[:_LISTED]
+
+
+def _legend(run: RunData, state: PageState) -> list[Block]:
+    """Return the legend of the activities that the window has."""
+    found = _window(run, state)
+    kinds = [] if found is None else np.unique(found[1].parts.kind).tolist()
+    return [Legend([(LOOKS[kind].color, LOOKS[kind].label) for kind in kinds])]
 
 
 def _pick(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:
@@ -278,6 +282,8 @@ def _zoom(state: PageState, across: tuple[float, float] | None) -> PageState:
 
 def _blocks(run: RunData, state: PageState) -> list[Block]:
     windows = run.source.windows(run.summary)
+    goes_on = run.summary.status in GOING_ON
+    capture = [capture_panel(run.summary)] if goes_on else []
     if not windows.windows:
         return [
             Section(
@@ -286,10 +292,12 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                 help="A timeline shows steps that were profiled on all ranks. The recorder profiles three steps from step 20 "
                 "on and then as often as its budget allows; --window-steps 0 switches that off.",
                 blocks=[
-                    Advice(f"Ask a run that goes on for some of its next steps: rankscope capture {run.summary.path} --steps 3")
-                ],
+                    Advice(f"Profile the next steps of a live run: rankscope capture {shlex.quote(run.summary.path)} --steps 3")
+                ]
+                if not goes_on
+                else [],
             ),
-            capture_panel(run.summary),
+            *capture,
         ]
     options = [
         {"value": str(one.first), "label": f"{one.steps} · {count(one.ranks, 'rank')}"} for one in reversed(windows.windows)
@@ -301,9 +309,9 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             name="timeline",
             title="What every rank did when",
             help="All ranks on one clock. Drag to zoom, down to single events; double-click to see all again. "
-            "Click a collective to see it on all ranks, anything else to pick its rank and see its groups and streams.",
+            "Click a collective to see it on all ranks, any other part to pick its rank and see its groups and streams.",
             blocks=[
-                Legend([(look.color, look.label) for look in LOOKS]),
+                Part("timeline-legend", lambda: _legend(run, state)),
                 Figure(
                     name="timeline-lanes",
                     label="Lanes of all ranks over the time of the window, by what the time was spent on",
@@ -319,10 +327,10 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         Section(
             name="arrival",
             title="Who came last",
-            help="The chosen collective, else the one with the longest wait, on all its ranks: the first to come at the top. "
-            "Nobody leaves before the last has come.",
+            help="The chosen collective, else the one with the longest wait, on all its ranks, in order of arrival. No rank can "
+            "finish it before the last one arrives.",
             blocks=[
-                Legend([("straggler_wait", "Waiting"), ("exposed_communication", "Transfer"), ("unmatched", "Not told apart")]),
+                Legend([("straggler_wait", "Waiting"), ("exposed_communication", "Transfer"), ("unmatched", "Both")]),
                 Figure(
                     name="timeline-arrival",
                     label="Bars of every rank in the collective, from its arrival to its end",
@@ -332,7 +340,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         ),
         *([] if shown is None else [kernel_section(run, state, shown)]),
         export_panel(run.summary, shown),
-        capture_panel(run.summary),
+        *capture,
     ]
 
 
@@ -340,11 +348,11 @@ VIEW: Final = View(
     slug="timeline",
     label="Timeline",
     help=Help(
-        shows="A captured window: each rank's time by what it was spent on, all on one clock, the collectives linked.",
+        shows="A captured window: the activity of each rank, all on one clock, with the collectives linked.",
         formula="Clocks are corrected by the ends of matched collectives, the same moment on all ranks. Waiting: from a rank's "
         "arrival to that of the last (on a GPU: what its kernel took longer than the shortest). Transfer: the rest. "
-        "A cell of the overview has the colour of what took most of its time.",
-        do="Look for the rank that does not wait while the others do, and for what it does before it comes. Differences "
+        "Where a cell covers several activities, it has the colour of the longest.",
+        do="Look for the rank that does not wait while the others do, and for what it does before it arrives. Differences "
         "below the clock's residual mean nothing. For threads, stacks and arrows, open the window in Perfetto.",
     ),
     blocks=_blocks,

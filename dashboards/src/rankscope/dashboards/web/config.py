@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rankscope.dashboards.web.token import Token
 from rankscope.dashboards.web.trusted_proxy import TrustedProxy
-
-if TYPE_CHECKING:
-    from rankscope.dashboards.lost_hours.data import IdleGpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +21,6 @@ class DashboardConfig:
     allowed_hosts: tuple[str, ...] = ()
     """Accepted host names besides loopback ones, so that no other site can read runs by DNS rebinding. ``.NAME`` includes all
     names that end with it."""
-    idle_gpus: IdleGpus | None = None
-    """Query for idle GPUs and their holders; ``None``: there is no source for it."""
     title: str = "rankscope"
 
     @property

@@ -58,10 +58,10 @@ def make_scenarios(run: Path, folder: Path, tell: Tell) -> None:
     result, chain = whatif_with_chain(
         NamedRun(run, None),
         terms,
-        lambda done, of: tell(Progress("playing the run without its stragglers: reading ranks", done, of)),
+        lambda done, of: tell(Progress("simulating the run without its stragglers: reading ranks", done, of)),
     )
     if chain is not None:
-        tell(Progress("what-if: playing combinations"))
+        tell(Progress("what-if: simulating combinations"))
         combinations(chain.causes, chain.ranks, chain.combined).write(folder)
     answer = Answer(
         result=result,
@@ -150,7 +150,7 @@ def step_without(scenarios: Scenarios, items: Sequence[str]) -> Thought | None:
     return Thought(label, together.without_step_seconds(ranks, causes))
 
 
-_ONE_BY_ONE: Final = "From profiled steps one part at a time can be left out. Choose one of those on offer, or all stragglers."
+_ONE_BY_ONE: Final = "From profiled steps only one part can be removed at a time. Choose one listed part, or all stragglers."
 
 
 def _is_only_alone(item: str, together: Combinations | None) -> bool:
@@ -161,7 +161,7 @@ def _is_only_alone(item: str, together: Combinations | None) -> bool:
 def _only_alone(labels: Sequence[str]) -> str:
     if not labels:
         return ""
-    return f"Of the causes, the {MOST_CAUSES} that cost most can be left out together with others; {joined(labels)} only alone."
+    return f"Only the {MOST_CAUSES} costliest causes can be removed together with other parts; {joined(labels)} only alone."
 
 
 def _why_not(together: Combinations, items: Sequence[str], ranks: Sequence[int], causes: Sequence[str]) -> str:
@@ -171,10 +171,10 @@ def _why_not(together: Combinations, items: Sequence[str], ranks: Sequence[int],
         *(cause for cause in causes if cause not in together.causes),
     ]
     if len(ranks) + len(causes) < len(items):
-        return "Ranks and causes can be left out together; phases and stages that are on offer one at a time."
+        return "Ranks and causes can be removed together; phases and stages only one at a time."
     if absent:
         return f"The evidence does not have {joined(absent)}."
-    return f"At most {MOST_RANKS} ranks can be left out together; all stragglers can." if len(ranks) > MOST_RANKS else ""
+    return f"At most {MOST_RANKS} ranks can be removed together; all stragglers can." if len(ranks) > MOST_RANKS else ""
 
 
 def _named(items: Sequence[str], kind: str) -> list[str]:

@@ -15,7 +15,7 @@ from rankscope.dashboards.charts.frame import framed, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.words.units import time_unit
 
-NOTHING: Final = "There is nothing to leave out: the evidence has no parts of this kind."
+NOTHING: Final = "There is nothing to remove: the evidence has no parts of this kind."
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,5 +67,5 @@ def without_bars(
     labels = [f"<b>{escape(row.label)} ✓</b>" if row.item and row.item in chosen else escape(row.label) for row in shown]
     figure.update_layout(barmode="overlay", bargap=0.28, showlegend=False)
     rows_axis(figure, labels)
-    figure.update_xaxes(title_text=f"{unit} per step", range=[0, 1.75 * float(lengths.max())], zeroline=False)
+    figure.update_xaxes(title_text=f"{unit} per step", range=[0, 1.6 * float(lengths.max())], zeroline=False)
     return figure

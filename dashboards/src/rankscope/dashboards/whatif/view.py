@@ -7,19 +7,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from rankscope.analysis.whatif.result import WhatIf
-from rankscope.dashboards.charts.frame import note
+from rankscope.analysis.whatif.result import Effect, WhatIf
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.model.columns import Column, number_column, text_column
-from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
-from rankscope.dashboards.model.page import Block, Choice, Entry, Fact, Facts, Figure, Items, Part, Section, Table, Text
+from rankscope.dashboards.model.drawn import Drawn, FigureData
+from rankscope.dashboards.model.page import Block, Choice, Entry, Fact, Facts, Figure, Items, Part, Section, Text
+from rankscope.dashboards.model.run_head import nothing_yet
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.whatif.data import ALL, Answer, Pace, Piece, Scenarios, Thought, pace_of, pieces, step_without
 from rankscope.dashboards.whatif.figures import Without, without_bars
 from rankscope.dashboards.words.units import duration, in_unit, time_unit
-from rankscope.dashboards.words.wording import UNKNOWN, count, gpu_hours, milliseconds, moment, money, percent, slowdown
+from rankscope.dashboards.words.wording import UNKNOWN, count, gpu_hours, moment, money, percent, slowdown
 
 _EVIDENCE: Final = {
     "steps": "step records",
@@ -28,8 +27,8 @@ _EVIDENCE: Final = {
     "operations": "traced operations",
 }
 _HOW_TO_GET: Final = (
-    "A what-if takes step records of all ranks that tell own time from waiting, five steps or more after warm-up; or three "
-    "profiled steps with collectives that match (rankscope run --help says how to profile)."
+    "A what-if needs step records of all ranks with separate own and blocked times, of at least five steps after warm-up; or "
+    "three profiled steps with matched collectives (see rankscope run --help)."
 )
 
 
@@ -38,18 +37,13 @@ def seconds_text(seconds: float) -> str:
     return duration(1e6 * seconds)
 
 
-def why_not(result: WhatIf) -> list[Block]:
-    """Return the reason for a missing answer, and the records that one needs."""
-    return [Text(result.summary, "reason"), Text(_HOW_TO_GET, "help")]
-
-
 def without(result: WhatIf, thought: Thought | None, pace: Pace, *, price_given: bool) -> list[Block]:
     """Return the counterfactual step without the chosen parts, and the value of the saving. ``result`` must be ``ok``.
 
     ``price_given``: True if the price was entered on the page, False if it was recorded with the run.
     """
     if thought is None:
-        choose = "Choose ranks, causes or phases under “Compare without” to see what a step would take without their slowness."
+        choose = "Choose ranks, causes or phases under “Compare without” to see the step without their slowness."
         return [Text(result.summary, "reason"), Text(choose, "help")]
     if thought.step_seconds is None:
         return [Text(f"Without {thought.label}: not known. {thought.why}", "reason")]
@@ -58,7 +52,7 @@ def without(result: WhatIf, thought: Thought | None, pace: Pace, *, price_given:
     change = f"{seconds_text(saved)} shorter ({percent(saved / actual, digits=1)})" if saved > 0 else "no shorter"
     hours, amount = pace.gpu_hours_of(saved), pace.money_of(saved)
     of_job = (
-        "CPU ranks lose no GPU time: give a price to count it" if hours is None else "of the GPU time of this job, at its pace"
+        "CPU ranks lose no GPU time; enter a price to count it" if hours is None else "of the GPU time of this job, at its pace"
     )
     return [
         Text(f"Without {thought.label} a step would be {change}.", "whatif-sentence", live=True),
@@ -78,18 +72,18 @@ def without(result: WhatIf, thought: Thought | None, pace: Pace, *, price_given:
 
 def _price_source(pace: Pace, *, price_given: bool) -> str:
     if pace.price_per_gpu_hour is None:
-        return "no price was recorded with the run: give one above"
-    where = "as given above" if price_given else "as recorded with the run"
+        return "no price was recorded with the run; enter one above"
+    where = "as entered above" if price_given else "as recorded with the run"
     return f"at {money(pace.price_per_gpu_hour, pace.currency)} per GPU-hour, {where}"
 
 
 def fleet(answer: Answer, *, goes_on: bool) -> list[Block]:
-    """Return S, M_W and M_S with their evidence; nothing if the answer is not ``ok``. ``goes_on``: the run is still going on."""
+    """Return S, M_W and M_S with their evidence. ``goes_on``: the run is still going on."""
     result = answer.result
-    if result.status != "ok":
-        return []
     source = result.source
-    about = f"Played on {_EVIDENCE[source.evidence or 'steps']}: {count(source.ranks, 'rank')}, {count(source.steps, 'step')}"
+    about = (
+        f"Simulated from {_EVIDENCE[source.evidence or 'steps']}: {count(source.ranks, 'rank')}, {count(source.steps, 'step')}"
+    )
     about += (
         f" ({count(source.steps_left_out, 'step')} left out: warm-up, profiled or incomplete)." if source.steps_left_out else "."
     )
@@ -106,7 +100,7 @@ def _measures(result: WhatIf) -> list[Fact]:
     stage = Fact(
         "M_S, last stage",
         UNKNOWN if result.m_stage is None else f"{result.m_stage:.2f}",
-        detail="of the loss is gone without it. Large: the model is cut unevenly",
+        detail="of the loss is due to it. Large: the model is divided unevenly",
     )
     slowest = f"rank {result.slowest_ranks[0]}" if len(result.slowest_ranks) == 1 else f"the {len(result.slowest_ranks)} slowest"
     return [
@@ -118,15 +112,15 @@ def _measures(result: WhatIf) -> list[Fact]:
         Fact(
             "M_W, slowest 3% of ranks",
             UNKNOWN if result.m_worker is None else f"{result.m_worker:.2f}",
-            detail="hardly anything is lost, so there is nothing to share out"
+            detail="the loss is too small to attribute"
             if result.m_worker is None
-            else f"of the loss is gone without {slowest}. Near 1: a few ranks are to blame; near 0: not the ranks",
+            else f"of the loss is due to {slowest}. Near 1: a few slow ranks; near 0: all ranks alike",
         ),
         *([stage] if result.by_stage else []),
         Fact(
             "Fit",
             UNKNOWN if result.discrepancy is None else f"{result.discrepancy:.3f}",
-            detail="measured step ÷ played step; 1 is perfect, more than 5% off is not to be relied on",
+            detail="measured step ÷ simulated step; unreliable if it differs from 1 by more than 0.05",
         ),
     ]
 
@@ -142,8 +136,6 @@ def _pace(run: RunData, state: PageState) -> Pace:
 
 def _answer(run: RunData, state: PageState) -> list[Block]:
     scenarios = run.scenarios
-    if scenarios.answer.result.status != "ok":
-        return why_not(scenarios.answer.result)
     thought = step_without(scenarios, state.without)
     return without(scenarios.answer.result, thought, _pace(run, state), price_given=state.price is not None)
 
@@ -153,23 +145,21 @@ def _fleet(run: RunData) -> list[Block]:
 
 
 def _bars(run: RunData, state: PageState, colors: Palette, *, kinds: tuple[str, ...]) -> Drawn:
-    scenarios = run.scenarios
-    result = scenarios.answer.result
-    if result.status != "ok":
-        return Drawn(note("Not enough data for a what-if: above is what is missing.", colors), NO_DATA, result.summary)
+    result = run.scenarios.answer.result
     pace = _pace(run, state)
     found = sorted(
         (piece for piece in pieces(result) if piece.kind in kinds), key=lambda piece: piece.effect.without_step_seconds
     )
+    # Of two equally slow ranks, neither saves anything alone.
+    matter = [one for one in found if one.item in state.without or _matters(one.effect)] or found[:1]
     actual, ideal = result.step_seconds or 0.0, result.ideal_step_seconds or 0.0
     unit = time_unit(1e6 * actual)
-    rows = [_without(piece, pace, unit) for piece in found[:RANKS_SHOWN]]
+    rows = [_without(piece, pace, unit) for piece in matter[:RANKS_SHOWN]]
     says = "There is nothing to leave out"
     if rows:
         saved = actual - rows[0].step_seconds
-        says = (
-            f"Of {count(len(rows), 'part')}, {found[0].label} gains most: a step would be {seconds_text(max(saved, 0.0))} shorter"
-        )
+        gain = seconds_text(max(saved, 0.0))
+        says = f"Of {count(len(found), 'part')}, {found[0].label} gains most: a step would be {gain} shorter"
     return Drawn(
         without_bars(
             Without("", "as it is", actual, in_unit(1e6 * actual, unit)),
@@ -180,19 +170,24 @@ def _bars(run: RunData, state: PageState, colors: Palette, *, kinds: tuple[str, 
         ),
         FigureData(
             (
-                "without", "step [s]", "saved per step [s]", "share of the loss", "GPU-hours saved per week",
+                "without", "slowdown", "step [s]", "saved per step [s]", "share of the loss", "GPU-hours saved per week",
                 f"money saved per week [{pace.currency}]",
             ),
             [
                 (
-                    piece.item, piece.effect.without_step_seconds, piece.effect.saved_seconds, piece.effect.share,
-                    pace.gpu_hours_of(piece.effect.saved_seconds), pace.money_of(piece.effect.saved_seconds),
+                    piece.item, piece.effect.slowdown, piece.effect.without_step_seconds, piece.effect.saved_seconds,
+                    piece.effect.share, pace.gpu_hours_of(piece.effect.saved_seconds), pace.money_of(piece.effect.saved_seconds),
                 )
                 for piece in found
             ],
         ),
         says,
     )  # fmt: skip
+
+
+def _matters(effect: Effect) -> bool:
+    """Return whether a part saves 0.1% of the step, or would slow the ideal job by 2% alone."""
+    return effect.saved_seconds >= 0.001 * effect.without_step_seconds or (effect.slowdown or 1.0) >= 1.02
 
 
 def _worth(saved: float, pace: Pace, unit: tuple[float, str]) -> str:
@@ -219,42 +214,9 @@ def _toggled(state: PageState, point: Mapping[str, Any]) -> PageState:
     return replace(state, without=kept if item in state.without else (*kept, item))
 
 
-COLUMNS: Final[list[Column]] = [
-    text_column("part", "Without", width=170, pinned=True),
-    text_column("kind", "Kind", width=110),
-    number_column("slowdown", "Slowdown", "Step with only this as it was and all else ideal ÷ ideal step"),
-    number_column("step_ms", "Step ms", "Step with this ideal and all else as it was"),
-    number_column("saved_ms", "Saved ms", "Per step; parts overlap, so savings do not add up"),
-    number_column("share_percent", "Share %", "Of all that is lost", digits=1),
-    number_column("gpu_hours", "GPU-h a week", "Saved per week at the pace of the run", digits=1, width=130),
-    number_column("money", "Money a week", "The same at the price above, in its currency", width=130),
-]
-
-
-def _table(run: RunData, state: PageState) -> list[dict[str, Any]]:
-    answer = run.scenarios.answer
-    if answer.result.status != "ok":
-        return []
-    pace = _pace(run, state)
-    return [
-        {
-            "id": piece.item,
-            "part": piece.label,
-            "kind": piece.kind,
-            "slowdown": piece.effect.slowdown,
-            "step_ms": milliseconds(1e6 * piece.effect.without_step_seconds),
-            "saved_ms": milliseconds(1e6 * piece.effect.saved_seconds),
-            "share_percent": None if piece.effect.share is None else 100 * piece.effect.share,
-            "gpu_hours": pace.gpu_hours_of(piece.effect.saved_seconds),
-            "money": pace.money_of(piece.effect.saved_seconds),
-        }
-        for piece in pieces(answer.result)
-    ]
-
-
 def _choice(scenarios: Scenarios, state: PageState) -> Choice:
     result = scenarios.answer.result
-    found = pieces(result) if result.status == "ok" else []
+    found = pieces(result)
     groups: dict[str, list[dict[str, str]]] = {}
     for piece in found:
         groups.setdefault(f"{piece.kind.capitalize()}s", []).append({"value": piece.item, "label": piece.label})
@@ -294,20 +256,22 @@ def _price(scenarios: Scenarios, state: PageState) -> list[Block]:
 
 def _blocks(run: RunData, state: PageState) -> list[Block]:
     scenarios = run.scenarios
+    if (result := scenarios.answer.result).status != "ok":
+        return nothing_yet(run.summary, result.summary.removesuffix("."), _HOW_TO_GET)
     toggle = partial(_toggled, state)
     return [
         Section(
             name="whatif",
             title="What if it were not slow",
-            help="The run is played once more: what you leave out is as fast as the rank in the middle, all else as it was.",
+            help="The run is simulated again: what you remove is as fast as the median rank, all else stays as it was.",
             blocks=[Part("whatif-answer", lambda: _answer(run, state))],
             tools=[_choice(scenarios, state), *_price(scenarios, state)],
         ),
         Section(
             name="whatif-ranks-of",
             title="Without each rank",
-            help=f"At most {RANKS_SHOWN} ranks, those whose healing gains most. Of two equally slow ranks healing one gains "
-            "nothing: click both bars.",
+            help=f"At most {RANKS_SHOWN} slow ranks, largest gain first; the CSV has all. Of two equally slow ranks, fixing one "
+            "gains nothing: click both bars.",
             blocks=[
                 Figure(
                     name="whatif-ranks",
@@ -322,7 +286,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         Section(
             name="whatif-parts-of",
             title="Without each cause, phase or stage",
-            help="On all ranks at once. Parts overlap, so savings do not add up.",
+            help="On all ranks at once. Parts overlap, so savings do not add up. The CSV also has parts that save nothing.",
             blocks=[
                 Figure(
                     name="whatif-parts",
@@ -337,22 +301,9 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         Section(
             name="whatif-fleet-of",
             title="How the loss is spread",
-            help="To compare jobs by: the measures of Understanding Stragglers in Large Model Training Using What-if Analysis "
+            help="To compare jobs: the measures of Understanding Stragglers in Large Model Training Using What-if Analysis "
             "(OSDI 2025).",
             blocks=[Part("whatif-fleet", lambda: _fleet(run))],
-        ),
-        Section(
-            name="whatif-table-of",
-            title="All parts",
-            help="At most 64 ranks, those with the largest slowdown. A dash means not known.",
-            blocks=[
-                Table(
-                    name="whatif-table",
-                    columns=COLUMNS,
-                    rows=lambda: _table(run, state),
-                    file_name=f"rankscope-{run.summary.run_id}-whatif",
-                )
-            ],
         ),
     ]
 
@@ -361,11 +312,11 @@ VIEW: Final = View(
     slug="whatif",
     label="What-if",
     help=Help(
-        shows="How long a step would take without a rank, stage, cause, phase or all stragglers; in GPU-hours and money, too.",
-        formula="Between two meetings the longest own time decides: T = Σ (longest own time + least blocked time). What is "
-        "left out counts as long as the rank in the middle took. Saved a week = 168 h × ranks × saved ÷ measured step.",
-        do="Leave out what you could fix, together if it is several, and compare what that is worth. Jitter alone makes S a "
-        "little more than 1: whether a rank is slow beyond chance is what the verdict says.",
+        shows="How long a step would take without a rank, stage, cause, phase or all stragglers, and what that saves.",
+        formula="Between two collectives the longest own time decides: T = Σ (longest own time + shortest blocked time). Removed "
+        "parts take as long as on the median rank. Saved a week = 168 h × ranks × saved ÷ measured step.",
+        do="Remove what you could fix, several parts together if you could fix several. Jitter alone makes S slightly larger "
+        "than 1; the verdict decides whether a rank is slower than by chance.",
     ),
     blocks=_blocks,
 )

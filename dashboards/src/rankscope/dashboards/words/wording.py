@@ -109,13 +109,15 @@ def gpu_hours(hours: float | None) -> str:
     """Format GPU time. Below 1 GPU-h it is in GPU-minutes or GPU-seconds, with three significant digits."""
     if hours is None:
         return UNKNOWN
-    if hours == 0:
-        return "0 GPU-h"
-    if hours < 1 / 60:
-        return f"{hours * 3600:.3g} GPU-s"
-    if hours < 1:
-        return f"{hours * 60:.3g} GPU-min"
-    return f"{hours:,.1f} GPU-h"
+    size, unit = gpu_time_unit(hours)
+    return f"{hours:,.1f} {unit}" if hours >= 1 else f"{hours / size:.3g} {unit}"
+
+
+def gpu_time_unit(hours: float) -> tuple[float, str]:
+    """Return (hours per unit, unit) in which GPU time up to ``hours`` reads best."""
+    if hours >= 1 or hours == 0:
+        return 1.0, "GPU-h"
+    return (1 / 60, "GPU-min") if hours >= 1 / 60 else (1 / 3600, "GPU-s")
 
 
 def money(amount: float, currency: str) -> str:

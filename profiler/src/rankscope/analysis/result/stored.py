@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.analysis.result.analysis import Analysis, Source, Verdict
+from rankscope.analysis.result.analysis import Analysis, Cause, Finding, Source, Verdict
 from rankscope.analysis.result.costs import Throughput
 from rankscope.runs.paths import verdict_file
 from rankscope.runs.segments import UNDECODABLE, open_regular
@@ -17,6 +17,30 @@ from rankscope.runs.writer import write_record
 VERDICT_SCHEMA: Final = "rankscope.verdict/1"
 MOST_BYTES: Final = 1 << 20
 """Largest file that is read."""
+
+
+class Lost(msgspec.Struct, frozen=True, kw_only=True):
+    """GPU time lost according to a finding, and the host, GPU and rank it is charged to."""
+
+    host: str | None
+    """``None``: no single host."""
+    gpu_uuid: str | None
+    rank: int | None
+    """``None``: no single rank."""
+    cause: Cause | None
+    gpu_hours: float
+    cost: float | None
+    """In the ``currency`` of the run."""
+
+
+class Losses(msgspec.Struct, frozen=True, kw_only=True):
+    """GPU time that a run lost and trained."""
+
+    lost_by: list[Lost] = []
+    host_gpu_hours: dict[str, float] = {}
+    """GPU time of the trained steps, per host."""
+    on_gpus: bool = False
+    """True if any rank trained on a device other than the CPU; otherwise there is no GPU time to lose."""
 
 
 class StoredVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +53,7 @@ class StoredVerdict(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     source: Source
     throughput: Throughput | None = None
+    losses: Losses | None = None
 
 
 def store_verdict(run: Path, analysis: Analysis, *, as_of_unix_ns: int) -> None:
@@ -39,6 +64,7 @@ def store_verdict(run: Path, analysis: Analysis, *, as_of_unix_ns: int) -> None:
         verdict=analysis.verdict,
         source=analysis.source,
         throughput=analysis.throughput,
+        losses=losses_of(analysis),
     )
     write_record(verdict_file(run), kept)
 
@@ -52,3 +78,43 @@ def stored_verdict(run: Path) -> StoredVerdict | None:
     except (OSError, *UNDECODABLE):
         return None
     return found if found is not None and found.schema == VERDICT_SCHEMA else None
+
+
+def losses_of(analysis: Analysis) -> Losses:
+    """Return the GPU time that an analysed run lost and trained."""
+    return Losses(
+        lost_by=[_lost(analysis, finding) for finding in analysis.findings if finding.gpu_hours_lost is not None],
+        host_gpu_hours=_host_gpu_hours(analysis),
+        on_gpus=any(rank.device_kind not in (None, "cpu") for rank in analysis.ranks),
+    )
+
+
+def _lost(analysis: Analysis, finding: Finding) -> Lost:
+    """Return the loss of a finding. A finding on several ranks has one loss for all, charged to their host if they share one."""
+    verdict = analysis.verdict
+    said = [finding.rank] if finding.rank is not None else []
+    ranks = (verdict.ranks or said) if finding.summary == verdict.summary else said
+    blamed = [rank for rank in analysis.ranks if rank.rank in ranks]
+    hosts = {rank.host for rank in blamed}
+    only = blamed[0] if len(blamed) == 1 else None
+    hours = finding.gpu_hours_lost or 0.0
+    whole = verdict.gpu_hours_lost
+    return Lost(
+        host=hosts.pop() if len(hosts) == 1 else None,
+        gpu_uuid=None if only is None else only.gpu_uuid,
+        rank=None if only is None else only.rank,
+        cause=finding.cause,
+        gpu_hours=hours,
+        cost=verdict.cost.amount * hours / whole if verdict.cost is not None and whole else None,
+    )
+
+
+def _host_gpu_hours(analysis: Analysis) -> dict[str, float]:
+    """Return GPU-hours per host: steps times the mean step time, as losses are counted. Skips ranks without host or step time."""
+    mean_us = None if analysis.throughput is None else analysis.throughput.step_us
+    found: dict[str, float] = {}
+    for rank in analysis.ranks:
+        step_us = mean_us if mean_us is not None else rank.wall_us
+        if rank.host is not None and rank.device_kind not in (None, "cpu") and step_us is not None:
+            found[rank.host] = found.get(rank.host, 0.0) + rank.steps * step_us / 3.6e9
+    return found
