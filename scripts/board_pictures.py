@@ -108,6 +108,11 @@ def mapped(value: str, mappings: list[Json]) -> tuple[str, str] | None:
     return None
 
 
+def css(name: str) -> str:
+    """Return the name that CSS has for a colour of Grafana."""
+    return name.replace("semi-dark-", "").replace("dark-", "dark")
+
+
 def colour(value: float, limits: Json) -> str:
     """Return the colour of the highest threshold that the value reaches."""
     found = [step["color"] for step in limits["steps"] if step["value"] is None or value >= step["value"]]
@@ -188,7 +193,7 @@ def graph(panel: Json, found: list[Series], begin_s: float, end_s: float) -> str
         stroke = next(
             (part["value"]["fixedColor"] for part in named.get(one.legend, ()) if part["id"] == "color"), PALETTE[index % 11]
         )
-        stroke = stroke.replace("dark-", "dark").replace("semi-", "")
+        stroke = css(stroke)
         path = " ".join(
             f"{70 + width * (x - begin_s) / (end_s - begin_s):.1f},{8 + height * (high - y) / (high - low):.1f}"
             for x, y in points
@@ -280,12 +285,12 @@ def states(panel: Json, found: list[Series], begin_s: float, end_s: float) -> st
         step, name = width / max(1, len(one.points)), escape(one.legend)
         cells = []
         for moment, value in one.points:
-            paint = (mapped(f"{value:g}", mappings) or ("", f"rgba(31,120,193,{value / peak:.2f})"))[1].replace("dark-", "dark")
+            paint = (mapped(f"{value:g}", mappings) or ("", f"rgba(31,120,193,{value / peak:.2f})"))[1]
             x = 120 + width * (moment - begin_s) / (end_s - begin_s)
-            cells.append(f'<rect x="{x:.1f}" width="{step + 0.6:.1f}" height="14" fill="{paint.replace("semi-", "")}"/>')
+            cells.append(f'<rect x="{x:.1f}" width="{step + 0.6:.1f}" height="14" fill="{css(paint)}"/>')
         lines.append(f'<g transform="translate(0,{17 * len(lines)})"><text y="11">{name}</text>{"".join(cells)}</g>')
     words = [
-        f'<div><span style="color:{part["color"]}">■</span> {part["text"]}</div>'
+        f'<div><span style="color:{css(part["color"])}">■</span> {part["text"]}</div>'
         for one in mappings
         for part in one["options"].values()
     ]

@@ -89,7 +89,7 @@ def test_nothing_there_is_an_error_that_says_what_was_looked_for(tmp_path: Path)
         analyze([tmp_path / "gone"])
     with pytest.raises(InputError, match="no file matches"):
         analyze([tmp_path / "*.json"])
-    with pytest.raises(InputError, match=r"no run\.json"):
+    with pytest.raises(InputError, match=r"no run directory \(run\.json\)"):
         analyze([tmp_path])
     with pytest.raises(InputError, match="nothing to analyse"):
         analyze([])

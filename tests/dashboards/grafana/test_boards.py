@@ -254,8 +254,7 @@ def test_what_rests_on_recording_rules_says_when_they_are_missing_and_is_drawn_n
         asked = {selector.metric for target in panel["targets"] for selector in selectors(target["expr"])}
         if panel["type"] in ("timeseries", "state-timeline") and asked & _recorded().keys():
             resting = True
-            if "or on (uuid)" not in panel["targets"][0]["expr"]:  # of some only a name is recorded, which may be missing
-                assert any(f"absent({RULES} " in target["expr"] for target in panel["targets"]), panel["title"]
+            assert any(f"absent({RULES} " in target["expr"] for target in panel["targets"]), panel["title"]
             if panel["type"] == "timeseries" and ":" in panel["targets"][0]["expr"].partition("[")[0]:
                 assert panel["interval"] == "1m", panel["title"]
     if resting:

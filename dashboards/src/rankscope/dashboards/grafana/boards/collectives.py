@@ -12,7 +12,7 @@ from typing import Final
 from rankscope.dashboards.grafana.boards import columns
 from rankscope.dashboards.grafana.boards.answers import RULES_LOADED
 from rankscope.dashboards.grafana.boards.canvas import Canvas
-from rankscope.dashboards.grafana.boards.dialect import NATIVE, RANGE, RATE, SCOPE, gone, lacking
+from rankscope.dashboards.grafana.boards.dialect import NATIVE, RANGE, SCOPE, gone, lacking, no_rules
 from rankscope.dashboards.grafana.boards.frame import chosen, frame, gpu_variable, places
 from rankscope.dashboards.grafana.boards.kinds import Column, Query, told
 from rankscope.dashboards.grafana.boards.marks import or_not_available
@@ -41,16 +41,16 @@ def collectives() -> Canvas:
     canvas.row("Communicators")
     canvas.graphs(
         absent,
-        ("Bus bandwidth", "Bps", [Query(_longest(_median(bandwidth), exec_time), LEGEND)], {"width": 12},
+        ("Bus bandwidth", "Bps", [Query(_longest("bus_bandwidth_bytes:median"), LEGEND)], {"width": 12},
          f"Median over the GPUs of a communicator, for the {MOST} collectives that take longest. {_OF_INSPECTOR}"),
-        ("Execution time", "s", [Query(_longest(_median(exec_time), exec_time), LEGEND)], {"width": 12},
+        ("Execution time", "s", [Query(_longest("collective_exec_seconds:median"), LEGEND)], {"width": 12},
          f"Median over the GPUs of a communicator, waiting for the last GPU included: the {MOST} longest. {_OF_INSPECTOR}"),
     )  # fmt: skip
     _sheet_of_communicators(canvas, bandwidth, exec_time, of_all)
     canvas.row("Last to arrive")
     text = "Longest less shortest execution time of a collective among the GPUs of a communicator, "
     text += f"for the {MOST} collectives that take longest. {_OF_INSPECTOR}"
-    canvas.graph("Wait for the last GPU", "s", text, Query(_longest(_spread(of_all), exec_time), LEGEND), absent)
+    canvas.graph("Wait for the last GPU", "s", text, Query(_longest("collective_exec_seconds:spread"), LEGEND), absent)
     _sheet_of_last(canvas, bandwidth, of_all)
     canvas.row("Sends and receives", collapsed=True)
     for title, unit, scale, metric in (
@@ -87,9 +87,11 @@ def _spread(expr: str) -> str:
     return f"(max by ({CALL}) ({expr}) - min by ({CALL}) ({expr}))"
 
 
-def _longest(expr: str, exec_time: str) -> str:
-    """Return the series of the ``MOST`` collectives with the longest execution time within the shown time."""
-    return f"{expr}\nand on ({CALL})\ntopk ({MOST}, max_over_time(({_median(exec_time)})[{RANGE}:{RATE}] @ end()))"
+def _longest(recorded: str) -> str:
+    """Return a recorded series of the ``MOST`` collectives with the longest execution time within the shown time."""
+    picked = '{slurm_job_id=~"$slurm_job_id", comm_name=~"$comm_name", collective=~"$collective"}'
+    longest = f"topk ({MOST}, max_over_time(call:nccl_collective_exec_seconds:median{picked}[{RANGE}] @ end()))"
+    return f"call:nccl_{recorded}{picked}\nand on ({CALL})\n{longest}"
 
 
 def _now(canvas: Canvas, of_all: str) -> None:
@@ -159,4 +161,4 @@ def _absent() -> str:
     hosts = f"group by (instance, host) (gpu_info{{{SCOPE}}})"
     unknown = f"{hosts} unless on (instance) group by (instance) (nccl_bus_bandwidth_gbs{{{SCOPE}}})"
     named = lacking(unknown, "not available (no NCCL Inspector)")
-    return f"NaN * (\n  {named}\nor\n  {gone()}\n)"
+    return f"NaN * (\n  {named}\nor\n  {gone()}\nor\n  {no_rules()}\n)"

@@ -29,7 +29,7 @@ def most(expr: str, *, least: bool = False) -> str:
     """Return the series of each run's ``MOST`` ranks by their greatest (or least) value in the shown time, with their hosts.
 
     ``topk`` alone chooses again at every evaluation, so that a graph gets a line for every rank that was chosen once. The host is
-    joined last, for the chosen ranks only: of 512 ranks that takes an eighth of the time.
+    joined last, for the chosen ranks only: of 512 ranks that takes a fifth of the time.
     """
     choose, over = ("bottomk", "min") if least else ("topk", "max")
     chosen = f"{choose} by (run_id) ({MOST}, {over}_over_time(({expr})[{RANGE}:{RATE}] @ end()))"
@@ -41,6 +41,6 @@ def most_published(metric: str, *, rated: bool) -> str:
     series = f'{metric}{{{SCOPE}, rank=~"$rank"}}'
     series = f"rate({series}[{RATE}])" if rated else series
     on = "on (job, instance, run, rank, slot)"
-    over_time = f"max_over_time({series}[{RANGE}:{RATE}] @ end())"
-    chosen = f"topk by (run_id) ({MOST}, {over_time} * {on} group_left (run_id) ({INFO} @ end()))"
-    return f"max by (run_id, rank, host) (\n({series}\nand {on}\n{chosen})\n* {on} group_left (run_id, host) {INFO})"
+    over_time = f"max_over_time({series}[{RANGE}:{RATE}] @ end()) * {on} group_left (run_id) ({INFO} @ end())"
+    chosen = f"topk by (run_id) ({MOST}, max by (run_id, run, rank) ({over_time}))"
+    return f"max by (run_id, rank, host) (\n({series}\nand on (run, rank)\n{chosen})\n* {on} group_left (run_id, host) {INFO})"
