@@ -3,10 +3,10 @@
 The real command serves the dashboard, and the system's Chromium opens every view, with and without a selection. The first view is
 the whole overview, in a browser that has opened the dashboard before (it keeps compiled scripts), and in a fresh one. The
 requests of the browser are then repeated without it, one after the other and by 20 users at once. A run in progress grows by 30 s
-of records of all its ranks while a page of it is open. At last the offline report is written, what-if included, with an empty cache.
+of records of all its ranks while a page of it is open. Last, the offline report is written with an empty cache, what-if included.
 
-The peers: a plain Dash page with a line of 100 points, which is the time of Dash and Plotly with little to show; and the heat map's
-matrix as a plain Plotly figure.
+The peers: a plain Dash page with a line of 100 points, which is the time of Dash and Plotly with little to show; and the heat
+map's matrix as a plain Plotly figure.
 
     python benchmarks/dashboards.py [--ranks 1024] [--steps 10000] [--run RUN] [--repeats 5]
 """
@@ -266,6 +266,15 @@ def next_redraw(page: Page) -> tuple[float, float]:
     raise TimeoutError("the open page has not shown what was written")
 
 
+def seconds_of_report(run: Path, folder: Path) -> float:
+    """Return the seconds that ``rankscope report`` takes with an empty cache."""
+    told("the report, nothing derived yet")
+    command = [sys.executable, "-m", "rankscope", "report", str(run), "-o", str(folder / "report.html")]
+    began = time.perf_counter()
+    subprocess.run(command, env={**os.environ, "XDG_CACHE_HOME": str(folder / "empty")}, check=True, capture_output=True)
+    return time.perf_counter() - began
+
+
 def plain_figure(ranks: int, steps: int) -> tuple[float, int]:
     """Measure the peer, the heat map's matrix as a plain Plotly figure. Returns the seconds to make its JSON, and its bytes."""
     matrix = np.random.default_rng(0).random((ranks, steps))
@@ -337,11 +346,7 @@ def main() -> None:
                 updates, seen = live_updates(browser, address, run, shape, args.repeats)
             live_bytes = pss_bytes(pid)
         browser.close()
-        told("the report, nothing derived yet")
-        began = time.perf_counter()
-        report = [sys.executable, "-m", "rankscope", "report", str(run), "-o", str(Path(folder) / "report.html")]
-        subprocess.run(report, env={**os.environ, "XDG_CACHE_HOME": str(Path(folder) / "empty")}, check=True, capture_output=True)
-        report_s = time.perf_counter() - began
+        report_s = seconds_of_report(run, Path(folder))
     plain_s, plain_bytes = plain_figure(args.ranks, min(args.steps, 1000))
     slowest = max({view for view, _ in alone}, key=lambda of: percentile([s for view, s in alone if view == of], 0.95))
     figures: dict[str, Any] = {

@@ -38,6 +38,7 @@ VERBS: Final[dict[str, Verb]] = {
     "analyze": Verb(
         "rankscope.cli.analyze:analyze", "Name the rank that the others wait for, and why: from a run or traces.", "analysis"
     ),
+    "runs": Verb("rankscope.cli.runs:runs", "List the runs in a folder, with state and verdict.", "dashboards"),
     "hang": Verb(
         "rankscope.cli.hang:hang", "Name the rank that hung the job: from NCCL RAS and Flight Recorder dumps.", "analysis"
     ),

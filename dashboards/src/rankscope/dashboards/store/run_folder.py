@@ -45,7 +45,7 @@ class RunFolder:
     def __init__(self, path: Path, *, clock_s: Callable[[], float], look_again_s: float) -> None:
         try:
             if not path.exists():
-                raise InputError(path, "no such file or folder")
+                raise InputError(path, "no such file or folder; name the folder of your runs, or record one with `rankscope run`")
             if not path.is_dir():
                 raise InputError(path, "not a folder: give a run directory, or a folder of run directories")
             discover(path)

@@ -1,0 +1,62 @@
+"""``rankscope runs``: the list of runs, without an analysis."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rankscope.analysis.engine import analyze
+from rankscope.analysis.result.stored import store_verdict
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, write_run: Callable[..., Path]) -> Path:
+    """Three runs, of which one has a verdict, and one cannot be read."""
+    judged = write_run(tmp_path / "judged", run_id="run-1", steps=60)
+    write_run(tmp_path / "new", run_id="run-2", steps=60)
+    store_verdict(judged, analyze([judged]), as_of_unix_ns=time.time_ns())
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.json").write_text("{")
+    return tmp_path
+
+
+def test_runs_are_listed_with_state_and_stored_verdict(cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    done = cli("runs", folder)
+    assert done.returncode == 0, done.stderr
+    head, *lines = done.stdout.splitlines()
+    assert head.split() == ["folder", "state", "started", "ranks", "verdict"]
+    by_folder = {line.split()[0]: line for line in lines}
+    assert "Straggler: Rank 2" in by_folder["judged"]
+    assert "no verdict yet: rankscope analyze" in by_folder["new"]
+    assert "Unreadable" in by_folder["broken"]
+
+
+def test_a_narrow_terminal_cuts_the_verdict_only(cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = cli("runs", folder).stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(line.endswith("…") for line in lines)
+
+
+def test_programs_get_json(cli: Cli, folder: Path) -> None:
+    rows = {Path(row["path"]).name: row for row in json.loads(cli("runs", folder, "--format", "json").stdout)}
+    assert (rows["judged"]["kind"], rows["judged"]["status"]) == ("straggler", "finished")
+    assert rows["new"]["kind"] is None
+    assert rows["broken"]["problem"]
+
+
+def test_without_runs_it_says_how_to_record_one(cli: Cli, tmp_path: Path) -> None:
+    done = cli("runs", tmp_path)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "rankscope run --" in done.stderr
+    done = cli("runs", tmp_path / "gone")
+    assert done.returncode == 3
+    assert "record one with `rankscope run`" in done.stderr
