@@ -28,7 +28,7 @@ LEAST_WIDTH = 24
 Examples:
   rankscope runs                          all runs in rankscope-runs
   rankscope runs /shared/runs
-  rankscope runs --format json | jq -r '.[] | select(.kind == "straggler") | .path'
+  rankscope runs --format json | jq '.[] | select(.kind == "straggler").path'
 """
 )
 @click.argument("path", type=INPUT_PATH, default="rankscope-runs", metavar="[FOLDER]")
