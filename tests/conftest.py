@@ -43,6 +43,15 @@ BROWSER_ARGUMENTS = [
 ]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep caches and states of tests out of the user's folders."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):
+            patch.setenv(name, str(tmp_path_factory.mktemp(name.lower().replace("_", "-"))))
+        yield
+
+
 @pytest.fixture(scope="session")
 def require_program() -> Callable[[str], str]:
     """Function ``require_program("promtool")``, which returns its path, or skips (fails in CI) with the install hint."""

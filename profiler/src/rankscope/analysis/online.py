@@ -25,8 +25,9 @@ from rankscope.analysis.evidence.compared import judged_groups
 from rankscope.analysis.evidence.filling import Filling, StepRanges
 from rankscope.analysis.evidence.peers import peer_groups
 from rankscope.analysis.evidence.rank_columns import RankColumns, entries_of, tags_of
+from rankscope.analysis.evidence.recent import Earlier
 from rankscope.analysis.evidence.steps import StepTable
-from rankscope.analysis.inference.run_evidence import Earlier, RunEvidence
+from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.run_analysis import analysis_of, evidence_of, read_evidence, world_size_of

@@ -26,9 +26,10 @@ from rankscope.analysis.evidence.liveness import liveness
 from rankscope.analysis.evidence.peers import peer_groups
 from rankscope.analysis.evidence.rank_columns import LOADED_METRICS
 from rankscope.analysis.evidence.rank_files import Report, ignore
+from rankscope.analysis.evidence.recent import MOST_RECORDS, Earlier
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.evidence.throughput import throughput_of
-from rankscope.analysis.inference.run_evidence import Earlier, RunEvidence
+from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.report.ranks import rank_result, typical_values
 from rankscope.analysis.report.run_assessment import assessed_run
 from rankscope.analysis.result.analysis import Analysis, CollectiveMatching, ImposedWait, Source
@@ -141,13 +142,15 @@ def read_evidence(
     *,
     report: Report = ignore,
     metrics: Collection[str] = LOADED_METRICS,
+    most_records: int = MOST_RECORDS,
 ) -> RunEvidence:
     """Read an attempt of a run, the last by default. Raises ``InputError``.
 
-    ``report`` and ``metrics`` are those of ``StepTable.load``.
+    ``report`` and ``metrics`` are those of ``StepTable.load``. Of a run with more than ``most_records`` step records only the
+    last steps are read.
     """
     reader = RunReader(Path(path))
-    table = StepTable.load(reader, attempt, report=report, metrics=metrics)
+    table = StepTable.load(reader, attempt, report=report, metrics=metrics, most_records=most_records)
     windows: dict[int, Reduction] = {}
     damaged = table.damaged
     for rank in map(int, table.ranks):
@@ -170,6 +173,7 @@ def read_evidence(
         world_size=world_size,
         damaged=damaged,
         now=time.time(),
+        earlier=table.earlier,
         durations=lambda: read_durations(reader, table.attempt, list(windows)),
     )
 

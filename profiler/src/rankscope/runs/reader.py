@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
@@ -137,18 +138,25 @@ class RunReader:
         for rows in blocks:
             yield from records_of(rows, events)
 
-    def step_rows(self, attempt: int, rank: int) -> Iterator[Rows]:
-        """Yield the step records of one rank in the order of writing, as arrays of ``step_columns.row_dtype``, many at a time."""
+    def step_rows(self, attempt: int, rank: int, *, last: int | None = None) -> Iterator[Rows]:
+        """Yield the step records of one rank in the order of writing, as arrays of ``step_columns.row_dtype``, many at a time.
+
+        ``last``: number of records at the end that are read; ``None``: all.
+        """
         from rankscope.runs.step_segments import Segment
 
-        for path in self._list(rank_dir(self.path, attempt, rank), "steps"):
-            segment = Segment(path)
+        segments = [Segment(path) for path in self._list(rank_dir(self.path, attempt, rank), "steps")]
+        if last is not None:
+            for segment in reversed(segments):
+                with suppress(InputError, OSError):  # reported when it is read
+                    last = segment.skip(keep=last)
+        for segment in segments:
             try:
                 yield from segment.read()
             except FileNotFoundError:
                 continue  # retention removed it since
             except (InputError, OSError):
-                self._cannot_use(path)
+                self._cannot_use(segment.path)
             self.skipped_lines += segment.damaged + segment.torn
 
     def events(self, attempt: int, rank: int) -> Iterator[StepEvent]:

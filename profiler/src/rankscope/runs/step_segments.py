@@ -195,10 +195,15 @@ class Segment:
     """True if the file ends within a row or within its header."""
     layout: Layout | None = None
 
-    def skip(self, *, keep: int = 0) -> None:
-        """Mark the rows of the file as read but the last ``keep``. Raises ``InputError`` and ``OSError``."""
+    def skip(self, *, keep: int = 0) -> int:
+        """Mark the rows of the file as read but the last ``keep``; return how many of those it lacks.
+
+        Raises ``InputError`` and ``OSError``.
+        """
         with open_regular(self.path) as file:
-            self.rows_read = max(self.rows_read, self._rows_in(file) - keep)
+            there = self._rows_in(file)
+        self.rows_read = max(self.rows_read, there - keep)
+        return max(0, keep - there)
 
     def read(self) -> Iterator[Rows]:
         """Yield the unread rows, in blocks. Raises ``InputError`` and ``OSError``."""

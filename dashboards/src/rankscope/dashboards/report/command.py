@@ -20,7 +20,7 @@ from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.report.document import Report, metrics_offered, report
-from rankscope.dashboards.store.cache import Store
+from rankscope.dashboards.store.cache import Store, cache_folder
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.store.making import MadeHere
 from rankscope.runs.named import named_run, refuse_folder_of_runs
@@ -58,7 +58,7 @@ def write_report(path: Path, target: str, wish: Wish) -> Done:
     _check_target(target, folder)
     made_unix_ns = _made_unix_ns()
     with progress_line() as tell, tempfile.TemporaryDirectory(prefix="rankscope-report-") as scratch:
-        making = MadeHere(Store(Path(scratch)), lambda progress: tell(progress.sentence))
+        making = MadeHere(_store(Path(scratch)), lambda progress: tell(progress.sentence))
         source = DiskRuns(folder, making, look_again_s=math.inf)  # a live run is read once
         tell(Progress("looking at the run").sentence)
         run = RunData(source, source.runs()[0])
@@ -66,6 +66,16 @@ def write_report(path: Path, target: str, wish: Wish) -> Done:
         _write(made, target)
     where = "standard output" if target == STANDARD_OUTPUT else target
     return Done(f"Report of {run.summary.name} written to {where} ({size(len(made.file))}).", made.faults)
+
+
+def _store(scratch: Path) -> Store:
+    """Return the dashboard's cache, so that neither works out anew what the other has; ``scratch`` where it cannot be written."""
+    root = cache_folder()
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return Store(scratch)
+    return Store(root) if os.access(root, os.W_OK | os.X_OK) else Store(scratch)
 
 
 def _run_at(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Warnings about the parts of a run that could not be used."""
+"""Warnings about the parts of a run that were not or could not be used."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from rankscope.runs.reader import RunReader
 def damage_warnings(reader: RunReader, table: StepTable) -> list[str]:
     """Return one sentence each for lines, files and records that were left out. The run has been read into ``table``."""
     warnings = []
+    if table.earlier.steps:
+        steps = len(table.steps)
+        warnings.append(f"only the last {steps:,} of {steps + table.earlier.steps:,} steps are read")
     if reader.skipped_lines:
         warnings.append(f"{counted(reader.skipped_lines, 'damaged line')} skipped")
     if reader.unusable:

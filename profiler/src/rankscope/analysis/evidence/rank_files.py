@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.rank_columns import ALL_METRICS, METER_METRICS, RankColumns, meters_of, tags_of
+from rankscope.analysis.evidence.recent import Recent
 from rankscope.base.errors import InputError
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
@@ -47,11 +48,19 @@ def load_ranks(
     report: Report = ignore,
     *,
     metrics: Collection[str] = ALL_METRICS,
+    recent: Recent | None = None,
 ) -> Iterator[tuple[int, RankColumns]]:
-    """Yield each rank with its records, in order; ``metrics`` as in ``RankColumns.of``. ``reader`` counts damaged data."""
+    """Yield each rank with its records, in order; ``metrics`` as in ``RankColumns.of``. ``reader`` counts damaged data.
+
+    ``recent``: the steps that are read; ``None``: all.
+    """
 
     def load(own: RunReader, rank: int) -> RankColumns:
-        columns = RankColumns.of(own.step_rows(attempt, rank), metrics)
+        rows = own.step_rows(attempt, rank)
+        if recent is not None:
+            last = own.step_rows(attempt, rank, last=recent.most_steps)
+            rows = (block[block["step"] >= recent.first_step] for block in last)
+        columns = RankColumns.of(rows, metrics)
         # Read after the rows: a step's event is written before its row.
         return columns.tagged(tags_of(own.events(attempt, rank)))
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.evidence.filling import Filling
 from rankscope.analysis.evidence.rank_columns import LOADED_METRICS, METER_METRICS, RankColumns, no_memory, tags_of
 from rankscope.analysis.evidence.rank_files import Meters, Report, ignore, load_ranks
+from rankscope.analysis.evidence.recent import MOST_RECORDS, Earlier, earlier_part, recent_part
 from rankscope.base.errors import InputError
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES, Phase, StepRecord
@@ -169,6 +170,8 @@ class StepTable:
     """End of the last step of any rank, in Unix nanoseconds; 0 without a record."""
     damaged: int = 0
     """Number of records left out because their times or numbers are impossible."""
+    earlier: Earlier = field(default_factory=Earlier)
+    """Totals of the steps before ``steps``, where only the last ones were read."""
     memory: dict[int, Matrix] = field(default_factory=dict)
     """Memory samples per rank, [samples, 1 + len(MEMORY)]: the step, and the values that ``MEMORY`` names; every N steps only."""
 
@@ -180,11 +183,13 @@ class StepTable:
         *,
         report: Report = ignore,
         metrics: Collection[str] = LOADED_METRICS,
+        most_records: int = MOST_RECORDS,
     ) -> Self:
         """Read one attempt, the last by default. Raises ``InputError`` when there is no such attempt.
 
         ``report`` is called with the number of ranks read so far, and of all. ``wall_us`` and ``metrics`` are read at once, see
-        ``RankColumns.of``. Of the other metrics, ``METER_METRICS`` are read on request; the rest are unknown.
+        ``RankColumns.of``. Of the other metrics, ``METER_METRICS`` are read on request; the rest are unknown. Of a run with more
+        than ``most_records`` only the last steps are read.
         """
         attempts = reader.attempts()
         if attempt is None:
@@ -196,9 +201,13 @@ class StepTable:
         filling = Filling() if set(METER_METRICS) <= set(metrics) else Filling(start=None)
         ranks = reader.ranks(attempt)
         filling.add_ranks(ranks)
-        for rank, columns in load_ranks(reader, attempt, ranks, report, metrics={"wall_us", *metrics}):
+        recent = recent_part(reader, attempt, ranks, most_records)
+        kept: dict[int, tuple[int, int]] = {}
+        for rank, columns in load_ranks(reader, attempt, ranks, report, metrics={"wall_us", *metrics}, recent=recent):
             filling.add(rank, columns)
-        return cls.filled(attempt, filling, Meters(reader, attempt, filling.steps, filling.postponed))
+            kept[rank] = (len(columns.step), int(columns.start[0]) if len(columns.start) else 0)
+        table = cls.filled(attempt, filling, Meters(reader, attempt, filling.steps, filling.postponed))
+        return table if recent is None else replace(table, earlier=earlier_part(reader, attempt, kept))
 
     @classmethod
     def from_records(cls, attempt: int, records: Mapping[int, Iterable[StepRecord]]) -> Self:

@@ -12,23 +12,13 @@ from rankscope.analysis.collectives.matching import Matching
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.evidence.compared import Judged
 from rankscope.analysis.evidence.liveness import Liveness
+from rankscope.analysis.evidence.recent import Earlier
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.inference.explained import Witness
 from rankscope.analysis.result.costs import PipelineResult
 from rankscope.runs.durations import DurationBlock
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo
-
-
-@dataclass(frozen=True, slots=True)
-class Earlier:
-    """Totals of the steps recorded before those of a table that holds only the last ones."""
-
-    steps: int = 0
-    records: dict[int, int] = field(default_factory=dict)
-    """Number of step records per rank."""
-    wall_us: dict[int, float] = field(default_factory=dict)
-    """Summed wall time per rank."""
 
 
 @dataclass(frozen=True, slots=True)
