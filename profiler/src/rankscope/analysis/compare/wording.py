@@ -112,7 +112,7 @@ def _effect(step: Quantity, a: str, b: str) -> str:
     if step.superiority is None:
         return ""
     larger = max(step.superiority, 1 - step.superiority)
-    return f" Of a step of each, that of {b if step.superiority >= 0.5 else a} is the slower in {100 * larger:.0f}% of pairs."
+    return f" In {100 * larger:.0f}% of pairs of their steps, the slower one is {b if step.superiority >= 0.5 else a}'s."
 
 
 def _where(step: Quantity, quantities: Sequence[Quantity], per: Per) -> str:
@@ -125,7 +125,7 @@ def _where(step: Quantity, quantities: Sequence[Quantity], per: Per) -> str:
     named = ", ".join(f"{label} {time(change, signed=True)}" for label, change in changes[:_NAMED])
     if not decided or step.difference is None:
         return f"Inside the {per}: {named}."
-    return f"Of {time(step.difference, signed=True)} in the average {per}: {named}."
+    return f"The average {per} changes by {time(step.difference, signed=True)}: {named}."
 
 
 def _who(ranks: Sequence[RankShift], hosts: Sequence[str], per: Per) -> str:
