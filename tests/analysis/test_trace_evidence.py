@@ -150,7 +150,7 @@ def test_verdict_and_what_if_divide_by_the_same_step_and_do_not_contradict_each_
     assert "15 ms (mean over the ranks; 20 ms from the first start" in render_text(analysis, width=200)
     # and both name the same slowest rank, which alone gains little when healed
     assert played.slowest_ranks == analysis.verdict.ranks == [7]
-    assert "No rank explains that alone: healing rank 7, the slowest, would gain 11% of it." in played.summary
+    assert "No rank explains that alone: fixing rank 7, the slowest, would recover 11% of it." in played.summary
     assert "stands out" not in played.summary
 
 

@@ -51,7 +51,7 @@ def test_what_a_planted_straggler_costs(synthetic: Synthetic, phase: str) -> Non
     assert result.gpu_hours_lost == near(hours)
     assert result.cost is not None
     assert (result.cost.amount, result.cost.currency) == (near(3 * hours), "USD")
-    assert "Healing rank 2 alone would gain 100%" in result.summary
+    assert "Fixing rank 2 alone would recover 100%" in result.summary
 
 
 @pytest.mark.parametrize(

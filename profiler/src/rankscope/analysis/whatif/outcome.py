@@ -243,9 +243,9 @@ def _sentence(result: WhatIf, actual: float, ideal: float) -> str:
         return f"{text}. The last pipeline stage explains {min(result.m_stage or 0.0, 1.0):.0%} of that."
     # If each of R ranks is the last equally often, making one ideal gains about 1/R.
     if result.m_worker >= min(2 * len(slowest) / source.ranks, _MOST):
-        return f"{text}. Healing {who} alone would gain {gained} of that."
+        return f"{text}. Fixing {who} alone would recover {gained} of that."
     who = f"rank {slowest[0]}, the slowest," if len(slowest) == 1 else who
-    return f"{text}. No rank explains that alone: healing {who} would gain {gained} of it."
+    return f"{text}. No rank explains that alone: fixing {who} would recover {gained} of it."
 
 
 def _time(seconds: float) -> str:

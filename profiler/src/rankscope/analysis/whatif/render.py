@@ -59,15 +59,19 @@ def _headline(result: WhatIf, width: int) -> str:
     title = "INSUFFICIENT DATA" if result.slowdown is None else f"SLOWDOWN {factor(result.slowdown)}"
     facts = losses(result.gpu_hours_lost, result.cost)
     if result.m_worker is not None:
-        facts.append(f"M_W {_plain(result.m_worker)}")
+        facts.append(f"{_percent(result.m_worker)} by the slowest 3% of ranks (M_W)")
     if result.m_stage is not None:
-        facts.append(f"M_S {_plain(result.m_stage)}")
+        facts.append(f"{_percent(result.m_stage)} by the last stage (M_S)")
     return "\n".join([title, *wrapped(result.summary, width), *wrapped(" · ".join(facts), width)])
 
 
 def _plain(value: float) -> str:
     """Format with two decimals, and zero without a minus sign."""
     return f"{round(value, 2) + 0.0:.2f}"
+
+
+def _percent(share: float) -> str:
+    return f"{round(100 * share)}%"
 
 
 def _source(result: WhatIf, width: int) -> str:
