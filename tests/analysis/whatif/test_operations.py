@@ -214,7 +214,7 @@ def test_the_slow_rank_explains_the_loss(tmp_path: Path, stage: int, replica: in
     assert result.m_worker is not None
     assert result.m_worker > 0.9
     assert result.by_op[0].op == "backward-compute"
-    assert f"ealing rank {rank} alone" in result.summary or "last pipeline stage" in result.summary
+    assert f"ixing rank {rank} alone" in result.summary or "last pipeline stage" in result.summary
 
 
 durations = st.dictionaries(
