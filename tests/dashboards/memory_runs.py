@@ -19,6 +19,7 @@ from rankscope.dashboards.compare.data import Compared
 from rankscope.dashboards.data.brief import Brief, StoredBrief, brief_of
 from rankscope.dashboards.data.events import Events
 from rankscope.dashboards.data.hardware import Hardware, nothing
+from rankscope.dashboards.data.script import Script
 from rankscope.dashboards.data.source import RunSummary, Stale, StepMatrices, StepPart, UnknownRunError
 from rankscope.dashboards.data.topology import Place, Topology
 from rankscope.dashboards.data.trend import Trend, trend_of
@@ -58,6 +59,7 @@ class MemoryRuns:
         self.blames: dict[str, BlameBook] = {}
         self.whatifs: dict[str, Scenarios] = {}
         self.topologies: dict[str, Topology] = {}
+        self.scripts: dict[str, Script] = {}
         self.samples: dict[str, Hardware] = {}
         self.happened: dict[str, Events] = {}
         self.versions: dict[str, str] = {}
@@ -183,6 +185,9 @@ class MemoryRuns:
         if run_id in self.problems:
             raise self.problems[run_id]
         return trend_of(self.tables[run_id], self.tables[run_id].profiled)
+
+    def script(self, run_id: str) -> Script:
+        return self.scripts.get(run_id, Script())
 
     def topology(self, run_id: str) -> Topology:
         return self.topologies.get(run_id, Topology([Place(int(rank)) for rank in self.tables[run_id].ranks]))

@@ -172,6 +172,8 @@ def test_sections_and_what_the_script_knows_are_in_the_records(record: Record, t
     records = recorded(tmp_path / "run")
     assert [(row.samples, row.tokens) for row in records] == [(5, step) for step in range(STEPS)]
     assert [row.flops for row in records] == [None] + [1e9] * (STEPS - 1)
+    reported = {row.step: row.metrics for row in records if row.metrics}
+    assert reported == {step: {"loss": 2.5 - step} for step in range(0, STEPS, 3)}
     for row in records:
         assert row.sections_us.keys() == {"h2d", "loss", "inner"}
         assert row.sections_us["loss"] > row.sections_us["inner"] > 0

@@ -81,9 +81,9 @@ def test_a_step_without_phases_that_waited_for_nothing_keeps_its_own_time() -> N
 
 def test_every_field_of_a_record_has_its_column_or_is_an_event() -> None:
     columns = {column.name for column in COLUMNS}
-    assert {*StepRecord.__struct_fields__} - columns == {*TIMES, "profiled", "sections_us", "tags"}
+    assert {*StepRecord.__struct_fields__} - columns == {*TIMES, "profiled", "sections_us", "tags", "metrics"}
     assert columns >= {*TIME_COLUMNS, *METERS, *SWITCHES}
-    assert {"sections_us", "tags"} <= {*StepEvent.__struct_fields__}
+    assert {"sections_us", "tags", "metrics"} <= {*StepEvent.__struct_fields__}
 
 
 def test_what_is_unknown_is_nan_or_minus_one_and_never_zero() -> None:

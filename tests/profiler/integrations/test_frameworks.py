@@ -168,7 +168,9 @@ def test_hugging_face_trainings_of_one_process_are_runs_of_their_own(tmp_path: P
     assert "the script's own error" in done.stdout
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["first", "first-2", "first-3"]
     # The page's example: nine batches in each of two epochs.
-    assert [row.samples for row in recorded(tmp_path / "runs" / "first")] == [8, 8, 8, 8, 4] * 2
+    rows = recorded(tmp_path / "runs" / "first")
+    assert [row.samples for row in rows] == [8, 8, 8, 8, 4] * 2
+    assert [row.step for row in rows if {"loss", "learning_rate", "grad_norm"} <= row.metrics.keys()] == [2, 4, 6, 8]
     # The failed training, which the next one records as crashed
     info = RunReader(tmp_path / "runs" / "first-2").rank(0, 0)
     assert info is not None

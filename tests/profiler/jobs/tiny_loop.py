@@ -316,6 +316,10 @@ def sections() -> None:
             with prof.section("loss"):
                 loss.backward()
             optimizer.step()
+            if step % 3 == 0:
+                prof.metric("loss", 2.5 - step)
+                prof.metric("not a number", float("nan"))
+                prof.metric("on a device", loss)  # a tensor, which is not read
             prof.step(samples=5, tokens=step, flops=1e9 if step else float("nan"))
 
 

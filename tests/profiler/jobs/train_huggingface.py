@@ -44,7 +44,8 @@ def arguments(folder: str) -> TrainingArguments:
         eval_strategy="steps",
         eval_steps=4,
         save_steps=6,
-        logging_strategy="no",
+        logging_strategy="steps",
+        logging_steps=2,
         report_to=[],
         disable_tqdm=True,
     )

@@ -26,6 +26,27 @@ def test_a_batch_is_measured_by_its_tensors_wherever_they_are() -> None:
     assert measure("no tensors") == (None, None)
 
 
+def test_a_step_has_few_metrics_of_the_script_the_last_value_of_each() -> None:
+    pytest.importorskip("torch")
+    from rankscope.profiler.events import StepEvents
+    from rankscope.profiler.phases import PhaseClock
+    from rankscope.profiler.rank.measures import StepMeasures
+    from rankscope.profiler.raw import RawStep
+    from rankscope.profiler.work import MAX_METRICS
+
+    measures = StepMeasures()
+    events = StepEvents(PhaseClock(0), measures)
+    for number in range(MAX_METRICS + 2):
+        measures.metric(f"m{number}", number)
+    for wrong in (float("inf"), "1", None, True):
+        measures.metric("m0", wrong)
+    measures.metric("m1", -1)
+    taken = RawStep(*measures.take(0, events, 1, False, 0)).metrics
+    assert taken == {**{f"m{number}": float(number) for number in range(MAX_METRICS)}, "m1": -1.0}
+    assert RawStep(*measures.take(1, events, 2, False, 0)).metrics is None
+    measures.close()
+
+
 def test_the_time_of_the_garbage_collector_is_seen_once() -> None:
     from time import perf_counter_ns as now
 
@@ -123,7 +144,7 @@ def test_the_thread_is_metered_once_in_a_while_for_all_steps_since(monkeypatch: 
     events: Any = SimpleNamespace(start=0, noted=[])
 
     def span(step: int, ended: int) -> Any:
-        return measures.take(step, events, ended, False, 0)[-2]
+        return measures.take(step, events, ended, False, 0)[-3]
 
     # Steps that end before a reading is due are part of the next one; a long step has its own
     assert [span(0, 1000), span(1, READ_EVERY_NS - 1)] == [None, None]

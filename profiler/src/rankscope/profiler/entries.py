@@ -56,6 +56,7 @@ class StepEntry(msgspec.Struct, array_like=True):
     usage: Usage | None = None
     """Read only if at least ``rank.meters.READ_EVERY_NS`` have passed since the last reading."""
     model_elements: int | None = None
+    metrics: dict[str, float] = {}
 
 
 class DeviceEntry(msgspec.Struct, array_like=True):
@@ -116,6 +117,7 @@ def to_record(entry: StepEntry, device: DeviceEntry | None = None, usage: Usage 
         resident_bytes=memory.resident_bytes,
         profiled=entry.profiled,
         tags=entry.tags,
+        metrics=entry.metrics,
     )
 
 

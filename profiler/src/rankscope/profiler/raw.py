@@ -57,10 +57,25 @@ class RawStep(msgspec.Struct, array_like=True):
     span: Span | None = None
     noted: list[Any] = []
     """Noted events of the step, in the format of ``events``."""
+    metrics: dict[str, float] | None = None
 
 
 RawFields = tuple[
-    int, int, int, int, bool, int, int, int, Told | None, Memory | None, dict[str, int] | None, list[str], Span | None, list[Any]
+    int,
+    int,
+    int,
+    int,
+    bool,
+    int,
+    int,
+    int,
+    Told | None,
+    Memory | None,
+    dict[str, int] | None,
+    list[str],
+    Span | None,
+    list[Any],
+    dict[str, float] | None,
 ]
 """Fields of a ``RawStep``."""
 
@@ -110,6 +125,7 @@ def to_entry(raw: RawStep, events: StepEvents[_W], *, awaits_device: bool = Fals
         tags=events.measures.tags,
         usage=None if raw.span is None else _usage(*raw.span),
         model_elements=given,
+        metrics=raw.metrics or {},
     )
 
 

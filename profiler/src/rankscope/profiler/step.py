@@ -196,6 +196,15 @@ class StepProfiler:
         """
         return Section(self._recorder, name)
 
+    def metric(self, name: str, value: float) -> None:
+        """Record a number of the script's own in this step, such as its loss: ``prof.metric("loss", loss.item())``.
+
+        The pages show it beside the step times. A step has at most six names, each of at most 32 bytes. Pass plain numbers: a
+        tensor, like a number that is not finite, is not recorded. One rank is enough.
+        """
+        if self._recorder is not None:
+            self._recorder.metric(name, value)
+
     def tag(self, tag: str) -> None:
         """Tag this step with an activity in it: ``"eval"``, ``"checkpoint"``, or a word of your own."""
         if self._recorder is not None:

@@ -1,4 +1,4 @@
-"""Annotations of a step: sections that the script names, tags, and the amount of work; bounded in number and length."""
+"""Annotations of a step: sections that the script names, tags, metrics of its own, and the amount of work; all bounded."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ MAX_SECTIONS: Final = 10
 MAX_NAME_BYTES: Final = 32
 """Length limit for names of sections and for tags: all of a step must fit a slot of the ring."""
 _MAX_TAGS: Final = 8
+MAX_METRICS: Final = 6
+"""Number of the script's metrics in one step; further ones are not recorded."""
 
 
 def short(name: object) -> str:

@@ -189,6 +189,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """True if the profiler was on during this step: its times include the profiler's cost."""
     tags: list[str] = []
     """Events of the step: ``checkpoint``, ``eval``, ``gc`` …"""
+    metrics: dict[str, float] = {}
+    """Numbers of the script's own, such as its loss."""
 
     @property
     def _on_device(self) -> bool:
@@ -221,7 +223,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StepEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Tags and sections of a step (``events-*.jsonl``); only a step that has any has a line."""
+    """Tags, sections and the script's metrics of a step (``events-*.jsonl``); only a step that has any has a line."""
 
     step: int
     end_unix_ns: int
@@ -229,6 +231,8 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tags: list[str] = []
     """As in ``StepRecord``."""
     sections_us: dict[str, float] = {}
+    """As in ``StepRecord``."""
+    metrics: dict[str, float] = {}
     """As in ``StepRecord``."""
 
 

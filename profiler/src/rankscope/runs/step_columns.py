@@ -133,14 +133,15 @@ def _of_phases(times: PhaseTimes | None) -> Iterable[float]:
 
 
 def event_of(record: StepRecord) -> StepEvent | None:
-    """Return the event with a record's tags and sections; ``None`` if it has neither."""
-    if not record.tags and not record.sections_us:
+    """Return the event with a record's tags, sections and metrics; ``None`` if it has none of them."""
+    if not record.tags and not record.sections_us and not record.metrics:
         return None
     return StepEvent(
         step=record.step,
         end_unix_ns=record.start_unix_ns + round(record.wall_us * 1000),
         tags=record.tags,
         sections_us=record.sections_us,
+        metrics=record.metrics,
     )
 
 
@@ -244,6 +245,7 @@ def records_of(rows: NDArray[Any], events: dict[int, StepEvent]) -> Iterator[Ste
             profiled=bool(flags & PROFILED),
             sections_us={} if event is None else event.sections_us,
             tags=[] if event is None else event.tags,
+            metrics={} if event is None else event.metrics,
             **{name: _count(value) for name, value in zip(MEMORY, memory, strict=True)},
         )
 

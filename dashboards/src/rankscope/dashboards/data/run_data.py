@@ -43,3 +43,4 @@ class RunData:
     events = _once(RunSource.events)
     alerts = _once(RunSource.alerts)
     trend = _once(RunSource.trend)
+    script = _once(RunSource.script)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rankscope.dashboards.data.brief import Brief, StoredBrief
     from rankscope.dashboards.data.events import Events
     from rankscope.dashboards.data.hardware import Hardware
+    from rankscope.dashboards.data.script import Script
     from rankscope.dashboards.data.topology import Topology
     from rankscope.dashboards.data.trend import Trend
     from rankscope.dashboards.stragglers.data import BlameBook
@@ -197,6 +198,9 @@ class RunSource(Protocol):
 
     def trend(self, run_id: str) -> Trend:
         """Return the trend: all ranks together, step by step."""
+
+    def script(self, run_id: str) -> Script:
+        """Return the metrics and tags that the script reported."""
 
     def topology(self, run_id: str) -> Topology:
         """Return the topology."""

@@ -13,6 +13,7 @@ from rankscope.analysis.result.costs import MEANING, Memory, RankMemory, Through
 from rankscope.analysis.result.text import size
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.data.script import Script
 from rankscope.dashboards.data.trend import MEDIAN, PERCENTILES, Trend
 from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData, cell
 from rankscope.dashboards.model.page import Block, Details, Fact, Facts, Figure, Group, Heading, Part, Section, Terms
@@ -22,6 +23,7 @@ from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.overview.advice import advice_list
 from rankscope.dashboards.overview.changes import changes
 from rankscope.dashboards.overview.figures import LOOKS, course_of, parts_of, rate_line, rate_name, trend_lines, waterfall_bars
+from rankscope.dashboards.overview.script_rows import add_rows, in_range
 from rankscope.dashboards.overview.verdict import verdict_card
 from rankscope.dashboards.words import wording
 from rankscope.dashboards.words.units import duration
@@ -137,6 +139,9 @@ def _trend(run: RunData, state: PageState, colors: Palette) -> Drawn:
     picture.update_layout(uirevision=str(state.steps))
     if first == last:
         return Drawn(picture, NO_DATA, "No step is recorded here")
+    script = in_range(run.script, int(trend.steps[first]), int(trend.steps[last - 1]))
+    if picture.data:  # else a note
+        add_rows(picture, script, colors)
     course = course_of(trend, first, last)
     wall = [f"step time, {percentile}th percentile of the ranks [us]" for percentile in PERCENTILES]
     columns = ("step", "steps", *wall, "own time of the slowest rank [us]", "slowest rank")
@@ -147,7 +152,14 @@ def _trend(run: RunData, state: PageState, colors: Palette) -> Drawn:
         )
         for at, step in enumerate(course.steps)
     ]  # fmt: skip
-    return Drawn(picture, FigureData(columns, rows), _trend_in_words(trend, first, last))
+    return Drawn(picture, FigureData(columns, rows), _trend_in_words(trend, first, last) + _reports_in_words(script))
+
+
+def _reports_in_words(script: Script) -> str:
+    last = ", ".join(f"{name} {values[-1]:,.4g}" for name, (_, values) in script.metrics.items())
+    tagged = ", ".join(f"{tag} {count(len(steps), 'step')}" for tag, steps in script.tags.items())
+    parts = [f"last {last}" if last else "", f"tagged {tagged}" if tagged else ""]
+    return f". The script of rank {script.rank}: {'; '.join(filter(None, parts))}" if last or tagged else ""
 
 
 def _trend_in_words(trend: Trend, first: int, last: int) -> str:
@@ -211,7 +223,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             name="trend",
             title="Step after step",
             help="Wide bands: ranks differ. A dotted line close to the solid one: one rank computes, the others wait. "
-            "Drag over steps to zoom, double-click to see all again.",
+            "Below: metrics and tags of the script. Drag over steps to zoom, double-click to see all again.",
             blocks=[
                 Figure(
                     name="trend",

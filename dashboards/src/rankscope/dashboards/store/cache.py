@@ -20,7 +20,7 @@ from typing import Final
 
 from rankscope.dashboards.words.inert import MAX_TEXT, shown
 
-FORMAT: Final = 7
+FORMAT: Final = 8
 """Format number; part of every key, as is the version, so that data of other code are ignored."""
 
 MOST_BYTES: Final = 8 << 30

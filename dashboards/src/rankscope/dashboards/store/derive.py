@@ -21,6 +21,7 @@ from rankscope.dashboards.data.brief import Brief, brief_of
 from rankscope.dashboards.data.events import Events
 from rankscope.dashboards.data.hardware import Hardware, stored
 from rankscope.dashboards.data.progress import Progress, Tell
+from rankscope.dashboards.data.script import Script, read_script, stored_script, write_script
 from rankscope.dashboards.data.source import Stale
 from rankscope.dashboards.data.topology import Topology, topology_of
 from rankscope.dashboards.data.trend import Trend, read_trend, trend_of, write_trend
@@ -39,6 +40,7 @@ PROFILED: Final = "profiled"
 HARDWARE: Final = "hardware"
 TOPOLOGY: Final = "topology.json"
 TREND: Final = "trend.npz"
+SCRIPT: Final = "script.npz"
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -62,6 +64,7 @@ def derive(run: Path, folder: Path, tell: Tell) -> None:
     samples.publish(evidence.infos, host_clocks(evidence.infos, evidence.table))
     tell(Progress("writing what the figures are drawn from"))
     write_topology(evidence, folder)
+    write_reports(evidence, folder)
     write_steps(evidence, folder)
 
 
@@ -82,6 +85,11 @@ def write_topology(run: RunEvidence, folder: Path) -> None:
     about = run.reader.attempt(run.table.attempt)
     topology = topology_of(run.ranks, run.infos, {} if about is None else about.layout)
     replace_file(folder / TOPOLOGY, msgspec.json.encode(inert_record(topology)))
+
+
+def write_reports(run: RunEvidence, folder: Path) -> None:
+    """Write the metrics and tags of the script."""
+    write_script(read_script(run.reader, run.table.attempt, run.ranks), folder / SCRIPT)
 
 
 def write_steps(run: RunEvidence, folder: Path) -> None:
@@ -164,6 +172,10 @@ class Derived:
     def trend(self) -> Trend:
         """Read the trend: all ranks together, step by step. Raises ``InputError``."""
         return read_trend(self.folder / TREND)
+
+    def script(self) -> Script:
+        """Read the metrics and tags of the script. Raises ``InputError``."""
+        return stored_script(self.folder / SCRIPT)
 
     def topology(self) -> Topology:
         """Read the topology. Raises ``InputError``."""

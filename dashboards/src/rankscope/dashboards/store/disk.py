@@ -46,7 +46,7 @@ _KEPT: Final = {
     "records": 256,
     **dict.fromkeys(("analysis", "windows"), 64),
     "compare": 32,
-    **dict.fromkeys(("blame", "steps", "trend", "topology", "events", "hardware", "scraped", "whatif", "replay"), 16),
+    **dict.fromkeys(("blame", "steps", "trend", "script", "topology", "events", "hardware", "scraped", "whatif", "replay"), 16),
     "window": 16,  # of 1,024 ranks, about 6 MB
 }
 """Most cached values of each kind; the large ones of one kind evict neither those of another nor the lines of the list."""
@@ -111,6 +111,7 @@ class DiskRuns:
     blame = _part(Derived.blame)
     steps = _part(Derived.steps)
     trend = _part(Derived.trend)
+    script = _part(Derived.script)
     topology = _part(Derived.topology)
     events = _part(Derived.events)
     _recorded = _part(Derived.hardware)

@@ -28,6 +28,7 @@ from rankscope.dashboards.store.derive import (
     publish_steps,
     write_analysis,
     write_blame,
+    write_reports,
     write_steps,
     write_topology,
 )
@@ -89,6 +90,7 @@ class Following:
         else:
             self._tiles.publish(run)
         write_topology(run, self._folder)
+        write_reports(run, self._folder)
         write_blame(run, self._folder)
         write_analysis(analysis, self._folder)
 

@@ -57,6 +57,13 @@ class RankscopeCallback(TrainerCallback):  # type: ignore[misc]  # a class of a 
         self.fit.step()
 
     @harmless
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
+        """Record the logged loss, learning rate and gradient norm; the trainer logs after the end of a step, so in the next."""
+        for name in ("loss", "learning_rate", "grad_norm"):
+            if logs and name in logs:
+                self.fit.metric(name, logs[name])
+
+    @harmless
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Tag the step with an evaluation: one of its batches is done."""
         self.fit.tag("eval")

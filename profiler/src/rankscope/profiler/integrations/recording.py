@@ -85,6 +85,11 @@ class FitRecording:
         if self._profiler is not None:
             self._profiler.tag(tag)
 
+    def metric(self, name: str, value: float) -> None:
+        """Record a number of the script in this step."""
+        if self._profiler is not None:
+            self._profiler.metric(name, value)
+
     def end(self, error: BaseException | None = None) -> None:
         """End the fit; ``error``: the exception that ended it, if any. Does nothing if no fit is open."""
         profiler, self._profiler = self._profiler, None

@@ -16,7 +16,7 @@ from rankscope.profiler.events import StepEvents
 from rankscope.profiler.rank.guard import raised_by_a_signal_handler
 from rankscope.profiler.rank.meters import EVERY_STEPS, GC_TAG, READ_EVERY_NS, GcMeter, MemoryMeter, ThreadMeter
 from rankscope.profiler.raw import RawFields, Span, Told
-from rankscope.profiler.work import NO_WORK, Sections, StepWork
+from rankscope.profiler.work import MAX_METRICS, NO_WORK, Sections, StepWork
 
 _MAX_COUNT: Final = 2**63
 _MAX_LEAVES: Final = 64
@@ -36,6 +36,7 @@ class StepMeasures(StepWork):
         self.memory = MemoryMeter()
         self.sections = Sections()
         self._told: Told | None = None
+        self._metrics: dict[str, float] | None = None
         self.use_due_ns = 0
         """Time of the next reading of the thread's usage; 0: at the end of this step."""
         self.restart(0)
@@ -57,6 +58,13 @@ class StepMeasures(StepWork):
         A value that is not a number counts as unknown: reading a tensor on a device would wait for the device.
         """
         self._told = _count(samples), _count(tokens), _number(flops)
+
+    def metric(self, name: str, value: object) -> None:
+        """Set a metric of the script in this step. A value that is no finite number is left out, as in ``told``."""
+        known = self._metrics or {}
+        if (name in known or len(known) < MAX_METRICS) and (number := _finite(value)) is not None:
+            self._metrics = known
+            known[name] = number
 
     def take(self, step: int, events: StepEvents[StepMeasures], ended: int, profiled: bool, waiting: int) -> RawFields:
         """Return the fields of the step that ends now, see ``RawStep``, and begin the next one."""
@@ -84,9 +92,10 @@ class StepMeasures(StepWork):
             self.tags,
             span,
             events.noted,
+            self._metrics,
         )
         self._cpu_ns = cpu_ns
-        self._told = None
+        self._told = self._metrics = None
         return fields
 
     def take_span(self, following: int) -> Span:
@@ -117,11 +126,16 @@ class StepMeasures(StepWork):
                 meter.close()
 
 
-def _number(value: object) -> float | None:
+def _finite(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
     number = float(value)
-    return number if math.isfinite(number) and number >= 0 else None
+    return number if math.isfinite(number) else None
+
+
+def _number(value: object) -> float | None:
+    number = _finite(value)
+    return None if number is None or number < 0 else number
 
 
 def _count(value: object) -> int | None:

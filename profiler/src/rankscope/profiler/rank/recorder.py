@@ -385,6 +385,13 @@ class Recorder(Recording):
             self._events.measures.tag(tag)
 
     @guarded(default=None)
+    def metric(self, at: int, name: str, value: object) -> None:
+        """Set a metric of the script in this step."""
+        del at
+        if self._events is not None:
+            self._events.measures.metric(short(name), value)
+
+    @guarded(default=None)
     def enter_section(self, at: int, name: str) -> None:
         """Begin a section of the script."""
         if self._events is not None:
