@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.profiler.entries import DeviceEntry, Memory, StepEntry, Usage, pack, to_record, unpack_device, unpack_step
+from rankscope.profiler.entries import (
+    DeviceEntry,
+    Memory,
+    StepEntry,
+    Usage,
+    pack,
+    pack_within,
+    to_record,
+    unpack_device,
+    unpack_step,
+)
 from rankscope.profiler.events import (
     BATCH,
     BATCH_WITHOUT_GRADIENTS,
@@ -56,6 +67,7 @@ entries = st.builds(
     memory=st.none() | st.builds(Memory, counts, counts, counts, counts, counts),
     sections_ns=st.dictionaries(st.text(max_size=20), nanoseconds, max_size=4),
     tags=st.lists(st.text(max_size=20), max_size=4),
+    metrics=st.dictionaries(st.text(max_size=20), st.floats(allow_nan=False), max_size=4),
     usage=st.none()
     | st.builds(
         Usage,
@@ -346,3 +358,10 @@ def test_what_waits_for_a_reading_at_the_end_is_written_all_the_same() -> None:
     assert [row.step for row in records] == [3, 4]
     assert [row.run_queue_us for row in records] == pytest.approx([0, 40], abs=0.01)
     assert joining.rest() == []
+
+
+def test_a_step_that_does_not_fit_its_slot_loses_the_scripts_metrics_only() -> None:
+    entry = step_entry(3, metrics={"loss": 2.5}, tags=["eval"])
+    size = len(pack(entry))
+    assert unpack_step(pack_within(size, entry)) == entry
+    assert unpack_step(pack_within(size - 1, entry)) == msgspec.structs.replace(entry, metrics={})

@@ -12,6 +12,7 @@ import pytest
 from tests.profiler.ranks import PreloadedTorch
 
 from rankscope.profiler.launch import LaunchOptions, launch
+from rankscope.profiler.work import MAX_METRICS
 from rankscope.runs.reader import RunReader, is_run
 from rankscope.runs.records import PHASES, StepRecord
 
@@ -173,9 +174,12 @@ def test_sections_and_what_the_script_knows_are_in_the_records(record: Record, t
     assert [(row.samples, row.tokens) for row in records] == [(5, step) for step in range(STEPS)]
     assert [row.flops for row in records] == [None] + [1e9] * (STEPS - 1)
     reported = {row.step: row.metrics for row in records if row.metrics}
+    assert len(reported.pop(1)) == MAX_METRICS
     assert reported == {step: {"loss": 2.5 - step} for step in range(0, STEPS, 3)}
     for row in records:
-        assert row.sections_us.keys() == {"h2d", "loss", "inner"}
+        assert row.sections_us.keys() >= {"h2d", "loss", "inner"}
+        assert len(row.sections_us) == (10 if row.step == 1 else 3)
+        assert len(set(row.tags) - {"gc"}) >= (7 if row.step == 1 else 0)
         assert row.sections_us["loss"] > row.sections_us["inner"] > 0
         assert row.phases_us.h2d is not None
         assert row.phases_us.h2d <= row.sections_us["h2d"]

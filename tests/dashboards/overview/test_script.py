@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import plotly.graph_objects as go  # type: ignore[import-untyped]
 from tests.dashboards.blocks import draw, run_of
 from tests.step_files import append
 
@@ -76,12 +77,10 @@ def test_each_metric_has_a_row_below_the_steps_and_shares_their_axis(tmp_path: P
 
 
 def test_long_runs_have_few_points_and_hostile_names_are_text() -> None:
-    import plotly.graph_objects as go
-
-    steps = np.arange(100_000)
+    steps = np.arange(100_000, dtype=np.int64)
     names = [f"<img src=x>{number}" for number in range(MOST_METRICS)]
     figure = go.Figure(go.Scatter(x=[0], y=[0]))
     figure.update_layout(height=340, yaxis={"title": {"font": {"size": 12}}})
-    add_rows(figure, Script(0, dict.fromkeys(names, (steps, steps * 1.0))), PALETTES["light"])
+    add_rows(figure, Script(0, dict.fromkeys(names, (steps, steps.astype(np.float64)))), PALETTES["light"])
     assert all(len(line.x) <= MOST_POINTS for line in figure.data)
     assert "<img" not in figure.to_json()

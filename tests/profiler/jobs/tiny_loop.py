@@ -316,6 +316,13 @@ def sections() -> None:
             with prof.section("loss"):
                 loss.backward()
             optimizer.step()
+            if step == 1:  # as much as a step can have
+                for number in range(10):
+                    name = f"{number} " + "n" * 30
+                    prof.tag(name)
+                    prof.metric(name, number)
+                    with prof.section(name):
+                        pass
             if step % 3 == 0:
                 prof.metric("loss", 2.5 - step)
                 prof.metric("not a number", float("nan"))

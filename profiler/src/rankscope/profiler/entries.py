@@ -78,6 +78,14 @@ def pack(entry: StepEntry | DeviceEntry) -> bytes:
     return _encoder.encode(entry)
 
 
+def pack_within(room: int, entry: StepEntry) -> bytes:
+    """Pack an entry, without the script's metrics where it would have more than ``room`` bytes."""
+    payload = pack(entry)
+    if len(payload) > room and entry.metrics:
+        payload = pack(msgspec.structs.replace(entry, metrics={}))
+    return payload
+
+
 def unpack_step(payload: bytes) -> StepEntry:
     """Unpack the entry of a step, in the helper. Raises ``msgspec.DecodeError``."""
     return _steps.decode(payload)

@@ -49,7 +49,13 @@ def add_rows(figure: go.Figure, script: Script, colors: Palette) -> None:
         top -= _GAP
         bottom = top - height
         title = {"text": plotly_text(name, 24), "font": axis["title"]["font"]}
-        place = {"domain": [bottom / whole, top / whole], "title": title, "fixedrange": True, "zeroline": False, "exponentformat": "power"}
+        place = {
+            "domain": [bottom / whole, top / whole],
+            "title": title,
+            "fixedrange": True,
+            "zeroline": False,
+            "exponentformat": "power",
+        }
         figure.update_layout({f"yaxis{number}": plain | place})
         if name in script.metrics and number - 2 < len(script.metrics):
             _add_metric(figure, f"y{number}", name, script.metrics[name], colors)

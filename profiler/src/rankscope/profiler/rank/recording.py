@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from torch.utils.data import get_worker_info
 
-from rankscope.profiler.entries import pack
+from rankscope.profiler.entries import pack, pack_within
 from rankscope.profiler.events import RAISED, StepEvents
 from rankscope.profiler.handover import EntryKind
 from rankscope.profiler.phases import PhaseClock
@@ -170,7 +170,7 @@ class Recording:
         noted = self._noted
         payload = None if noted is None or events.understood else pack_raw(fields)
         if payload is None or len(payload) > ring.room:
-            kind, payload = EntryKind.STEP, self._understand(fields, events)
+            kind, payload = EntryKind.STEP, self._understand(fields, events, ring.room)
         else:
             kind = EntryKind.RAW_STEP
         # A first step whose beginning was not observed has a number but no record.
@@ -211,12 +211,12 @@ class Recording:
         else:
             events.begin(ended)
 
-    def _understand(self, fields: RawFields, events: StepEvents[StepMeasures]) -> bytes:
+    def _understand(self, fields: RawFields, events: StepEvents[StepMeasures], room: int) -> bytes:
         """Evaluate a step that the helper cannot: it has a time line on a device, or very many events."""
         raw, line = RawStep(*fields), events.line
         events.finish(raw.ended_ns)
         awaits = line is not None and line.finish(raw.step, signalled=self._is_signalled())
-        return pack(to_entry(raw, events, awaits_device=awaits))
+        return pack_within(room, to_entry(raw, events, awaits_device=awaits))
 
     def _open(self) -> tuple[Session, Windows]:
         optimizer = None if self._optimizers.last is None else self._optimizers.last()
