@@ -92,8 +92,11 @@ def open_listener(host: str, port: int) -> socket.socket:
     try:
         return bind(host, port)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise InputError(host_port(host, port), f"cannot listen there: {reason}; choose another with --listen") from error
+        # The text of ``socket.create_server`` repeats the address.
+        in_use = error.errno == errno.EADDRINUSE
+        reason = os.strerror(errno.EADDRINUSE) if in_use else error.strerror or str(error)
+        free = " (port 0: any free one)" if in_use else ""
+        raise InputError(host_port(host, port), f"cannot listen there: {reason}; choose another with --listen{free}") from error
 
 
 def is_loopback(host: str) -> bool:

@@ -74,7 +74,7 @@ def test_webhook(
     from rankscope.alerts.deliver.targets import load_targets, webhook_target
 
     if config is None and (webhook is None or target is not None):
-        raise click.UsageError("give --config FILE, or --webhook URL without --target")
+        raise click.UsageError("name a target: --config FILE, or --webhook URL (without --target)")
     targets = load_targets(config) if config is not None else []
     if target is not None:
         names = ", ".join(one.name for one in targets)
