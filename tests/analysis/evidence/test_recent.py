@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,17 @@ def test_the_last_steps_are_judged_and_the_others_are_counted(run: Any) -> None:
     before = whole.table.columns(whole.table.steps < STEPS - LAST)
     for row, rank in enumerate(evidence.ranks):
         assert evidence.earlier.wall_us[rank] == pytest.approx(before.of_rank("wall_us", row).sum(), rel=0.01)
+
+
+def test_ranks_that_cannot_be_read_cost_only_themselves(run: Any) -> None:
+    lost, damaged = rank_dir(run, 0, 0), rank_dir(run, 0, 2)
+    shutil.rmtree(lost)
+    lost.symlink_to(lost.name)
+    for file in damaged.glob("steps-*.npy"):
+        file.write_bytes(b"no steps")
+    evidence = read_evidence(run, most_records=2 * LAST)
+    assert evidence.table.steps.tolist() == list(range(STEPS - LAST // 2, STEPS))
+    assert analysis_of(evidence).verdict.rank == 3
 
 
 def test_a_run_that_fits_is_read_whole(run: Any) -> None:

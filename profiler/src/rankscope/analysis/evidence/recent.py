@@ -53,7 +53,11 @@ def earlier_part(reader: RunReader, attempt: int, kept: dict[int, tuple[int, int
 
 
 def _segments(reader: RunReader, attempt: int, rank: int) -> list[Segment]:
-    return [Segment(path) for path in list_segments(rank_dir(reader.path, attempt, rank), "steps")]
+    try:
+        paths = list_segments(rank_dir(reader.path, attempt, rank), "steps")
+    except (InputError, OSError):
+        return []  # reported when the rank is read
+    return [Segment(path) for path in paths]
 
 
 def _rows(reader: RunReader, attempt: int, rank: int) -> int:
