@@ -142,9 +142,17 @@ def expect_scheme(page: Page, scheme: Literal["light", "dark"]) -> None:
 
 
 def brightness(one: Locator, of: Literal["color", "fill"]) -> float:
-    """Return the brightness of a text, 0 to 255."""
-    found = one.evaluate("(one, name) => getComputedStyle(one)[name]", of)
-    return sum(map(int, re.findall(r"\d+", found)[:3])) / 3
+    """Return the brightness of a text, 0 to 255; figures of the dark scheme are inverted on paper."""
+    found, inverted = one.evaluate(
+        """(one, name) => {
+            const around = [];
+            for (let at = one; at; at = at.parentElement) around.push(getComputedStyle(at).filter);
+            return [getComputedStyle(one)[name], around.some(filter => filter.includes("invert(1)"))];
+        }""",
+        of,
+    )
+    bright = sum(map(int, re.findall(r"\d+", found)[:3])) / 3
+    return 255 - bright if inverted else bright
 
 
 def verdict_comes_during_a_selection(box: Locator, run: str, verdict: str) -> None:

@@ -63,7 +63,7 @@ def test_alerts_of_all_runs_are_searched_read_saved_and_followed(runs: Path, url
         # And its text and runbook can be opened, also by keyboard
         alerts.first.get_by_role("gridcell", name="warning").click()
         expect(selected).to_contain_text("=Rank 2 <b>is slow</b>.")
-        expect(selected.get_by_text("Runbook")).to_be_visible()
+        expect(selected.get_by_text("Runbook", exact=True)).to_be_visible()
         page.keyboard.press("ArrowDown")
         page.keyboard.press("Space")
         expect(selected).to_contain_text("=Rank 3")

@@ -33,7 +33,7 @@ def test_from_who_delayed_whom_to_what_it_would_gain(run_url: str, opened: Opene
         page.get_by_role("link", name="What-if").click()
         drawn(page, BARS, "Bars of the step time without each cause")
         assert "rank=2" in page.url
-        page.mouse.click(*place(figure(page, BARS), 0.1, 0.25))  # the second bar: without rank 2
+        page.mouse.click(*place(figure(page, BARS), 0.1, 0.5))  # the second of three bars: without rank 2
         page.wait_for_url(re.compile(r"without=rank:2"))
         answer = region(page, "What if it were not slow")
         expect(answer).to_contain_text("Without rank 2 a step would be")
@@ -41,7 +41,7 @@ def test_from_who_delayed_whom_to_what_it_would_gain(run_url: str, opened: Opene
 
         page.get_by_label("Price of a GPU-hour").fill("5")
         page.wait_for_url(re.compile(r"price=5"))
-        expect(answer).to_contain_text("at 5.00 USD per GPU-hour, as given above")
+        expect(answer).to_contain_text("at 5.00 USD per GPU-hour, as entered above")
         page.go_back()
         expect(answer).to_contain_text("as recorded with the run")
 

@@ -27,7 +27,7 @@ def test_a_drag_over_the_trend_is_in_the_address(run_url: str, opened: Opened) -
 
         page.get_by_role("link", name="Overlap", exact=True).click()
         waits = "Stacked bars of transfer and waiting per collective"
-        drawn(page, "Stacked bars of compute, overlap", "Histogram of the overlap ratio", waits, "Bars of bus bandwidth")
+        drawn(page, "Stacked bars of compute, overlap", waits, "Bars of bus bandwidth")
         expect(caption(figure(page, waits))).to_contain_text("all_reduce · default_pg (4 ranks)")
 
 
