@@ -358,8 +358,9 @@ def test_the_helper_never_loads_torch() -> None:
 def test_the_helper_of_an_attached_rank_does_not_wait_for_torch_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SITE_FOLDER), *sys.path]))
     session = Session(hello(tmp_path / "run"), str(tmp_path))
-    variables = Path(f"/proc/{session._helper.pid}/environ").read_bytes().split(b"\0")
-    path = next(variable for variable in variables if variable.startswith(b"PYTHONPATH="))
+    environment = Path(f"/proc/{session._helper.pid}/environ")
+    eventually(environment.read_bytes)  # empty for a moment, while the program is being loaded
+    path = next(one for one in environment.read_bytes().split(b"\0") if one.startswith(b"PYTHONPATH="))
     assert os.fsencode(SITE_FOLDER) not in path.removeprefix(b"PYTHONPATH=").split(b":")
     session.close()
     eventually(lambda: not session.scratch.exists())
