@@ -359,7 +359,7 @@ def test_the_helper_of_an_attached_rank_does_not_wait_for_torch_itself(tmp_path:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SITE_FOLDER), *sys.path]))
     session = Session(hello(tmp_path / "run"), str(tmp_path))
     environment = Path(f"/proc/{session._helper.pid}/environ")
-    eventually(environment.read_bytes)  # empty for a moment, while the program is being loaded
+    eventually(lambda: environment.read_bytes() != b"")  # empty for a moment, while the program is being loaded
     path = next(one for one in environment.read_bytes().split(b"\0") if one.startswith(b"PYTHONPATH="))
     assert os.fsencode(SITE_FOLDER) not in path.removeprefix(b"PYTHONPATH=").split(b":")
     session.close()
