@@ -21,6 +21,8 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent / "fake_nvml" / "nvml.c"
 MIB = 2**20
+NO_PROCESS = 5_000_000
+"""A number that no process of Linux can have: the exporter looks up their names."""
 GIB = 2**30
 NOT_SUPPORTED, GPU_IS_LOST, DRIVER_NOT_LOADED = "err:3", "err:15", "err:9"
 ALL_LINKS = 0xFFFFFFFF
@@ -131,8 +133,8 @@ def _ampere_and_newer(index: int) -> State:
         "display": 0,
         "mig": 0,
         "mig_pending": 0,
-        "process.0": f"compute {4000 + index} {900 * MIB} - -",
-        "process_util.0": f"{4000 + index} 91 40 0 0",
+        "process.0": f"compute {NO_PROCESS + index} {900 * MIB} - -",
+        "process_util.0": f"{NO_PROCESS + index} 91 40 0 0",
     }
 
 

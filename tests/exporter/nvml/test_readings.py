@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.exporter.fake_driver import MIB, FakeDriver, a100_state, build_library, gpu_state, h100_state, uuid_of
+from tests.exporter.fake_driver import MIB, NO_PROCESS, FakeDriver, a100_state, build_library, gpu_state, h100_state, uuid_of
 from tests.exporter.nvml.asked_gpu import ALL, Sample, opened, sample_of
 
 from rankscope.exporter.catalogue import BY_NAME, CATALOGUE, COLLECTORS
@@ -107,8 +107,8 @@ def old(fake: FakeDriver) -> Sample:
         ("gpu_virtualization_mode", {"mode": "none"}, 1),
         ("gpu_encoder_utilization_ratio", {}, 0),
         ("gpu_decoder_utilization_ratio", {}, 0.03),
-        ("gpu_process_memory_used_bytes", {"pid": "4000", "process": ""}, 900 * MIB),
-        ("gpu_process_sm_utilization_ratio", {"pid": "4000", "process": ""}, 0.91),
+        ("gpu_process_memory_used_bytes", {"pid": str(NO_PROCESS), "process": ""}, 900 * MIB),
+        ("gpu_process_sm_utilization_ratio", {"pid": str(NO_PROCESS), "process": ""}, 0.91),
     ],
 )
 def test_what_an_h100_gives(h100: Sample, metric: str, labels: dict[str, str], value: float) -> None:
@@ -319,7 +319,7 @@ def test_drivers_that_lack_functions_cost_what_those_give(tmp_path: Path) -> Non
     # Readings with an equivalent older function are present.
     assert sample.value("gpu_throttle_active", reason="sw_power_cap") == 1
     assert sample.value("gpu_temperature_margin_celsius") == 89 - 40
-    assert [process.pid for process in sample.processes or ()] == [4000]
+    assert [process.pid for process in sample.processes or ()] == [NO_PROCESS]
     assert sample.errors == {}
 
 
