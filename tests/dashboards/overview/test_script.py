@@ -61,7 +61,9 @@ def test_a_run_without_metrics_has_the_tags_of_its_first_rank(tmp_path: Path, wr
 def test_each_metric_has_a_row_below_the_steps_and_shares_their_axis(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run", steps=60)
     plain = draw(VIEW, "trend", run_of(DiskRuns(run)), PageState())
-    append(rank_dir(run, 0, 0), "events", *(event(step, metrics={"loss": 5 - step / 20, "lr": 0.1}) for step in range(0, 60, 5)))
+    append(
+        rank_dir(run, 0, 0), "events", *(event(step, metrics={"loss": 5 - step / 20, "tags": 0.1}) for step in range(0, 60, 5))
+    )
     append(rank_dir(run, 0, 0), "events", event(30, tags=["checkpoint"]))
     drawn = draw(VIEW, "trend", run_of(DiskRuns(run)), PageState(steps=(10, 40)))
     layout = drawn.figure.layout
@@ -72,7 +74,7 @@ def test_each_metric_has_a_row_below_the_steps_and_shares_their_axis(tmp_path: P
     assert layout.xaxis.anchor == "y4"
     loss = next(line for line in drawn.figure.data if line.yaxis == "y2")
     assert loss.x.tolist() == list(range(10, 41, 5))
-    assert "The script of rank 0: last loss 3, lr 0.1; tagged checkpoint 1 step" in drawn.says
+    assert "The script of rank 0: last loss 3, tags 0.1; tagged checkpoint 1 step" in drawn.says
     assert "script" not in plain.says
 
 

@@ -1,4 +1,4 @@
-"""What the training script reported itself, step by step: its metrics and tags, of one rank."""
+"""Metrics and tags that the training script reported, step by step, of one rank."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Script:
     """Reports of one rank; names are inert."""
 
     rank: int | None = None
-    """``None``: no rank reported anything."""
+    """``None``: there is no rank."""
     metrics: dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]] = field(default_factory=dict)
     """Steps, ascending, and values of each metric."""
     tags: dict[str, NDArray[np.int64]] = field(default_factory=dict)

@@ -34,35 +34,26 @@ def in_range(script: Script, first: int, last: int) -> Script:
 
 def add_rows(figure: go.Figure, script: Script, colors: Palette) -> None:
     """Add a row for each metric, and one for all tags, below what ``figure`` shows. It becomes higher by that."""
-    heights = [*(_ROW for _ in script.metrics), *([_TAG * len(script.tags) + 8] if script.tags else [])]
+    heights = [_ROW] * len(script.metrics) + ([_TAG * len(script.tags) + 8] if script.tags else [])
     if not heights:
         return
-    above = figure.layout.height
-    whole = above + sum(heights) + _GAP * len(heights)
-    figure.update_layout(height=whole)
     top = sum(heights) + _GAP * len(heights)
+    whole = figure.layout.height + top
     axis = figure.layout.yaxis.to_plotly_json()
-    figure.update_layout(yaxis={"domain": [top / whole, 1]})
-    plain = {key: axis[key] for key in ("gridcolor", "linecolor", "tickfont", "automargin", "separatethousands") if key in axis}
-    names = [*script.metrics, *(["tags"] if script.tags else [])]
-    for number, (name, height) in enumerate(zip(names, heights, strict=True), start=2):
-        top -= _GAP
-        bottom = top - height
+    figure.update_layout(height=whole, yaxis={"domain": [top / whole, 1]})
+    kept = ("gridcolor", "linecolor", "tickfont", "automargin", "separatethousands")
+    plain = {key: axis[key] for key in kept if key in axis} | {"fixedrange": True, "zeroline": False, "exponentformat": "power"}
+    for number, height in enumerate(heights, start=2):
+        top -= _GAP + height
+        figure.update_layout({f"yaxis{number}": {**plain, "domain": [top / whole, (top + height) / whole]}})
+    for number, (name, values_at) in enumerate(script.metrics.items(), start=2):
         title = {"text": plotly_text(name, 24), "font": axis["title"]["font"]}
-        place = {
-            "domain": [bottom / whole, top / whole],
-            "title": title,
-            "fixedrange": True,
-            "zeroline": False,
-            "exponentformat": "power",
-        }
-        figure.update_layout({f"yaxis{number}": plain | place})
-        if name in script.metrics and number - 2 < len(script.metrics):
-            _add_metric(figure, f"y{number}", name, script.metrics[name], colors)
-        else:
-            _add_tags(figure, number, script.tags, colors)
-        top = bottom
-    figure.update_xaxes(anchor=f"y{len(names) + 1}")
+        figure.update_layout({f"yaxis{number}": {"title": title}})
+        _add_metric(figure, f"y{number}", name, values_at, colors)
+    last = len(heights) + 1
+    if script.tags:
+        _add_tags(figure, last, script.tags, colors)
+    figure.update_xaxes(anchor=f"y{last}")
 
 
 def _add_metric(
@@ -98,4 +89,4 @@ def _add_tags(figure: go.Figure, number: int, tags: dict[str, NDArray[np.int64]]
         )
     labels = [plotly_text(tag, 24) for tag in tags]
     rows = {"tickmode": "array", "tickvals": list(range(len(tags))), "ticktext": labels, "showgrid": False}
-    figure.update_layout({f"yaxis{number}": {**rows, "range": [len(tags) - 0.5, -0.5], "title": {"text": ""}}})
+    figure.update_layout({f"yaxis{number}": {**rows, "range": [len(tags) - 0.5, -0.5]}})
