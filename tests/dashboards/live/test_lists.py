@@ -1,4 +1,4 @@
-"""Callbacks of the lists of runs and of alerts: search, order and selection in the address, and what is sent after changes."""
+"""Callbacks of the lists of runs and of alerts: what comes from the address, and what is sent after changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rankscope.base.errors import InputError
 from rankscope.dashboards.alerts.all_alerts import row_id
 from rankscope.dashboards.alerts.data import AlertsFound, alert_record
 from rankscope.dashboards.live.listing import MOST_ASKED
-from rankscope.dashboards.model.list_state import MOST_COMPARED
+from rankscope.dashboards.model.list_state import MOST_COMPARED, ListState
 from rankscope.dashboards.runs.view import list_revision
 
 FIRING = alert_record(
@@ -70,97 +70,16 @@ def test_only_what_changed_is_sent(memory_runs: Any, analysis: Analysis, table: 
     assert len(poll()["runs-grid"]["rowData"]) == 1
 
 
-def test_search_and_order_are_in_the_address_and_come_from_it(call: Caller) -> None:
+def test_search_and_order_come_from_the_address(call: Caller) -> None:
     grid = find(call.opened("/", "?q=bert&sort=-lost"), "runs-grid")
     assert grid["dashGridOptions"]["quickFilterText"] == "bert"
     assert {column["field"]: column["sort"] for column in grid["columnDefs"] if column.get("sort")} == {"lost": "desc"}
-    columns = [{"colId": "name", "sort": None}, {"colId": "lost", "sort": "desc"}]
-
-    def select(triggered: str, q: str, search: str, *, agreed: str | None = None) -> Any:
-        values = {"runs-q.value": q, "runs-grid.columnState": columns, "runs-address.search": search}
-        agreed = search if agreed is None else agreed
-        return call("runs-search.data", {**values, "runs-agreed.data": agreed}, triggered=triggered)
-
-    typed = select("runs-q.value", "gpt", "?q=bert&sort=-lost")
-    assert typed["runs-search"]["data"] == ["/", "?q=gpt&sort=-lost"]
-    clicked = select("runs-grid.columnState", "bert", "?q=bert")
-    assert clicked["runs-search"]["data"] == ["/", "?q=bert&sort=-lost"]
-    back = select("runs-address.search", "bert", "?sort=name", agreed="?q=bert")
-    assert back["runs-q"]["value"] == ""
-    assert [(column["colId"], column["sort"]) for column in back["runs-grid"]["columnState"]] == [("name", "asc"), ("lost", None)]
-    assert "runs-search" not in back, "the address has the say"
-
-
-def test_the_selection_is_in_the_address(call: Caller) -> None:
-    def answer(triggered: str, rows: Any, search: str, *, agreed: str | None = None) -> Any:
-        values = {"runs-q.value": "", "runs-grid.selectedRows": rows, "runs-address.search": search}
-        values["runs-grid.dashGridOptions"] = {"quickFilterText": ""}
-        agreed = search if agreed is None else agreed
-        return call("runs-search.data", {**values, "runs-agreed.data": agreed}, triggered=triggered)
-
-    ticked = answer("runs-grid.selectedRows", [{"id": "a"}, {"id": "b,c"}], "")
-    assert ticked["runs-search"]["data"] == ["/", "?picked=a,b%2Cc"]
-    back = answer("runs-address.search", [{"id": "a"}, {"id": "b,c"}], "?picked=a", agreed="?picked=a,b%2Cc")
-    assert back["runs-grid"]["selectedRows"] == {"ids": ["a"]}
-    assert "runs-search" not in back
-    still = answer("runs-q.value", {"ids": ["a"]}, "?picked=a")
-    assert still == {}, "it is as the address says"
-    turned = answer("runs-grid.selectedRows", [{"id": "b"}, {"id": "a"}], "?picked=a,b")
-    assert turned == {}, "the order is the table's"
-
-
-def test_going_back_is_not_overtaken_by_what_the_table_tells(call: Caller) -> None:
-    values = {
-        "runs-q.value": "",
-        "runs-grid.selectedRows": [{"id": "a"}, {"id": "b"}],
-        "runs-address.search": "?picked=a",
-        "runs-agreed.data": "?picked=a,b",
-    }
-    told = call("runs-search.data", values, triggered="runs-grid.selectedRows")
-    assert "runs-search" not in told
-    assert told["runs-grid"]["selectedRows"] == {"ids": ["a"]}
-    assert told["runs-agreed"]["data"] == "?picked=a"
-
-
-def test_the_second_choice_may_come_together_with_the_address_of_the_first(call: Caller) -> None:
-    values = {
-        "runs-q.value": "",
-        "runs-grid.selectedRows": [{"id": "a"}, {"id": "b"}],
-        "runs-address.search": "?picked=a",
-        "runs-agreed.data": "?picked=a",
-    }
-    told = call("runs-search.data", values, triggered="runs-address.search")
-    assert told["runs-search"]["data"] == ["/", "?picked=a,b"]
-    assert "selectedRows" not in told["runs-grid"]
-
-
-def test_a_search_may_come_together_with_what_the_table_tells(call: Caller) -> None:
-    values = {
-        "runs-q.value": "gpt",
-        "runs-grid.columnState": [{"colId": "name", "sort": None}],
-        "runs-grid.dashGridOptions": {"quickFilterText": ""},
-        "runs-address.search": "",
-        "runs-agreed.data": "",
-    }
-    told = call("runs-search.data", values, triggered="runs-grid.columnState")
-    assert told["runs-search"]["data"] == ["/", "?q=gpt"]
-    assert "quickFilterText" in str(told["runs-grid"]["dashGridOptions"])
-
-
-def test_the_address_of_the_next_page_is_left_alone(call: Caller) -> None:
-    values = {
-        "runs-grid.selectedRows": [{"id": "a"}, {"id": "b"}],
-        "runs-address.search": "?runs=a,b",
-        "runs-address.pathname": "/compare",
-    }
-    for triggered in ("runs-address.search", "runs-grid.selectedRows", "runs-grid.columnState"):
-        assert call("runs-search.data", values, triggered=triggered) == {}
 
 
 def test_two_selected_runs_can_be_compared(call: Caller) -> None:
     def select(*ids: str) -> str:
-        values = {"runs-grid.selectedRows": [{"id": one} for one in ids]}
-        return json.dumps(call("runs-compare.children", values, triggered="runs-grid.selectedRows"))
+        values = {"runs-address.search": ListState(picked=ids).search}
+        return json.dumps(call("runs-compare.children", values, triggered="runs-address.search"))
 
     assert "/compare" not in select("a")
     assert "/compare?runs=a,b%252Cc" in select("a", "b,c")
@@ -182,7 +101,7 @@ def test_the_open_page_learns_of_new_alerts_and_else_stays_as_it_is(memory_runs:
     assert answer["alerts-count"]["children"] == "1 alert, 1 firing"
     memory_runs.problems["alerts"] = InputError("runs", "gone")
     assert poll(revision) == {}
-    rows = [{"id": row_id(FIRING)}]
+    search = ListState(picked=(row_id(FIRING),)).search
     memory_runs.problems.clear()
-    chosen = call("alerts-picked.children", {"alerts-grid.selectedRows": rows}, triggered="alerts-grid.selectedRows")
+    chosen = call("alerts-picked.children", {"alerts-address.search": search}, triggered="alerts-address.search")
     assert "imposed wait" in str(chosen)

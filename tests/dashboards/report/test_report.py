@@ -104,7 +104,7 @@ EVERY_KIND: tuple[Block, ...] = (
         rows=lambda: [{"id": "1", "a": HOSTILE, "b": 1.0}],
         file_name="two",
     ),
-    page.Listing(name="three", columns=[], rows=[], count="0", search="", height="9px", selection={}),
+    page.Listing(name="three", columns=[], rows=[], count="0", path="/", search="", height="9px", selection={}),
     page.Part("part", lambda: [page.Text(HOSTILE)]),
     page.Choice(field="metric", label="Metric", value=None, options=[{"value": "a", "label": HOSTILE}]),
     page.Choice(field="without", label="Without", value=[], options=[{"group": "a", "items": []}], many=True),

@@ -26,7 +26,7 @@ from rankscope.dashboards.data.memo import FACTOR, Memo, adaptive
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.live.grid import column_def
-from rankscope.dashboards.live.listing import MOST_FOLLOWED, asked_rows, sorted_as
+from rankscope.dashboards.live.listing import MOST_FOLLOWED, asked_rows
 from rankscope.dashboards.model.list_state import ListState
 from rankscope.dashboards.model.page import Again, Heading, Link, Listing, Pieces, Span, every, pieces
 from rankscope.dashboards.model.run_head import run_head
@@ -261,11 +261,6 @@ def test_many_viewers_share_a_look() -> None:
     assert [memo.get("", "", look, lifetime_s=adaptive) for _ in range(2)] == [1, 1]
     now[0] += FACTOR * 0.5
     assert memo.get("", "", look, lifetime_s=adaptive) == 2
-
-
-def test_a_table_without_an_order_has_none() -> None:
-    assert sorted_as([{"colId": "name"}], ListState("q", "lost", descending=True)) == ListState("q")
-    assert sorted_as(None, ListState("q", "lost")) == ListState("q", "lost")
 
 
 texts = st.text(min_size=1, max_size=40)

@@ -101,6 +101,7 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
             columns=COLUMNS,
             rows=alert_rows(source, found),
             count=counted(found),
+            path=PAGE.path,
             search=search,
             height=f"max(240px, min({100 + 41 * len(found.alerts)}px, calc(70dvh - 120px)))",
             selection={"rowSelection": {"mode": "singleRow", "checkboxes": False, "enableClickSelection": True}},

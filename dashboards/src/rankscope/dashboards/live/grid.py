@@ -70,7 +70,7 @@ def grid_style(rows: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def listing(block: Listing, tools: list[Component]) -> Component:
-    """Return the table; ``live.listing`` maintains its search, sort order and selection."""
+    """Return the table; ``assets/listing.js`` keeps its search, sort order and selection in the address."""
     name, state = block.name, ListState.parse(block.search)
     order = "desc" if state.descending else "asc"
     known = known_columns(block.columns, block.rows)
@@ -89,8 +89,6 @@ def listing(block: Listing, tools: list[Component]) -> Component:
     )
     head = [
         search,
-        dcc.Store(id=f"{name}-search"),
-        dcc.Store(id=f"{name}-agreed", data=state.search),
         html.Span(block.count, id=f"{name}-count", className="help", **cast("Any", {"aria-live": "polite"})),
         html.Div([*tools, save], className="tools"),
     ]
@@ -100,7 +98,6 @@ def listing(block: Listing, tools: list[Component]) -> Component:
         columnDefs=[{**column, "sort": order} if column["field"] == state.sort else column for column in columns],
         defaultColDef={**DEFAULT_COLUMN, "floatingFilter": False},
         getRowId="params.data.id",
-        selectedRows={"ids": state.picked} if state.picked else [],
         csvExportParams={"fileName": f"rankscope-{name}.csv"},
         dashGridOptions={
             **OPTIONS,
@@ -112,10 +109,10 @@ def listing(block: Listing, tools: list[Component]) -> Component:
         },
         style={"width": "100%", "height": block.height},
     )
-    address = dcc.Location(id=f"{name}-address", refresh="callback-nav", search=block.search or "")
+    address = dcc.Location(id=f"{name}-address", refresh=False, search=block.search or "")
     return html.Section(
         [html.Div(head, className="runs-tools"), grid, address],
         className="card",
         id=f"{name}-list",
-        **cast("Any", {"aria-label": f"All {name}"}),
+        **cast("Any", {"aria-label": f"All {name}", "data-path": block.path}),
     )

@@ -10,8 +10,9 @@ from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.alerts.all_alerts import PAGE, alert_rows, counted, picked, revision_of_rows
 from rankscope.dashboards.data.source import NotReadyError, RunSource
 from rankscope.dashboards.live.components import drawn
-from rankscope.dashboards.live.listing import picked_ids, register_choices
+from rankscope.dashboards.live.listing import register_choices
 from rankscope.dashboards.lost_hours.view import lost_hours_of
+from rankscope.dashboards.model.list_state import ListState
 from rankscope.dashboards.model.state import PageState
 
 ASKED_AT_ONCE: Final = 4
@@ -20,7 +21,7 @@ ASKED_AT_ONCE: Final = 4
 
 def register(app: Dash, source: RunSource) -> None:
     """Add the callbacks."""
-    register_choices(app, "alerts", PAGE.path)
+    register_choices(app, "alerts")
 
     @app.callback(
         Output("alerts-grid", "rowData"),
@@ -42,10 +43,10 @@ def register(app: Dash, source: RunSource) -> None:
             return (no_update,) * 4  # the folder cannot be read at the moment: the page keeps its content
         return rows, counted(found), revision, {"path": PAGE.path, "version": revision}
 
-    @app.callback(Output("alerts-picked", "children"), Input("alerts-grid", "selectedRows"), prevent_initial_call=True)
-    def pick(rows: Any) -> Any:
+    @app.callback(Output("alerts-picked", "children"), Input("alerts-address", "search"), prevent_initial_call=True)
+    def pick(search: str | None) -> Any:
         try:
-            return drawn(picked(source.all_alerts(), picked_ids(rows)))
+            return drawn(picked(source.all_alerts(), ListState.parse(search).picked))
         except RankscopeError:
             return no_update
 

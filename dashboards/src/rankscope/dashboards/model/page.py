@@ -309,8 +309,10 @@ class Listing(Block):
     rows: list[dict[str, Any]]
     count: str
     """Number of its rows in words."""
+    path: str
+    """Path of the address of its page."""
     search: str | None
-    """Query part of the address."""
+    """Query part of that address."""
     height: str
     selection: Mapping[str, Any]
     """Options of the selection of rows, in AG grid's format."""

@@ -159,6 +159,7 @@ def _blocks(source: RunSource, search: str | None, config: DashboardConfig) -> l
         columns=COLUMNS,
         rows=list_rows(source, runs),
         count=counted(runs),
+        path=PAGE.path,
         search=search,
         height="max(320px, calc(100dvh - 220px))",
         selection={
