@@ -61,6 +61,14 @@ def test_a_view_is_drawn_accessible_and_reached_by_keyboard(site: str, opened: O
         assert fits(page)
 
 
+def test_what_draws_the_figures_is_loaded_once(run_url: str, opened: Opened) -> None:
+    with opened(run_url) as page:
+        view_drawn(page)
+        loaded = page.evaluate("performance.getEntriesByType('resource').map(one => one.name)")
+        assert sum("plotly.v" in name for name in loaded) == 1, loaded
+        assert not any("plotly.min" in name for name in loaded), loaded
+
+
 @pytest.mark.full
 @by_slug
 def test_a_view_is_accessible_in_the_dark_and_on_a_narrow_screen(site: str, opened: Opened, view: View) -> None:

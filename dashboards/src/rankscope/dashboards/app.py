@@ -11,9 +11,9 @@ from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.source import RunSource
 from rankscope.dashboards.live import capture_api, downloads, listing, redraw, routing, selection, site_lists
 from rankscope.dashboards.live.pages import Pages
-from rankscope.dashboards.live.shell import INDEX, shell
+from rankscope.dashboards.live.shell import document, shell
 from rankscope.dashboards.model.state import run_path
-from rankscope.dashboards.web import login, unforeseen
+from rankscope.dashboards.web import delivery, login, unforeseen
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.web.security import OURSELVES, protect
 
@@ -28,7 +28,7 @@ def create_app(source: RunSource, config: DashboardConfig | None = None) -> dash
         "rankscope.dashboards",
         assets_folder=str(files("rankscope.dashboards") / "assets"),
         assets_ignore=r"early\.js",  # the page itself loads it, before all others
-        index_string=INDEX,
+        index_string=document(),
         serve_locally=True,
         suppress_callback_exceptions=True,  # parts of a page do not exist before it is shown
         title=config.title,
@@ -58,6 +58,7 @@ def create_app(source: RunSource, config: DashboardConfig | None = None) -> dash
     login.register(app.server, config)
     unforeseen.register(app.server)
     capture_api.register(app.server, source, config)
+    delivery.register(app)
     protect(app, config)
     app.server.before_request(to_the_only_run)
     _make_ready(app)

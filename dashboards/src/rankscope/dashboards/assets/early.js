@@ -1,8 +1,20 @@
 // Runs before anything is painted, so that a dark page never flashes white.
 (function () {
-  // Dash asks for what draws the figures only once it has one to draw. It is the largest file by far: begin with it now.
+  // Dash asks for what draws the figures only once it has one to draw. It is the largest file by far: begin with it now. Until it
+  // is there, the promise keeps Dash from loading it too.
   if (/^\/(run\/|compare|alerts|lost-hours)/.test(location.pathname)) {
-    fetch(document.currentScript.dataset.plotly, { priority: "low" }).catch(function () {});
+    var drawing = document.createElement("script");
+    drawing.src = document.currentScript.dataset.plotly;
+    drawing.async = true;
+    drawing.fetchPriority = "low";
+    window.Plotly = new Promise(function (resolve, reject) {
+      drawing.onload = resolve;
+      drawing.onerror = function (error) {
+        window.Plotly = undefined; // Dash may try again
+        reject(error);
+      };
+    });
+    document.head.append(drawing);
   }
 
   // Figures have the time of this browser at their axes.

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
+from importlib.metadata import version
+from importlib.resources import as_file, files
 from typing import Final
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import dcc, html
 from dash.development.base_component import Component
+from dash.fingerprint import build_fingerprint
 
 from rankscope.dashboards.live.components import aria
+from rankscope.dashboards.web.delivery import ASSETS, PACKAGES
 
-INDEX: Final = (files("rankscope.dashboards") / "live/index.html").read_text("utf-8")
-"""HTML document of the app. early.js sets the colour scheme before the first paint; Dash's own scripts come last."""
+_PLOTLY: Final = "package_data/plotly.min.js"
 
 DARK_SHADES = [
     "#e8ecf2", "#c3cad5", "#9aa5b4", "#6b7788", "#3a4555", "#2b3442", "#1e2632", "#171d27", "#10151d", "#0b0f15",
 ]  # fmt: skip
 """Mantine's dark greys, in the hue of assets/style.css."""
+
+
+def document() -> str:
+    """Return the HTML document of the app. early.js comes first: it sets the colour scheme before anything is painted."""
+    package = files("rankscope.dashboards")
+    with as_file(package / "assets/early.js") as early, as_file(files("plotly") / _PLOTLY) as plotly:
+        begin = f"{ASSETS}early.js?m={early.stat().st_mtime}"
+        date = int(plotly.stat().st_mtime)
+        drawing = f"{PACKAGES}plotly/{build_fingerprint(_PLOTLY, version('plotly'), date)}"  # type: ignore[no-untyped-call]
+    return (package / "live/index.html").read_text("utf-8").replace("{early}", begin).replace("{plotly}", drawing)
 
 
 def shell(*, with_login: bool = False) -> Component:

@@ -12,6 +12,7 @@ import flask
 
 from rankscope.dashboards.web.access import visitor_of
 from rankscope.dashboards.web.config import DashboardConfig
+from rankscope.dashboards.web.delivery import ASSETS, PACKAGES
 from rankscope.dashboards.web.login import LOGIN, LOGOUT
 
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
@@ -32,8 +33,7 @@ HEADERS: Final = {
 _HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::[0-9]{1,5})?", re.ASCII)
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _NO_LOGIN: Final = frozenset({HEALTHY, LOGIN, LOGOUT})
-_NO_LOGIN_BELOW: Final = ("/assets/", "/_dash-component-suites/")
-"""Scripts and styles, the same for every installation."""
+_NO_LOGIN_BELOW: Final = (ASSETS, PACKAGES)
 _FOR_SCRIPTS: Final = ("/api/", "/_")
 """Path prefixes for scripts, where refusals are JSON instead of a page."""
 

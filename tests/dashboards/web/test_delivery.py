@@ -1,0 +1,61 @@
+"""Compression of answers, and how long browsers keep scripts and styles."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from rankscope.dashboards.app import create_app
+from rankscope.dashboards.web import delivery
+
+GZIP = {"Accept-Encoding": "gzip, deflate"}
+
+
+@pytest.fixture
+def http(memory_runs: Any) -> FlaskClient:
+    """Client of the app."""
+    client: FlaskClient = create_app(memory_runs).server.test_client()
+    return client
+
+
+def test_scripts_and_styles_of_a_page_are_compressed_and_kept(http: FlaskClient) -> None:
+    addresses = re.findall(r'(?:src|href|data-plotly)="(/[^"]+\.(?:js|css)[^"]*)"', http.get("/run/run-1").text)
+    assert any("plotly" in address for address in addresses)
+    assert any("early.js" in address for address in addresses)
+    for address in addresses:
+        with http.get(address) as plain, http.get(address, headers=GZIP) as packed:
+            assert "immutable" in packed.headers["Cache-Control"], address
+            if len(plain.data) > 2_000:
+                assert packed.headers["Content-Encoding"] == "gzip", address
+                assert len(packed.data) < len(plain.data) / 1.5, address
+
+
+def test_a_script_without_a_version_is_asked_for_again(http: FlaskClient) -> None:
+    address = "/_dash-component-suites/dash/dcc/async-graph.js"
+    first = http.get(address, headers=GZIP)
+    assert "immutable" not in first.headers.get("Cache-Control", "")
+    again = http.get(address, headers={**GZIP, "If-None-Match": first.headers["ETag"]})
+    assert (again.status_code, again.data) == (304, b"")
+
+
+def test_no_answer_is_taken_for_another_ones(http: FlaskClient) -> None:
+    answers = [http.get(path, headers=GZIP) for path in ("/_dash-layout", "/_dash-dependencies")]
+    assert [answer.headers["Content-Encoding"] for answer in answers] == ["gzip", "gzip"]
+    assert answers[0].data != answers[1].data
+
+
+def test_a_script_is_compressed_once(http: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = "/_dash-component-suites/dash/dcc/async-graph.js"
+    first = http.get(address, headers=GZIP).data
+    monkeypatch.setattr("gzip.compress", lambda *_: pytest.fail("compressed again"))
+    assert http.get(address, headers=GZIP).data == first
+
+
+def test_made_up_versions_do_not_fill_the_memory() -> None:
+    kept = delivery._Compressed()
+    for number in range(10_000):
+        kept.set(f"gzip;/_dash-component-suites/dash/a.v{number}m1.js", b"")
+    assert len(kept._kept) < 100
