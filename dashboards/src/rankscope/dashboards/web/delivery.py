@@ -17,8 +17,8 @@ PACKAGES: Final = "/_dash-component-suites/"
 A_YEAR_S: Final = 31_536_000
 
 _MOST_KEPT: Final = 64
-_GZIP_LEVEL: Final = 2
-"""Browsers take no better compression than gzip over plain HTTP. Higher levels take twice the time for 10 % smaller answers."""
+_GZIP_LEVEL: Final = 1
+"""Over plain HTTP browsers take nothing better than gzip. Level 6 takes three times as long; answers are 4 to 14 % smaller."""
 
 
 class _Compressed:
