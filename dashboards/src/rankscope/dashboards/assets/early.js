@@ -17,12 +17,19 @@
     document.head.append(drawing);
   }
 
-  // Figures have the time of this browser at their axes.
-  try {
-    var zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
-    document.cookie = "rankscope-zone=" + zone + "; path=/; SameSite=Strict";
-  } catch (error) {
-    // They have UTC then.
+  // Figures have the time of this browser at their axes. To find its zone takes a while: one that is known is only looked at again later.
+  function remember() {
+    try {
+      var zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
+      document.cookie = "rankscope-zone=" + zone + "; path=/; SameSite=Strict";
+    } catch (error) {
+      // They have UTC then.
+    }
+  }
+  if (/(^|; )rankscope-zone=/.test(document.cookie)) {
+    setTimeout(remember, 3000);
+  } else {
+    remember();
   }
 
   var choice = "auto";

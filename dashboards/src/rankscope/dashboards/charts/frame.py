@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from textwrap import wrap
 from typing import Any, Final
 
@@ -31,35 +32,42 @@ GRAPH_CONFIG: Final[dict[str, Any]] = {
 """Configuration of every graph. Plotly's "send to cloud" button is off: it would upload the data."""
 
 
-def framed(figure: go.Figure, colors: Palette, *, height: int) -> go.Figure:
-    """Apply the common look to ``figure`` and return it. ``height`` is in pixels; the width is the container's."""
+@cache
+def _look(colors: Palette) -> go.layout.Template:
+    """Return the look that all figures of a colour scheme share. To set each property of each figure takes eight times longer."""
     axis = {
         "gridcolor": colors.grid,
         "zerolinecolor": colors.grid,
         "linecolor": colors.grid,
+        "showline": True,
+        "zeroline": True,
         "tickfont": {"color": colors.muted, "size": 12},
         "title": {"font": {"color": colors.muted, "size": 12}},
         "automargin": True,
         "separatethousands": True,
     }
+    font = {"family": FONT, "color": colors.text, "size": 13}
+    return go.layout.Template(
+        layout={
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "font": font,
+            "hoverlabel": {"bgcolor": colors.surface, "bordercolor": colors.muted, "font": font},
+            "xaxis": axis,
+            "yaxis": axis,
+        }
+    )
+
+
+def framed(figure: go.Figure, colors: Palette, *, height: int) -> go.Figure:
+    """Apply the common look to ``figure`` and return it. ``height`` is in pixels; the width is the container's."""
     figure.update_layout(
-        template=None,
+        template=_look(colors),
         height=height,
         autosize=True,
         margin={"l": 8, "r": 8, "t": 8, "b": 8},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": FONT, "color": colors.text, "size": 13},
-        hoverlabel={
-            "bgcolor": colors.surface,
-            "bordercolor": colors.muted,
-            "font": {"family": FONT, "color": colors.text, "size": 13},
-        },
-        # Keeps zoom and hidden traces when a live run redraws.
-        uirevision="keep",
+        uirevision="keep",  # keeps zoom and hidden traces when a live run redraws
     )
-    figure.update_xaxes(**axis)
-    figure.update_yaxes(**axis)
     return figure
 
 

@@ -39,16 +39,13 @@ def add_rows(figure: go.Figure, script: Script, colors: Palette) -> None:
         return
     top = sum(heights) + _GAP * len(heights)
     whole = figure.layout.height + top
-    axis = figure.layout.yaxis.to_plotly_json()
     figure.update_layout(height=whole, yaxis={"domain": [top / whole, 1]})
-    kept = ("gridcolor", "linecolor", "tickfont", "automargin", "separatethousands")
-    plain = {key: axis[key] for key in kept if key in axis} | {"fixedrange": True, "zeroline": False, "exponentformat": "power"}
+    plain = {"fixedrange": True, "zeroline": False, "exponentformat": "power"}
     for number, height in enumerate(heights, start=2):
         top -= _GAP + height
         figure.update_layout({f"yaxis{number}": {**plain, "domain": [top / whole, (top + height) / whole]}})
     for number, (name, values_at) in enumerate(script.metrics.items(), start=2):
-        title = {"text": plotly_text(name, 24), "font": axis["title"]["font"]}
-        figure.update_layout({f"yaxis{number}": {"title": title}})
+        figure.update_layout({f"yaxis{number}": {"title": {"text": plotly_text(name, 24)}}})
         _add_metric(figure, f"y{number}", name, values_at, colors)
     last = len(heights) + 1
     if script.tags:
