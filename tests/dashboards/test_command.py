@@ -160,6 +160,15 @@ def test_who_may_see_it_is_said_in_full_or_it_does_not_start(tmp_path: Path, opt
     assert TOKEN not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "url", ["", "ui.perfetto.dev", "ftp://perfetto.example", "javascript:alert(1)", "https://me@perfetto.example"]
+)
+def test_an_address_that_is_not_of_a_web_page_is_refused(tmp_path: Path, url: str, cli: Cli) -> None:
+    done = cli("dashboard", tmp_path, "--perfetto-url", url)
+    assert done.returncode == 2
+    assert "--perfetto-url" in done.stderr
+
+
 @pytest.mark.parametrize("secret", ["hunter2", "a" * 64, "two words of many letters in all"])
 def test_a_weak_token_is_refused_and_not_shown(tmp_path: Path, secret: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "token").write_text(f"{secret}\n")

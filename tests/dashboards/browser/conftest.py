@@ -32,9 +32,9 @@ HOSTS = (
 
 
 @contextmanager
-def _serving(path: Path, folder: Path, **environment: str) -> Iterator[str]:
+def _serving(path: Path, folder: Path, *options: str, **environment: str) -> Iterator[str]:
     """Run the real command with its cache and state below ``folder``; yield its address."""
-    command = [sys.executable, "-m", "rankscope", "dashboard", str(path), "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "rankscope", "dashboard", str(path), "--listen", "127.0.0.1:0", *options]
     homes = {"XDG_CACHE_HOME": str(folder / "cache"), "XDG_STATE_HOME": str(folder / "state")}
     around = {**os.environ, "PYTHONUNBUFFERED": "1", **homes, **environment}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=around) as process:
@@ -50,9 +50,10 @@ def _serving(path: Path, folder: Path, **environment: str) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
-    """Function ``serve(path, NAME=value)`` that runs the command until the end of the module and returns its address."""
+    """Function ``serve(path, *options, NAME=value)`` that runs the command until the module ends and returns its address."""
     with ExitStack() as stack:
-        yield lambda path, **environment: stack.enter_context(_serving(path, tmp_path_factory.mktemp("homes"), **environment))
+        homes = tmp_path_factory.mktemp
+        yield lambda path, *options, **environment: stack.enter_context(_serving(path, homes("homes"), *options, **environment))
 
 
 @pytest.fixture(scope="session")

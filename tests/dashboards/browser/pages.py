@@ -6,10 +6,12 @@ Tests find things by role and name. What follows after ``Things without a role``
 from __future__ import annotations
 
 import csv
+import http.server
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Literal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal
 
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
 from playwright.sync_api import Locator, Page, expect
@@ -89,6 +91,29 @@ def serious(page: Page) -> list[str]:
         if found["impact"] in {"serious", "critical"}
         for node in found["nodes"]
     ]
+
+
+@contextmanager
+def another_site(content: str) -> Iterator[str]:
+    """Serve a page under another host name; yield its address."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(content.encode())
+
+        def log_message(self, *_args: Any) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://localhost:{server.server_port}/"
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 # Things without a role ----------------------------------------------------------------------------------------------------------

@@ -2,47 +2,22 @@
 
 from __future__ import annotations
 
-import http.server
 import re
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 from playwright.sync_api import Browser, expect
 from playwright.sync_api import TimeoutError as NotInTimeError
-from tests.dashboards.browser.pages import PATIENCE_MS, fits, ranks_drawn, serious
+from tests.dashboards.browser.pages import PATIENCE_MS, another_site, fits, ranks_drawn, serious
 
 from rankscope.runs.control import Inbox
 
 pytestmark = pytest.mark.slow
 
 SECRET = "0123456789abcdef0123456789abcdef"
-
-
-@contextmanager
-def another_site(content: str) -> Iterator[str]:
-    """Serve a page under another host name; yield its address."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.wfile.write(content.encode())
-
-        def log_message(self, *_args: Any) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://localhost:{server.server_port}/"
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,26 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Page, expect
 from playwright.sync_api import TimeoutError as NotInTimeError
-from playwright.sync_api import expect
-from tests.dashboards.browser.pages import Opened, area, caption, drag, figure, region
+from tests.dashboards.browser.pages import Opened, another_site, area, caption, drag, figure, region
 
 pytestmark = pytest.mark.slow
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+FAKE_PERFETTO = """<!doctype html><title>Perfetto</title><h1>Perfetto</h1><p id="got">nothing yet</p><script>
+if (location.hostname === "127.0.0.1") location.hostname = "localhost";
+else addEventListener("message", async event => {
+  if (event.source !== opener) return;
+  if (event.data === "PING") return event.source.postMessage("PONG", event.origin);
+  const {buffer, title, fileName} = event.data.perfetto;
+  const text = await new Response(new Blob([buffer]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  const names = JSON.parse(text).traceEvents.map(one => one.name);
+  document.getElementById("got").textContent = [title, fileName, names.includes("step 21"), names.includes("step 23")].join("; ");
+});
+</script>"""
+"""Page that takes a trace by the protocol of Perfetto's "Deep linking to Perfetto UI", and shows what it got. At
+127.0.0.1 it leads to another origin."""
 
 
 def test_a_window_is_zoomed_chosen_saved_and_asked_for(
@@ -52,3 +67,55 @@ def test_a_window_is_zoomed_chosen_saved_and_asked_for(
 
         page.get_by_role("button", name="Request a capture").click()
         expect(region(page, "Request a capture").get_by_role("status")).not_to_have_text(re.compile("^(|Asking …)$"))
+
+
+def click_open(page: Page) -> None:
+    region(page, "Open in Perfetto").get_by_role("button", name="Open in Perfetto").click()
+
+
+def test_a_window_is_opened_in_perfetto(
+    tmp_path: Path, write_run: Callable[..., Path], opened: Opened, serve: Callable[..., str]
+) -> None:
+    """The trace arrives in the new tab, named, with the events of the window. A blocked tab and a lost session are reported."""
+    with another_site(FAKE_PERFETTO) as perfetto:
+        host = serve(write_run(tmp_path / "run"), "--perfetto-url", f"{perfetto}v50/", RANKSCOPE_DASHBOARD_TOKEN=TOKEN)
+        with opened(f"{host}/run/run-1/timeline?window=20") as page:
+            page.get_by_label("Token").fill(TOKEN)
+            page.keyboard.press("Enter")
+            status = region(page, "Open in Perfetto").get_by_role("status")
+            with page.expect_popup() as tab:
+                click_open(page)
+            expect(tab.value.locator("#got")).to_have_text(re.compile("steps 20 to 22; run-1-step-20.json.gz; true; false"))
+            assert tab.value.url == f"{perfetto}v50/"
+            expect(status).to_contain_text("Opened")
+
+            page.context.clear_cookies()
+            with page.expect_popup() as tab:
+                click_open(page)
+            expect(status).to_contain_text("Sign in")
+            assert tab.value.is_closed()
+
+            page.evaluate("window.open = () => null")
+            click_open(page)
+            expect(status).to_contain_text("pop-ups")
+            expect(page.get_by_role("button", name="Save the window")).to_be_enabled()
+
+
+def test_another_origin_than_the_configured_one_gets_nothing(
+    tmp_path: Path, write_run: Callable[..., Path], opened: Opened, serve: Callable[..., str]
+) -> None:
+    """A page of another origin answers in the tab: its answers do not count, so nothing is sent, and the page gives up."""
+    with another_site(FAKE_PERFETTO) as perfetto:
+        host = serve(write_run(tmp_path / "run"), "--perfetto-url", perfetto.replace("localhost", "127.0.0.1"))
+        with opened(f"{host}/run/run-1/timeline") as page:
+            status = region(page, "Open in Perfetto").get_by_role("status")
+            page.clock.install()
+            with page.expect_popup() as tab:
+                click_open(page)
+            expect(status).to_contain_text("Waiting")
+            tab.value.wait_for_url(perfetto)
+            tab.value.evaluate("() => new Promise(done => addEventListener('message', event => event.data === 'PING' && done()))")
+            page.clock.fast_forward("05:00")
+            expect(status).to_contain_text("did not answer")
+            expect(tab.value.locator("#got")).to_have_text("nothing yet")
+            expect(page.get_by_role("button", name="Save the window")).to_be_enabled()

@@ -80,6 +80,7 @@ def test_every_response_forbids_what_pages_do_not_need(memory_runs: Any) -> None
         assert "unsafe" not in script
         assert headers["X-Content-Type-Options"] == "nosniff"
         assert headers["X-Frame-Options"] == "DENY"
+        assert headers["Cross-Origin-Opener-Policy"] == "same-origin-allow-popups"  # a page reaches the Perfetto that it opens
 
 
 def test_only_loopback_names_are_answered_unless_told_otherwise(memory_runs: Any) -> None:

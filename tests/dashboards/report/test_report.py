@@ -93,7 +93,7 @@ EVERY_KIND: tuple[Block, ...] = (
     page.Rows([(HOSTILE, "head"), ("b", "number")], [(HOSTILE, HOSTILE)]),
     page.Legend([("compute", HOSTILE)]),
     page.Markdown(HOSTILE),
-    page.Request(HOSTILE, ("capture", "/api"), ("steps", "Steps", 3, 9)),
+    page.Request([(HOSTILE, "capture", "/api")], ("steps", "Steps", 3, 9)),
     page.Button("button", HOSTILE),
     page.Again("again", 1000),
     page.Callbacks(values={"value": 1}, timers={"timer": 0}),
@@ -136,7 +136,7 @@ def test_whatever_a_text_holds_it_stays_a_text(text: str) -> None:
 
 def test_what_only_a_server_can_do_is_left_out_and_the_rest_is_kept(shown: Callable[..., Parsed]) -> None:
     select = page.Choice(field="metric", label="Metric of it", value=None, options=[])
-    capture = page.Request("Capture it", ("capture", "/api"))
+    capture = page.Request([("Capture it", "capture", "/api")])
     found = shown(page.Section(name="s", title="t", help="h", blocks=[capture, page.Text("kept")], tools=[select]))
     assert "kept" in found.text
     assert "Capture it" not in found.text

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.dashboards.blocks import draw, pick, text_of, write, zoom
+from tests.dashboards.blocks import draw, page_text, pick, text_of, write, zoom
 from tests.step_files import steps_file
 
 from rankscope.dashboards.app import create_app
@@ -20,6 +20,7 @@ from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.timeline.view import VIEW
+from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.runs.paths import rank_dir
 
 WriteRun = Callable[..., Path]
@@ -128,6 +129,15 @@ def test_only_a_run_that_goes_on_can_be_asked_for_a_capture(
     assert "rankscope capture" in text
 
 
+@pytest.mark.parametrize("url", [None, "https://perfetto.example/v50/"])
+def test_a_window_is_opened_in_the_configured_perfetto(run: RunData, url: str | None) -> None:
+    found = page_text(run.source, "/run/run-1/timeline", config=DashboardConfig(perfetto_url=url))
+
+    assert '"data-export": "/run/run-1/perfetto"' in found
+    assert ("data-perfetto" in found) == (url is not None)
+    assert url is None or f'"data-perfetto": "{url}"' in found
+
+
 def test_a_window_is_saved_for_perfetto(run: RunData) -> None:
     http = create_app(run.source).server.test_client()
 
@@ -137,6 +147,8 @@ def test_a_window_is_saved_for_perfetto(run: RunData) -> None:
     data = saved.data
     saved.close()
     assert asked.json["bytes"] == len(data)
+    assert asked.json["file"] == "run-1-step-20.json.gz"
+    assert "steps 20 to 22" in asked.json["title"]
     assert "run-1-step-20.json.gz" in saved.headers["Content-Disposition"]
     events = msgspec.json.decode(gzip.decompress(data))["traceEvents"]
     assert {event["name"] for event in events} >= {"all_reduce", "waiting for rank 2", "step 21"}

@@ -101,7 +101,7 @@ def http_url(text: str) -> str:
 def link_url(text: str) -> str:
     """Check a URL as ``http_url`` for a link that is published; it must not contain a user. Raises ``click.BadParameter``."""
     if "@" in urlsplit(http_url(text)).netloc:
-        raise click.BadParameter("has a user in it, which every alert would show: leave out what is before the @")
+        raise click.BadParameter("has a user in it, which every reader would see: leave out what is before the @")
     return text
 
 

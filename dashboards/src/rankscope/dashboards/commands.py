@@ -13,7 +13,7 @@ import click
 from rankscope.analysis.trace.locations import local_path
 from rankscope.base.errors import MissingError, RankscopeError
 from rankscope.base.http import host_port, is_loopback, open_listener
-from rankscope.base.options import ListenAddress, http_url
+from rankscope.base.options import ListenAddress, http_url, link_url
 from rankscope.base.size import Size
 
 if TYPE_CHECKING:
@@ -40,6 +40,10 @@ class HostName(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gene
         if re.fullmatch(rf"\.?(?!.{{254}}){_LABEL}(\.{_LABEL})*|\[[0-9A-Fa-f:.]+\]", value) is None:
             self.fail(f"{value!r} is not a host's name or address, without a port, such as runs.example.org", param, ctx)
         return str(value)
+
+
+def _perfetto_url(text: str) -> str | None:
+    return None if text == "off" else link_url(text)
 
 
 @click.command(
@@ -95,6 +99,14 @@ The token may also be in RANKSCOPE_DASHBOARD_TOKEN.
     help="A name under which to answer, besides localhost and the address listened on; may be repeated.",
 )
 @click.option(
+    "--perfetto-url",
+    type=_perfetto_url,
+    default="https://ui.perfetto.dev",
+    show_default=True,
+    metavar="URL",
+    help="Perfetto in which the browser opens windows; off: they can only be saved.",
+)
+@click.option(
     "--prometheus",
     "prometheus_url",
     type=http_url,
@@ -119,6 +131,7 @@ def dashboard(
     trusted_proxy_header: str | None,
     trusted_proxies: tuple[str, ...],
     allowed_hosts: tuple[str, ...],
+    perfetto_url: str | None,
     prometheus_url: str | None,
     prometheus_token_file: Path | None,
     prometheus_ca: Path | None,
@@ -165,7 +178,7 @@ def dashboard(
         raise MissingError(
             f"`rankscope dashboard` needs the Python package {error.name!r}: pip install 'rankscope[dashboards]'"
         ) from error
-    config = _config(token_file, secret, trusted_proxy_header, trusted_proxies, allowed_hosts)
+    config = _config(token_file, secret, trusted_proxy_header, trusted_proxies, allowed_hosts, perfetto_url=perfetto_url)
     making = MadeBeside(Store(cache_folder()), memory_bytes=memory_bytes)
     source = DiskRuns(path, making, prometheus=prometheus, look_again_s=_LOOK_AGAIN_S)
     sock = open_listener(host, port)
@@ -199,6 +212,8 @@ def _config(
     proxy_header: str | None,
     proxies: tuple[str, ...],
     allowed_hosts: tuple[str, ...],
+    *,
+    perfetto_url: str | None,
 ) -> DashboardConfig:
     from rankscope.dashboards.web.config import DashboardConfig
     from rankscope.dashboards.web.token import VARIABLE, read_token, token_of
@@ -213,7 +228,7 @@ def _config(
     except ValueError as error:
         raise click.UsageError(f"{error}.") from error
     token = read_token(token_file) if token_file is not None else None if secret is None else token_of(secret, VARIABLE)
-    return DashboardConfig(token=token, proxy=proxy, allowed_hosts=allowed_hosts)
+    return DashboardConfig(token=token, proxy=proxy, allowed_hosts=allowed_hosts, perfetto_url=perfetto_url)
 
 
 class _Steps(click.ParamType[Any]):

@@ -1,7 +1,8 @@
-// Asking for a capture of a live run, and for a window as a file for Perfetto. Both take a while: how far they are is said aloud.
+// Asking for a capture of a live run, and for a window, as a file or opened in Perfetto. How far they are is said aloud.
 (function () {
   var EVERY_MS = 1500;
   var PATIENCE_MS = 300000;
+  var GREETING_MS = 60000;
   var HINTS = {
     401: "Sign in first: the dashboard's start said how, or its token is in the address it printed.",
     403: "Not allowed. Whoever started the dashboard must switch captures on; the command below works without it.",
@@ -17,12 +18,17 @@
         return {};
       })
       .then(function (body) {
-        return { status: response.status, ok: response.ok, body: body };
+        var status = response.redirected ? 401 : response.status; // to the login
+        return { status: status, ok: status < 400, body: body };
       });
   }
 
+  function unreachable() {
+    return Promise.reject("The server of this page cannot be reached.");
+  }
+
   function ask(url, options) {
-    return fetch(url, Object.assign({ credentials: "same-origin" }, options)).then(answered);
+    return fetch(url, Object.assign({ credentials: "same-origin" }, options)).then(answered, unreachable);
   }
 
   // What went wrong in the server's words, and what to do about it.
@@ -34,7 +40,13 @@
   // One button at a time; the words go where screen readers hear them.
   function begin(button) {
     var told = button.parentElement.querySelector(".told");
-    button.disabled = true;
+    var buttons = button.parentElement.querySelectorAll("button");
+    function disable(off) {
+      buttons.forEach(function (one) {
+        one.disabled = off;
+      });
+    }
+    disable(true);
     return {
       say: function (text) {
         if (told.textContent !== text) {
@@ -43,14 +55,8 @@
       },
       end: function (text) {
         told.textContent = text;
-        button.disabled = false;
+        disable(false);
       },
-    };
-  }
-
-  function unreachable(talk) {
-    return function () {
-      talk.end("The server of this page cannot be reached.");
     };
   }
 
@@ -74,7 +80,7 @@
         return;
       }
       follow(url + "/" + encodeURIComponent(id), talk, Date.now() + PATIENCE_MS);
-    }, unreachable(talk));
+    }, talk.end);
   }
 
   function follow(url, talk, until) {
@@ -95,33 +101,104 @@
         talk.say("Asked; waiting for the ranks to choose the steps …");
         setTimeout(follow, EVERY_MS, url, talk, until);
       }
-    }, unreachable(talk));
+    }, talk.end);
+  }
+
+  function exported(button) {
+    var search = new URLSearchParams(location.search);
+    var url = button.parentElement.querySelector("[data-export]").dataset.export;
+    return url + (search.get("window") ? "?window=" + encodeURIComponent(search.get("window")) : "");
+  }
+
+  // Resolves to what the server says about the file once it is written.
+  function written(url, talk) {
+    return ask(url + (url.indexOf("?") < 0 ? "?" : "&") + "ask=1", {}).then(function (answer) {
+      if (!answer.ok) {
+        return Promise.reject(answer.body.error ? answer.body.error + "." : refusal(answer));
+      }
+      if (answer.body.bytes !== undefined) {
+        return answer.body;
+      }
+      talk.say(answer.body.state + " …");
+      return new Promise(function (resolve) {
+        setTimeout(resolve, EVERY_MS / 2);
+      }).then(function () {
+        return written(url, talk);
+      });
+    });
   }
 
   function save(button) {
-    var search = new URLSearchParams(location.search);
-    var url = button.dataset.export + (search.get("window") ? "?window=" + encodeURIComponent(search.get("window")) : "");
-    await_file(url, begin(button));
+    var url = exported(button);
+    var talk = begin(button);
+    written(url, talk).then(function (file) {
+      talk.end("Saved: " + file.size + ". Open it in Perfetto with Open trace file.");
+      location.assign(url);
+    }, talk.end);
   }
 
-  function await_file(url, talk) {
-    ask(url + (url.indexOf("?") < 0 ? "?" : "&") + "ask=1", {}).then(function (answer) {
-      if (!answer.ok) {
-        talk.end(refusal(answer));
-      } else if (answer.body.bytes === undefined) {
-        talk.say(answer.body.state + " …");
-        setTimeout(await_file, EVERY_MS / 2, url, talk);
-      } else {
-        talk.end("Saved: " + answer.body.size + ". Open it at ui.perfetto.dev with Open trace file.");
-        location.assign(url);
+  // The protocol of https://perfetto.dev/docs/visualization/deep-linking-to-perfetto-ui
+  function show(button) {
+    var url = exported(button);
+    var origin = new URL(button.dataset.perfetto).origin;
+    var talk = begin(button);
+    var tab = window.open(button.dataset.perfetto); // at once: browsers block tabs that do not come from a click
+    if (!tab) {
+      talk.end("The browser blocked the new tab. Allow pop-ups for this page, or save the window and open the file in Perfetto.");
+      return;
+    }
+    written(url, talk)
+      .then(function (file) {
+        return fetch(url).then(function (response) {
+          return response.ok ? response.arrayBuffer() : Promise.reject("The server answered " + response.status + ".");
+        }, unreachable).then(function (buffer) {
+          return { buffer: buffer, title: file.title, fileName: file.file };
+        });
+      })
+      .then(
+        function (trace) {
+          talk.say("Waiting for Perfetto in the new tab …");
+          greet(tab, origin, function () {
+            tab.postMessage({ perfetto: trace }, origin);
+            talk.end("Opened in the new tab.");
+          }, function () {
+            talk.end("Perfetto at " + origin + " did not answer. Save the window and open it there with Open trace file.");
+          });
+        },
+        function (reason) {
+          tab.close();
+          talk.end(reason);
+        }
+      );
+  }
+
+  // Calls ready once a page of that origin answers in the tab. Before that, nothing of the run is sent.
+  function greet(tab, origin, ready, failed) {
+    var until = Date.now() + GREETING_MS;
+    function heard(event) {
+      if (event.source === tab && event.origin === origin && event.data === "PONG") {
+        end(ready);
       }
-    }, unreachable(talk));
+    }
+    function end(next) {
+      clearInterval(timer);
+      window.removeEventListener("message", heard);
+      next();
+    }
+    window.addEventListener("message", heard);
+    var timer = setInterval(function () {
+      if (tab.closed || Date.now() > until) {
+        end(failed);
+      } else {
+        tab.postMessage("PING", "*"); // the tab may still be on its way to that origin
+      }
+    }, 250);
   }
 
   document.addEventListener("click", function (event) {
-    var button = event.target.closest("[data-capture], [data-export]");
+    var button = event.target.closest("[data-capture], [data-export], [data-perfetto]");
     if (button && !button.disabled) {
-      (button.dataset.capture ? capture : save)(button);
+      (button.dataset.capture ? capture : button.dataset.perfetto ? show : save)(button);
     }
   });
 })();

@@ -31,6 +31,8 @@ class RunData:
 
     source: RunSource
     summary: RunSummary
+    perfetto_url: str | None = None
+    """Perfetto in which pages open windows of the run; ``None`` if they do not."""
 
     stale = _once(RunSource.stale)
     analysis = _once(RunSource.analysis)

@@ -206,17 +206,16 @@ def _(block: model.Markdown) -> Component:
 
 @component.register
 def _(block: model.Request) -> Component:
-    name, value = block.data
     parts: list[Component] = []
     if block.number is not None:
         identifier, label, first, most = block.number
         field = dcc.Input(id=identifier, type="number", min=1, max=most, step=1, value=first, className="number")
         parts.append(html.Label([f"{label} ", field], htmlFor=identifier))
     parts += [
-        html.Button(block.label, className="button", type="button", **cast("Any", {f"data-{name}": value})),
-        html.Span(className="told", role="status", **aria(live="polite")),
+        html.Button(label, className="button", type="button", **cast("Any", {f"data-{name}": value}))
+        for label, name, value in block.buttons
     ]
-    return html.Div(parts, className="asking")
+    return html.Div([*parts, html.Span(className="told", role="status", **aria(live="polite"))], className="asking")
 
 
 @component.register

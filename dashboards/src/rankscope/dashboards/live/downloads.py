@@ -58,10 +58,10 @@ def _register_perfetto(app: Dash, source: RunSource) -> None:
             if window is None:
                 return {"error": "no window has been captured yet"}, 404
             file = source.perfetto(run, window)
+            name = f"{run_id}-step-{window.first}.json.gz"
             if asks:
                 count = file.stat().st_size
-                return {"bytes": count, "size": size(count)}
-            name = f"{run_id}-step-{window.first}.json.gz"
+                return {"bytes": count, "size": size(count), "file": name, "title": f"{run.name}, {window.steps}"}
             return flask.send_file(file, mimetype="application/gzip", as_attachment=True, download_name=name)
         except NotReadyError as error:
             return {"state": error.progress.sentence}, 200 if asks else 503

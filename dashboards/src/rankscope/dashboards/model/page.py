@@ -232,11 +232,10 @@ class Markdown(Block):
 
 @dataclass(frozen=True, slots=True)
 class Request(Block):
-    """Button that sends a request to the server, and its progress in words; assets/capture.js handles it. Not in a report."""
+    """Buttons that send requests to the server, and the progress in words; assets/capture.js handles them. Not in a report."""
 
-    label: str
-    data: tuple[str, str]
-    """Name and value of the button's data attribute."""
+    buttons: Sequence[tuple[str, str, str]]
+    """Label of each button, and name and value of its data attribute."""
     number: tuple[str, str, int, int] | None = None
     """Identifier, label, value and maximum of a number that is sent with it."""
 

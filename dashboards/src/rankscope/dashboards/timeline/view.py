@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -43,17 +44,23 @@ from rankscope.runs.control import MAX_STEPS
 STEPS: Final = 3
 
 
-def export_panel(run: RunSummary, window: Window | None) -> Block:
-    """Return the panel that saves the shown window as a file for Perfetto."""
+def export_panel(run: RunSummary, window: Window | None, perfetto_url: str | None) -> Block:
+    """Return the panel that opens the shown window in Perfetto, or saves it as a file for it."""
     path = shlex.quote(run.path)
     steps = "" if window is None else f" --steps {window.first}:{window.past}"
     return Section(
         name="perfetto",
         title="Open in Perfetto",
-        help="All events of the window on the common clock, with arrows to the ranks that waited, and kept raw traces. Save the "
-        "file, then choose Open trace file at ui.perfetto.dev: Perfetto reads it in the browser and uploads nothing.",
+        help="All events of the window on the common clock, with arrows to the ranks that waited, and kept raw traces. "
+        f"{'' if perfetto_url is None else f'The browser hands them to {urlsplit(perfetto_url).netloc} in a new tab. '}"
+        "Perfetto opens a saved file with Open trace file. It reads traces in the browser and uploads nothing.",
         blocks=[
-            Request("Save the window", ("export", f"{run_path(run.run_id)}/perfetto")),
+            Request(
+                [
+                    *([] if perfetto_url is None else [("Open in Perfetto", "perfetto", perfetto_url)]),
+                    ("Save the window", "export", f"{run_path(run.run_id)}/perfetto"),
+                ]
+            ),
             Advice(f"The same, with the verdict on top: rankscope export {path} --perfetto window.json.gz{steps}"),
         ],
     )
@@ -67,8 +74,7 @@ def capture_panel(run: RunSummary) -> Block:
         help="All ranks profile the same steps, a few seconds ahead. The new window then appears in the list of windows.",
         blocks=[
             Request(
-                "Request a capture",
-                ("capture", f"/api{run_path(run.run_id)}/capture"),
+                [("Request a capture", "capture", f"/api{run_path(run.run_id)}/capture")],
                 ("capture-steps", "Steps", STEPS, MAX_STEPS),
             ),
             Advice(f"On the command line: rankscope capture {shlex.quote(run.path)} --steps {STEPS}"),
@@ -339,7 +345,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             ],
         ),
         *([] if shown is None else [kernel_section(run, state, shown)]),
-        export_panel(run.summary, shown),
+        export_panel(run.summary, shown, run.perfetto_url),
         *capture,
     ]
 

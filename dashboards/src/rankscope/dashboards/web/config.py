@@ -21,6 +21,8 @@ class DashboardConfig:
     allowed_hosts: tuple[str, ...] = ()
     """Accepted host names besides loopback ones, so that no other site can read runs by DNS rebinding. ``.NAME`` includes all
     names that end with it."""
+    perfetto_url: str | None = None
+    """Perfetto in which browsers open windows, such as ``https://ui.perfetto.dev``. ``None``: windows can only be saved."""
     title: str = "rankscope"
 
     @property

@@ -25,7 +25,8 @@ HEADERS: Final = {
     "X-Frame-Options": "DENY",
     # Not "no-referrer": the login form would be sent without its origin.
     "Referrer-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
+    # A page must reach the tab of Perfetto that it opens. It stays out of reach of pages that open it.
+    "Cross-Origin-Opener-Policy": "same-origin-allow-popups",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
