@@ -369,7 +369,7 @@ def test_an_earlier_attempt_is_analysed_where_its_folder_is_named(synthetic: Syn
     assert (analysis.verdict.kind, analysis.verdict.rank) == ("straggler", 2)
     assert "one of 2 attempts (number 0) is analysed" in analysis.source.warnings
     # A newer attempt exists, so silence of this one is no problem
-    assert not any("no step lately" in warning for warning in analysis.source.warnings)
+    assert not any("no rank has finished a step" in warning for warning in analysis.source.warnings)
     with pytest.raises(InputError, match="007: no such attempt of the run; there are 0, 1"):
         analyze([path / "attempts" / "007"])
 

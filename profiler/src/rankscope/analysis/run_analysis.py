@@ -22,7 +22,7 @@ from rankscope.analysis.costs.step_costs import usual_steps
 from rankscope.analysis.durations.blocks import read_durations
 from rankscope.analysis.durations.of_run import durations_of_run
 from rankscope.analysis.evidence.compared import imposed_wait, judged_groups
-from rankscope.analysis.evidence.liveness import liveness
+from rankscope.analysis.evidence.liveness import liveness, silence_s
 from rankscope.analysis.evidence.peers import peer_groups
 from rankscope.analysis.evidence.rank_columns import LOADED_METRICS
 from rankscope.analysis.evidence.rank_files import Report, ignore
@@ -42,7 +42,7 @@ from rankscope.analysis.verdict.hung_run import hung_verdict
 from rankscope.analysis.verdict.run_verdict import run_verdict
 from rankscope.analysis.verdict.slow_links import with_slow_links
 from rankscope.analysis.verdict.stalled_verdict import with_stalled_line
-from rankscope.base.text import ranks_text
+from rankscope.base.text import ranks_text, span
 from rankscope.runs.durations import DurationBlock
 from rankscope.runs.paths import attempt_dir
 from rankscope.runs.reader import RunReader
@@ -199,6 +199,7 @@ def evidence_of(
     about = reader.attempt(table.attempt)
     over = table.attempt != max(reader.attempts(), default=table.attempt)
     collectives = {rank: reduction.collectives for rank, reduction in windows.items()}
+    silent_s = silence_s(table, infos, start_unix_ns=(about or reader.info).start_unix_ns, now=now)
     return RunEvidence(
         reader=reader,
         table=table,
@@ -209,7 +210,8 @@ def evidence_of(
         matched=matched,
         damaged=damaged,
         pipeline=pipeline_of(table, infos, None if about is None else about.pipeline, collectives),
-        liveness="over" if over else liveness(table, infos, start_unix_ns=(about or reader.info).start_unix_ns, now=now),
+        liveness="over" if over else liveness(table, infos, silent_s),
+        silent_s=silent_s,
         earlier=earlier or Earlier(),
         durations={} if compared else durations(),
     )
@@ -259,9 +261,7 @@ def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
     warnings += _shared_gpus(run)
     going_on = [rank for rank, info in run.infos.items() if info.end_reason is None and info.end_unix_ns is None]
     if run.liveness == "silent" and going_on:
-        warnings.append(
-            f"{ranks_text(going_on)} recorded no end, and no step lately: the job hangs, or has vanished with its nodes"
-        )
+        warnings.append(_silence(run, going_on))
     warnings += _recorder_warnings(run)
     if run.reader.skipped_lines:
         warnings.append(f"{counted(run.reader.skipped_lines, 'damaged line')} skipped")
@@ -270,6 +270,17 @@ def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
     if run.damaged:
         warnings.append(f"{counted(run.damaged, 'record')} left out, whose times make no sense")
     return warnings
+
+
+def _silence(run: RunEvidence, ranks: list[int]) -> str:
+    """Return the warning that no step has ended for longer than the steps so far explain; ``ranks`` have not ended."""
+    steps = run.table.steps
+    last = f" (last: step {steps[-1]})" if len(steps) else ""
+    harmless = "they are in a longer step than any before" if len(steps) else "they are still starting"
+    return (
+        f"the run goes on, but no rank has finished a step for {span(run.silent_s)}{last}: "
+        f"{ranks_text(ranks)} recorded no end; the job hangs, it has vanished with its nodes, or {harmless}"
+    )
 
 
 def _shared_gpus(run: RunEvidence) -> list[str]:
