@@ -39,6 +39,7 @@ from rankscope.runs.follow import Segments, StartOverError, StepFollower, Stream
 from rankscope.runs.paths import Stream, rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import CollectiveRecord, RankInfo, StepBreakdown
+from rankscope.runs.segments import Skipped
 from rankscope.runs.step_segments import BLOCK_ROWS, Rows, joined_rows
 
 RECENT_STEPS: Final = 500
@@ -294,7 +295,8 @@ class _Attempt:
         by = (world_size, {rank: info.clock_name for rank, info in infos.items()}, list(windows))
         if self._matched is None or self._matched[0] != by:
             self._matched = (by, match_windows(windows, infos, world_size))
-        reader.take_over(sum(one.skipped_lines for one in self.ranks.values()), [])
+        for one in self.ranks.values():
+            reader.take_over(one.skipped)
         evidence = evidence_of(
             reader,
             table,
@@ -369,5 +371,5 @@ class _Rank:
         return None if self._known is None else self._known[1]
 
     @property
-    def skipped_lines(self) -> int:
-        return self.steps.skipped_lines + sum(one.skipped_lines for one in (self.windows, self.collectives, self.durations))
+    def skipped(self) -> Skipped:
+        return self.steps.skipped | self.windows.skipped | self.collectives.skipped | self.durations.skipped

@@ -264,7 +264,7 @@ def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
         warnings.append(_silence(run, going_on))
     warnings += _recorder_warnings(run)
     if run.reader.skipped_lines:
-        warnings.append(f"{counted(run.reader.skipped_lines, 'damaged line')} skipped")
+        warnings.append(f"{counted(run.reader.skipped_lines, 'damaged line')} skipped: {run.reader.damage()}")
     if run.reader.unusable:
         warnings.append(f"damaged, so left out: {first_of(_unreadable(run), _SHOWN)}")
     if run.damaged:

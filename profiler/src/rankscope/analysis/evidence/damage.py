@@ -14,7 +14,7 @@ def damage_warnings(reader: RunReader, table: StepTable) -> list[str]:
         steps = len(table.steps)
         warnings.append(f"only the last {steps:,} of {steps + table.earlier.steps:,} steps are read")
     if reader.skipped_lines:
-        warnings.append(f"{counted(reader.skipped_lines, 'damaged line')} skipped")
+        warnings.append(f"{counted(reader.skipped_lines, 'damaged line')} skipped: {reader.damage()}")
     if reader.unusable:
         warnings.append(f"{counted(len(reader.unusable), 'damaged path')} left out")
     if table.damaged:
