@@ -571,7 +571,7 @@ def test_a_collective_in_an_absurd_step_is_left_out_and_counted(synthetic: Synth
         add_windows(path, rank, breakdowns, collectives)
     analysis = analyze([path])
     assert analysis.verdict.rank == 2
-    assert "8 records left out, whose times make no sense" in analysis.source.warnings
+    assert "8 records of ranks 0, 1, 2, 3 left out, whose times make no sense" in analysis.source.warnings
 
 
 @pytest.mark.parametrize("extra", [{"cpu": True}, {}, {"phase": "between_steps"}])

@@ -9,6 +9,7 @@ result equals that of ``analyze``.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -165,7 +166,7 @@ class _Attempt:
         self._passed = StepRanges()
         self._records: dict[int, int] = {}
         self._wall_us: dict[int, float] = {}
-        self._damaged = 0
+        self._damaged: Counter[int] = Counter()
         self._matched: tuple[object, Matched] | None = None
         self._has_own_times = False
         """True if step records could be judged at the last update: durations of collectives are not read then."""
@@ -270,7 +271,7 @@ class _Attempt:
         if not breakdowns and not collectives:
             return False
         possible = Reduction(list(filter(is_possible_breakdown, breakdowns)), list(filter(is_possible_collective, collectives)))
-        self._damaged += len(breakdowns) - len(possible.breakdowns) + len(collectives) - len(possible.collectives)
+        self._damaged[rank] += len(breakdowns) - len(possible.breakdowns) + len(collectives) - len(possible.collectives)
         one.reduction.breakdowns.extend(possible.breakdowns)
         one.reduction.collectives.extend(possible.collectives)
         return True
@@ -304,7 +305,7 @@ class _Attempt:
             windows,
             self._matched[1],
             world_size=world_size,
-            damaged=self._damaged + table.damaged,
+            damaged=self._damaged + Counter(table.damaged),
             now=now,
             earlier=Earlier(self._passed.count, self._records, self._wall_us),
             durations=lambda: {rank: list(one.recent) for rank, one in self.ranks.items() if one.recent},

@@ -34,8 +34,8 @@ class RunEvidence:
     world_size: int | None
     matched: Matched
     """Collectives of the profiled steps."""
-    damaged: int
-    """Number of records with impossible times, which are left out."""
+    damaged: Mapping[int, int]
+    """Rank to the number of its records with impossible times, which are left out."""
     pipeline: PipelineResult | None
     """Pipeline of the run; ``None`` if there is none or it was not detected."""
     liveness: Liveness
