@@ -84,7 +84,7 @@ class Case:
     """Time that the fault adds as a share of the step time, averaged over all steps."""
     model: str = "mlp"
     noise: bool = False
-    """True if the hosts of all ranks pause, for a long time now and then."""
+    """True if the hosts of all ranks pause, some of the pauses being long."""
 
     @property
     def name(self) -> str:

@@ -240,7 +240,7 @@ def test_damaged_records_are_counted(tmp_path: Path, damage: bytes) -> None:
     path.write_bytes(b"".join([*lines[:40], damage, *lines[40:]]))
     analysis = analyze([folder])
     assert analysis.verdict.ranks == [3]
-    assert any("left out, which make no sense" in warning for warning in analysis.source.warnings)
+    assert any("left out, which make no sense" in warning and str(path) in warning for warning in analysis.source.warnings)
 
 
 SENSELESS: list[object] = [-1, 0, 10**30, 1e300, float("nan"), "1", True, None, [1], {"a": 1}, 2**53 + 1]

@@ -199,7 +199,7 @@ def test_damaged_records_are_counted_once_however_often_one_looks(copies: Callab
     for _ in range(2):
         analysis = online.update()
         assert analysis == analyze_run(run.path)
-        assert "2 damaged lines skipped" in analysis.source.warnings
+        assert any(warning.startswith("2 damaged lines skipped") for warning in analysis.source.warnings)
     assert analysis.ranks[1].steps == STEPS
 
 

@@ -162,7 +162,7 @@ def test_what_is_no_run_is_one_line(cli: Cli, run: Path, tmp_path: Path) -> None
 
 
 def test_what_is_damaged_is_left_out_and_counted_on_standard_error(cli: Cli, run: Path) -> None:
-    damage(steps_file(run, 0, 1), 4, 5)
+    damage(twice := steps_file(run, 0, 1), 4, 5)
     add_damaged(steps_file(run, 1, 1))
     segment(rank_dir(run, 1, 2), "steps", 1).mkdir()
     done = cli("steps", run, "--columns", "step")
@@ -170,6 +170,7 @@ def test_what_is_damaged_is_left_out_and_counted_on_standard_error(cli: Cli, run
     assert len(done.stdout.splitlines()) == 1 + 3 * STEPS - 2
     counted, named = done.stderr.splitlines()
     assert " 3 " in counted
+    assert f"{twice.relative_to(run)} (2, from byte " in counted
     assert "attempts/001/ranks/00002/steps-000001.npy" in named
 
 

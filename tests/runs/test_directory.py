@@ -37,7 +37,7 @@ from rankscope.runs.paths import (
 )
 from rankscope.runs.reader import RunReader, is_headless_run, is_run
 from rankscope.runs.records import PHASES, AttemptInfo, KernelRecord, PhaseTimes, RankInfo, RunInfo, StepRecord
-from rankscope.runs.segments import MAX_LINE_BYTES
+from rankscope.runs.segments import MAX_LINE_BYTES, decode_blocks, read_blocks
 from rankscope.runs.step_columns import ROW_BYTES
 from rankscope.runs.writer import (
     JsonLinesWriter,
@@ -139,22 +139,44 @@ def test_many_ranks_creating_a_run_agree_on_one(tmp_path: Path, monkeypatch: pyt
 )
 def test_damaged_lines_are_skipped_and_counted(run: Path, damage: bytes) -> None:
     append(rank_dir(run, 0, 0), "kernels", kernel(0), kernel(1))
-    with segment(rank_dir(run, 0, 0), "kernels", 0).open("ab") as file:
+    path = segment(rank_dir(run, 0, 0), "kernels", 0)
+    size = path.stat().st_size
+    with path.open("ab") as file:
         file.write(damage)
     reader = RunReader(run)
     assert [row.step for row in reader.kernels(0, 0)] == [0, 1]
-    assert reader.skipped_lines == 1
+    assert reader.skipped == {path: (1, size)}
+    assert f"attempts/000/ranks/00000/kernels-000000.jsonl (1, at byte {size})" in reader.damage()
 
 
 def test_an_absurdly_long_line_costs_itself_and_bounded_memory(run: Path) -> None:
     folder = rank_dir(run, 0, 0)
     folder.mkdir(parents=True)
-    with segment(folder, "kernels", 0).open("wb") as file:
-        file.write(b"x" * (MAX_LINE_BYTES + 10) + b"\n")
-        file.write(msgspec.json.encode(kernel(7)) + b"\n")
+    path = segment(folder, "kernels", 0)
+    good = msgspec.json.encode(kernel(7)) + b"\n"
+    path.write_bytes(b"x" * (3 * MAX_LINE_BYTES) + b"\n" + good + b"not json\n" + good)
     reader = RunReader(run)
-    assert [row.step for row in reader.kernels(0, 0)] == [7]
-    assert reader.skipped_lines == 1
+    assert [row.step for row in reader.kernels(0, 0)] == [7, 7]
+    assert reader.skipped == {path: (2, 0)}
+    with path.open("rb") as file:
+        places = [at for _, damaged in decode_blocks(read_blocks(file), msgspec.json.Decoder(KernelRecord)) for at in damaged]
+    assert places == [0, 3 * MAX_LINE_BYTES + 1 + len(good)]
+
+
+def test_of_many_damaged_files_some_are_named(run: Path) -> None:
+    for rank in range(5):
+        append(rank_dir(run, 0, rank), "kernels", kernel(0))
+        with segment(rank_dir(run, 0, rank), "kernels", 0).open("ab") as file:
+            file.write(b"x\n" * (rank + 1))
+    reader = RunReader(run)
+    for rank in range(5):
+        assert list(reader.kernels(0, rank))
+    assert reader.skipped_lines == 15
+    named = reader.damage()
+    assert named.startswith("attempts/000/ranks/00000/kernels-000000.jsonl (1, at byte ")
+    assert "attempts/000/ranks/00002/kernels-000000.jsonl (3, from byte " in named
+    assert "00003" not in named
+    assert named.endswith("2 more files")
 
 
 def test_unknown_fields_are_ignored(run: Path) -> None:

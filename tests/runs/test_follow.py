@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
@@ -48,11 +49,11 @@ def test_a_torn_line_is_left_until_it_is_whole(tmp_path: Path, folder: Path) -> 
     file = folder / "kernels-000000.jsonl"
     file.write_bytes(line(0) + line(1)[:20])
     assert new(followed, tmp_path) == [0]
-    assert followed.skipped_lines == 1  # as when it is read at once
+    assert followed.skipped == {file: (1, len(line(0)))}  # as when it is read at once
     with file.open("ab") as out:
         out.write(line(1)[20:] + b"not JSON\n")
     assert new(followed, tmp_path) == [1]
-    assert followed.skipped_lines == 1
+    assert followed.skipped == {file: (1, len(line(0) + line(1)))}
     assert new(followed, tmp_path) == []
 
 
@@ -85,7 +86,7 @@ def test_what_is_there_can_be_left_out_but_for_its_end(tmp_path: Path, folder: P
         out.write(lines[5])
     # Then no earlier record is read, and none twice
     assert new(followed, tmp_path) == [5]
-    assert followed.skipped_lines == 1
+    assert followed.skipped == {last: (1, len(lines[2] + lines[3]) - 3)}
 
 
 def test_rows_of_segments_that_follow_and_go_are_read_once_and_their_events_with_them(tmp_path: Path, folder: Path) -> None:
@@ -106,7 +107,7 @@ def test_rows_of_segments_that_follow_and_go_are_read_once_and_their_events_with
     read += [step for rows in followed.new(reader) for step in rows["step"].tolist()]
     assert writer.expired > 0
     assert read == [*range(300)]
-    assert (followed.skipped_lines, reader.unusable) == (0, [])
+    assert (followed.skipped, reader.unusable) == ({}, [])
 
 
 @pytest.mark.parametrize("change", ["shorter", "another"])
@@ -153,12 +154,14 @@ def test_blocks_count_what_lines_would(lines: list[bytes], end: bool) -> None:
         n: int
 
     text = b"\n".join(lines) + (b"\n" if end else b"")
-    found = list(decode_blocks([text] if text else [], msgspec.json.Decoder(Row)))
+    found = list(decode_blocks([(text, len(text))] if text else [], msgspec.json.Decoder(Row)))
     whole = text.split(b"\n")[:-1]
-    torn = int(bool(text) and not text.endswith(b"\n"))
+    torn = [text.rfind(b"\n") + 1] if text and not text.endswith(b"\n") else []
     good = sum(line == b'{"n":1}' for line in whole)
     assert sum(len(rows) for rows, _ in found) == good
-    assert sum(damaged for _, damaged in found) == len(whole) - good + torn
+    begins = [0, *accumulate(len(line) + 1 for line in whole)]
+    damaged = [begin for begin, line in zip(begins, whole, strict=False) if line != b'{"n":1}']
+    assert [at for _, places in found for at in places] == [*damaged, *torn]
 
 
 def test_an_endless_line_takes_no_memory_and_its_end_is_found(tmp_path: Path) -> None:

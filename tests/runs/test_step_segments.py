@@ -79,11 +79,12 @@ class Found:
             reader = RunReader(run)
             self.rows = [row.tobytes() for rows in reader.step_rows(0, 0) for row in rows]
             self.skipped = reader.skipped_lines
+            self.first = next((at for _, at in reader.skipped.values()), None)
             self.unusable = len(reader.unusable)
             follower, other = StepFollower(folder), RunReader(run)
             followed = [row.tobytes() for rows in follower.new(other) for row in rows]
             assert followed == self.rows
-            assert (follower.skipped_lines, len(other.unusable)) == (self.skipped, self.unusable)
+            assert (follower.skipped, len(other.unusable)) == (reader.skipped, self.unusable)
             assert list(follower.new(other)) == []
             assert len(list(RunReader(run).steps(0, 0))) == len(self.rows)
 
@@ -109,6 +110,7 @@ def test_a_segment_that_is_cut_anywhere_loses_what_is_behind_the_cut(length: int
     whole, rest = divmod(max(0, length - HEADER_BYTES), ROW_BYTES)
     torn = 0 < length < HEADER_BYTES or rest > 0
     assert (found.steps, found.skipped, found.unusable) == ([*range(whole)], int(torn), 0)
+    assert found.first == (None if not torn else 0 if length < HEADER_BYTES else length - rest)
 
 
 @given(st.sets(st.integers(HEADER_BYTES * 8, LENGTH * 8 - 1), min_size=1, max_size=8))
@@ -117,6 +119,7 @@ def test_flipped_bits_cost_the_rows_they_are_in(bits: set[int]) -> None:
     hit = {(bit // 8 - HEADER_BYTES) // ROW_BYTES for bit in bits}
     assert found.steps == [step for step in range(ROWS) if step not in hit]
     assert (found.skipped, found.unusable) == (len(hit), 0)
+    assert found.first == HEADER_BYTES + ROW_BYTES * min(hit)
 
 
 def flipped(bits: set[int]) -> bytes:
@@ -135,6 +138,7 @@ def test_flipped_bits_in_the_header_change_no_row(bits: set[int]) -> None:
     found = Found(flipped(bits))
     hit = any(bit // 8 < len(BEGINNING) for bit in bits)
     assert (found.steps, found.skipped, found.unusable) == ([*range(ROWS)], int(hit), 0)
+    assert found.first == (0 if hit else None)
 
 
 @given(st.integers(0, LENGTH - 1), st.integers(1, 4096))
@@ -293,7 +297,7 @@ def test_a_segment_that_grows_is_read_once_and_its_torn_end_later(cuts: list[int
             steps += [step for rows in follower.new(reader) for step in rows["step"].tolist()]
             whole, rest = divmod(max(0, min(length, LENGTH) - HEADER_BYTES), ROW_BYTES)
             assert steps == [*range(whole)]
-            assert follower.skipped_lines == int(rest > 0 or length < HEADER_BYTES)
+            assert [count for count, _ in follower.skipped.values()] == [1] * (rest > 0 or length < HEADER_BYTES)
     assert steps == [*range(ROWS)]
 
 

@@ -111,7 +111,7 @@ def test_clocks_that_are_hours_apart_are_no_matter(world: Callable[..., tuple[An
         past_of([0.1] * 200 + [50.0] + [0.1] * 200, tags={"checkpoint": [200]}),
         past_of(([0.1] * 100 + [50.0]) * 2 + [0.1]),
     ],
-    ids=["long steps", "a step with a checkpoint", "long steps now and then"],
+    ids=["long steps", "a step with a checkpoint", "intermittent long steps"],
 )
 def test_patience_is_as_long_as_steps_may_take(world: Callable[..., tuple[Any, World]], past: Any) -> None:
     run, watched = world()

@@ -55,7 +55,7 @@ NOISES: dict[str, Callable[[np.random.Generator, Shape], Series]] = {
     "steps that know nothing of each other": lambda rng, shape: rng.standard_normal(shape),
     "noise that lasts": lambda rng, shape: lasting_noise(rng, shape, 0.8),
     "noise that lasts long": lambda rng, shape: lasting_noise(rng, shape, 0.9),
-    "now and then a very slow step": lambda rng, shape: (
+    "intermittent very slow steps": lambda rng, shape: (
         rng.random(shape) + (rng.random(shape) < 0.03) * rng.exponential(100, shape)
     ),
     "skewed": lambda rng, shape: rng.exponential(1, shape),

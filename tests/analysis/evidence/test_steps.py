@@ -109,4 +109,4 @@ def test_excess_is_over_the_median_of_the_others(ranks: int) -> None:
 @pytest.mark.parametrize("fields", [{"wall_us": -1.0}, {"wall_us": 1e300}, {"input_elements": 10**400}])
 def test_impossible_records_are_left_out_and_counted(fields: dict[str, Any]) -> None:
     table = StepTable.from_records(0, {0: [record(0), record(1, **fields), record(2**63)]})
-    assert (table.steps.tolist(), table.damaged) == ([0], 2)
+    assert (table.steps.tolist(), table.damaged) == ([0], {0: 2})

@@ -214,7 +214,7 @@ def test_a_slow_rank_behind_a_slower_one_is_not_named_but_comes_next(seed: int) 
     assert slow is not None
     assert (slow.ranks, slow.behind) == ([2], [0])
     assert slow.stability > 0.95
-    # It is named where the others wait for it now and then
+    # It is named where the others intermittently wait for it
     own[0, ::4] += 200_000
     slow = found(own)
     assert slow is not None

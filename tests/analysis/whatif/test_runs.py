@@ -238,7 +238,7 @@ def test_steps_that_took_no_time_are_too_little(synthetic: Synthetic) -> None:
 def test_damaged_records_are_counted(synthetic: Synthetic) -> None:
     path = synthetic(plan=always(2, us=60_000)).write()
     add_damaged(steps_file(path, 1))
-    assert "1 damaged line skipped" in whatif([path]).source.warnings
+    assert any(warning.startswith("1 damaged line skipped") for warning in whatif([path]).source.warnings)
 
 
 def test_a_run_beside_something_else_is_refused(synthetic: Synthetic, tmp_path: Path) -> None:

@@ -70,7 +70,8 @@ def test_damage_in_the_middle_is_counted_and_skipped(node: Node, caplog: pytest.
     assert (node.count(48), node.count(79), node.count(64)) == (1, 0, 1)
     assert node.journal.skipped_lines == 4
     (record,) = caplog.records
-    assert record.getMessage().endswith(": 4")
+    assert str(path) in record.getMessage()
+    assert ": 4, from line 3 " in record.getMessage()
     assert node.journal.problem is None
 
 

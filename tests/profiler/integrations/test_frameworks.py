@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import os
 import re
@@ -120,7 +121,7 @@ def test_the_lightning_example_records_where_the_launcher_says(tmp_path: Path) -
 def test_lightning_fits_of_one_process_are_runs_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(example_of("Lightning"))
     done = run(tmp_path, "python", JOBS / "fits_lightning.py", "example.py")
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["first", "first-2", "first-3", "first-4"]
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["first", *(f"first-{n}" for n in range(2, 7))]
     # The page's example: five batches, the last one smaller.
     records = recorded(tmp_path / "runs" / "first")
     assert [row.samples for row in records] == [4, 4, 4, 4, 2]
@@ -140,6 +141,16 @@ def test_lightning_fits_of_one_process_are_runs_of_their_own(tmp_path: Path) -> 
     assert done.stderr.count("switched itself off (AttributeError: 'list' object has no attribute 'no_such_thing')") == 1
     # Two optimizers on each of five batches: ten steps to Lightning, five cycles.
     assert [row.samples for row in recorded(tmp_path / "runs" / "first-4")] == [4, 4, 4, 4, 2]
+    # Logged after every second batch: recorded in the step after it, as the number that the script's own logger wrote.
+    (table,) = (tmp_path / "logs").rglob("metrics.csv")
+    with table.open(newline="") as file:
+        losses = [float(row["loss"]) for row in csv.DictReader(file) if row["loss"]]
+    metrics = [row.metrics for row in recorded(tmp_path / "runs" / "first-5")]
+    assert metrics == [{}, {}, {"loss": losses[0], "batch": 1.0}, {}, {"loss": losses[1], "batch": 3.0}]
+    # The progress bar and the folder of checkpoints are those of the script's own logger, which is the only one afterwards.
+    assert re.search(r"\nlogged True \{'v_num': '?1234'?\} logs/\S+/version_1234/checkpoints/\S+\.ckpt\n", done.stdout)
+    # Without a logger Lightning makes no numbers of its metrics, and nor does the callback.
+    assert [row.metrics for row in recorded(tmp_path / "runs" / "first-6")] == [{}] * 5
 
 
 @pytest.mark.slow

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytorch_lightning as lightning
 import torch
+from pytorch_lightning.callbacks import DeviceStatsMonitor, ModelCheckpoint
+from pytorch_lightning.callbacks.progress.progress_bar import get_standard_metrics
+from pytorch_lightning.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -41,6 +44,21 @@ class Sums(lightning.LightningModule):  # type: ignore[misc]  # mypy does not fo
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
+class Logging(Sums):
+    """Model that logs its loss, the number of the batch, and a number that is not finite."""
+
+    def training_step(self, batch: list[Tensor], number: int) -> Tensor:
+        loss = super().training_step(batch, number)
+        self.shown = get_standard_metrics(self.trainer)
+        self.log_dict({"loss": loss, "batch": float(number), "undefined": float("nan")})
+        # as scripts do to reach W&B or TensorBoard
+        for logger in self.loggers:
+            if not isinstance(logger, CSVLogger):
+                logger.experiment.add_image(number)
+                logger.watch(self)
+        return loss
+
+
 class Rivals(Sums):
     """Model with two optimizers that take turns on every batch."""
 
@@ -67,7 +85,7 @@ def batches(samples: int) -> DataLoader[tuple[Tensor, ...]]:
 def Trainer(**options: Any) -> lightning.Trainer:  # noqa: N802  # what the example calls
     """Trainer without files and output, on the CPU, with one validation."""
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    return lightning.Trainer(accelerator="cpu", max_epochs=1, **quiet, **options)
+    return lightning.Trainer(accelerator="cpu", max_epochs=1, **quiet | options)
 
 
 if __name__ == "__main__":
@@ -95,3 +113,13 @@ if __name__ == "__main__":
     trainer = Trainer(callbacks=[RankscopeCallback("runs/first")])
     trainer.fit(Rivals(), loader)
     print(f"{trainer.global_step} steps", flush=True)
+    # when metrics are logged after every second batch, to files beside which the checkpoint lies
+    csv = CSVLogger("logs", version=1234)
+    kept = ModelCheckpoint()
+    callbacks = [DeviceStatsMonitor(), kept, RankscopeCallback("runs/first")]
+    trainer = Trainer(callbacks=callbacks, logger=csv, enable_checkpointing=True, log_every_n_steps=2)
+    model = Logging()
+    trainer.fit(model, loader)
+    print(f"logged {trainer.loggers == [csv]} {model.shown} {kept.best_model_path}")
+    # and when there is no logger to log to
+    Trainer(callbacks=[RankscopeCallback("runs/first")]).fit(Logging(), loader)

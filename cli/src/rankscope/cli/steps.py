@@ -187,14 +187,14 @@ def _write_rank(sink: Sink, reader: RunReader, rank: int, selection: _Selection)
             written += len(rows)
     except StartOverError as error:
         raise InputError(folder, "its files were replaced while they were read; try again") from error
-    reader.take_over(follower.skipped_lines, [])
+    reader.take_over(follower.skipped)
     return written
 
 
 def _warn(reader: RunReader) -> None:
     """Report on standard error the records and files that were left out."""
     if reader.skipped_lines:
-        click.echo(f"rankscope: {reader.skipped_lines:,} torn or damaged records were left out", err=True)
+        click.echo(f"rankscope: {reader.skipped_lines:,} torn or damaged records were left out: {reader.damage()}", err=True)
     if reader.unusable:
         shown = ", ".join(str(path.relative_to(reader.path)) for path in reader.unusable[:_SHOWN])
         more = len(reader.unusable) - _SHOWN

@@ -9,6 +9,7 @@ result equals that of ``analyze``.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -39,6 +40,7 @@ from rankscope.runs.follow import Segments, StartOverError, StepFollower, Stream
 from rankscope.runs.paths import Stream, rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import CollectiveRecord, RankInfo, StepBreakdown
+from rankscope.runs.segments import Skipped
 from rankscope.runs.step_segments import BLOCK_ROWS, Rows, joined_rows
 
 RECENT_STEPS: Final = 500
@@ -164,7 +166,7 @@ class _Attempt:
         self._passed = StepRanges()
         self._records: dict[int, int] = {}
         self._wall_us: dict[int, float] = {}
-        self._damaged = 0
+        self._damaged: Counter[int] = Counter()
         self._matched: tuple[object, Matched] | None = None
         self._has_own_times = False
         """True if step records could be judged at the last update: durations of collectives are not read then."""
@@ -269,7 +271,7 @@ class _Attempt:
         if not breakdowns and not collectives:
             return False
         possible = Reduction(list(filter(is_possible_breakdown, breakdowns)), list(filter(is_possible_collective, collectives)))
-        self._damaged += len(breakdowns) - len(possible.breakdowns) + len(collectives) - len(possible.collectives)
+        self._damaged[rank] += len(breakdowns) - len(possible.breakdowns) + len(collectives) - len(possible.collectives)
         one.reduction.breakdowns.extend(possible.breakdowns)
         one.reduction.collectives.extend(possible.collectives)
         return True
@@ -294,7 +296,8 @@ class _Attempt:
         by = (world_size, {rank: info.clock_name for rank, info in infos.items()}, list(windows))
         if self._matched is None or self._matched[0] != by:
             self._matched = (by, match_windows(windows, infos, world_size))
-        reader.take_over(sum(one.skipped_lines for one in self.ranks.values()), [])
+        for one in self.ranks.values():
+            reader.take_over(one.skipped)
         evidence = evidence_of(
             reader,
             table,
@@ -302,7 +305,7 @@ class _Attempt:
             windows,
             self._matched[1],
             world_size=world_size,
-            damaged=self._damaged + table.damaged,
+            damaged=self._damaged + Counter(table.damaged),
             now=now,
             earlier=Earlier(self._passed.count, self._records, self._wall_us),
             durations=lambda: {rank: list(one.recent) for rank, one in self.ranks.items() if one.recent},
@@ -369,5 +372,5 @@ class _Rank:
         return None if self._known is None else self._known[1]
 
     @property
-    def skipped_lines(self) -> int:
-        return self.steps.skipped_lines + sum(one.skipped_lines for one in (self.windows, self.collectives, self.durations))
+    def skipped(self) -> Skipped:
+        return self.steps.skipped | self.windows.skipped | self.collectives.skipped | self.durations.skipped

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count, islice
 from pathlib import Path
@@ -22,7 +23,8 @@ from rankscope.analysis.costs.step_costs import usual_steps
 from rankscope.analysis.durations.blocks import read_durations
 from rankscope.analysis.durations.of_run import durations_of_run
 from rankscope.analysis.evidence.compared import imposed_wait, judged_groups
-from rankscope.analysis.evidence.liveness import liveness
+from rankscope.analysis.evidence.damage import damage_warnings, unreadable_files
+from rankscope.analysis.evidence.liveness import liveness, silence_s
 from rankscope.analysis.evidence.peers import peer_groups
 from rankscope.analysis.evidence.rank_columns import LOADED_METRICS
 from rankscope.analysis.evidence.rank_files import Report, ignore
@@ -34,7 +36,6 @@ from rankscope.analysis.report.ranks import rank_result, typical_values
 from rankscope.analysis.report.run_assessment import assessed_run
 from rankscope.analysis.result.analysis import Analysis, CollectiveMatching, ImposedWait, Source
 from rankscope.analysis.result.costs import LedgerSource
-from rankscope.analysis.result.text import counted, first_of
 from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible_collective
 from rankscope.analysis.trace_analysis import imposed_result, matching_result
 from rankscope.analysis.verdict.endings import Endings, endings
@@ -42,7 +43,7 @@ from rankscope.analysis.verdict.hung_run import hung_verdict
 from rankscope.analysis.verdict.run_verdict import run_verdict
 from rankscope.analysis.verdict.slow_links import with_slow_links
 from rankscope.analysis.verdict.stalled_verdict import with_stalled_line
-from rankscope.base.text import ranks_text
+from rankscope.base.text import ranks_text, span
 from rankscope.runs.durations import DurationBlock
 from rankscope.runs.paths import attempt_dir
 from rankscope.runs.reader import RunReader
@@ -107,7 +108,7 @@ def analysis_of(
             name=recorded.name,
             recorder_share=recorder_share(table, run.infos, earlier_us=run.earlier.wall_us),
             recorder_budget=max((info.budget for info in run.infos.values() if info.budget is not None), default=None),
-            unreadable=_unreadable(run),
+            unreadable=unreadable_files(run.reader),
             warnings=[*_warnings(run, ended), *about_durations],
         ),
         ranks=[
@@ -152,7 +153,7 @@ def read_evidence(
     reader = RunReader(Path(path))
     table = StepTable.load(reader, attempt, report=report, metrics=metrics, most_records=most_records)
     windows: dict[int, Reduction] = {}
-    damaged = table.damaged
+    damaged = Counter(table.damaged)
     for rank in map(int, table.ranks):
         breakdowns = list(reader.windows(table.attempt, rank))
         collectives = list(reader.collectives(table.attempt, rank))
@@ -160,7 +161,7 @@ def read_evidence(
             breakdowns=list(filter(is_possible_breakdown, breakdowns)),
             collectives=list(filter(is_possible_collective, collectives)),
         )
-        damaged += len(breakdowns) - len(windows[rank].breakdowns) + len(collectives) - len(windows[rank].collectives)
+        damaged[rank] += len(breakdowns) - len(windows[rank].breakdowns) + len(collectives) - len(windows[rank].collectives)
     infos = reader.infos(table.attempt)
     world_size = world_size_of(reader, table, infos)
     matched = match_windows(windows, infos, world_size)
@@ -171,7 +172,7 @@ def read_evidence(
         windows,
         matched,
         world_size=world_size,
-        damaged=damaged,
+        damaged=+damaged,
         now=time.time(),
         earlier=table.earlier,
         durations=lambda: read_durations(reader, table.attempt, list(windows)),
@@ -186,7 +187,7 @@ def evidence_of(
     matched: Matched,
     *,
     world_size: int | None,
-    damaged: int,
+    damaged: Mapping[int, int],
     now: float,
     earlier: Earlier | None = None,
     durations: Callable[[], Mapping[int, Sequence[DurationBlock]]] = dict,
@@ -199,6 +200,7 @@ def evidence_of(
     about = reader.attempt(table.attempt)
     over = table.attempt != max(reader.attempts(), default=table.attempt)
     collectives = {rank: reduction.collectives for rank, reduction in windows.items()}
+    silent_s = silence_s(table, infos, start_unix_ns=(about or reader.info).start_unix_ns, now=now)
     return RunEvidence(
         reader=reader,
         table=table,
@@ -209,7 +211,8 @@ def evidence_of(
         matched=matched,
         damaged=damaged,
         pipeline=pipeline_of(table, infos, None if about is None else about.pipeline, collectives),
-        liveness="over" if over else liveness(table, infos, start_unix_ns=(about or reader.info).start_unix_ns, now=now),
+        liveness="over" if over else liveness(table, infos, silent_s),
+        silent_s=silent_s,
         earlier=earlier or Earlier(),
         durations={} if compared else durations(),
     )
@@ -225,10 +228,6 @@ def _coverage(run: RunEvidence) -> float | None:
     expected = (run.world_size or len(run.ranks)) * (len(run.table.steps) + run.earlier.steps)
     recorded = int(run.table.has_record.sum()) + sum(run.earlier.records.values())
     return min(1.0, recorded / expected) if expected else None
-
-
-def _unreadable(run: RunEvidence) -> list[str]:
-    return sorted(os.fspath(path.relative_to(run.path)) for path in run.reader.unusable)
 
 
 def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
@@ -259,17 +258,19 @@ def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
     warnings += _shared_gpus(run)
     going_on = [rank for rank, info in run.infos.items() if info.end_reason is None and info.end_unix_ns is None]
     if run.liveness == "silent" and going_on:
-        warnings.append(
-            f"{ranks_text(going_on)} recorded no end, and no step lately: the job hangs, or has vanished with its nodes"
-        )
-    warnings += _recorder_warnings(run)
-    if run.reader.skipped_lines:
-        warnings.append(f"{counted(run.reader.skipped_lines, 'damaged line')} skipped")
-    if run.reader.unusable:
-        warnings.append(f"damaged, so left out: {first_of(_unreadable(run), _SHOWN)}")
-    if run.damaged:
-        warnings.append(f"{counted(run.damaged, 'record')} left out, whose times make no sense")
-    return warnings
+        warnings.append(_silence(run, going_on))
+    return [*warnings, *_recorder_warnings(run), *damage_warnings(run.reader, run.damaged)]
+
+
+def _silence(run: RunEvidence, ranks: list[int]) -> str:
+    """Return the warning that no step has ended for longer than the steps so far explain; ``ranks`` have not ended."""
+    steps = run.table.steps
+    last = f" (last: step {steps[-1]})" if len(steps) else ""
+    harmless = "they are in a longer step than any before" if len(steps) else "they are still starting"
+    return (
+        f"the run goes on, but no rank has finished a step for {span(run.silent_s)}{last}: "
+        f"{ranks_text(ranks)} recorded no end; the job hangs, it has vanished with its nodes, or {harmless}"
+    )
 
 
 def _shared_gpus(run: RunEvidence) -> list[str]:

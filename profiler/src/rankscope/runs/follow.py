@@ -21,7 +21,7 @@ from rankscope.base.errors import InputError
 from rankscope.runs.paths import Stream
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import StepEvent
-from rankscope.runs.segments import decode_blocks, list_segments, list_streams, open_regular, read_blocks
+from rankscope.runs.segments import Skipped, add_skipped, decode_blocks, list_segments, list_streams, open_regular, read_blocks
 from rankscope.runs.step_columns import row_dtype
 from rankscope.runs.step_segments import Rows, Segment, joined_rows
 
@@ -40,7 +40,7 @@ def segments_of(reader: RunReader, folder: Path, streams: Sequence[Stream]) -> S
     except FileNotFoundError:
         pass
     except OSError:
-        reader.take_over(0, [folder])
+        reader.take_over({}, [folder])
     return {stream: [] for stream in streams}
 
 
@@ -83,7 +83,7 @@ class _Follower(Generic[_Place, _Part]):
                 except FileNotFoundError:
                     continue  # retention removed it since
                 except (InputError, OSError):
-                    reader.take_over(0, [self._folder / name])
+                    reader.take_over({}, [self._folder / name])
 
     def _read(self, name: str, *, later: bool) -> Iterator[_Part]:
         status = os.stat(f"{self._folder}/{name}")  # noqa: PTH116  # for thousands of files, Path costs more than the call
@@ -118,17 +118,21 @@ class StreamFollower(_Follower[_LinePosition, list[_T]]):
     def __init__(self, folder: Path, stream: Stream, kind: type[_T]) -> None:
         super().__init__(folder, stream)
         self._decoder = msgspec.json.Decoder(kind)
-        self._damaged = 0
+        self._damaged: Skipped = {}
 
     @property
-    def skipped_lines(self) -> int:
-        """Number of lines so far that could not be used, and of segments that end without a newline."""
-        return self._damaged + sum(position.read < position.size for position in self._positions.values())
+    def skipped(self) -> Skipped:
+        """Lines so far that could not be used, and those without a newline at the ends of segments."""
+        found = dict(self._damaged)
+        for name, position in self._positions.items():
+            if position.read < position.size:
+                add_skipped(found, self._folder / name, [position.read])
+        return found
 
     def skip(self, *, keep: int) -> None:
         """Mark everything as read but the last ``keep`` bytes of the last segment. Raises ``OSError``.
 
-        A line that this cuts counts among the ``skipped_lines``.
+        A line that this cuts counts among those ``skipped``.
         """
         for path in (segments := list_segments(self._folder, self._stream)):
             status = path.stat()
@@ -143,16 +147,16 @@ class StreamFollower(_Follower[_LinePosition, list[_T]]):
     def _take(self, path: Path, position: _LinePosition) -> Iterator[list[_T]]:
         with open_regular(path) as file:
             file.seek(position.read)
-            for records, damaged in decode_blocks(self._whole_lines(file, position), self._decoder):
-                self._damaged += damaged
+            for records, damaged in decode_blocks(self._whole_lines(file, position), self._decoder, position.read):
+                add_skipped(self._damaged, path, damaged)
                 yield records
             position.size = max(position.read, file.tell())
 
-    def _whole_lines(self, file: BinaryIO, position: _LinePosition) -> Iterator[bytes]:
+    def _whole_lines(self, file: BinaryIO, position: _LinePosition) -> Iterator[tuple[bytes, int]]:
         for lines, length in read_blocks(file):
             if lines.endswith(b"\n"):
                 position.read += length
-                yield lines
+                yield lines, length
 
 
 @dataclass(slots=True)
@@ -168,10 +172,10 @@ class StepFollower(_Follower[_RowPosition, Rows]):
         self._events = StreamFollower(folder, "events", StepEvent)
 
     @property
-    def skipped_lines(self) -> int:
-        """Number of rows and lines so far that could not be used, and of segments that end within one."""
-        rows = sum(position.segment.damaged + position.segment.torn for position in self._positions.values())
-        return rows + self._events.skipped_lines
+    def skipped(self) -> Skipped:
+        """Rows and lines so far that could not be used, and those at the ends of segments that are torn."""
+        rows = {path: found for position in self._positions.values() for path, found in position.segment.skipped.items()}
+        return rows | self._events.skipped
 
     def skip(self, *, keep: int) -> None:
         """Mark all rows as read but the last ``keep`` of the last segment. Raises ``OSError``."""

@@ -35,7 +35,7 @@ from rankscope.runs.records import (
     StepEvent,
     StepRecord,
 )
-from rankscope.runs.segments import UNDECODABLE, decode_blocks, list_segments, open_regular, read_blocks
+from rankscope.runs.segments import UNDECODABLE, Skipped, add_skipped, decode_blocks, list_segments, open_regular, read_blocks
 
 if TYPE_CHECKING:
     from rankscope.runs.step_segments import Rows
@@ -45,6 +45,8 @@ MAX_INFO_BYTES: Final = 16 * 2**20
 """Maximum size of a ``run.json``, ``attempt.json`` or ``rank.json``; typical ones have a few thousand bytes."""
 _STACK_SEGMENTS: Final = 2
 """Number of last segments of stack samples that are read: weeks of them by default."""
+_SHOWN_FILES: Final = 3
+"""Number of damaged files in a message."""
 MAX_NUMBER: Final = 2**31
 """Exclusive bound of attempt and rank numbers: a folder with a larger number is damage."""
 
@@ -72,15 +74,29 @@ def is_headless_run(path: Path) -> bool:
 class RunReader:
     """Reader of one run directory.
 
-    ``skipped_lines`` counts lines and rows that could not be used (torn, malformed, too long) since the reader was made.
+    ``skipped`` has the files with lines and rows that could not be used (torn, malformed, too long) since the reader was made.
     ``unusable`` lists, once each, the files and folders that could not be read.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.skipped_lines = 0
+        self.skipped: Skipped = {}
         self.unusable: list[Path] = []
         self.info = self._read_info()
+
+    @property
+    def skipped_lines(self) -> int:
+        """Number of ``skipped`` lines and rows."""
+        return sum(count for count, _ in self.skipped.values())
+
+    def damage(self) -> str:
+        """Return where the ``skipped`` lines and rows are: "attempts/…/windows-000000.jsonl (2, from byte 812 on)"."""
+        shown = [
+            f"{path.relative_to(self.path)} ({count}, {f'from byte {at} on' if count > 1 else f'at byte {at}'})"
+            for path, (count, at) in sorted(self.skipped.items())[:_SHOWN_FILES]
+        ]
+        more = len(self.skipped) - len(shown)
+        return ", ".join(shown) + (f" and in {more} more {'files' if more > 1 else 'file'}" if more else "")
 
     def _read_info(self) -> RunInfo:
         file = run_file(self.path)
@@ -157,7 +173,7 @@ class RunReader:
                 continue  # retention removed it since
             except (InputError, OSError):
                 self._cannot_use(segment.path)
-            self.skipped_lines += segment.damaged + segment.torn
+            self.take_over(segment.skipped)
 
     def events(self, attempt: int, rank: int) -> Iterator[StepEvent]:
         """Yield the tags and sections of the steps of one rank that have any."""
@@ -202,9 +218,11 @@ class RunReader:
         """Yield the samples of the GPUs of one host, in the order they were taken."""
         return self._rows(host_dir(self.path, host), "gpu", HardwareSample)
 
-    def take_over(self, skipped_lines: int, unusable: Sequence[Path]) -> None:
+    def take_over(self, skipped: Skipped, unusable: Sequence[Path] = ()) -> None:
         """Add the skipped lines and unusable files of another reader of this run."""
-        self.skipped_lines += skipped_lines
+        for path, (count, first) in skipped.items():
+            before, known = self.skipped.get(path, (0, first))
+            self.skipped[path] = before + count, known
         for path in unusable:
             self._cannot_use(path)
 
@@ -220,8 +238,8 @@ class RunReader:
         for path in self._list(folder, stream)[-last:]:
             try:
                 with open_regular(path) as file:
-                    for records, damaged in decode_blocks((lines for lines, _ in read_blocks(file)), decoder):
-                        self.skipped_lines += damaged
+                    for records, damaged in decode_blocks(read_blocks(file), decoder):
+                        add_skipped(self.skipped, path, damaged)
                         yield records
             except FileNotFoundError:
                 continue  # retention removed it since

@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar, cast
 
@@ -103,20 +103,47 @@ def read_blocks(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
         yield rest, length
 
 
-def decode_blocks(blocks: Iterable[bytes], decoder: msgspec.json.Decoder[T]) -> Iterator[tuple[list[T], int]]:
-    """Decode the blocks of ``read_blocks``: yield the records of each and the number of its lines that could not be used."""
-    for block in blocks:
+Skipped = dict[Path, tuple[int, int]]
+"""Number of lines or rows that could not be used, by file, and the position of the first in bytes."""
+
+
+def add_skipped(skipped: Skipped, path: Path, places: Sequence[int]) -> None:
+    """Add the positions of further lines or rows of a file that could not be used."""
+    if places:
+        count, first = skipped.get(path, (0, places[0]))
+        skipped[path] = count + len(places), first
+
+
+def decode_blocks(
+    blocks: Iterable[tuple[bytes, int]], decoder: msgspec.json.Decoder[T], begin: int = 0
+) -> Iterator[tuple[list[T], list[int]]]:
+    """Decode the blocks of ``read_blocks``, the first of which begins at byte ``begin``.
+
+    Yield the records of each block and the positions, in bytes, of its lines that could not be used.
+    """
+    for block, length in blocks:
+        end = begin + length
         try:
             records = decoder.decode_lines(block)
             if len(records) == _records_in(block):
-                yield records, 0
+                yield records, []
+                begin = end
                 continue
         except UNDECODABLE:
             pass
-        lines = block.split(b"\n")
-        torn = int(lines.pop() != b"")
-        records = [record for line in lines if (record := _decoded(decoder, line)) is not None]
-        yield records, len(lines) - len(records) + torn
+        records, damaged, place = [], [], begin
+        *lines, rest = block.split(b"\n")
+        left = len(block)
+        for line in lines:
+            if (record := _decoded(decoder, line)) is None:
+                damaged.append(place)
+            else:
+                records.append(record)
+            left -= len(line) + 1
+            # From the end, because the beginning of a line that is too long is not in the block.
+            place = end - left
+        yield records, [*damaged, place] if rest else damaged
+        begin = end
 
 
 def _records_in(block: bytes) -> int | None:

@@ -10,7 +10,7 @@ import os
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -20,7 +20,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from rankscope.base.errors import InputError
-from rankscope.runs.segments import open_regular
+from rankscope.runs.segments import Skipped, add_skipped, open_regular
 from rankscope.runs.step_columns import BEGINNING, COLUMNS, HEADER_BYTES, ROW_BYTES, intact, row_dtype, unknown_rows
 
 BLOCK_ROWS: Final = 16_384
@@ -46,8 +46,12 @@ class Layout:
     damaged: bool = False
     """True if the header is damaged and the layout was inferred from the checksums of the rows."""
 
-    def rows(self, data: bytes | bytearray | memoryview) -> tuple[Rows, int]:
-        """Return the intact rows of ``data``, which holds whole rows, and the number of damaged ones."""
+    def position(self, row: int) -> int:
+        """Return the byte at which a row begins."""
+        return self.first + row * self.row_bytes
+
+    def rows(self, data: bytes | bytearray | memoryview) -> tuple[Rows, list[int]]:
+        """Return the intact rows of ``data``, which holds whole rows, and the numbers of the damaged ones."""
         words = np.frombuffer(data, "<u8").reshape(-1, self.row_bytes // 8)
         good = intact(words)
         if self.known is None:
@@ -57,8 +61,9 @@ class Layout:
             found = np.frombuffer(data, self.known)
             for name in found.dtype.names or ():
                 rows[name] = found[name]
-        damaged = len(good) - int(np.count_nonzero(good))
-        return (rows[good] if damaged else rows), damaged
+        if good.all():
+            return rows, []
+        return rows[good], np.flatnonzero(~good).tolist()
 
 
 def read_layout(file: BinaryIO, path: Path) -> Layout | None:
@@ -167,7 +172,7 @@ def read_single_rows(paths: Sequence[Path], steps: NDArray[np.int64]) -> Rows | 
                 return None
 
             def read(place: int, file: BinaryIO = file, layout: Layout = layout) -> Rows:
-                data = os.pread(file.fileno(), layout.row_bytes, layout.first + place * layout.row_bytes)
+                data = os.pread(file.fileno(), layout.row_bytes, layout.position(place))
                 return layout.rows(data if len(data) == layout.row_bytes else b"")[0]
 
             there = (os.fstat(file.fileno()).st_size - layout.first) // layout.row_bytes
@@ -189,11 +194,20 @@ class Segment:
     path: Path
     rows_read: int = 0
     """Number of rows before the next one to read."""
-    damaged: int = 0
-    """Number of rows left out so far, plus one for a damaged header."""
-    torn: bool = False
-    """True if the file ends within a row or within its header."""
+    damaged: Skipped = field(default_factory=dict)
+    """Rows left out so far, and a damaged header."""
+    torn_at: int | None = None
+    """Position of the row or header within which the file ends, if it does."""
     layout: Layout | None = None
+
+    @property
+    def skipped(self) -> Skipped:
+        """Rows left out so far, a damaged header, and a torn end."""
+        if self.torn_at is None:
+            return self.damaged
+        found = dict(self.damaged)
+        add_skipped(found, self.path, [self.torn_at])
+        return found
 
     def skip(self, *, keep: int = 0) -> int:
         """Mark the rows of the file as read but the last ``keep``; return how many of those it lacks.
@@ -211,15 +225,15 @@ class Segment:
             there = self._rows_in(file)
             if (layout := self.layout) is None:
                 return
-            file.seek(layout.first + self.rows_read * layout.row_bytes)
+            file.seek(layout.position(self.rows_read))
             while self.rows_read < there:
                 data = file.read(min(BLOCK_ROWS, there - self.rows_read) * layout.row_bytes)
                 count = len(data) // layout.row_bytes
                 if not count:
                     return  # the file became shorter
                 rows, damaged = layout.rows(memoryview(data)[: count * layout.row_bytes])
+                add_skipped(self.damaged, self.path, [layout.position(self.rows_read + row) for row in damaged])
                 self.rows_read += count
-                self.damaged += damaged
                 yield rows
 
     def _rows_in(self, file: BinaryIO) -> int:
@@ -228,9 +242,9 @@ class Segment:
         if self.layout is None:
             self.layout = read_layout(file, self.path)
             if self.layout is None:
-                self.torn = size > 0
+                self.torn_at = 0 if size else None
                 return 0
-            self.damaged += self.layout.damaged
+            add_skipped(self.damaged, self.path, [0] * self.layout.damaged)
         rows, rest = divmod(max(0, size - self.layout.first), self.layout.row_bytes)
-        self.torn = rest > 0
+        self.torn_at = self.layout.position(rows) if rest else None
         return rows

@@ -15,20 +15,17 @@ from rankscope.alerts.watch.regressions import StepPast
 from rankscope.alerts.watch.runs import Glance
 from rankscope.alerts.watch.signs import Life, WatchedTime
 from rankscope.alerts.watch.standstill import Standing
+from rankscope.analysis.evidence.liveness import SILENT_SECONDS, SILENT_STEPS, patience_s
 
-SILENT_AFTER_S: Final = 120.0
-"""Longer than the caches of file servers show old sizes, typically a minute."""
-SILENT_STEPS: Final = 10.0
 LARGEST_WORLD: Final = 1_000_000
 """Largest plausible world size; larger values in a file are capped."""
-_TIMES_LONGEST: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
     """Time without a step after which a rank is silent or a run is stalled: the maximum of several limits."""
 
-    silent_after_s: float = SILENT_AFTER_S
+    silent_after_s: float = SILENT_SECONDS
     silent_steps: float = SILENT_STEPS
     """Limit in median step times. Another limit is twice the longest checkpoint, evaluation or repeated long step so far."""
 
@@ -37,7 +34,7 @@ class Patience:
         usual = None if past is None else past.usual_us()
         if past is None or usual is None:
             return None
-        return max(self.silent_after_s, self.silent_steps * usual / 1e6, _TIMES_LONGEST * past.longest_us() / 1e6)
+        return patience_s(usual, past.longest_us(), silent_seconds=self.silent_after_s, silent_steps=self.silent_steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from rankscope.alerts.owners import REGRESSION, THROUGHPUT, OwnedAlert
 from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
+from rankscope.analysis.evidence.liveness import LONG_TAGS
 from rankscope.analysis.evidence.rank_columns import RankColumns
 from rankscope.analysis.evidence.rank_files import load_ranks
 from rankscope.analysis.inference.change_points import change_points
@@ -30,7 +31,6 @@ LONG_STEPS: Final = 20_000
 """Number of recent steps to search for regularly long steps: checkpoints and evaluations."""
 RARE_TIMES: Final = 10.0
 """Multiple of the median beyond which a step counts as an exception, such as a temporary hang."""
-LONG_TAGS: Final = ("checkpoint", "eval")
 
 _GROWTH: Final = 2
 _START: Final = 1024

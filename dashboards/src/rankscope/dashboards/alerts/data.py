@@ -172,7 +172,7 @@ def _findings(path: Path) -> Iterator[FindingRecord]:
         with open_regular(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - READ_BYTES))
             decoder = msgspec.json.Decoder(FindingRecord)
-            for records, _ in decode_blocks((lines for lines, _ in read_blocks(file)), decoder):
+            for records, _ in decode_blocks(read_blocks(file), decoder):
                 yield from records
     except FileNotFoundError:
         return  # nothing was found, or no watcher ran

@@ -261,9 +261,10 @@ class XidJournal:
     def _start_from(self, loaded: Loaded) -> None:
         snapshot = loaded.snapshot
         self._last_series = None
-        if loaded.skipped not in (0, self.skipped_lines):
-            logger.warning("the Xid journal has damaged lines, which are left out: %d", loaded.skipped)
-        self.skipped_lines = loaded.skipped
+        damaged = loaded.skipped
+        if len(damaged) not in (0, self.skipped_lines):
+            logger.warning("%s: damaged lines, which are left out: %d, from line %d on", loaded.path, len(damaged), damaged[0])
+        self.skipped_lines = len(damaged)
         self._entries, self._ids = {}, {}
         self._tallies = Tallies(snapshot.tallies)
         self._last_id = snapshot.last_id

@@ -30,11 +30,12 @@ class JournalError(Exception):
 
 @dataclass(slots=True)
 class Loaded:
-    """Content of the file. ``skipped``: number of damaged lines; ``found``: the file exists."""
+    """Content of the file. ``skipped``: numbers of the damaged lines, from 1; ``found``: the file exists."""
 
+    path: Path
     snapshot: Snapshot = field(default_factory=lambda: Snapshot(format=SCHEMA))
     entries: list[XidEntry] = field(default_factory=list)
-    skipped: int = 0
+    skipped: list[int] = field(default_factory=list)
     found: bool = True
 
 
@@ -72,10 +73,10 @@ class JournalFile:
         try:
             content = self._read()
         except FileNotFoundError:
-            return Loaded(found=False)
+            return Loaded(self._path, found=False)
         except OSError as error:
             raise JournalError(f"{self._path}: {error.strerror}") from error
-        loaded = Loaded()
+        loaded = Loaded(self._path)
         lines = content.split(b"\n")
         for number, line in enumerate(lines):
             if not line:
@@ -83,7 +84,7 @@ class JournalFile:
             try:
                 one = _decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError):
-                loaded.skipped += 1
+                loaded.skipped.append(number + 1)
                 continue
             if isinstance(one, XidEntry):
                 loaded.entries.append(one)

@@ -36,7 +36,7 @@ PARTS: Final[dict[str, Kind]] = {
     **{f"{phase}_us": Kind(METRICS[f"{phase}_us"].label) for phase in PHASES},
     "waiting_us": Kind("mean wait for later ranks"),
     "communication_us": Kind("exposed communication"),
-    REST: Kind("not told apart"),
+    REST: Kind("unexplained"),
 }
 
 INSIDE: Final[dict[str, Kind]] = {

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankscope.analysis.evidence.damage import damage_warnings
+from rankscope.analysis.evidence.damage import table_warnings
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.trace.possible import is_possible_breakdown
@@ -84,4 +84,4 @@ def _warnings(reader: RunReader, table: StepTable, attempts: list[int], infos: d
         warnings.append("it has not ended, as far as its records tell")
     if dropped := sum(info.dropped_records for info in infos.values()):
         warnings.append(f"{counted(dropped, 'record')} dropped when it was recorded")
-    return warnings + damage_warnings(reader, table)
+    return warnings + table_warnings(reader, table)

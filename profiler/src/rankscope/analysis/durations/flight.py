@@ -67,8 +67,9 @@ def read_calls(files: Sequence[DumpFile], warnings: list[str], engine: Engine) -
     if not ranks:
         raise errors[0]
     warnings += [f"left out: {error}" for error in errors]
-    if damaged := sum(one.damaged for one in ranks.values()):
-        warnings.append(f"{counted(damaged, 'record')} left out, which make no sense")
+    if damaged := {rank: one.damaged for rank, one in ranks.items() if one.damaged}:
+        count = counted(sum(damaged.values()), "record")
+        warnings.append(f"{count} in the dumps of {ranks_text(sorted(damaged))} left out, which make no sense")
     without = [rank for rank, one in ranks.items() if all(call.duration_us is None for call in one.calls)]
     if len(without) == len(ranks):
         raise InputError(files[0].path, f"no collective has a duration, so nobody's wait is known; {_TIMING}")

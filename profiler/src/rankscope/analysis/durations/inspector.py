@@ -16,7 +16,7 @@ from rankscope.analysis.durations.logs import LogRecord, ProcessLog, find_logs, 
 from rankscope.analysis.durations.processes import Processes, identify
 from rankscope.analysis.durations.stages import block_on_sends, pipeline_stages
 from rankscope.analysis.parallel.workers import Engine
-from rankscope.analysis.result.text import counted
+from rankscope.analysis.result.text import counted, first_of
 from rankscope.base.errors import InputError
 from rankscope.base.text import ranks_text
 
@@ -39,6 +39,8 @@ _OPERATIONS: Final = {
 """Names of NCCL to those of records. Unknown ones are not compared."""
 _CODES: Final = {name: code for code, name in enumerate(_OPERATIONS)}
 _KINDS: Final = 16
+_SHOWN: Final = 4
+"""Number of files in a warning."""
 """Number of codes: NCCL numbers the operations of each kind apart, and here all of a communicator have different numbers."""
 _TIMING: Final = (
     "leave NCCL_INSPECTOR_REQUIRE_KERNEL_TIMING at 1, with NCCL 2.30 or later, so that only durations of kernels are logged"
@@ -65,8 +67,9 @@ def read_inspector_durations(paths: Sequence[Path], engine: Engine) -> Durations
     if not logs:
         raise errors[0]
     warnings += [f"left out: {error}" for error in errors]
-    if damaged := sum(log.damaged for log in logs):
-        warnings.append(f"{counted(damaged, 'record')} left out, which make no sense")
+    if damaged := [log for log in logs if log.damaged]:
+        count = counted(sum(log.damaged for log in damaged), "record")
+        warnings.append(f"{count} left out, which make no sense, in {first_of([log.path for log in damaged], _SHOWN)}")
     return durations_of(identify(logs, warnings), warnings, most=most)
 
 

@@ -85,8 +85,9 @@ def _missing(run: RunEvidence) -> Sequence[str]:
         warnings.append(f"no durations of collectives from {ranks_text(sorted(reasons))}: {next(iter(reasons.values()))}")
     if lost := sum(block.lost for rows in blocks.values() for block in rows):
         warnings.append(f"{counted(lost, 'duration')} of collectives were overwritten before they could be read")
-    if damaged := sum(block.damaged for rows in blocks.values() for block in rows):
-        warnings.append(f"{counted(damaged, 'record')} of collectives left out, which make no sense")
+    if damaged := {rank: number for rank, rows in blocks.items() if (number := sum(block.damaged for block in rows))}:
+        count = counted(sum(damaged.values()), "record")
+        warnings.append(f"{count} of collectives of {ranks_text(sorted(damaged))} left out, which make no sense")
     return warnings
 
 

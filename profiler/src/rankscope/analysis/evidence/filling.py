@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -41,7 +42,8 @@ class Filling:
     tags: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
     memory: dict[int, NDArray[np.float64]] = field(default_factory=dict)
     """Rank to [samples, step and ``step_columns.MEMORY``]."""
-    damaged: int = 0
+    damaged: Counter[int] = field(default_factory=Counter)
+    """Rank to the number of its records that are left out because their times or numbers are impossible."""
     postponed: set[str] = field(default_factory=set)
     """Known metrics that are not in ``values``."""
     _set_rows: int = 0
@@ -60,7 +62,8 @@ class Filling:
 
     def add(self, rank: int, columns: RankColumns) -> None:
         """Add records of a rank; a step that the rank has already is overwritten."""
-        self.damaged += columns.damaged
+        if columns.damaged:
+            self.damaged[rank] += columns.damaged
         self.postponed |= columns.postponed
         if not len(columns.step):
             return

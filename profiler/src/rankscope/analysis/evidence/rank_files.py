@@ -132,7 +132,9 @@ class Meters:
         # Several threads may call at once.
         with self._reading:
             missing = [rank for rank in ranks if rank not in self._of_rank]
-            for rank, found in _side_by_side(copy.copy(self._reader), self._load, missing, ignore):
+            reader = copy.copy(self._reader)
+            reader.skipped = {}  # those of steps were counted when the table was read
+            for rank, found in _side_by_side(reader, self._load, missing, ignore):
                 self._of_rank[rank] = found
 
     def _load(self, own: RunReader, rank: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -163,7 +165,7 @@ def _side_by_side(
 
     def loaded(rank: int) -> tuple[_T, RunReader]:
         own = copy.copy(reader)
-        own.skipped_lines, own.unusable = 0, []
+        own.skipped, own.unusable = {}, []
         return load(own, rank), own
 
     threads = min(len(os.sched_getaffinity(0)), len(ranks))
@@ -173,6 +175,6 @@ def _side_by_side(
         for done, rank in enumerate(ranks, start=1):
             result, own = waiting.popleft().result()
             waiting.extend(pool.submit(loaded, one) for one in islice(more, 1))
-            reader.take_over(own.skipped_lines, own.unusable)
+            reader.take_over(own.skipped, own.unusable)
             report(done, len(ranks))
             yield rank, result

@@ -168,8 +168,8 @@ class StepTable:
     """True where a tag was set, [ranks, steps] per tag."""
     last_end_unix_ns: float = 0.0
     """End of the last step of any rank, in Unix nanoseconds; 0 without a record."""
-    damaged: int = 0
-    """Number of records left out because their times or numbers are impossible."""
+    damaged: Mapping[int, int] = field(default_factory=dict)
+    """Rank to the number of its records that are left out because their times or numbers are impossible."""
     earlier: Earlier = field(default_factory=Earlier)
     """Totals of the steps before ``steps``, where only the last ones were read."""
     memory: dict[int, Matrix] = field(default_factory=dict)
@@ -221,7 +221,7 @@ class StepTable:
                     packed.append(pack_row(record))
                     kept.append(record)
                 except (struct.error, OverflowError):
-                    filling.damaged += 1
+                    filling.damaged[rank] += 1
             rows = np.frombuffer(b"".join(packed), row_dtype())
             tags = tags_of(event for record in kept if (event := event_of(record)) is not None)
             filling.add(rank, RankColumns.of([rows]).tagged(tags))

@@ -34,12 +34,14 @@ class RunEvidence:
     world_size: int | None
     matched: Matched
     """Collectives of the profiled steps."""
-    damaged: int
-    """Number of records with impossible times, which are left out."""
+    damaged: Mapping[int, int]
+    """Rank to the number of its records with impossible times, which are left out."""
     pipeline: PipelineResult | None
     """Pipeline of the run; ``None`` if there is none or it was not detected."""
     liveness: Liveness
     """State of the attempt: live, silent or over."""
+    silent_s: float
+    """Seconds from its last step until it was read."""
     earlier: Earlier = field(default_factory=Earlier)
     durations: Mapping[int, Sequence[DurationBlock]] = field(default_factory=dict)
     """Durations of collectives by rank; only read where no own times can be compared."""

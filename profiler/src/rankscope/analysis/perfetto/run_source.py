@@ -70,7 +70,7 @@ class RunSource:
                 survey.add_steps(self._reader.step_rows(self._attempt, rank))
             survey.add_collectives(self._reader.collectives(self._attempt, rank))
         if self._reader.skipped_lines:
-            left_out.append(counted(self._reader.skipped_lines, "damaged line"))
+            left_out.append(f"{counted(self._reader.skipped_lines, 'damaged line')}: {self._reader.damage()}")
         if survey.damaged:
             left_out.append(f"{counted(survey.damaged, 'record')}: times that make no sense")
         self._say_unusable(self._reader.unusable, left_out)

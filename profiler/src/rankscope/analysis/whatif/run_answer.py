@@ -12,7 +12,7 @@ import numpy as np
 
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.evidence.compared import MINIMUM_STEPS, comparable
-from rankscope.analysis.evidence.damage import damage_warnings
+from rankscope.analysis.evidence.damage import table_warnings
 from rankscope.analysis.evidence.peers import peer_groups
 from rankscope.analysis.evidence.rank_files import Report, ignore
 from rankscope.analysis.evidence.steps import StepTable
@@ -77,7 +77,7 @@ def whatif_with_chain(run: NamedRun, terms: Terms, report: Report = ignore) -> t
         steps=0,
         steps_left_out=len(table.steps),
         simulated=recorded.simulated,
-        warnings=damage_warnings(reader, table),
+        warnings=table_warnings(reader, table),
     )
     result, chain = _from_steps(source, reader, table, infos, terms)
     if result.status == "ok":

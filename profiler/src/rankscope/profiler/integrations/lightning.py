@@ -14,18 +14,49 @@ from rankscope.profiler.rank.measures import measure
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
-def _callback_class() -> type[Any]:
-    """Return the base class from the package that the script uses; importing the other one too would take seconds."""
+def _base_classes() -> tuple[type[Any], type[Any]]:
+    """Return the base classes from the package that the script uses; importing the other one too would take seconds."""
     for package in sorted(_PACKAGES, key=lambda package: package not in sys.modules):
         try:
-            base: type[Any] = import_module(package).Callback
+            return import_module(package).Callback, import_module(f"{package}.loggers.logger").DummyLogger
         except ModuleNotFoundError:
             continue
-        return base
     raise ImportError("Lightning is not installed: pip install lightning")
 
 
-class RankscopeCallback(_callback_class()):  # type: ignore[misc]  # known at run time only
+_Callback, _DummyLogger = _base_classes()
+
+
+class _MetricsLogger(_DummyLogger):  # type: ignore[misc, valid-type]  # known at run time only
+    """Logger that records in ``fit`` what Lightning has converted to plain numbers for the ``first`` logger.
+
+    Whatever else a script calls on all of its loggers does nothing here.
+    """
+
+    def __init__(self, fit: FitRecording, first: Any) -> None:
+        super().__init__()
+        self.fit = fit
+        self._first = first
+
+    @property
+    def version(self) -> Any:
+        """Version of the first logger: progress bars show the distinct versions of all loggers."""
+        return self._first.version
+
+    @harmless
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:  # noqa: ARG002  # Lightning's names
+        """Record the metrics of this rank, without the epoch that Lightning adds and the many of its ``DeviceStatsMonitor``."""
+        for name, value in metrics.items():
+            if name != "epoch" and not name.startswith("DeviceStatsMonitor."):
+                self.fit.metric(name, value)
+
+
+def _other_loggers(trainer: Any) -> list[Any]:
+    """Return the loggers of the script."""
+    return [logger for logger in trainer.loggers if not isinstance(logger, _MetricsLogger)]
+
+
+class RankscopeCallback(_Callback):  # type: ignore[misc, valid-type]  # as above
     """Callback that records every ``trainer.fit``: a step is one optimizer step, as in ``trainer.global_step``.
 
     ::
@@ -37,6 +68,10 @@ class RankscopeCallback(_callback_class()):  # type: ignore[misc]  # known at ru
     nothing. ``tokens`` is a function that returns the number of tokens of a batch. A module's ``flops_per_batch``, as defined by
     Lightning's ``ThroughputMonitor``, is recorded. Further options are those of ``StepProfiler``. With several optimizers (manual
     optimization) a step is a batch in which at least one has stepped.
+
+    Metrics that Lightning logs during the fit are recorded, as by ``StepProfiler.metric``, in the step that follows. Each rank
+    records its own values; those logged with ``sync_dist=True`` are the same on all ranks. With ``logger=False`` there are none,
+    because reading them would wait for the device. During the fit, ``trainer.loggers`` ends with one more logger.
 
     Raises ``ValueError`` if there is neither a ``run_dir`` nor a launcher, and ``TypeError`` for an unknown option. Later errors
     are reported once on stderr, and training goes on.
@@ -59,6 +94,9 @@ class RankscopeCallback(_callback_class()):  # type: ignore[misc]  # known at ru
         """Begin a fit: training begins, and the sanity check is over."""
         self._stepped = trainer.global_step
         self.fit.begin()
+        loggers = _other_loggers(trainer)
+        if loggers:
+            trainer.loggers = [*loggers, _MetricsLogger(self.fit, loggers[0])]
 
     @harmless
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
@@ -84,14 +122,18 @@ class RankscopeCallback(_callback_class()):  # type: ignore[misc]  # known at ru
     @harmless
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         """End the fit."""
-        self.fit.end()
+        self._end(trainer)
 
     @harmless
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
         """End the fit with an exception."""
-        self.fit.end(exception)
+        self._end(trainer, exception)
 
     @harmless
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002
         """End the fit, if it is still open."""
-        self.fit.end()
+        self._end(trainer)
+
+    def _end(self, trainer: Any, error: BaseException | None = None) -> None:
+        trainer.loggers = _other_loggers(trainer)
+        self.fit.end(error)

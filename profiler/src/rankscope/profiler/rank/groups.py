@@ -13,7 +13,7 @@ _ON_HOST: Final = ("gloo", "mpi", "ucc")
 
 
 class OtherGroups:
-    """Numbers of the operations of process groups, looked at now and then."""
+    """Numbers of the operations of process groups, read every ``EVERY`` steps."""
 
     def __init__(self, groups: Callable[[], Iterable[tuple[Any, str]]] | None = None) -> None:
         self._groups = _of_torch if groups is None else groups

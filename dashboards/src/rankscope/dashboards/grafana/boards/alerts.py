@@ -107,7 +107,7 @@ def _xids(canvas: Canvas) -> None:
     )
     canvas.sheet(
         "Can Xids be seen at all",
-        "No: the kernel log cannot be read, so only what the driver tells a running exporter is known; or nothing is on disk.",
+        "No: the kernel log cannot be read, so only what the driver reports to an exporter is known; or nothing is on disk.",
         [
             *columns.labels(instance="Instance"),
             *(

@@ -6,13 +6,13 @@ from typing import Final
 
 from rankscope.dashboards.grafana.boards.canvas import Canvas, FigureRow
 from rankscope.dashboards.grafana.boards.dialect import RULES, SCOPE, gone, no_rules
-from rankscope.dashboards.grafana.boards.kinds import Query, told
+from rankscope.dashboards.grafana.boards.kinds import Query, placeholder
 from rankscope.dashboards.grafana.boards.marks import ANY_IS_BAD, BAD, GOOD, none_is_zero, words
 
-NO_ANSWER: Final = told(f"NaN * {gone()}")
+NO_ANSWER: Final = placeholder(f"NaN * {gone()}")
 """Query for a graph's legend: the exporters that do not answer and so have no lines."""
-NO_RULES: Final = told(f"NaN * {no_rules()}")
-NO_ANSWER_OR_RULES: Final = told(f"NaN * ({gone()}\nor\n{no_rules()})")
+NO_RULES: Final = placeholder(f"NaN * {no_rules()}")
+NO_ANSWER_OR_RULES: Final = placeholder(f"NaN * ({gone()}\nor\n{no_rules()})")
 """``NO_ANSWER`` for graphs of recorded series, which are empty without the rules as well."""
 RULES_LOADED: Final[FigureRow] = (
     "Recording rules", "none", f"max({RULES})\nor on ()\nvector(0)",

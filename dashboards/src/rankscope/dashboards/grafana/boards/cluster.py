@@ -10,7 +10,7 @@ from rankscope.dashboards.grafana.boards.canvas import Canvas, FigureRow
 from rankscope.dashboards.grafana.boards.dialect import NATIVE, RATE, SCOPE, gone, no_rules, of_instances, state
 from rankscope.dashboards.grafana.boards.frame import TO_ALERTS, frame, gpu_variable, places
 from rankscope.dashboards.grafana.boards.infiniband import links_lost
-from rankscope.dashboards.grafana.boards.kinds import VALUE, Column, Query, told
+from rankscope.dashboards.grafana.boards.kinds import VALUE, Column, Query, placeholder
 from rankscope.dashboards.grafana.boards.marks import (
     ANY_IS_A_WARNING,
     ANY_IS_BAD,
@@ -51,7 +51,7 @@ _NOW: Final[tuple[FigureRow, ...]] = (
     *HOSTS,
     ("GPUs", "none", f"count(group by (uuid) ({_UP}))", {"width": 2}, "GPUs that the exporters know, answering or not."),
     ("GPUs not answering", "none", none_is_zero(f"count(group by (uuid) ({_UP} == 0))", _UP), {"thresholds": ANY_IS_BAD},
-     "GPUs that the driver cannot read: lost, hung, or given back. The board of their host says why."),
+     "GPUs that the driver cannot read: lost, hung, or given back. The board of their host has the reason."),
     ("GPUs missing", "none", _available(_MISSING), {"thresholds": ANY_IS_BAD},
      "GPUs expected (--expected-gpus), or on the PCI bus, that the driver does not count."),
     ("Jobs on GPUs", "none", _available(f"count(group by ({JOB}) ({HELD_BY}))"), {"width": 2},
@@ -63,7 +63,7 @@ _NOW: Final[tuple[FigureRow, ...]] = (
     ("Collectors failing", "none", none_is_zero(f"count({_COLLECTORS} == 0)", _COLLECTORS), {"thresholds": ANY_IS_A_WARNING},
      "Parts of the measurements that exporters miss; the row Collection names them."),
     ("Power", "watt", _available(f"sum(max by (uuid) ({NATIVE.selector('gpu_power_watts')}))"), {},
-     "What all GPUs draw together now."),
+     "Power of all GPUs together now."),
     ("Energy in this time", "kwatth", _available(f"sum({_JOULES}) / 3.6e6"), {"decimals": 2},
      "What all GPUs took over the time shown, from their own counters."),
     ("Least margin to slowdown", "celsius", _available(f"min({NATIVE.selector('gpu_temperature_margin_celsius')})"),
@@ -78,13 +78,13 @@ _NOW: Final[tuple[FigureRow, ...]] = (
     ("Simulated GPUs", "none",
      none_is_zero(f'count(group by (uuid) (gpu_info{{{SCOPE}, uuid=~"$gpu", simulated="true"}}))', _KNOWN),
      {"thresholds": ANY_IS_A_WARNING},
-     "GPUs that are invented (--simulate) and counted in all of this; the row Collection says where they are."),
+     "Simulated GPUs (--simulate), which the other panels count, too. The row Collection lists their hosts."),
 )  # fmt: skip
 
 
 def cluster() -> Canvas:
     """Build the board from the exporter's own metrics."""
-    about = "Hosts and GPUs of a cluster: what answers, what state it is in, heat and power, who holds what, and what that costs."
+    about = "Hosts and GPUs of a cluster: availability, state, temperature, power, jobs, and the cost of idle GPUs."
     canvas = frame(UID, "Cluster", about, *places("gpu_info"), gpu_variable(NATIVE))
     canvas.figure_width = 3
     canvas.row("Now")
@@ -106,7 +106,7 @@ def _states(canvas: Canvas) -> None:
         ("GPUs by state", "none",
          [*(Query(of_state(name, "state"), words) for name, (_, words, _) in STATES.items()), NO_RULES],
          {"width": 12, "stacked": True, "colors": colors},
-         "Every GPU is in exactly one state, which recording rules decide on. Unknown: it cannot be told."),
+         "Every GPU is in exactly one state, which recording rules derive. Unknown: too little is measured."),
         ("Allocated, idle GPUs by host", "none",
          [Query(of_state("allocated_idle", "host, instance"), "{{host}}"), NO_ANSWER_OR_RULES],
          {"width": 12, "stacked": True, "links": columns.line_to_node()}, "Hosts where GPUs are held and compute nothing."),
@@ -135,7 +135,7 @@ def _hosts(canvas: Canvas) -> None:
     canvas.sheet(
         "Every host",
         "One row for each host that is collected. An empty cell is a measurement that this host does not give. "
-        "InfiniBand links are those that went down in the time shown, as node_exporter tells.",
+        "InfiniBand links lost: those that went down in the time shown, as reported by node_exporter.",
         [
             columns.HOST,
             columns.INSTANCE,
@@ -162,7 +162,7 @@ def _jobs(canvas: Canvas) -> None:
     canvas.row("Jobs")
     canvas.sheet(
         "Every job on GPUs",
-        "Who holds or uses GPUs, as Slurm, the kubelet, the process table and the ranks tell. Several on one GPU: multiple.",
+        "Jobs that hold or use GPUs, from Slurm, the kubelet, the process table and the ranks. Multiple: several share a GPU.",
         [
             *columns.labels(job_id="Job", user="User", account="Account", partition="Partition"),
             *columns.labels(namespace_k8s="Namespace", pod_k8s="Pod"),
@@ -177,7 +177,7 @@ def _jobs(canvas: Canvas) -> None:
     idle = "host, instance, index, uuid, model, simulated"
     canvas.sheet(
         "Allocated, idle GPUs",
-        "GPUs that are held and compute nothing, and who holds them.",
+        "GPUs that are held and compute nothing, with the jobs that hold them.",
         [
             columns.HOST,
             *columns.labels(index="GPU", model="Model", job_id="Job", user="User", pod_k8s="Pod"),
@@ -200,7 +200,7 @@ def _some_missing(metric: str) -> Query:
 
     absent = why(NATIVE.selector("gpu_metric_absent_info", metric=metric), "not available ($1)")
     down = why(NATIVE.selector("gpu_down_info"), "collection dead ($1)")
-    return told(f"NaN * (\n  {absent}\nor\n  {down}\nor\n  {gone()}\nor\n  {no_rules()}\n)")
+    return placeholder(f"NaN * (\n  {absent}\nor\n  {down}\nor\n  {gone()}\nor\n  {no_rules()}\n)")
 
 
 def _over_time(canvas: Canvas) -> None:
@@ -223,7 +223,7 @@ def _over_time(canvas: Canvas) -> None:
         ("Share of GPU time", "percentunit",
          [Query(f"sum{all_of('sum', name)} / sum{all_of('count', name)}", words) for name, words in activities.items()],
          {"width": 12, "maximum": 1},
-         "Seconds of activity per second of GPU, over all GPUs that tell. Before Hopper only that a kernel runs is known."),
+         "Seconds of activity per second of GPU, over all GPUs that report it. Before Hopper: only that a kernel runs."),
         ("GPUs at work by host", "none", [Query(f"sum by (host) {all_of('sum', 'kernel')}", "{{host}}")], {"width": 12},
          "Seconds of running kernels per second: how many GPUs of each host are busy."),
     )  # fmt: skip
@@ -247,7 +247,7 @@ def _collection(canvas: Canvas) -> None:
     )
     canvas.sheet(
         "Hosts with simulated GPUs",
-        "Hosts whose GPUs are invented (--simulate): nothing here is a measurement of them.",
+        "Hosts whose GPUs are simulated (--simulate): none of their values is a measurement.",
         [*columns.labels(instance="Instance", host="Host"), Column(VALUE, "GPUs")],
         f'count by (instance, host) (gpu_info{{{SCOPE}, simulated="true"}})',
         width=8,

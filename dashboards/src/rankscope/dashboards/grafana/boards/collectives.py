@@ -14,7 +14,7 @@ from rankscope.dashboards.grafana.boards.answers import RULES_LOADED
 from rankscope.dashboards.grafana.boards.canvas import Canvas
 from rankscope.dashboards.grafana.boards.dialect import NATIVE, RANGE, SCOPE, gone, lacking, no_rules
 from rankscope.dashboards.grafana.boards.frame import chosen, frame, gpu_variable, places
-from rankscope.dashboards.grafana.boards.kinds import Column, Query, told
+from rankscope.dashboards.grafana.boards.kinds import Column, Query, placeholder
 from rankscope.dashboards.grafana.boards.marks import or_not_available
 
 UID: Final = "rankscope-collectives"
@@ -36,7 +36,7 @@ def collectives() -> Canvas:
     own = [chosen(name, label, f"label_values(nccl_bus_bandwidth_gbs{{{SCOPE}}}, {name})") for name, label in labels.items()]
     canvas = frame(UID, "Collectives", about, *places("gpu_info"), gpu_variable(NATIVE), *own, since="now-3h")
     bandwidth, exec_time, of_all = _bandwidth(), _exec_time(), _exec_time(_OF_ALL_RANKS)
-    absent = told(_absent())
+    absent = placeholder(_absent())
     _now(canvas, of_all)
     canvas.row("Communicators")
     canvas.graphs(

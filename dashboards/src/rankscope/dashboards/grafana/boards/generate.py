@@ -39,7 +39,7 @@ def _uid(canvas: Canvas) -> str:
 def _board(canvas: Canvas) -> str:
     board = json.loads(json.dumps(canvas.done().build(), cls=JSONEncoder))
     if canvas.left_out:
-        board["description"] += f" DCGM's names do not tell: {', '.join(canvas.left_out)}."
+        board["description"] += f" Not available from DCGM's names: {', '.join(canvas.left_out)}."
     for variable in board["templating"]["list"]:
         for only_of_intervals in ("auto", "auto_count", "auto_min"):
             variable.pop(only_of_intervals, None)

@@ -6,7 +6,7 @@ from typing import Final
 
 from rankscope.dashboards.grafana.boards.canvas import Canvas
 from rankscope.dashboards.grafana.boards.dialect import RANGE, RATE, SCOPE, gone, lacking, no_rules
-from rankscope.dashboards.grafana.boards.kinds import Query, told
+from rankscope.dashboards.grafana.boards.kinds import Query, placeholder
 
 HOSTS: Final = f"group by (host) (gpu_info{{{SCOPE}}})"
 """Hosts of the chosen exporters; node_exporter is queried only for these."""
@@ -45,7 +45,7 @@ def infiniband(canvas: Canvas) -> None:
     # Foreign metrics are queried for all hosts before the join, which is slow: so only if the row is opened.
     canvas.row("InfiniBand (node_exporter)", collapsed=True)
     canvas.graphs(
-        told(_absent()),
+        placeholder(_absent()),
         ("InfiniBand sent", "Bps", data("transmitted"), {}, f"Bytes that each port has sent. {of}"),
         ("InfiniBand received", "Bps", data("received"), {}, f"Bytes that each port has received. {of}"),
         ("InfiniBand rate of the link", "Bps", [lines("node_infiniband_rate_bytes_per_second")], {},

@@ -26,10 +26,10 @@ from rankscope.dashboards.grafana.boards.marks import NOT_AVAILABLE_WORDS, NOTHI
 DATASOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 DASHED: Final = {"custom.lineStyle": {"fill": "dash", "dash": [8, 8]}, "custom.fillOpacity": 0}
-TELLING: Final = {"noValue": NOTHING, "color": {"mode": "fixed", "fixedColor": UNKNOWN}}
+LEGEND_ONLY: Final = {"noValue": NOTHING, "color": {"mode": "fixed", "fixedColor": UNKNOWN}}
 
 RULES_EVERY: Final = "1m"
-"""Least step of a graph of recorded series: Prometheus evaluates rules once a minute unless it is told otherwise."""
+"""Least step of a graph of recorded series: Prometheus evaluates rules once a minute unless configured otherwise."""
 _RECORDED: Final = re.compile(r"[a-z]:[a-z_]+:[a-z]")
 
 Links = Sequence[tuple[str, str]]
@@ -41,17 +41,17 @@ VALUE: Final = "Value"
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A query and the legend of its series. ``tells``: the series have no values and only appear in the legend."""
+    """A query and the legend of its series. ``legend_only``: the series have no values and only appear in the legend."""
 
     expr: str
     legend: str = ""
     dashed: bool = False
-    tells: bool = False
+    legend_only: bool = False
 
 
-def told(missing: str) -> Query:
+def placeholder(missing: str) -> Query:
     """Return a query of series without values, whose labels ``of`` and ``why`` show in the legend what is missing and why."""
-    return Query(missing, "{{of}}: {{why}} {{series}}", tells=True)
+    return Query(missing, "{{of}}: {{why}} {{series}}", legend_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,8 @@ Kind = timeseries.Panel | stat.Panel | table.Panel | statetimeline.Panel | heatm
 def _ask_over_time(panel: timeseries.Panel | statetimeline.Panel, queries: Sequence[Query]) -> None:
     for letter, query in _letters(queries):
         panel.with_target(_asked(query, letter).range())
-        if query.dashed or query.tells:
-            panel.override_by_query(letter, _properties(TELLING if query.tells else DASHED))
+        if query.dashed or query.legend_only:
+            panel.override_by_query(letter, _properties(LEGEND_ONLY if query.legend_only else DASHED))
 
 
 def _asked(query: Query, letter: str) -> prometheus.Dataquery:

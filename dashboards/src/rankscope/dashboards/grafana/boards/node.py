@@ -50,7 +50,7 @@ _NOW: Final[tuple[FigureRow, ...]] = (
      {"thresholds": ANY_IS_A_WARNING, "links": TO_ALERTS, "width": 2}, "Alerts about this host, of any severity."),
     ("Simulated GPUs", "none",
      none_is_zero(f'count(group by (uuid) (gpu_info{{{SCOPE}, uuid=~"$gpu", simulated="true"}}))', _KNOWN),
-     {"thresholds": ANY_IS_A_WARNING, "width": 2}, "GPUs that are invented (--simulate): nothing here is a measurement of them."),
+     {"thresholds": ANY_IS_A_WARNING, "width": 2}, "Simulated GPUs (--simulate): none of their values is a measurement."),
 )  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def node_dcgm() -> Canvas:
     """Build the board from the metrics of dcgm-exporter; panels without a metric there are left out."""
     about = "The GPUs of a host, over dcgm-exporter or `rankscope exporter --compat dcgm`: activity, memory, heat, power, links."
     canvas = _board("Node and GPU (DCGM)", about, "DCGM_FI_DEV_GPU_TEMP", DCGM)
-    canvas.left_out += ["Now", "State of each GPU", "Who holds the GPUs", "Ranks of this host"]
+    canvas.left_out += ["Now", "State of each GPU", "Jobs on the GPUs", "Ranks of this host"]
     lines(canvas, DCGM)
     canvas.left_out.append("InfiniBand")
     errors_dcgm(canvas, DCGM)
@@ -100,7 +100,7 @@ def _now(canvas: Canvas) -> None:
     codes = "\nor\n".join(f"{number} * {state(name)}" for name, (number, _, _) in STATES.items())
     canvas.timeline(
         "State of each GPU",
-        "What recording rules say each GPU is doing; unknown where it cannot be told.",
+        "State of each GPU, derived by recording rules. Unknown: too little is measured.",
         STATE_WORDS,
         Query(f"max by (host, index, uuid) (\n{codes}\n)", NATIVE.legend),
         NO_ANSWER_OR_RULES,
@@ -115,8 +115,8 @@ def _now(canvas: Canvas) -> None:
         width=8,
     )
     canvas.sheet(
-        "Who holds the GPUs",
-        "As Slurm, the kubelet, the process table and the ranks tell.",
+        "Jobs on the GPUs",
+        "Jobs that hold or use each GPU, from Slurm, the kubelet, the process table and the ranks.",
         [*columns.labels(host="Host", index="GPU", **JOB_COLUMNS), columns.RUN, columns.RANK],
         f"max by (host, index, uuid, {', '.join(JOB_COLUMNS)}, run_id, rank) ({NATIVE.value('gpu_job_info')})",
         width=12,

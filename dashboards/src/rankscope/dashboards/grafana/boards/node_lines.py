@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from rankscope.dashboards.grafana.boards.canvas import Canvas
 from rankscope.dashboards.grafana.boards.dialect import SCOPE, Dialect
-from rankscope.dashboards.grafana.boards.kinds import Query, told
+from rankscope.dashboards.grafana.boards.kinds import Query, placeholder
 from rankscope.dashboards.grafana.boards.marks import DEGREES_LEFT, SHARE_OF_LIMIT
 
 _FULL: Final = {"maximum": 1}
@@ -41,14 +41,14 @@ _WORK: Final[tuple[Line, ...]] = (
 _MEMORY: Final[tuple[Line, ...]] = (
     ("Memory in use", "bytes", "gpu_memory_used_bytes", {"limit": ("gpu_memory_total_bytes", {})},
      "Memory that processes have allocated; dashed: all there is."),
-    ("Memory free", "bytes", "gpu_memory_free_bytes", {}, "Memory that nobody has allocated."),
+    ("Memory free", "bytes", "gpu_memory_free_bytes", {}, "Memory that no process has allocated."),
     ("Memory read and written", "percentunit", "gpu_memory_utilization_ratio", _FULL,
      "Share of the driver's last sampling period in which memory was read or written."),
 )  # fmt: skip
 _HEAT: Final[tuple[Line, ...]] = (
     ("Temperature", "celsius", "gpu_temperature_celsius", {"limit": ("gpu_temperature_limit_celsius", {"limit": "slowdown"})},
      "Of the die; dashed: where the device itself slows down."),
-    ("Memory temperature", "celsius", "gpu_memory_temperature_celsius", {}, "Of the memory, where the device tells."),
+    ("Memory temperature", "celsius", "gpu_memory_temperature_celsius", {}, "Of the memory, where the device reports it."),
     ("Margin to slowdown", "celsius", "gpu_temperature_margin_celsius",
      {"minimum": None, "thresholds": DEGREES_LEFT, "ascending": True},
      "Degrees left until the device slows down by its own limit."),
@@ -75,7 +75,7 @@ _LINKS: Final[tuple[Line, ...]] = (
      "Links by state. An inactive link halves nothing by itself: it narrows every collective."),
     ("NVLink errors", "cps", "gpu_nvlink_errors_total", {"label": "error"}, "Errors per second by kind."),
     ("Fabric healthy", "bool_yes_no", "gpu_fabric_healthy", _FULL,
-     "1 when the NVSwitch fabric says that this GPU is well connected."),
+     "1 when the NVSwitch fabric reports this GPU as well connected."),
     ("PCIe sent", "Bps", "gpu_pcie_transmit_bytes_total", {}, "Bytes sent over PCIe."),
     ("PCIe received", "Bps", "gpu_pcie_receive_bytes_total", {}, "Bytes received over PCIe."),
     ("PCIe replays", "cps", "gpu_pcie_replays_total", {}, "Packets sent again, per second: a bad contact or a bad riser."),
@@ -100,7 +100,7 @@ def lines(canvas: Canvas, dialect: Dialect) -> None:
     _lines(canvas, dialect, *_NVLINK)
     both_ways = dialect.sum_of_rates(*(metric for _, _, metric, _, _ in _NVLINK))
     query = None if both_ways is None else Query(both_ways, dialect.legend)
-    absent = told(dialect.missing("gpu_nvlink_transmit_bytes_total"))
+    absent = placeholder(dialect.missing("gpu_nvlink_transmit_bytes_total"))
     canvas.graph("NVLink both ways", "Bps", "Bytes per second over all NVLinks, both ways.", query, absent)
     _lines(canvas, dialect, *_LINKS)
     for what in ("width", "generation"):
@@ -118,7 +118,7 @@ def _lines(canvas: Canvas, dialect: Dialect, *rows: Line) -> None:
         legend = dialect.legend + (f" {{{{{look['label']}}}}}" if "label" in look else "")
         queries = [None if expr is None else Query(expr, legend), _limit(dialect, *look["limit"]) if "limit" in look else None]
         more = {name: value for name, value in look.items() if name not in ("label", "among", "limit")}
-        canvas.graph(title, unit, text, *queries, told(dialect.missing(metric)), **more)
+        canvas.graph(title, unit, text, *queries, placeholder(dialect.missing(metric)), **more)
 
 
 def _limit(dialect: Dialect, metric: str, labels: dict[str, str]) -> Query | None:
@@ -134,4 +134,4 @@ def _ratio(canvas: Canvas, dialect: Dialect, title: str, text: str, *metrics: st
     """Add a graph of the ratio of two gauges of each GPU."""
     above, below = map(dialect.selector, metrics)
     query = None if above is None or below is None else Query(dialect.named(f"({above} / {below})"), dialect.legend)
-    canvas.graph(title, "percentunit", text, query, told(dialect.missing(missing)), **look)
+    canvas.graph(title, "percentunit", text, query, placeholder(dialect.missing(missing)), **look)

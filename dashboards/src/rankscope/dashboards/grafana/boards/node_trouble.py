@@ -8,7 +8,7 @@ from rankscope.dashboards.grafana.boards.answers import answers_over_time
 from rankscope.dashboards.grafana.boards.canvas import Canvas
 from rankscope.dashboards.grafana.boards.columns import labels
 from rankscope.dashboards.grafana.boards.dialect import NATIVE, SCOPE, Dialect
-from rankscope.dashboards.grafana.boards.kinds import VALUE, Column, Query, told
+from rankscope.dashboards.grafana.boards.kinds import VALUE, Column, Query, placeholder
 from rankscope.dashboards.grafana.boards.marks import ANY_IS_BAD, YES_NO
 from rankscope.dashboards.grafana.boards.xids import xid_sheet, xid_words
 
@@ -33,7 +33,7 @@ def _query(dialect: Dialect, expr: str | None, more: str = "") -> Query:
 
 
 def _missing(metric: str) -> Query:
-    return told(NATIVE.missing(metric))
+    return placeholder(NATIVE.missing(metric))
 
 
 def errors(canvas: Canvas) -> None:
@@ -48,17 +48,17 @@ def errors(canvas: Canvas) -> None:
 
 
 def errors_dcgm(canvas: Canvas, dialect: Dialect) -> None:
-    """Add the errors of which DCGM's default counters tell."""
+    """Add the errors that DCGM's default counters report."""
     by = ", ".join(label for label in dialect.by.split(", ") if not label.startswith("GPU_I"))
     canvas.row("Errors")
     canvas.sheet(
         "Last Xid",
-        "The last Xid of each GPU. DCGM never takes it back, and tells neither when it was nor how often.",
+        "The last Xid of each GPU. DCGM never clears it, and reports neither its time nor a count.",
         [*labels(Hostname="Host", gpu="GPU", UUID="UUID"), Column(VALUE, "Xid", words=xid_words())],
         f"max by ({by}) ({dialect.selector('gpu_xid_last_code')}) > 0",
     )
     canvas.left_out += ["Xids", "ECC errors"]
-    absent = told(dialect.missing(""))
+    absent = placeholder(dialect.missing(""))
     for cause in ("corrected", "uncorrected"):
         rows = _query(dialect, dialect.increase("gpu_remapped_rows_total", cause=cause))
         canvas.graph(f"Remapped rows, {cause}", "none", _GROWTH[1][3], rows, absent)
@@ -90,7 +90,7 @@ def video(canvas: Canvas, dialect: Dialect) -> None:
         metric = f"gpu_{kind}_utilization_ratio"
         text = f"Utilisation of the video {kind}; of the exporter's own metrics with --collector.encoder."
         query = _query(dialect, dialect.value(metric))
-        canvas.graph(f"Video {kind}", "percentunit", text, query, told(dialect.missing(metric)), maximum=1)
+        canvas.graph(f"Video {kind}", "percentunit", text, query, placeholder(dialect.missing(metric)), maximum=1)
 
 
 def collection(canvas: Canvas) -> None:

@@ -20,7 +20,7 @@ SILENT: Final = Query(
     'NaN * (\n  run_id_state:rank_state:count{run_id=~"$run_id", state!="running"}\nor\n  '
     f'label_replace(absent({RULES} @ end()), "state", "unknown: no recording rules (rankscope alerts rules export)", "", "")\n)',
     "ranks {{state}}",
-    tells=True,
+    legend_only=True,
 )
 """State of ranks without values, for the legend: a third case besides a value and a missing signal."""
 

@@ -70,7 +70,7 @@ def stragglers(canvas: Canvas) -> None:
 
 
 _HARDWARE: Final = (
-    ("GPU power", "watt", "gpu_power_watts:max", "What the GPU of each rank draws: who waits in a collective draws little."),
+    ("GPU power", "watt", "gpu_power_watts:max", "Power of each rank's GPU. A rank that waits in a collective draws little."),
     ("SMs active", "percentunit", "sm", "Share of time in which an SM of the rank's GPU had a warp (Hopper and newer)."),
     ("Tensor cores active", "percentunit", "tensor",
      "Share of the peak of the tensor cores of the rank's GPU (Hopper and newer)."),
