@@ -26,11 +26,6 @@
         }
         return dash_clientside.no_update;
       },
-      // [page, query]: the query, unless somebody has gone on to another page while it was on its way.
-      search: function (wanted) {
-        var search = wanted && window.location.pathname === wanted[0] ? wanted[1] : dash_clientside.no_update;
-        return [search, search];
-      },
       saveGrid: function (clicks) {
         return Boolean(clicks);
       },
