@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from rankscope.dashboards.store.derive import Derived
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.store.jobs import NOBODY_LOOKS_S
 from rankscope.dashboards.store.making import MadeBeside, MadeHere
+from rankscope.dashboards.whatif.data import read_scenarios
 
 WriteRun = Callable[..., Path]
 UntilReady = Callable[[Callable[[], Any]], Any]
@@ -144,3 +146,32 @@ def test_a_run_that_was_moved_is_analysed_where_it_is(tmp_path: Path, write_run:
     assert making.known(summary(moved)) is None
     after = making.finished(summary(moved))
     assert (before.analysis().source.path, after.analysis().source.path) == (str(run), str(moved))
+
+
+def test_a_what_if_after_the_analysis_uses_the_step_records_that_it_has_read(tmp_path: Path, write_run: WriteRun) -> None:
+    run = write_run(tmp_path / "run", steps=40)
+    expected = DiskRuns(run).scenarios("run-1").answer.result
+    source = DiskRuns(run, MadeHere(Store(tmp_path / "cache")), look_again_s=math.inf)
+    source.analysis("run-1")
+    for file in run.rglob("steps-*"):
+        file.unlink()
+    assert (expected.status, expected.source.evidence) == ("ok", "steps")
+    assert source.scenarios("run-1").answer.result == expected
+
+
+def test_a_what_if_of_a_run_that_has_changed_since_the_analysis_reads_it(tmp_path: Path, write_run: WriteRun) -> None:
+    run, making = write_run(tmp_path / "run", steps=40), MadeHere(Store(tmp_path / "cache"))
+    making.finished(summary(run))
+    for file in run.rglob("steps-*"):
+        file.unlink()
+    folder = making.made(key_of("changed"), "whatif", [run], [summary(run)])
+    assert read_scenarios(folder).answer.result.source.evidence == "windows"
+
+
+def test_a_what_if_after_the_analysis_warns_of_damaged_step_records(tmp_path: Path, write_run: WriteRun) -> None:
+    run = write_run(tmp_path / "run", steps=40)
+    with next(run.rglob("steps-*")).open("ab") as file:
+        file.write(b"torn")
+    source = DiskRuns(run, MadeHere(Store(tmp_path / "cache")))
+    source.analysis("run-1")
+    assert any("1 damaged line" in warning for warning in source.scenarios("run-1").answer.result.source.warnings)

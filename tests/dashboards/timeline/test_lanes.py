@@ -7,6 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankscope.analysis.collectives.clock import Clocks
+from rankscope.analysis.collectives.matching import Matching
+from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.trace.intervals import EMPTY, Spans, join, measure, union
 from rankscope.dashboards.charts.palette import palette
 from rankscope.dashboards.timeline.figures import (
@@ -24,7 +27,10 @@ from rankscope.dashboards.timeline.figures import (
     timeline,
 )
 from rankscope.dashboards.timeline.lanes import representatives
+from rankscope.dashboards.timeline.laying import lay
 from rankscope.dashboards.timeline.parts import NOBODY, Kind, Parts, Recorded, parts_of
+from rankscope.dashboards.timeline.raw_events import RawEvents
+from rankscope.runs.records import CollectiveRecord
 
 END = 10_000
 
@@ -150,6 +156,42 @@ def test_many_parts_are_one_heat_map_and_no_shapes() -> None:
     assert [trace.type for trace in figure.data] == ["scatter", "heatmap"]
     assert not figure.layout.shapes
     assert "all_reduce" in figure.data[1].text[0][0]
+
+
+def test_a_cell_without_a_collective_has_its_kind_only() -> None:
+    count = MOST_BARS + 1
+    some = lanes(count)
+    some.parts.about[some.parts.kind != Kind.OVERLAP] = NOBODY
+
+    (row,) = timeline(some, 0, count * 1000, palette("dark")).data[1].text
+
+    assert set(row) <= {LOOKS[kind].label for kind in Kind} | {f"{LOOKS[Kind.OVERLAP].label}<br>all_reduce · pg · 7"}
+    assert len(set(row)) > 1
+
+
+def test_compute_in_a_window_is_where_each_collective_recorded_it() -> None:
+    # given two collectives whose compute is told from when they were enqueued
+    def one(index: int, enqueued: int, *spans_us: tuple[float, float]) -> CollectiveRecord:
+        return CollectiveRecord(
+            step=7,
+            group="pg",
+            index=index,
+            op="all_reduce",
+            enqueue_unix_ns=enqueued,
+            start_unix_ns=enqueued + 1_000,
+            end_unix_ns=enqueued + 9_000,
+            stream=20,
+            compute_spans_us=list(spans_us),
+        )
+
+    records = [one(0, 5_000, (2.0, 3.0), (4.0, 5.5)), one(1, 20_000), one(2, 30_000, (7.0, 8.0))]
+    window = lay(
+        {0: Reduction(breakdowns=[], collectives=records)}, Clocks(), Matching(), RawEvents(), range(7, 8), clock_names={}
+    )
+    # then time counts from the first arrival, at 6 µs
+    overlap = window.parts.kind == Kind.OVERLAP
+    assert window.parts.start[overlap].tolist() == [1_000, 3_000, 31_000]
+    assert window.parts.end[overlap].tolist() == [2_000, 4_500, 32_000]
 
 
 def test_a_part_of_the_window_without_anything_says_so() -> None:

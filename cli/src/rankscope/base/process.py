@@ -1,10 +1,13 @@
-"""Processes of this machine: exit with the parent, and the id of the boot."""
+"""Processes of this machine: exit with the parent, the id of the boot, and a pause of Python's garbage collector."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import gc
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +28,21 @@ def end_if_orphaned(parent: int) -> None:
     """Exit this process at once if ``parent`` exited before ``end_with_parent`` took effect."""
     if os.getppid() != parent:
         os._exit(1)
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Pause the collection of reference cycles, for work of some seconds on many records, which have none.
+
+    The collector looks at all records again and again. Other objects are freed as always.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def boot_id(proc: Path = Path("/proc")) -> str:

@@ -16,6 +16,7 @@ import click
 from rankscope.alerts.output import progress_line
 from rankscope.analysis.result.text import size
 from rankscope.base.errors import InputError
+from rankscope.base.process import collector_paused
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model.state import PageState
@@ -57,7 +58,7 @@ def write_report(path: Path, target: str, wish: Wish) -> Done:
     folder = _run_at(path)
     _check_target(target, folder)
     made_unix_ns = _made_unix_ns()
-    with progress_line() as tell, tempfile.TemporaryDirectory(prefix="rankscope-report-") as scratch:
+    with progress_line() as tell, tempfile.TemporaryDirectory(prefix="rankscope-report-") as scratch, collector_paused():
         making = MadeHere(_store(Path(scratch)), lambda progress: tell(progress.sentence))
         source = DiskRuns(folder, making, look_again_s=math.inf)  # a live run is read once
         tell(Progress("looking at the run").sentence)

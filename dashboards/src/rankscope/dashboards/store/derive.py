@@ -4,7 +4,7 @@ topology, GPU samples and GPU events.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -17,6 +17,7 @@ from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.run_analysis import analysis_of, read_evidence
 from rankscope.base.errors import InputError
+from rankscope.base.process import collector_paused
 from rankscope.dashboards.data.brief import Brief, brief_of
 from rankscope.dashboards.data.events import Events
 from rankscope.dashboards.data.hardware import Hardware, stored
@@ -46,13 +47,14 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def derive(run: Path, folder: Path, tell: Tell) -> None:
-    """Analyse ``run`` and write the result into ``folder``.
+@collector_paused()
+def derive(run: Path, folder: Path, tell: Tell, metrics: Collection[str] = ALL_METRICS) -> RunEvidence:
+    """Analyse ``run`` and write the result into ``folder``. Return its evidence, with ``metrics``: ``ALL_METRICS`` at least.
 
     Raises ``RankscopeError`` for unreadable input, and ``OSError`` if the folder cannot be written.
     """
     evidence = read_evidence(
-        run, report=lambda done, of: tell(Progress("reading the records of all ranks", done, of)), metrics=ALL_METRICS
+        run, report=lambda done, of: tell(Progress("reading the records of all ranks", done, of)), metrics=metrics
     )
     tell(Progress("judging"))
     write_analysis(analysis_of(evidence), folder)
@@ -66,6 +68,7 @@ def derive(run: Path, folder: Path, tell: Tell) -> None:
     write_topology(evidence, folder)
     write_reports(evidence, folder)
     write_steps(evidence, folder)
+    return evidence
 
 
 def write_analysis(analysis: Analysis, folder: Path) -> None:

@@ -7,13 +7,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
+from rankscope.analysis.evidence.rank_columns import ALL_METRICS
+from rankscope.analysis.whatif.run_answer import TABLE_METRICS
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.source import NotReadyError, RunSummary
 from rankscope.dashboards.store.cache import ELSEWHERE, Store, key_of
-from rankscope.dashboards.store.derive import Derived
+from rankscope.dashboards.store.derive import Derived, derive
 from rankscope.dashboards.store.jobs import Jobs
 from rankscope.dashboards.store.tasks import TASKS
+from rankscope.dashboards.whatif.data import StepRecords, make_scenarios
 
 PATIENCE_S: Final = 0.8
 """Longest wait of a request for missing data; most runs take less, so that their page is drawn only once."""
@@ -36,12 +39,26 @@ class MadeHere:
     def __init__(self, store: Store, tell: Tell = _silent) -> None:
         self.store = store
         self._tell = tell
+        self._records: tuple[str, StepRecords] | None = None
+        """Step records that the last analysis has read, and the key of its run, for a what-if that follows."""
 
     def made(self, key: str, task: str, arguments: Sequence[object], runs: Sequence[RunSummary], *, wait: bool = True) -> Path:
         """Return the folder that a task of ``TASKS`` on ``runs`` has filled for ``key``."""
-        del runs, wait
-        told = [str(argument) for argument in arguments]
-        return self.store.find(key) or self.store.put(key, lambda folder: TASKS[task](told, folder, self._tell))
+        del wait
+        return self.store.find(key) or self.store.put(key, lambda folder: self._make(task, arguments, runs, folder))
+
+    def _make(self, task: str, arguments: Sequence[object], runs: Sequence[RunSummary], folder: Path) -> None:
+        if task == "analyse":
+            now = time.time_ns()
+            evidence = derive(Path(runs[0].path), folder, self._tell, metrics=(*ALL_METRICS, *TABLE_METRICS))
+            if not evidence.reader.skipped_lines and not evidence.reader.unusable:
+                self._records = _key(runs[0]), StepRecords(evidence.table, now)
+        elif task == "whatif":
+            key, records = self._records or ("", None)
+            self._records = None
+            make_scenarios(Path(runs[0].path), folder, self._tell, records if key == _key(runs[0]) else None)
+        else:
+            TASKS[task]([str(argument) for argument in arguments], folder, self._tell)
 
     def finished(self, run: RunSummary, *, wait: bool = True) -> Derived:
         """Return the derived data of a run at this revision."""

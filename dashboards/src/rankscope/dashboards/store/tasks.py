@@ -49,8 +49,11 @@ def _compare(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
     compare_runs([Path(run) for run in runs], int(at) if at else None, folder, tell)
 
 
-def _of_run(make: Callable[[Path, Path, Tell], None]) -> Task:
-    return lambda arguments, folder, tell: make(Path(arguments[0]), folder, tell)
+def _of_run(make: Callable[[Path, Path, Tell], object]) -> Task:
+    def task(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
+        make(Path(arguments[0]), folder, tell)
+
+    return task
 
 
 def _of_window(make: Callable[[Path, int, range, Path, Tell], None]) -> Task:

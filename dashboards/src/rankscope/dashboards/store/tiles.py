@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +28,7 @@ from rankscope.dashboards.data.whole import replace_file
 
 BLOCK_STEPS: Final = 256
 LEVELS: Final = (1, 16, BLOCK_STEPS)
-"""Steps per column of the files of a metric; each divides ``BLOCK_STEPS``."""
+"""Steps per column of the files of a metric: powers of two, up to ``BLOCK_STEPS``."""
 
 _META: Final = "tiles.json"
 
@@ -153,10 +154,10 @@ class TileWriter:
             levels = {every: files.enter_context(name.open("wb")) for every, name in names.items()}
             for first in range(0, len(self._steps), BLOCK_STEPS):
                 part = matrix[:, first : first + BLOCK_STEPS]
-                block = np.full((len(self._ranks), BLOCK_STEPS), np.nan, np.float32)
-                block[:, : part.shape[1]] = part
-                for every, file in levels.items():
-                    file.write(worst_of(metric).reduce(block.reshape(len(block), -1, every), axis=2).data)
+                block = np.empty((len(self._ranks), BLOCK_STEPS), np.float32)
+                block[:, : part.shape[1]], block[:, part.shape[1] :] = part, np.nan
+                for every, values in {1: block, **_coarser(metric, block)}.items():
+                    levels[every].write(values.data)
 
     def add_ranks(self, ranks: Iterable[int]) -> None:
         """Add rows for the ranks that are not there yet."""
@@ -200,8 +201,8 @@ class TileWriter:
             mine = block == number
             held = fine[number]
             held[:, column[mine]] = np.where(np.isnan(values[:, mine]), held[:, column[mine]], values[:, mine])
-            for every in LEVELS[1:]:
-                self._map(metric, every)[number] = worst_of(metric).reduce(held.reshape(len(held), -1, every), axis=2)
+            for every, coarse in _coarser(metric, held).items():
+                self._map(metric, every)[number] = coarse
 
     @property
     def ranks(self) -> Sequence[int]:
@@ -225,9 +226,8 @@ class TileWriter:
         block, column = np.divmod(at, BLOCK_STEPS)
         fine[block, row, column] = told
         first, last = int(block.min()), int(block.max()) + 1
-        for every in LEVELS[1:]:
-            rows = fine[first:last, row].reshape(-1, BLOCK_STEPS // every, every)
-            self._map(metric, every)[first:last, row] = worst_of(metric).reduce(rows, axis=2)
+        for every, coarse in _coarser(metric, fine[first:last, row]).items():
+            self._map(metric, every)[first:last, row] = coarse
 
     def _map(self, metric: str, every: int) -> Values:
         shape = (_blocks_of(len(self._steps)), len(self._ranks), BLOCK_STEPS // every)
@@ -265,6 +265,16 @@ def _generation(folder: Path) -> int:
         return msgspec.json.decode((folder / _META).read_bytes(), type=TilesMeta).generation
     except (OSError, ValueError):
         return 0
+
+
+def _coarser(metric: str, values: Values) -> dict[int, Values]:
+    """Return ``values`` [rows, ``BLOCK_STEPS``] with one column per so many steps, for each of ``LEVELS`` but the first."""
+    found: dict[int, Values] = {}
+    for finer, every in pairwise(LEVELS):
+        for _ in range((every // finer).bit_length() - 1):  # halves: numpy is slow where it reduces short rows
+            values = worst_of(metric)(values[:, ::2], values[:, 1::2])
+        found[every] = values
+    return found
 
 
 def _blocks_of(columns: int) -> int:

@@ -230,19 +230,20 @@ def _add_cells(figure: go.Figure, lanes: Lanes, first: int, past: int, colors: P
     )
 
 
-def _hover_texts(cells: Cells, lanes: Lanes) -> list[list[str]]:
-    """Return kind and name for each cell, without the lane's name; shortened if the total would exceed ``_MOST_TEXT``."""
+def _hover_texts(cells: Cells, lanes: Lanes) -> NDArray[np.object_]:
+    """Return kind and name for each cell, without the lane's name; shortened if the total would exceed ``_MOST_TEXT``.
+
+    An array, not lists: Plotly looks at each item of lists.
+    """
     kinds = [kind_label(kind) for kind in range(NOTHING + 1)]
-    names = {at: f"<br>{name}" for at, name in enumerate(lanes.texts)}
-    lengths = np.array([len(name) for name in names.values()] or [0])
+    names = [f"<br>{name}" for name in lanes.texts]
+    lengths = np.array([len(name) for name in names] or [0])
     if lengths[cells.about[cells.about != NOBODY]].sum() + cells.about.size * 40 > _MOST_TEXT:
         kinds = [_WORDS[kind] if kind < FIRST_PHASE else label for kind, label in enumerate(kinds)]
-        names = {at: f" #{at}" for at in names}
-    names[NOBODY] = ""
-    return [
-        [f"{kinds[kind]}{names[at]}" for kind, at in zip(row, about, strict=True)]
-        for row, about in zip(cells.prevailing.tolist(), cells.about.tolist(), strict=True)
-    ]
+        names = [f" #{at}" for at in range(len(names))]
+    names.append("")  # of ``NOBODY``, the last
+    texts: NDArray[np.object_] = np.array(kinds, object)[cells.prevailing] + np.array(names, object)[cells.about]
+    return texts
 
 
 def _add_frames(figure: go.Figure, chosen: NDArray[np.int64], first: int, past: int, colors: Palette) -> None:

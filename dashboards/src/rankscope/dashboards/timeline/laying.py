@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,6 +19,7 @@ from rankscope.analysis.perfetto.source import clock_of, shared_by_names
 from rankscope.analysis.trace.breakdown import Work
 from rankscope.analysis.trace.intervals import EMPTY, Spans, union
 from rankscope.base.errors import InputError
+from rankscope.base.process import collector_paused
 from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.timeline.data import Calls, Collective, WindowAbout, WindowData, write_window
 from rankscope.dashboards.timeline.parts import NOBODY, Numbers, Parts, Recorded, joined, parts_of
@@ -31,6 +32,7 @@ _APART_NS: Final = 60_000_000_000
 """Largest plausible distance between ranks of a window; a rank further away has a clock that could not be corrected."""
 
 
+@collector_paused()
 def derive_window(run: Path, attempt: int, steps: range, folder: Path, tell: Tell) -> None:
     """Write the window that ``read_window`` reads. Raises ``RankscopeError`` and ``OSError``."""
     reader = RunReader(run)
@@ -210,10 +212,8 @@ def _recorded(rank: int, held: Reduction, calls: Numbers, work: Work | None, lin
         offset = base + clocks.offset_at(rank, _start(held))
         compute, copies = work.compute - offset, work.copies - offset
     else:
-        compute, copies = (
-            _union(_computing(one, clocks.correct(rank, one.enqueue_unix_ns) - base) for one in held.collectives),
-            EMPTY,
-        )
+        enqueued = [clocks.correct(rank, one.enqueue_unix_ns) - base for one in held.collectives]
+        compute, copies = _union([_computing(held.collectives, enqueued)]), EMPTY
     return Recorded(
         steps=_union([np.array(steps, dtype=np.int64).reshape(-1, 2)]),
         collectives=calls[:, 2:4],
@@ -225,10 +225,11 @@ def _recorded(rank: int, held: Reduction, calls: Numbers, work: Work | None, lin
     )
 
 
-def _computing(record: CollectiveRecord, enqueued_ns: int) -> Spans:
-    spans = np.array(record.compute_spans_us, dtype=np.float64).reshape(-1, 2) * 1000
+def _computing(records: Sequence[CollectiveRecord], enqueued_ns: Sequence[int]) -> Spans:
+    spans = np.array([span for one in records for span in one.compute_spans_us], dtype=np.float64).reshape(-1, 2) * 1000
     whole: Spans = np.rint(spans.clip(-_APART_NS, _APART_NS)).astype(np.int64)
-    return whole + enqueued_ns
+    counts = np.array([len(one.compute_spans_us) for one in records], dtype=np.intp)
+    return whole + np.repeat(np.array(enqueued_ns, dtype=np.int64), counts)[:, None]
 
 
 def _union(spans: Iterable[Spans]) -> Spans:

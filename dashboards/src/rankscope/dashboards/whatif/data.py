@@ -10,11 +10,13 @@ from typing import Final
 
 import msgspec
 
+from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.whatif.outcome import Terms
 from rankscope.analysis.whatif.result import Effect, WhatIf
 from rankscope.analysis.whatif.run_answer import whatif_with_chain
 from rankscope.analysis.whatif.step_scenarios import MOST_CAUSES, MOST_RANKS, Combinations, combinations, read_combinations
 from rankscope.base.errors import InputError
+from rankscope.base.process import collector_paused
 from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.whole import read_json
 from rankscope.dashboards.words.inert import inert_record
@@ -46,11 +48,21 @@ class Scenarios:
     """``None``: only the single parts in ``answer``; profiled steps do not allow combinations."""
 
 
-def make_scenarios(run: Path, folder: Path, tell: Tell) -> None:
+@dataclass(frozen=True, slots=True)
+class StepRecords:
+    """Step records of an undamaged run with ``TABLE_METRICS``."""
+
+    table: StepTable
+    read_unix_ns: int
+
+
+@collector_paused()
+def make_scenarios(run: Path, folder: Path, tell: Tell, records: StepRecords | None = None) -> None:
     """Simulate the last attempt of ``run`` and write the result into ``folder``. Raises ``InputError``, and ``OSError`` if it
-    cannot write.
+    cannot write. ``records``: step records that have been read already.
     """
-    now = time.time_ns()
+    now = time.time_ns() if records is None else records.read_unix_ns
+    tell(Progress("simulating the run without its stragglers"))
     reader = RunReader(run)
     attempts = reader.attempts()
     infos = reader.infos(attempts[-1]) if attempts else {}
@@ -59,6 +71,7 @@ def make_scenarios(run: Path, folder: Path, tell: Tell) -> None:
         NamedRun(run, None),
         terms,
         lambda done, of: tell(Progress("simulating the run without its stragglers: reading ranks", done, of)),
+        table=None if records is None else records.table,
     )
     if chain is not None:
         tell(Progress("what-if: simulating combinations"))

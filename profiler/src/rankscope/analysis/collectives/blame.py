@@ -140,6 +140,7 @@ class _Books:
     def enter(self, match: Match, meeting: Meeting, charges: Mapping[int, Charge], threshold: float) -> None:
         """Add a collective in which every rank waits for all others."""
         shortest = min(match.inside_ns)
+        transfer = shortest / 1000
         soonest, least = meeting.soonest
         charge = charges.get(soonest, {meeting.culprit: least}) if least > threshold else {}
         gain = {origin: amount / 1000 for origin, amount in charge.items()}
@@ -150,12 +151,12 @@ class _Books:
         group = self._number(match.group, meeting.members)
         # Spans are on the rank's own clock, as those of its compute are.
         for rank, record, here, inside in zip(match.ranks, match.records, match.arrivals_ns, match.inside_ns, strict=True):
-            self._transfer[rank] += shortest / 1000
+            self._transfer[rank] += transfer
             self._waiting[rank] += (inside - shortest) / 1000
-            if record.compute_spans_us:
-                self._compute.setdefault((rank, match.step), []).extend(_compute(record))
+            if busy := _compute(record):
+                self._compute.setdefault((rank, match.step), []).extend(busy)
             if wait := waits.get(rank):
-                exposed[rank] = _exposed_ns(record, (here, here + wait)) / 1000
+                exposed[rank] = _exposed_ns(busy, (here, here + wait)) / 1000
                 for origin, span in _parts(charges.get(rank), meeting.culprit, (here, here + wait)):
                     self._waits.setdefault((origin, rank, match.step), []).append((group, span))
 
@@ -183,7 +184,9 @@ class _Books:
                 gain = {found[0].origin: min(wait.end - wait.since for wait in found) / 1000}
                 nothing = dict.fromkeys(match.ranks, 0.0)
                 waited = nothing | {wait.waiter: (wait.end - wait.start) / 1000 for wait in found}
-                exposed = nothing | {wait.waiter: _exposed_ns(wait.record, (wait.start, wait.end)) / 1000 for wait in found}
+                exposed = nothing | {
+                    wait.waiter: _exposed_ns(_compute(wait.record), (wait.start, wait.end)) / 1000 for wait in found
+                }
                 self._instances.append((match.step, gain, waited, exposed))
 
     def _number(self, group: str | None, members: tuple[int, ...]) -> int:
@@ -272,12 +275,12 @@ def _exposed(match: Match, meeting: Meeting, victim: int) -> float:
     """Return the share of a victim's wait at one collective that its compute did not hide."""
     at = match.ranks.index(victim)
     begin, wait = match.arrivals_ns[at], meeting.waits_ns[victim]
-    return _exposed_ns(match.records[at], (begin, begin + wait)) / wait
+    return _exposed_ns(_compute(match.records[at]), (begin, begin + wait)) / wait
 
 
-def _exposed_ns(record: CollectiveRecord, waited: Span) -> int:
-    """Return the length of the part of a wait that the rank's compute did not hide."""
-    return waited[1] - waited[0] - covered([waited], merge(_compute(record)))
+def _exposed_ns(compute: Sequence[Span], waited: Span) -> int:
+    """Return the length of the part of a wait that the rank's ``compute`` did not hide."""
+    return waited[1] - waited[0] - covered([waited], merge(compute))
 
 
 def _arrivals(match: Match, clocks: Clocks) -> list[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Final, Literal
 
 from rankscope.runs.records import SHARED_DIMENSIONS, STAGE_DIMENSIONS, CollectiveRecord
@@ -36,8 +37,10 @@ Coordinates = Mapping[int, Mapping[str, int]]
 
 def exposed_us(row: CollectiveRecord) -> float:
     """Return the time of an operation that no compute covers."""
-    start, end = ((at - row.enqueue_unix_ns) / 1000 for at in (row.start_unix_ns, row.end_unix_ns))
-    covered = sum(max(0.0, min(end, last) - max(start, first)) for first, last in row.compute_spans_us)
+    start, end = (row.start_unix_ns - row.enqueue_unix_ns) / 1000, (row.end_unix_ns - row.enqueue_unix_ns) / 1000
+    covered = 0.0
+    for first, last in row.compute_spans_us:
+        covered += max(0.0, min(end, last) - max(start, first))
     return max(0.0, end - start - covered)
 
 
@@ -66,7 +69,7 @@ def _of_rank(
     unknown = [row for row, names in zip(rows, known, strict=True) if names is None]
     activations = set() if shared else _activations(unknown)
     return [
-        "activations" if names is None and _key(row) in activations else _transfer(row, names, shared=shared)
+        "activations" if activations and names is None and _key(row) in activations else _transfer(row, names, shared=shared)
         for row, names in zip(rows, known, strict=True)
     ]
 
@@ -78,7 +81,7 @@ def _transfer(row: CollectiveRecord, names: frozenset[str] | None, *, shared: bo
     own_batches = not shared if names is None else not names <= SHARED_DIMENSIONS and not names & _STAGES
     if "all_to_all" in row.op:
         return "tokens" if own_batches else None
-    reduces, shards = "all_reduce" in row.op, any(name in row.op for name in SHARDING)
+    reduces, shards = "all_reduce" in row.op, _is_sharding(row.op)
     if names is not None and names <= _TENSOR:
         return "activations" if reduces or shards else None
     if not own_batches:
@@ -100,12 +103,17 @@ def _varying(places: Iterable[Mapping[str, int]]) -> frozenset[str]:
     return frozenset(name for name, found in values.items() if len(found) > 1)
 
 
+@lru_cache
+def _is_sharding(op: str) -> bool:
+    return any(name in op for name in SHARDING)
+
+
 _Key = tuple[str, str, int | None]
 
 
 def _key(row: CollectiveRecord) -> _Key:
     # A group's all-gathers and reduce-scatters are of one kind, whatever their size; its all-reduces may be of several.
-    if any(name in row.op for name in SHARDING):
+    if _is_sharding(row.op):
         return row.group, "", None
     return row.group, row.op, row.bytes
 
@@ -132,8 +140,8 @@ def _reduced_activations(rows: Sequence[CollectiveRecord]) -> set[_Key]:
         if "all_reduce" in row.op:
             length = row.end_unix_ns - row.start_unix_ns
             apart = end is None or row.start_unix_ns - end >= _APART * length
-            times[_key(row)] += 1
-            waited[_key(row)] += int(apart and exposed_us(row) >= _BARE * length / 1000)
+            times[key := _key(row)] += 1
+            waited[key] += int(apart and exposed_us(row) >= _BARE * length / 1000)
         end = row.end_unix_ns if end is None else max(end, row.end_unix_ns)
     return {key for key, count in waited.items() if count >= _ALIKE and count >= times[key] / 2}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _Value = TypeVar("_Value", bound=np.floating[Any])
+_Part = TypeVar("_Part")
 _Result = TypeVar("_Result")
 
 _BLOCK: Final = 256
@@ -33,14 +34,19 @@ def of_blocks(shape: tuple[int, ...], function: Callable[[slice], _Result]) -> l
 
     Blocks of a large matrix are processed in parallel.
     """
+    return in_parallel(shape[0] * shape[1], function, blocks(shape[1]))
+
+
+def in_parallel(size: int, function: Callable[[_Part], _Result], parts: Iterable[_Part]) -> list[_Result]:
+    """Return the results of ``function`` for each of the parts of a matrix with ``size`` values, in order."""
     cores = len(os.sched_getaffinity(0))
-    if cores == 1 or shape[0] * shape[1] < _WORTH_A_THREAD:
-        return [function(steps) for steps in blocks(shape[1])]
+    if cores == 1 or size < _WORTH_A_THREAD:
+        return [function(part) for part in parts]
     # Imported for large runs only: imports are a large part of the time that a small run takes.
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(cores) as pool:
-        return list(pool.map(function, blocks(shape[1])))
+        return list(pool.map(function, parts))
 
 
 def by_step(values: NDArray[_Value]) -> NDArray[_Value]:

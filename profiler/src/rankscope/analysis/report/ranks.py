@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.blame import Blame
+from rankscope.analysis.evidence.order import in_parallel
 from rankscope.analysis.result.analysis import RankResult
 from rankscope.analysis.result.collectives import RankClock
 from rankscope.analysis.result.detail import CommunicationPart, RankDetail
@@ -58,7 +59,8 @@ def _medians(table: StepTable, metric: str) -> NDArray[np.float64]:
     if not stored.size:
         return found
     rows = max(1, _AT_ONCE // stored.shape[1])
-    for first in range(0, len(stored), rows):
+
+    def enter(first: int) -> None:
         values = stored[first : first + rows]
         known = np.isfinite(values)
         plain = known & ~table.profiled[first : first + rows]
@@ -69,6 +71,8 @@ def _medians(table: StepTable, metric: str) -> NDArray[np.float64]:
         inorder = np.sort(np.where(used, values, np.inf), axis=1)
         middle = (inorder[each, low].astype(np.float64) + inorder[each, high]) / 2
         found[first : first + rows] = np.where(counts > 0, middle, np.nan)
+
+    in_parallel(stored.size, enter, range(0, len(stored), rows))
     return found
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.steps import Matrix, Stored
 from rankscope.analysis.inference.step_signals import ACTIVITIES
-from rankscope.analysis.whatif.step_graph import Block, StepGraph, middle, over_middle
+from rankscope.analysis.whatif.step_graph import Block, StepGraph, middle, over
 from rankscope.runs.records import Phase
 
 CAUSE_METRICS: Final = ("gc_us", "run_queue_us", "cpu_us", "model_elements", "input_elements", "samples", "own_us")
@@ -77,9 +77,10 @@ class Causes:
         """Own time above the rank in the middle at a step without the tag, [ranks], for each tag of ``ACTIVITIES`` in the run."""
         graph = self.graph
         some = slice(None, None, max(1, len(graph.transfers) // _SAMPLED))
-        over = over_middle(graph.values("own_us", some))
+        own = graph.values("own_us", some)
+        excess = over(own, middle(own, axis=1))
         tagged = {tag: graph.table.tagged(tag)[graph.rows] for tag in ACTIVITIES.values()}
-        return {tag: np.median(np.where(at[:, some].T, 0.0, over), axis=0) for tag, at in tagged.items() if at.any()}
+        return {tag: np.median(np.where(at[:, some].T, 0.0, excess), axis=0) for tag, at in tagged.items() if at.any()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +94,25 @@ class CausePart:
     """Function that returns a new array of the most that the cause took, [stretches, ranks]; ``None`` where it took nothing."""
 
 
-def _over(values: Stored) -> Matrix:
-    """Return the excess over the rank in the middle, [steps, ranks]; 0 where unknown, as in the last steps of a killed rank."""
-    return np.nan_to_num(over_middle(values), posinf=0.0)
+def _over(block: Block, metric: str, values: Stored | None = None) -> Matrix:
+    """Return the excess over the rank in the middle, [steps, ranks]; 0 where unknown, as in the last steps of a killed rank.
+
+    ``values``: those of the metric without what other metrics took of it; ``None``: its own.
+    """
+    if values is None:
+        values = block.graph.values(metric, block.steps)
+    return np.nan_to_num(block.over_middle(metric, values), posinf=0.0)
 
 
-def _placed(block: Block, over: Matrix) -> Matrix | None:
-    return block.place(over) if over.any() else None
+def _placed(block: Block, excess: Matrix) -> Matrix | None:
+    return block.place(excess) if excess.any() else None
 
 
 def _metric(cause: str, metric: str) -> CausePart:
     return CausePart(
         cause,
         lambda causes: metric in causes.known,
-        lambda _, block: _placed(block, _over(block.graph.values(metric, block.steps))),
+        lambda _, block: _placed(block, _over(block, metric)),
     )
 
 
@@ -116,7 +122,7 @@ def _activity(cause: str, tag: str) -> CausePart:
         tagged = graph.table.tagged(tag)[graph.rows, block.steps].T
         if not tagged.any():
             return None
-        longer = over_middle(graph.values("own_us", block.steps)) - causes.usual_us[tag]
+        longer = block.over_middle("own_us", graph.values("own_us", block.steps)) - causes.usual_us[tag]
         return _placed(block, np.where(tagged, longer.clip(min=0.0), 0.0))
 
     return CausePart(cause, lambda causes: tag in causes.usual_us, amounts)
@@ -139,7 +145,9 @@ def _computed(causes: Causes, block: Block) -> Matrix:
     computed = np.zeros((steps.stop - steps.start, len(graph.rows)))
     if "cpu_us" in causes.known:
         cpu = graph.values("cpu_us", steps).astype(np.float64)
-        computed = _over(cpu - np.nan_to_num(graph.values("gc_us", steps)) if "gc_us" in causes.known else cpu)
+        if "gc_us" in causes.known:
+            cpu -= np.nan_to_num(graph.values("gc_us", steps))
+        computed = _over(block, "cpu_us", cpu)
     return computed if causes.busy_us is None else np.maximum(computed, causes.busy_us)
 
 
@@ -147,22 +155,26 @@ def _knows_compute(causes: Causes) -> bool:
     return "cpu_us" in causes.known or causes.busy_us is not None
 
 
-def _has_more_work(causes: Causes, block: Block) -> NDArray[np.bool_] | bool:
-    """Return where a rank has clearly more work than the rank in the middle, [steps, ranks]; ``False`` where work is unknown."""
+def _more_work(causes: Causes, block: Block) -> NDArray[np.bool_] | None:
+    """Return where a rank has clearly more work than the rank in the middle, [steps, ranks]; ``None`` where no rank has."""
     if causes.work is None:
-        return False
+        return None
     work = block.graph.values(causes.work, block.steps)
-    more: NDArray[np.bool_] = work > _MORE_WORK * middle(work, axis=1)[:, None]
-    return more
+    more: NDArray[np.bool_] = work > _MORE_WORK * block.middle(causes.work, work)[:, None]
+    return more if more.any() else None
 
 
 def _imbalance(causes: Causes, block: Block) -> Matrix | None:
-    over = _computed(causes, block) if _knows_compute(causes) else _over(block.graph.values("own_us", block.steps))
-    return _placed(block, np.where(_has_more_work(causes, block), over, 0.0))
+    more = _more_work(causes, block)
+    if more is None:
+        return None
+    excess = _computed(causes, block) if _knows_compute(causes) else _over(block, "own_us")
+    return _placed(block, np.where(more, excess, 0.0))
 
 
 def _compute(causes: Causes, block: Block) -> Matrix | None:
-    return _placed(block, np.where(_has_more_work(causes, block), 0.0, _computed(causes, block)))
+    more, excess = _more_work(causes, block), _computed(causes, block)
+    return _placed(block, excess if more is None else np.where(more, 0.0, excess))
 
 
 def _knows_host(causes: Causes) -> bool:

@@ -28,6 +28,8 @@ from rankscope.runs.named import NamedRun
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo, StepBreakdown
 
+TABLE_METRICS: Final = (*GRAPH_METRICS, *CAUSE_METRICS)
+"""Metrics of the step records that an answer needs."""
 _SECONDS: Final = 1e-6
 
 
@@ -48,14 +50,17 @@ def whatif_of_run(run: NamedRun, terms: Terms) -> WhatIf:
     return whatif_with_chain(run, terms)[0]
 
 
-def whatif_with_chain(run: NamedRun, terms: Terms, report: Report = ignore) -> tuple[WhatIf, Chain | None]:
+def whatif_with_chain(
+    run: NamedRun, terms: Terms, report: Report = ignore, *, table: StepTable | None = None
+) -> tuple[WhatIf, Chain | None]:
     """Answer as ``whatif_of_run``, and return its chain; ``None`` if the answer is not from step records.
 
-    ``report`` receives the number of ranks read.
+    ``report`` receives the number of ranks read. ``table`` with ``TABLE_METRICS`` at least, of an undamaged run: not read again.
     """
     reader = RunReader(run.path)
     attempt = run.chosen(reader.attempts())
-    table = StepTable.load(reader, attempt, report=report, metrics=(*GRAPH_METRICS, *CAUSE_METRICS))
+    if table is None or table.attempt != attempt:
+        table = StepTable.load(reader, attempt, report=report, metrics=TABLE_METRICS)
     table = replace(table, start_unix_ns=None)  # of no use here, and as large as two metrics
     ranks = table.ranks.tolist()
     infos = reader.infos(attempt)

@@ -15,7 +15,7 @@ only one number per stretch is kept of all steps.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, TypeVar
 
@@ -49,6 +49,8 @@ class StepGraph:
     """Number of stretches that have ended before each step, and of all, [steps + 1]."""
     transfers: NDArray[np.float64]
     """Time of the meetings themselves, the same in every scenario, [steps]."""
+    middles: dict[tuple[str, int], NDArray[np.float64]] = field(default_factory=dict)
+    """Values of the rank in the middle, by their name and the first step of the block: most of the time of a scenario."""
 
     def times(self, longest: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return step times [steps] for the longest own time [stretches] of each stretch."""
@@ -99,10 +101,21 @@ class Block:
             total[stretches] += values[here]
         return total
 
+    def middle(self, name: str, values: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+        """Return ``middle`` of each row of ``values``, which are always the same for ``name``."""
+        key = (name, self.ending.start)
+        if (found := self.graph.middles.get(key)) is None:
+            found = self.graph.middles[key] = middle(values, axis=1)
+        return found
+
+    def over_middle(self, name: str, values: Stored) -> Matrix:
+        """Return the excess of each value over ``middle`` of its row, or 0; [steps, ranks] in and out."""
+        return over(values, self.middle(name, values))
+
     @cached_property
     def typical(self) -> NDArray[np.float64]:
         """Ideal time: own time of the rank in the middle, [stretches]."""
-        return middle(self.own, axis=1)
+        return self.middle("own", self.own)
 
     @cached_property
     def above(self) -> Matrix:
@@ -112,7 +125,12 @@ class Block:
     @cached_property
     def lost(self) -> list[Matrix]:
         """Own time of each phase above that of the rank in the middle, or 0: [steps, ranks] for each of the graph's phases."""
-        return [over_middle(values) for values in self._values]
+        return [self.over_middle(phase, values) for phase, values in zip(self.graph.phases, self._values, strict=True)]
+
+    @cached_property
+    def _lost_in_all(self) -> Matrix:
+        total: Matrix = np.sum(self.lost, axis=0)
+        return total
 
     def lost_in(self, phase: Phase) -> tuple[slice | NDArray[np.intp], Matrix]:
         """Return the stretches of the block that have ``phase``, and ``lost`` in it, [those stretches, ranks]."""
@@ -122,7 +140,7 @@ class Block:
 
     def place(self, times: Matrix) -> Matrix:
         """Assign times [steps, ranks] to stretches, in proportion to what the rank lost in the phases of the step."""
-        lost = np.sum(self.lost, axis=0)
+        lost = self._lost_in_all
         share = np.divide(times, lost, out=np.zeros(times.shape), where=lost > 0)
         placed = np.zeros(self.shape)
         for at, of_phase in enumerate(self.lost):
@@ -216,7 +234,7 @@ def middle(values: NDArray[np.floating[Any]], axis: int = 0) -> NDArray[np.float
     return found
 
 
-def over_middle(values: Stored) -> Matrix:
-    """Return the excess of each value over the lower median of its row, or 0; [steps, ranks] in and out."""
-    over: Matrix = np.subtract(values, middle(values, axis=1)[:, None], dtype=np.float64)
-    return np.maximum(over, 0.0, out=over)
+def over(values: Stored, typical: NDArray[np.float64]) -> Matrix:
+    """Return the excess of each value over the ``typical`` of its row, or 0; [steps, ranks] in and out."""
+    excess: Matrix = np.subtract(values, typical[:, None], dtype=np.float64)
+    return np.maximum(excess, 0.0, out=excess)
