@@ -20,6 +20,9 @@ _MOST_KEPT: Final = 64
 _GZIP_LEVEL: Final = 1
 """Over plain HTTP browsers take nothing better than gzip. Level 6 takes three times as long; answers are 4 to 14 % smaller."""
 
+_BROTLI_WINDOW: Final = 18
+"""Bits of the window: each thread that compresses needs several times its size."""
+
 
 class _Compressed:
     """Compressed scripts and styles, so that each is compressed once."""
@@ -54,6 +57,7 @@ def register(app: dash.Dash) -> None:
     """Compress answers, and let browsers keep versioned scripts and styles without asking again."""
     app.server.config.update(
         COMPRESS_ALGORITHM=["zstd", "br", "gzip"],
+        COMPRESS_BR_WINDOW=_BROTLI_WINDOW,
         COMPRESS_STREAMS=False,
         COMPRESS_LEVEL=_GZIP_LEVEL,
         COMPRESS_MIN_SIZE=1_000,
