@@ -71,7 +71,8 @@ def test_every_rankscope_command_works_as_written(tmp_path: Path, example_traces
         assert done.stdout or done.stderr
         if words[1:] == ["analyze", "runs/first"]:
             # and the verdict in the README still resembles the printed one
-            assert TABLE_HEAD in done.stdout.splitlines()
+            heads = [line.split() for line in done.stdout.splitlines()]  # the widths of columns depend on their values
+            assert TABLE_HEAD.split() in heads
     assert list((tmp_path / "rules").iterdir())
 
 

@@ -94,14 +94,14 @@ class CausePart:
     """Function that returns a new array of the most that the cause took, [stretches, ranks]; ``None`` where it took nothing."""
 
 
-def _over(block: Block, metric: str, values: Stored | None = None) -> Matrix:
+def _over(block: Block, name: str, values: Stored | None = None) -> Matrix:
     """Return the excess over the rank in the middle, [steps, ranks]; 0 where unknown, as in the last steps of a killed rank.
 
-    ``values``: those of the metric without what other metrics took of it; ``None``: its own.
+    ``values``: always the same ones for ``name``; ``None``: those of the metric ``name``.
     """
     if values is None:
-        values = block.graph.values(metric, block.steps)
-    return np.nan_to_num(block.over_middle(metric, values), posinf=0.0)
+        values = block.graph.values(name, block.steps)
+    return np.nan_to_num(block.over_middle(name, values), posinf=0.0)
 
 
 def _placed(block: Block, excess: Matrix) -> Matrix | None:
@@ -147,7 +147,7 @@ def _computed(causes: Causes, block: Block) -> Matrix:
         cpu = graph.values("cpu_us", steps).astype(np.float64)
         if "gc_us" in causes.known:
             cpu -= np.nan_to_num(graph.values("gc_us", steps))
-        computed = _over(block, "cpu_us", cpu)
+        computed = _over(block, "cpu_us without gc_us", cpu)
     return computed if causes.busy_us is None else np.maximum(computed, causes.busy_us)
 
 
