@@ -17,7 +17,7 @@
     document.head.append(drawing);
   }
 
-  // Figures have the time of this browser at their axes. To find its zone takes a while: one that is known is only looked at again later.
+  // Figures have the time of this browser at their axes. Finding its zone takes a while, so a known one is checked later.
   function remember() {
     try {
       var zone = Intl.DateTimeFormat().resolvedOptions().timeZone;

@@ -14,8 +14,8 @@ from flask_compress import Compress
 ASSETS: Final = "/assets/"
 PACKAGES: Final = "/_dash-component-suites/"
 """Path prefixes of scripts and styles, which are the same for every installation."""
-A_YEAR_S: Final = 31_536_000
 
+_A_YEAR_S: Final = 31_536_000
 _MOST_KEPT: Final = 64
 _GZIP_LEVEL: Final = 1
 """Over plain HTTP browsers take nothing better than gzip. Level 6 takes three times as long; answers are 4 to 14 % smaller."""
@@ -45,7 +45,7 @@ def _key(request: flask.Request) -> str:
     return request.path if request.path.startswith((ASSETS, PACKAGES)) else ""
 
 
-def is_versioned(request: flask.Request) -> bool:
+def _is_versioned(request: flask.Request) -> bool:
     """Return whether an address names one version of a script or style: Dash adds its date."""
     path = request.path
     if path.startswith(ASSETS):
@@ -66,8 +66,8 @@ def register(app: dash.Dash) -> None:
     )
 
     def keep(response: flask.Response) -> flask.Response:
-        if response.status_code == 200 and is_versioned(flask.request):
-            response.headers["Cache-Control"] = f"public, max-age={A_YEAR_S}, immutable"
+        if response.status_code == 200 and _is_versioned(flask.request):
+            response.headers["Cache-Control"] = f"public, max-age={_A_YEAR_S}, immutable"
         return response
 
     def read(response: flask.Response) -> flask.Response:

@@ -39,9 +39,9 @@ _OPERATIONS: Final = {
 """Names of NCCL to those of records. Unknown ones are not compared."""
 _CODES: Final = {name: code for code, name in enumerate(_OPERATIONS)}
 _KINDS: Final = 16
+"""Number of codes: NCCL numbers the operations of each kind apart, and here all of a communicator have different numbers."""
 _SHOWN: Final = 4
 """Number of files in a warning."""
-"""Number of codes: NCCL numbers the operations of each kind apart, and here all of a communicator have different numbers."""
 _TIMING: Final = (
     "leave NCCL_INSPECTOR_REQUIRE_KERNEL_TIMING at 1, with NCCL 2.30 or later, so that only durations of kernels are logged"
 )

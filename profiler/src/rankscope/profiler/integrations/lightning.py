@@ -135,5 +135,5 @@ class RankscopeCallback(_Callback):  # type: ignore[misc, valid-type]  # as abov
         self._end(trainer)
 
     def _end(self, trainer: Any, error: BaseException | None = None) -> None:
-        trainer.loggers = _other_loggers(trainer)
         self.fit.end(error)
+        trainer.loggers = _other_loggers(trainer)
