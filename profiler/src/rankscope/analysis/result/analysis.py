@@ -182,6 +182,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     rank: int | None = None
     ranks: list[int] = []
+    hosts: list[str] = []
+    """Names of the hosts at fault: most of their ranks are slow, together or one after the other; their ranks are in ``ranks``."""
     pattern: Pattern | None = None
     cause: Cause | None = None
     explained_by: str | None = None
@@ -203,6 +205,15 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     from step records, or a physical reason decided."""
     slowdown: float | None = None
     """Actual step time divided by the step time without the cause; 1.31 = the job takes 31 % longer."""
+    saves: tuple[float, float] | None = None
+    """Interval of what healing the named ranks or hosts saves, as shares of the typical step. ``None``: none are named, or the
+    source gives no interval."""
+    costs_at_most: float | None = None
+    """Share of the typical step above which the data exclude the cost of any rank or host; for verdicts that name none."""
+    judged_ranks: int | None = None
+    """Number of ranks that were compared; ``None``: none, or unknown."""
+    judged_steps: int | None = None
+    """Number of steps in which they were compared."""
     gpu_hours_lost: float | None = None
     cost: Cost | None = None
     summary: str
@@ -225,7 +236,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: Kind
     rank: int | None = None
+    ranks: list[int] = []
+    """Ranks at fault, ascending; ``rank`` is the worst of them. Empty where no rank is at fault, or the slowness rotates."""
     host: str | None = None
+    """Host of ``rank``; for a finding about a whole host, that host."""
+    whole_host: bool = False
+    """True if the host is at fault as a whole: most of its ranks are slow, and ``ranks`` are all of its slow ones."""
     cause: Cause | None = None
     explained_by: str | None = None
     phase: Phase | None = None
@@ -236,6 +252,31 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     gpu_hours_lost: float | None = None
     summary: str
     evidence: list[Evidence] = []
+
+
+class RareSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """Cost of the few steps that took much longer than the typical one. The verdict is about the other, typical steps."""
+
+    count: int
+    """Number of rare steps."""
+    of_steps: int
+    """Number of steps among which they were found."""
+    steps: list[int]
+    """The costliest rare steps, ascending, at most 16."""
+    typical_us: float
+    """Time of the typical step."""
+    longest_us: float
+    """Time of the longest rare step."""
+    share: float
+    """Share of the run's time that they took beyond as many typical steps."""
+    rank: int | None
+    """Rank that the others waited for in most of this time; ``None``: none, or several in turn."""
+    host: str | None
+    """Host of ``rank``."""
+    cause: Cause | None
+    """Cause of most of this time; ``None``: not known."""
+    summary: str
+    """One sentence for a person."""
 
 
 class Analysis(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,6 +295,8 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     findings: list[Finding]
     """Most costly first."""
+    rare_steps: RareSteps | None = None
+    """Steps that took much longer than the typical one; ``None`` without any that matter, and for traces."""
     pipeline: PipelineResult | None = None
     """Bubbles and stages; ``None`` without a pipeline, or where the records lack own time."""
     waterfall: Waterfall | None = None
