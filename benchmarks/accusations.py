@@ -23,9 +23,8 @@ import numpy as np
 
 from rankscope.analysis.evidence.compared import Judged
 from rankscope.analysis.evidence.steps import StepTable
-from rankscope.analysis.inference.rotating import find_rotating
+from rankscope.analysis.inference.judge import Suspect, judge_ranks
 from rankscope.analysis.inference.slow import Slow
-from rankscope.analysis.inference.stragglers import Suspect, find_slow, too_short
 
 STEP_US = 100_000.0
 RANKS = (2, 3, 4, 8, 16, 64)
@@ -64,7 +63,8 @@ def verdict(own: np.ndarray) -> Slow | Suspect | None:
         tags={},
     )
     judged = Judged(table, np.arange(ranks), own, float(wall.mean()))
-    return find_rotating(judged) or find_slow(judged) or too_short(judged)
+    found = judge_ranks(judged)
+    return found.slow or found.suspect
 
 
 def accusations(seeds: int) -> dict[str, Any]:

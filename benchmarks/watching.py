@@ -48,7 +48,7 @@ from rankscope.alerts.owners import STRAGGLER
 from rankscope.alerts.watch.candidate import Candidate, Subject
 from rankscope.alerts.watch.confirmation import Confirmation, next_test
 from rankscope.alerts.watch.ledger import Ledger, Policy
-from rankscope.analysis.evidence.compared import WARM_UP
+from rankscope.analysis.evidence.typical import WARM_UP, warm_up
 from rankscope.analysis.inference.rotating import find_rotating
 from rankscope.analysis.inference.significance import farthest
 from rankscope.analysis.inference.slow import FIXED, MINIMUM_EFFECT, Slow
@@ -160,7 +160,7 @@ class Times:
     @classmethod
     def of(cls, own: Own) -> Times:
         """Return the times of a look without the steps that count as warm-up."""
-        kept = np.ascontiguousarray(own[:, min(WARM_UP, own.shape[1] // 5) :])
+        kept = np.ascontiguousarray(own[:, warm_up(own.shape[1]) :])
         return cls(kept, float(kept.max(axis=0).mean() + 0.04 * STEP_US), list(range(len(own))))
 
 

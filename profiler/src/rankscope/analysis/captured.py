@@ -160,6 +160,6 @@ def _verdict(
         return no_straggler(
             shares, setting, confidence=None, why=f"In these steps no rank makes the others wait beyond chance{restriction}"
         )
-    verdict, finding = straggler(named, setting)
+    verdict, findings = straggler(named, setting)
     besides = _costs(held, blame, setting.world_size, without=named.ranks)
-    return verdict, [finding, *limits(shares_of(besides), setting, lead="Besides that, ")]
+    return verdict, [*findings, *limits(shares_of(besides), setting, lead="Besides that, ")]

@@ -142,11 +142,12 @@ class OnlineAnalysis:
         run = self._evidence
         if run is None:
             return None
-        keep = run.table.steps >= step
+        table = run.typical.table
+        keep = table.steps >= step
         count = int(keep.sum())
         if count < at_least:
             return None
-        compared = judged_groups(run.table.columns(keep), peer_groups(run.ranks, run.infos))
+        compared = judged_groups(table.columns(keep), peer_groups(run.ranks, run.infos))
         return NewSteps(count, [slow for _, slow in slow_ranks(compared)])
 
 

@@ -31,6 +31,7 @@ from rankscope.analysis.evidence.rank_files import Report, ignore
 from rankscope.analysis.evidence.recent import MOST_RECORDS, Earlier
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.evidence.throughput import throughput_of
+from rankscope.analysis.evidence.typical import typical_steps
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.report.ranks import rank_result, typical_values
 from rankscope.analysis.report.run_assessment import assessed_run
@@ -74,7 +75,7 @@ def analysis_of(
     if price_per_gpu_hour is None and recorded.price_per_gpu_hour is not None:
         price_per_gpu_hour, currency = recorded.price_per_gpu_hour, recorded.currency or currency
     table = run.table
-    throughput = throughput_of(table, usual_steps(table), run.infos, run.world_size)
+    throughput = throughput_of(run.typical.table, usual_steps(run.typical.table), run.infos, run.world_size)
     costs = costs_of_run(run, throughput)
     durations, about_durations = durations_of_run(run)
     by_durations = None if durations is None else durations.judge
@@ -196,7 +197,8 @@ def evidence_of(
 
     ``now``: Unix seconds. ``durations`` reads the durations of collectives; it is called if no own times can be compared.
     """
-    compared = judged_groups(table, peer_groups([int(rank) for rank in table.ranks], infos))
+    typical = typical_steps(table, infos)
+    compared = judged_groups(typical.table, peer_groups([int(rank) for rank in table.ranks], infos))
     about = reader.attempt(table.attempt)
     over = table.attempt != max(reader.attempts(), default=table.attempt)
     collectives = {rank: reduction.collectives for rank, reduction in windows.items()}
@@ -204,13 +206,14 @@ def evidence_of(
     return RunEvidence(
         reader=reader,
         table=table,
+        typical=typical,
         compared=compared,
         infos=infos,
         windows=windows,
         world_size=world_size,
         matched=matched,
         damaged=damaged,
-        pipeline=pipeline_of(table, infos, None if about is None else about.pipeline, collectives),
+        pipeline=pipeline_of(typical.table, infos, None if about is None else about.pipeline, collectives),
         liveness="over" if over else liveness(table, infos, silent_s),
         silent_s=silent_s,
         earlier=earlier or Earlier(),

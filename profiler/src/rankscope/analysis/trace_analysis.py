@@ -256,9 +256,9 @@ def _verdict(
         if explained is not None and explained < _MOST and not found.is_whole:
             restriction += f" in the collectives that could be matched, which are {explained:.0%} of the communication"
         return no_straggler(shares, setting, confidence=None, why=f"No rank makes the others wait beyond chance{restriction}")
-    verdict, finding = straggler(named, setting)
+    verdict, findings = straggler(named, setting)
     besides = shares_of(_costs(traces, matched, without=named.ranks))
-    return verdict, [finding, *limits(besides, setting, lead="Besides that, ")]
+    return verdict, [*findings, *limits(besides, setting, lead="Besides that, ")]
 
 
 def _device_times(traces: Sequence[RankTrace], world_size: int | None) -> dict[int, DeviceTimes]:

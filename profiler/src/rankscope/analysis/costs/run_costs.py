@@ -23,7 +23,7 @@ def costs_of_run(run: RunEvidence, throughput: Throughput | None) -> Callable[[t
     need no correction, because they describe the typical rank. Windows are those of the other ranks, if there are any.
     """
     accelerated = run.accelerated
-    steps = costs_of_steps(run.table, world_size=run.world_size, accelerated=accelerated, pipeline=run.pipeline)
+    steps = costs_of_steps(run.typical.table, world_size=run.world_size, accelerated=accelerated, pipeline=run.pipeline)
     return cache(lambda without: _with_ideal(together(steps, _windows(run, without), accelerated=accelerated), throughput))
 
 

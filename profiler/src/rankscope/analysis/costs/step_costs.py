@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.costs.waterfall import Amount, Costs, InnerName
-from rankscope.analysis.evidence.compared import MINIMUM_STEPS, WARM_UP, comparable
+from rankscope.analysis.evidence.compared import MINIMUM_STEPS, comparable
 from rankscope.analysis.evidence.order import by_step, of_blocks
 from rankscope.analysis.evidence.steps import Matrix, StepTable
+from rankscope.analysis.evidence.typical import warm_up
 from rankscope.analysis.result.costs import PartName, PipelineResult
 
 Vector = NDArray[np.float64]
@@ -151,7 +152,7 @@ def _waiting(typical: _Typical, *, in_bubble: bool) -> dict[PartName, float | No
         return {"pipeline_bubble": typical.mean(blocked)}
     table = typical.table
     longest = np.concatenate(
-        of_blocks(table.profiled.shape, lambda steps: table.some("own_us", steps, typical.ranks).max(axis=0))
+        of_blocks(table.profiled.shape, lambda steps: np.fmax.reduce(table.some("own_us", steps, typical.ranks), axis=0))
     )
     waiting = np.minimum(np.maximum(longest[typical.step] - typical.at("own_us"), 0), blocked)
     return {"exposed_communication": typical.mean(blocked - waiting), "straggler_wait": typical.mean(waiting)}
@@ -219,7 +220,8 @@ def _middle(table: StepTable, rows: NDArray[np.intp], judged: NDArray[np.bool_])
     def of(steps: slice) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         columns = np.flatnonzero(judged[steps])
         own = by_step(table.some("own_us", steps, rows)[:, columns])
-        middle = np.sort(own, axis=1)[:, (len(rows) - 1) // 2]
+        known = np.isfinite(own).sum(axis=1)
+        middle = np.sort(own, axis=1)[np.arange(len(own)), np.maximum(known - 1, 0) // 2]  # NaN last
         column, row = np.nonzero(own == middle[:, None])
         return rows[row], steps.start + columns[column]
 
@@ -239,7 +241,7 @@ def _per_stage(ranks: NDArray[np.int64], shape: tuple[int, ...], pipeline: Pipel
 def usual_steps(table: StepTable) -> NDArray[np.bool_]:
     """Return the mask [steps] of steps after warm-up with a record, without profiled steps if enough others remain."""
     count = len(table.steps)
-    keep = (np.arange(count) >= min(WARM_UP, count // 5)) & table.has_record.any(axis=0)
+    keep = (np.arange(count) >= warm_up(count)) & table.has_record.any(axis=0)
     plain = keep & ~table.profiled.any(axis=0)
     return plain if plain.sum() >= MINIMUM_STEPS else keep
 

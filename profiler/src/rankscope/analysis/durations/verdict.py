@@ -15,10 +15,10 @@ from rankscope.analysis.durations.calls import Wording
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes
 from rankscope.analysis.inference.cause import Signals
 from rankscope.analysis.inference.device_stragglers import DeviceStraggler, are_tested, device_named, slowest, suspected
+from rankscope.analysis.inference.judge import judge_ranks
 from rankscope.analysis.inference.late import ENOUGH_STEPS, find_late, late_named, late_signals, slow_steps, too_few
 from rankscope.analysis.inference.named import Named
 from rankscope.analysis.inference.slow import Slow
-from rankscope.analysis.inference.stragglers import find_slow
 from rankscope.analysis.result.analysis import Evidence, Finding, Verdict
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.verdict.builders import (
@@ -130,8 +130,7 @@ def _named(named: Named, evidence: DurationEvidence, setting: Setting, beside: B
     if evidence.explained is not None:
         share = Evidence(name="communication_matched", value=evidence.explained, unit="ratio", detail="of the communication")
         rows.append(share)
-    verdict, finding = straggler(beside.explain(replace(named, evidence=[*named.evidence, *rows])), setting)
-    return verdict, [finding]
+    return straggler(beside.explain(replace(named, evidence=[*named.evidence, *rows])), setting)
 
 
 def _by_own_times(evidence: DurationEvidence, setting: Setting, beside: Beside) -> tuple[Verdict, list[Finding]] | str:
@@ -161,9 +160,9 @@ def _also_slow(device: DeviceStraggler, calm: Sequence[DeviceOwnTimes], evidence
 
     Where messages are missing, as small ones are by default, all stages before and after a slow one seem slow with it.
     """
-    surely = {rank for group in evidence.least_own if (slow := find_slow(group)) is not None for rank in slow.ranks}
+    surely = {rank for group in evidence.least_own if (slow := judge_ranks(group).slow) is not None for rank in slow.ranks}
     others = [group for group in evidence.own if group is not device.compared and not any(group is one for one in calm)]
-    return sorted(rank for group in others if (slow := find_slow(group)) is not None for rank in surely & set(slow.ranks))
+    return sorted(rank for group in others if (slow := judge_ranks(group).slow) is not None for rank in surely & set(slow.ranks))
 
 
 def _delay_us(evidence: DurationEvidence) -> float:

@@ -16,15 +16,13 @@ from numpy.typing import NDArray
 from rankscope.analysis.collectives.savings import Savings
 from rankscope.analysis.evidence.order import last_ranks, of_blocks
 from rankscope.analysis.evidence.steps import Matrix, StepTable, Stored
+from rankscope.analysis.evidence.typical import warm_up
 
 MINIMUM_STEPS: Final = 5
 """Minimum number of usable steps for a judgement."""
 
 SPARSEST: Final = 1 / 100
 """Least number of steps with own time relative to the rank that has most: on devices, short steps have it in one of 1 to 64."""
-
-WARM_UP: Final = 5
-"""Steps at the start that are left out (at most a fifth of all), while caches fill, allocators and buckets settle."""
 
 
 class OwnTimes(Protocol):
@@ -70,16 +68,19 @@ class Judged:
         return [int(rank) for rank in self.table.ranks[self.rows]]
 
 
-def comparable(table: StepTable, peers: Sequence[int]) -> tuple[NDArray[np.intp], NDArray[np.bool_]] | None:
+def comparable(
+    table: StepTable, peers: Sequence[int], *, complete: bool = False
+) -> tuple[NDArray[np.intp], NDArray[np.bool_]] | None:
     """Return the rows of those ``peers`` that can be compared, and a mask of the steps [steps] in which they can.
 
     ``None`` with fewer than ``MINIMUM_STEPS`` such steps or fewer than two such ranks. Left out are warm-up steps; steps in which
     any rank was profiled, where enough others remain; ranks without own time, or with less than half of the steps of the peer
-    that has most; and steps that a compared rank lacks. On devices not every step has own time, on a slow host fewer than on
-    others: a rank is left out if it has it in less than ``SPARSEST`` of the steps of the peer that has most.
+    that has most; and steps in which fewer than half of the compared ranks, or two, have own time. ``complete``: steps that any
+    of them lacks are left out, too. On devices not every step has own time, on a slow host fewer than on others: a rank is left
+    out if it has it in less than ``SPARSEST`` of the steps of the peer that has most. Steps that such a rank lacks are left out.
     """
     count = len(table.steps)
-    keep = np.arange(count) >= min(WARM_UP, count // 5)
+    keep = np.arange(count) >= warm_up(count)
     unprofiled = keep & ~table.profiled.any(axis=0)
     if unprofiled.sum() >= MINIMUM_STEPS:
         keep = unprofiled
@@ -88,10 +89,13 @@ def comparable(table: StepTable, peers: Sequence[int]) -> tuple[NDArray[np.intp]
     candidates = np.isin(table.ranks, peers)
     recorded = (table.has_record & keep).sum(axis=1)
     whole = 2 * recorded >= recorded[candidates].max(initial=0)
-    rows = np.flatnonzero(candidates & whole & (per_rank > 0) & (per_rank >= SPARSEST * per_rank[candidates].max(initial=0)))
+    most = per_rank[candidates].max(initial=0)
+    rows = np.flatnonzero(candidates & whole & (per_rank > 0) & (per_rank >= SPARSEST * most))
     if len(rows) < 2:
         return None
-    keep = keep & known[rows].all(axis=0)
+    sparse = rows if complete else rows[2 * per_rank[rows] < most]
+    keep = keep & known[sparse].all(axis=0)
+    keep &= known[rows].sum(axis=0) >= max(2, (len(rows) + 1) // 2)
     return (rows, keep) if keep.sum() >= MINIMUM_STEPS else None
 
 
@@ -102,13 +106,36 @@ def judge(table: StepTable, peers: Sequence[int]) -> Judged | None:
         return None
     rows, keep = found
     usable = replace(table, start_unix_ns=None).columns(keep)  # starts are not compared: no copy of them
-    own = usable.stored("own_us")
+    stored = usable.stored("own_us")
+    own = filled(stored if len(rows) == len(stored) else stored[rows])
+
+    def total(steps: slice) -> tuple[float, int]:
+        walls = usable.some("wall_us", steps)[rows]
+        return float(np.nansum(walls, dtype=np.float64)), int(np.isfinite(walls).sum())
+
     # Mean over ranks, as in the waterfall: where ranks end a step at different times, the longest wall overlaps the next step.
-    sums = of_blocks(own.shape, lambda steps: float(usable.some("wall_us", steps)[rows].sum(dtype=np.float64)))
-    wall = sum(sums) / (len(rows) * own.shape[1])
+    sums, counts = zip(*of_blocks(own.shape, total), strict=True)
+    wall = sum(sums) / max(1, sum(counts))
     if wall <= 0:  # from a broken clock
         return None
-    return Judged(usable, rows, own if len(rows) == len(own) else own[rows], wall)
+    return Judged(usable, rows, own, wall)
+
+
+def filled(own: Stored) -> Stored:
+    """Return own times [ranks, steps] with an estimate where a rank lacks a step; the same array if none does.
+
+    The estimate is the median of the other ranks at this step, and the rank's mean excess over them in its other steps. So a step
+    without a record changes neither the mean of its rank nor that of the others.
+    """
+    missing = ~np.isfinite(own)
+    if not missing.any():
+        return own
+    middle = np.nanmedian(own, axis=0)
+    over = np.nanmean(own - middle, axis=1, dtype=np.float64)
+    result = own.copy()
+    row, step = np.nonzero(missing)
+    result[row, step] = middle[step] + over[row]
+    return result
 
 
 def judged_groups(table: StepTable, groups: Iterable[Sequence[int]]) -> list[Judged]:

@@ -12,6 +12,7 @@ from rankscope.analysis.collectives.blame import Blame
 from rankscope.analysis.collectives.waiting import Waits
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes, DeviceTimes, device_own_times
 from rankscope.analysis.inference.cause import Signals, cause_of
+from rankscope.analysis.inference.judge import by_chance_elsewhere, judge_ranks
 from rankscope.analysis.inference.late import (
     all_agree,
     chance_evidence,
@@ -27,7 +28,6 @@ from rankscope.analysis.inference.named import Named
 from rankscope.analysis.inference.significance import LIMIT, blocks_needed
 from rankscope.analysis.inference.slow import MINIMUM_EFFECT, Slow
 from rankscope.analysis.inference.slow_kernels import with_kernels
-from rankscope.analysis.inference.stragglers import by_chance_elsewhere, find_slow, too_short
 from rankscope.analysis.inference.trace_signals import with_host_evidence, with_traces
 from rankscope.analysis.result.analysis import Evidence
 from rankscope.runs.records import StepBreakdown
@@ -90,7 +90,7 @@ def slowest(
     """
     found = [
         (group, None if slow is None or not all_agree(group.own, group.ranks, slow) else slow)
-        for group, slow in ((group, find_slow(group)) for group in groups)
+        for group, slow in ((group, judge_ranks(group).slow) for group in groups)
     ]
     calm = [group for group, slow in found if slow is None]
     worst: DeviceStraggler | None = None
@@ -105,7 +105,7 @@ def slowest(
 
 def suspected(groups: Sequence[DeviceOwnTimes]) -> list[int]:
     """Return the ranks of groups without slow ranks that were slow at a cost, but too rarely to exclude chance."""
-    suspects = [suspect for group in groups if (suspect := too_short(group)) is not None]
+    suspects = [suspect for group in groups if (suspect := judge_ranks(group).suspect) is not None]
     return sorted(max(suspects, key=lambda suspect: suspect.excess_us).ranks) if suspects else []
 
 

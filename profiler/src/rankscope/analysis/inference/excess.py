@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.order import by_step, of_blocks
 from rankscope.analysis.evidence.steps import Matrix, Stored
-from rankscope.analysis.inference.significance import block_slices, block_sums
+from rankscope.analysis.inference.significance import BLOCKS, block_slices, block_sums
 
 
 def excess(values: Stored) -> Matrix:
@@ -68,13 +68,13 @@ class Measure:
         return self.at_most < np.inf
 
 
-def measures_of(own: Stored, limit: float) -> list[Measure]:
+def measures_of(own: Stored, limit: float, blocks: int = BLOCKS) -> list[Measure]:
     """Return the measures by which ranks are compared: the excess itself and, where pauses dominate it, the limited excess.
 
     Long pauses of any rank hide a lasting slowness, because they determine the means. With a limited excess all steps count about
     equally. Both the choice and the limit depend on the values without their ranks, so permutations keep them.
     """
-    plain = Measure(block_sums(own.T))
+    plain = Measure(block_sums(own.T, blocks))
     some = excess(own[:, :: max(1, own.shape[1] // _SAMPLED)])
     at_most = _USUAL * max(float(np.median(np.abs(some))), limit)
     beyond = (np.abs(some) - at_most).clip(min=0).sum()
@@ -82,7 +82,7 @@ def measures_of(own: Stored, limit: float) -> list[Measure]:
         return [plain]
     everybody = np.arange(len(own))
     # Block by block: the excess of all ranks at all steps would be as large as the table.
-    parts = [own[:, steps] for steps in block_slices(own.shape[1])]
+    parts = [own[:, steps] for steps in block_slices(own.shape[1], blocks)]
     return [Measure(np.stack([part.shape[1] * mean_excess(part, everybody, at_most) for part in parts]), at_most), plain]
 
 

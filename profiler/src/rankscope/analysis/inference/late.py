@@ -14,18 +14,17 @@ from rankscope.analysis.collectives.savings import Savings
 from rankscope.analysis.evidence.steps import Stored
 from rankscope.analysis.inference.cause import Signals, cause_of
 from rankscope.analysis.inference.excess import excess
+from rankscope.analysis.inference.judge import judge_ranks
 from rankscope.analysis.inference.named import Named
 from rankscope.analysis.inference.significance import (
     LIMIT,
     Scores,
     blocks_needed,
-    farthest,
     p_value,
-    stability,
 )
 from rankscope.analysis.inference.slow import FIXED, MINIMUM_EFFECT, Slow
-from rankscope.analysis.inference.stragglers import find_slow, too_short
 from rankscope.analysis.result.analysis import Evidence, Pattern
+from rankscope.analysis.statistics import t_quantile
 from rankscope.runs.records import StepBreakdown
 
 ENOUGH_STEPS: Final = 8
@@ -74,7 +73,7 @@ def find_late(blame: Blame, window_us: float) -> Slow | None:
     times = late_times(blame, window_us)
     if times is None:
         return None
-    slow = find_slow(times) if times.by_steps else _at_collectives(times, blame)
+    slow = judge_ranks(times).slow if times.by_steps else _at_collectives(times, blame)
     if slow is None or (times.by_steps and not all_agree(times.own, times.ranks, slow)):
         return None
     units = times.own.shape[1]
@@ -113,8 +112,7 @@ def _at_collectives(times: LateTimes, blame: Blame) -> Slow | None:
     last = times.own.argmax(axis=0) == row
     # By steps, because a rank that is late once in a step is last at one of its many collectives.
     pattern: Pattern = "fixed" if (steps.argmax(axis=1) == row).mean() >= FIXED else "intermittent"
-    certain = stability(times.own.T, row, at_least=0.0)
-    return Slow([times.ranks[row]], pattern, gain, gain, chance, certain, float(last.mean()))
+    return Slow([times.ranks[row]], pattern, gain, gain, chance, 1 - chance, float(last.mean()))
 
 
 def agree(ahead: NDArray[np.float64], ranks: int) -> bool:
@@ -127,13 +125,13 @@ def agree(ahead: NDArray[np.float64], ranks: int) -> bool:
     # Of two steps both must show it: a pause in one of them is no slowness. Their spread is not known well enough to be tested.
     if len(ahead) == 2:
         return bool(ahead.min() >= 0.5 * ahead.mean())
-    return bool(ahead.mean() > farthest(ranks, len(ahead) - 1) * ahead.std(ddof=1) / np.sqrt(len(ahead)))
+    return bool(ahead.mean() > t_quantile(LIMIT / ranks, len(ahead) - 1) * ahead.std(ddof=1) / np.sqrt(len(ahead)))
 
 
 def too_few(blame: Blame, window_us: float) -> int | None:
     """Return the rank that was late at a significant cost, but too rarely to exclude chance; ``None`` without one."""
     times = late_times(blame, window_us)
-    suspect = None if times is None else too_short(times)
+    suspect = None if times is None else judge_ranks(times).suspect
     return None if suspect is None else suspect.ranks[0]
 
 
@@ -269,7 +267,7 @@ def sure(slow: Slow, steps: int, *, explained: float | None = None) -> float:
     ``explained``: share of the communication that the evidence rests on, where known.
     """
     lasts = _lasts(steps, int(slow.affected.sum()) if len(slow.affected) == steps else steps) if steps < ENOUGH_STEPS else 0.99
-    return round(min(lasts, 1.0 if explained is None else explained, slow.stability * (1 - (slow.p_value or 0.0))), 3)
+    return round(min(lasts, 1.0 if explained is None else explained, slow.certainty), 3)
 
 
 class FewSteps(TypedDict):

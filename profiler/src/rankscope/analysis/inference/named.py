@@ -24,6 +24,10 @@ class Named:
     step_us: float
     confidence: float
     """Confidence that these are the ranks."""
+    hosts: list[str] = field(default_factory=list)
+    """Hosts at fault as a whole; their slow ranks are among ``ranks``."""
+    saves_us: tuple[float, float] | None = None
+    """Interval of ``gain_us``; ``None``: not estimated."""
     cause_confidence: float | None = None
     """Confidence in the cause, if they are; ``None``: unknown."""
     group: str | None = None

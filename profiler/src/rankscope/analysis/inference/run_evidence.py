@@ -14,6 +14,7 @@ from rankscope.analysis.evidence.compared import Judged
 from rankscope.analysis.evidence.liveness import Liveness
 from rankscope.analysis.evidence.recent import Earlier
 from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.typical import TypicalSteps
 from rankscope.analysis.inference.explained import Witness
 from rankscope.analysis.result.costs import PipelineResult
 from rankscope.runs.durations import DurationBlock
@@ -27,8 +28,10 @@ class RunEvidence:
 
     reader: RunReader
     table: StepTable
+    typical: TypicalSteps
+    """Its typical and its rare steps."""
     compared: list[Judged]
-    """Steps that can be judged, for each group of ranks that do the same work."""
+    """Typical steps that can be judged, for each group of ranks that do the same work."""
     infos: dict[int, RankInfo]
     windows: dict[int, Reduction]
     world_size: int | None

@@ -32,10 +32,17 @@ class Slow:
     excess_us: float
     """Mean excess of the worst rank's own time over the median of its peers, in the affected steps."""
     p_value: float | None
-    stability: float
+    certainty: float
+    """Probability that healing these ranks saves ``MINIMUM_EFFECT`` of the step, by the spread over the steps; p-value included."""
     last_share: float
     """Share of the steps in which one of these ranks was last."""
     affected: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=bool))
     """True at the steps in which one of these ranks was last, or, if intermittent, the worst was an outlier; [usable steps]."""
     behind: list[int] = field(default_factory=list)
     """Other slow ranks, which make no rank wait yet, because these ranks are slower."""
+    hosts: list[str] = field(default_factory=list)
+    """Hosts most of whose ranks are among the slow ones."""
+    gain_low_us: float | None = None
+    """Lower bound of ``gain_us``; ``None``: not estimated."""
+    gain_high_us: float | None = None
+    """Upper bound of ``gain_us``."""

@@ -43,6 +43,12 @@ class Setting:
     price_per_gpu_hour: float | None = None
     currency: str = "USD"
     run: str | None = None
+    judged_ranks: int | None = None
+    """Number of ranks that were compared."""
+    judged_steps: int | None = None
+    """Number of steps in which they were compared."""
+    costs_at_most: float | None = None
+    """Share of the step above which the cost of any rank or host is excluded, where none is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +68,23 @@ ByDurations = Callable[[Setting, Beside], tuple[Verdict, list[Finding]] | str]
 """Function that judges by durations of collectives: returns a verdict and its findings, or what is missing for one."""
 
 
-def straggler(named: Named, setting: Setting) -> tuple[Verdict, Finding]:
-    """Return the verdict on stragglers and its finding."""
+MOST_WAITING: Final = 0.1
+"""Share of the step that ranks may wait for each other in a verdict that all is balanced."""
+
+
+def straggler(named: Named, setting: Setting) -> tuple[Verdict, list[Finding]]:
+    """Return the verdict on stragglers and its findings: one for each host at fault, and one for the other ranks."""
     rotating = named.pattern == "rotating"
     rank = None if rotating else named.ranks[0]
-    host = None if rank is None else setting.hosts.get(rank)
     slowdown = named.step_us / (named.step_us - named.gain_us) if named.step_us > named.gain_us > 0 else None
     hours, cost = _loss(named.gain_us, setting)
     summary = _sentence(named, setting)
+    saves = None if named.saves_us is None or named.step_us <= 0 else (named.saves_us[0] / named.step_us, named.saves_us[1] / named.step_us)
     found = Verdict(
         kind="straggler",
         rank=rank,
         ranks=sorted(named.ranks),
+        hosts=named.hosts,
         pattern=named.pattern,
         cause=named.cause.cause,
         explained_by=named.cause.explained_by,
@@ -85,6 +96,10 @@ def straggler(named: Named, setting: Setting) -> tuple[Verdict, Finding]:
         confidence=named.confidence,
         cause_confidence=named.cause_confidence,
         slowdown=slowdown,
+        saves=saves,
+        costs_at_most=setting.costs_at_most if rotating else None,
+        judged_ranks=setting.judged_ranks,
+        judged_steps=setting.judged_steps,
         gpu_hours_lost=hours,
         cost=cost,
         summary=summary,
@@ -99,7 +114,8 @@ def straggler(named: Named, setting: Setting) -> tuple[Verdict, Finding]:
     finding = Finding(
         kind="straggler",
         rank=rank,
-        host=host,
+        ranks=[] if rotating else sorted(named.ranks),
+        host=None if rank is None else setting.hosts.get(rank),
         cause=named.cause.cause,
         explained_by=named.cause.explained_by,
         phase=named.phase,
@@ -111,7 +127,45 @@ def straggler(named: Named, setting: Setting) -> tuple[Verdict, Finding]:
         summary=summary,
         evidence=named.evidence,
     )
-    return verdict, finding
+    return verdict, _per_host(finding, named, setting)
+
+
+def _per_host(finding: Finding, named: Named, setting: Setting) -> list[Finding]:
+    """Return a finding for each host at fault, with its slow ranks, and one for the other ranks; the first has what all cost."""
+    if not named.hosts:
+        return [finding]
+    units: list[tuple[str | None, list[int]]] = [
+        (host, [rank for rank in named.ranks if setting.hosts.get(rank) == host]) for host in named.hosts
+    ]
+    rest = [rank for rank in named.ranks if setting.hosts.get(rank) not in named.hosts]
+    if rest:
+        units.append((None, rest))
+    found = [
+        msgspec.structs.replace(
+            finding,
+            rank=ranks[0],
+            ranks=sorted(ranks),
+            host=setting.hosts.get(ranks[0]),
+            whole_host=host is not None,
+        )
+        for host, ranks in units
+    ]
+    return [found[0], *(msgspec.structs.replace(one, slowdown=None, gpu_hours_lost=None, evidence=[]) for one in found[1:])]
+
+
+def finding_of_moving(named: Named, setting: Setting, *, lead: str) -> Finding:
+    """Return the finding about waiting that moves between ranks, beside ranks that are named."""
+    text = _sentence(named, setting)
+    return Finding(
+        kind="straggler",
+        cause=named.cause.cause,
+        explained_by=named.cause.explained_by,
+        phase=named.phase,
+        pattern="rotating",
+        steps=setting.steps,
+        summary=f"{lead}{text[0].lower()}{text[1:]}",
+        evidence=named.evidence,
+    )
 
 
 def no_straggler(shares: Figures, setting: Setting, *, confidence: float | None, why: str) -> tuple[Verdict, list[Finding]]:
@@ -120,6 +174,10 @@ def no_straggler(shares: Figures, setting: Setting, *, confidence: float | None,
     ``why``: the reason for this, as text. ``shares``: shares of the step's parts (``figures_of_costs``).
     """
     findings = limits(shares, setting, lead=f"{why}; ", confidence=confidence)
+    waiting = shares.get("share.straggler_wait")
+    if not findings and waiting is not None and waiting.value >= MOST_WAITING:
+        missing = f"{why[0].lower()}{why[1:]}, yet ranks wait for each other {waiting.value:.0%} of the {setting.unit}; more steps are needed"
+        return insufficient(missing, run=setting.run, lack="few_steps"), []
     found = findings[0] if findings else None
     kind: Kind = found.kind if found else "balanced"
     verdict = Verdict(
@@ -127,6 +185,9 @@ def no_straggler(shares: Figures, setting: Setting, *, confidence: float | None,
         steps=setting.steps,
         evidence_source=setting.source,
         confidence=confidence,
+        costs_at_most=setting.costs_at_most,
+        judged_ranks=setting.judged_ranks,
+        judged_steps=setting.judged_steps,
         cause=found.cause if found else None,
         explained_by=found.explained_by if found else None,
         phase=found.phase if found else None,
@@ -279,19 +340,38 @@ def _sentence(named: Named, setting: Setting) -> str:
         if part
     )
     if named.pattern == "rotating":
-        text = f"A slowness that moves between {len(named.ranks)} ranks makes the others wait {per}"
-        text += f": on the rank that is slow at the time, {cause.says} ({known})"
-    elif len(named.ranks) > 1:
-        who = first_of(sorted(named.ranks), _SHOWN_RANKS)
-        text = f"Ranks {who} make {others} wait {per}: for the worst of them, rank {named.ranks[0]}, {cause.says} ({known})"
+        text = f"The ranks wait for each other {per}, for {len(named.ranks)} of them in turn"
+        text += f": on the rank that is last at the time, {cause.says} ({known})"
     else:
-        host = setting.hosts.get(named.ranks[0])
-        where = f" on host {host}" if host else ""
-        often = " intermittently" if named.pattern == "intermittent" else ""
-        text = (
-            f"Rank {named.ranks[0]}{where} makes {others} wait{often}, {per}"
-            if often
-            else (f"Rank {named.ranks[0]}{where} makes {others} wait {per}")
-        )
-        text += f": {cause.says} ({known})"
+        who, verb = _subject(named, setting)
+        often = " intermittently," if named.pattern == "intermittent" and len(named.ranks) == 1 else ""
+        worst = "" if len(named.ranks) == 1 else f"for the worst of them, rank {named.ranks[0]}, "
+        saves = _saves(named)
+        text = f"{who} {verb} {others} wait{often} {per}{saves}: {worst}{cause.says} ({known})"
     return f"{text}. {named.note}" if named.note else f"{text}."
+
+
+def _subject(named: Named, setting: Setting) -> tuple[str, str]:
+    """Return the ranks or hosts at fault as the subject of a sentence, and its verb."""
+    rest = [rank for rank in sorted(named.ranks) if setting.hosts.get(rank) not in named.hosts]
+    parts = [_host_text(host, named, setting) for host in named.hosts]
+    if rest:
+        on = setting.hosts.get(rest[0]) if len(named.ranks) == 1 else None
+        parts.append(f"{'rank' if len(rest) == 1 else 'ranks'} {first_of(rest, _SHOWN_RANKS)}" + (f" on host {on}" if on else ""))
+    text = " and ".join(parts)
+    return text[0].upper() + text[1:], "makes" if len(parts) == 1 and (named.hosts or len(rest) == 1) else "make"
+
+
+def _host_text(host: str, named: Named, setting: Setting) -> str:
+    every = sum(one == host for one in setting.hosts.values())
+    slow = [rank for rank in sorted(named.ranks) if setting.hosts.get(rank) == host]
+    which = f"all {every} of its ranks" if len(slow) == every else f"{len(slow)} of its {every} ranks"
+    return f"host {host} ({which})"
+
+
+def _saves(named: Named) -> str:
+    """Return the clause with the interval of what healing saves; empty where there is none."""
+    if named.saves_us is None or named.step_us <= 0:
+        return ""
+    low, high = (share / named.step_us for share in named.saves_us)
+    return f", and healing {'it' if len(named.ranks) == 1 or len(named.hosts) == 1 else 'them'} saves {low:.0%} to {high:.0%} of the step"

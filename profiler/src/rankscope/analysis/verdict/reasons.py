@@ -8,18 +8,19 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.analysis.evidence.compared import WARM_UP, Judged, imposed_wait
+from rankscope.analysis.evidence.compared import Judged, imposed_wait
 from rankscope.analysis.evidence.order import last_ranks
 from rankscope.analysis.evidence.peers import peer_groups, stage_of
 from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.typical import warm_up
 from rankscope.analysis.inference.cause import Signals, cause_of
 from rankscope.analysis.inference.explained import explained
+from rankscope.analysis.inference.judge import Moving, period
 from rankscope.analysis.inference.late import busy_excess
 from rankscope.analysis.inference.named import Named
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.inference.step_signals import signals_of
-from rankscope.analysis.inference.stragglers import period
 from rankscope.analysis.result.analysis import Evidence
 from rankscope.base.text import ranks_text
 from rankscope.runs.records import PHASES
@@ -41,7 +42,7 @@ def signals_beside_windows(
     ``steps``: profiled steps in which it was, if not in all. ``affected``: the same of all steps.
     """
     table, rank, count = run.table, ranks[0], len(run.table.steps)
-    usual = (np.arange(count) >= min(WARM_UP, count // 5)) & ~table.profiled.any(axis=0)
+    usual = (np.arange(count) >= warm_up(count)) & ~table.profiled.any(axis=0)
     if affected is not None and (there := usual & np.isin(table.steps, list(affected))).any():
         usual = there
     others = [one for one in run.ranks if one != rank]
@@ -88,6 +89,38 @@ def slow_named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
     return found if found.cause is named.cause else replace(found, cause_confidence=None)
 
 
+def moving_named(run: RunEvidence, judged: Judged, moving: Moving) -> Named:
+    """Return the waiting that moves between ranks, with the cause that the ranks have while they are last."""
+    took_part = [rank for rank, share in moving.shares.items() if share >= 0.25 / len(moving.shares)]
+    slow = Slow(
+        ranks=took_part,
+        pattern="rotating",
+        gain_us=moving.share * judged.wall_us,
+        excess_us=moving.share * judged.wall_us,
+        p_value=None,
+        certainty=0.99,
+        last_share=1.0,
+        affected=moving.affected,
+    )
+    named = slow_named(run, judged, slow)
+    most = ", ".join(f"rank {rank} {share:.0%}" for rank, share in list(moving.shares.items())[:_MOST_SHOWN])
+    rest = " …" if len(moving.shares) > _MOST_SHOWN else ""
+    evidence = [
+        Evidence(name="waited_for", value=share, unit="ratio", detail=f"of the waiting, for rank {rank}")
+        for rank, share in list(moving.shares.items())[:_MOST_SHOWN]
+    ]
+    return replace(
+        named,
+        wait_us=slow.gain_us,
+        evidence=[*named.evidence, *evidence],
+        note=f"Of the waiting, {most}{rest}.",
+    )
+
+
+_MOST_SHOWN: Final = 4
+"""Number of ranks that are listed of those that ranks wait for in turn."""
+
+
 def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
     worst = slow.ranks[0]
     peers = [rank for rank in judged.ranks if rank not in slow.ranks] or [rank for rank in judged.ranks if rank != worst]
@@ -107,7 +140,6 @@ def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
     steps = judged.own.shape[1]
     victims = max(1, len(judged.ranks) - max(1, len(together)))
     wait = sum(imposed[rank] for rank in slow.ranks) / steps / victims
-    confidence = slow.stability * (1 - (slow.p_value or 0.0))
     evidence = [
         Evidence(name="imposed_wait", value=wait, unit="us", detail="per step and waiting rank"),
         Evidence(
@@ -162,7 +194,9 @@ def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
         gain_us=slow.gain_us,
         wait_us=wait,
         step_us=judged.wall_us,
-        confidence=round(min(0.99, confidence), 3),
+        confidence=round(min(0.99, slow.certainty), 3),
+        hosts=slow.hosts,
+        saves_us=None if slow.gain_low_us is None or slow.gain_high_us is None else (slow.gain_low_us, slow.gain_high_us),
         cause_confidence=signals.agreement,
         evidence=evidence,
         note=" ".join(part for part in (note, _next(slow), _shared(run, judged, slow, signals)) if part),

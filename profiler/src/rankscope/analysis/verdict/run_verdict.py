@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -11,26 +11,28 @@ import numpy as np
 
 from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.costs.waterfall import Costs
-from rankscope.analysis.evidence.compared import MINIMUM_STEPS, WARM_UP, Judged
+from rankscope.analysis.evidence.compared import MINIMUM_STEPS, Judged
 from rankscope.analysis.evidence.device_times import times_of_windows
 from rankscope.analysis.evidence.peers import peer_groups, stage_of
+from rankscope.analysis.evidence.typical import WARM_UP
 from rankscope.analysis.inference.device_stragglers import device_named, device_step_signals, judge_windows
 from rankscope.analysis.inference.explained import explained
+from rankscope.analysis.inference.judge import LEVEL, Judgement, Suspect, by_chance_elsewhere, judge_ranks, moving_waits
 from rankscope.analysis.inference.late import late_named, slow_steps
-from rankscope.analysis.inference.rotating import find_rotating
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.inference.significance import LIMIT
 from rankscope.analysis.inference.slow import Slow
-from rankscope.analysis.inference.stragglers import Suspect, by_chance_elsewhere, find_slow, too_short
 from rankscope.analysis.result.analysis import Finding, Verdict
-from rankscope.analysis.verdict.bottleneck import shares_of
+from rankscope.analysis.verdict.bottleneck import LimitRow, limit_of, shares_of
 from rankscope.analysis.verdict.bubble import bubble_explained
 from rankscope.analysis.verdict.builders import (
     Beside,
     ByDurations,
     Lack,
+    MOST_WAITING,
     Setting,
     among,
+    finding_of_moving,
     insufficient,
     limits,
     no_straggler,
@@ -38,7 +40,7 @@ from rankscope.analysis.verdict.builders import (
     straggler,
 )
 from rankscope.analysis.verdict.endings import endings
-from rankscope.analysis.verdict.reasons import signals_beside_windows, slow_named
+from rankscope.analysis.verdict.reasons import moving_named, signals_beside_windows, slow_named
 from rankscope.base.text import duration, ranks_text
 
 CAPTURE: Final = 20
@@ -95,12 +97,21 @@ def _run_verdict(
         return no_straggler(shares, setting, confidence=None, why="There is one rank, so no rank waits for another")
     if not run.compared:
         return _without_own_times(run, setting, shares, by_durations)
-    slow_groups = slow_ranks(run.compared)
+    each = judged_each(run.compared, run.hosts)
+    setting = replace(
+        setting,
+        judged_ranks=sum(len(judged.ranks) for judged in run.compared),
+        judged_steps=max(judged.own.shape[1] for judged in run.compared),
+    )
+    slow_groups = [(judged, one.slow) for judged, one in each if one.slow is not None]
     if not slow_groups:
-        return _nobody_slow(run, setting, shares)
+        return _nobody_slow(run, setting, shares, each)
     judged, slow = max(slow_groups, key=lambda one: one[1].gain_us)
-    verdict, finding = straggler(slow_named(run, judged, slow), setting)
-    return verdict, [finding, *limits(shares_of(costs(tuple(slow.ranks))), setting, lead="Besides that, ")]
+    verdict, findings = straggler(slow_named(run, judged, slow), setting)
+    beside = moving_waits(judged, slow.ranks) if len(judged.ranks) - len(slow.ranks) > 1 else None
+    if beside is not None and beside.share >= MOST_WAITING and run.pipeline is None:
+        findings += [finding_of_moving(moving_named(run, judged, beside), setting, lead="Besides that, ")]
+    return verdict, [*findings, *limits(shares_of(costs(tuple(slow.ranks))), setting, lead="Besides that, ")]
 
 
 def _without_own_times(
@@ -121,11 +132,21 @@ def _without_own_times(
     return _from_windows(run, setting, shares) or _of_stages(run, setting, shares) or _too_little(run, missing, lack)
 
 
-def slow_ranks(compared: Sequence[Judged]) -> list[tuple[Judged, Slow]]:
-    """Return the groups of ranks with slow ranks, and those ranks; the p-values are corrected for the number of groups."""
-    found = [(judged, slow) for judged in compared if (slow := find_rotating(judged) or find_slow(judged)) is not None]
-    calm = [judged for judged in compared if all(judged is not other for other, _ in found)]
-    return [one for one in found if (one[1].p_value or 0.0) + by_chance_elsewhere(*one, calm) <= LIMIT]
+def slow_ranks(compared: Sequence[Judged], hosts: Mapping[int, str]) -> list[tuple[Judged, Slow]]:
+    """Return the groups of ranks with slow ranks, and those ranks; see ``judged_each``."""
+    return [(judged, found.slow) for judged, found in judged_each(compared, hosts) if found.slow is not None]
+
+
+def judged_each(compared: Sequence[Judged], hosts: Mapping[int, str]) -> list[tuple[Judged, Judgement]]:
+    """Judge each group of ranks that do the same work. P-values are corrected for the number of groups."""
+    found = [(judged, judge_ranks(judged, hosts)) for judged in compared]
+    calm = [judged for judged, one in found if one.slow is None]
+    return [
+        (judged, one)
+        if one.slow is None or (one.slow.p_value or 0.0) + by_chance_elsewhere(judged, one.slow, calm) <= LIMIT
+        else (judged, replace(one, slow=None))
+        for judged, one in found
+    ]
 
 
 def _too_little(
@@ -166,36 +187,65 @@ def _of_stages(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[Ver
     return (verdict, findings) if findings else None
 
 
-def _nobody_slow(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[Verdict, list[Finding]]:
-    for judged in run.compared:
-        if (suspect := too_short(judged)) is not None:
-            return _too_little(run, _suspected(suspect, judged), needed=_in_run(suspect.steps_needed))
+def _nobody_slow(
+    run: RunEvidence, setting: Setting, shares: Figures, each: Sequence[tuple[Judged, Judgement]]
+) -> tuple[Verdict, list[Finding]]:
+    for judged, one in each:
+        if one.suspect is not None:
+            return _too_little(run, _suspected(one.suspect, judged), needed=_in_run(one.suspect.steps_needed))
     compared = sum(len(judged.ranks) for judged in run.compared)
     restriction = among(compared, setting.world_size, "records")
-    confidence = min(_calm(judged) for judged in run.compared) * min(1.0, compared / setting.world_size)
-    return no_straggler(shares, setting, confidence=confidence, why=f"No rank makes the others wait beyond chance{restriction}")
+    sure = math.prod(one.sure_of_none for _, one in each)
+    at_most = max(one.at_most_us / judged.wall_us for judged, one in each)
+    setting = replace(setting, costs_at_most=at_most)
+    confidence = round(min(0.99, sure) * min(1.0, compared / setting.world_size), 3)
+    limit = limit_of(shares)
+    besides: list[Finding] = []
+    if len(each) == 1 and run.pipeline is None:
+        judged = each[0][0]
+        moving = moving_waits(judged)
+        if moving.share >= MOST_WAITING:
+            named = replace(moving_named(run, judged, moving), confidence=confidence)
+            # Compute is what a step is for: it is no limit beside waiting.
+            if limit is None or limit[0].kind == "compute_bound" or limit[1] < moving.share:
+                verdict, findings = straggler(named, setting)
+                return verdict, [*findings, *limits(shares, setting, lead="Besides that, ")]
+            besides = [finding_of_moving(named, setting, lead="Besides that, ")]
+    if (lacking := _waits_for_unseen(run, setting, limit)) is not None:
+        return lacking
+    why = f"No rank {'or host ' if len(set(run.hosts.values())) > 1 else ''}costs more than {at_most:.1%} of the step{restriction}"
+    verdict, findings = no_straggler(shares, setting, confidence=confidence, why=why)
+    return verdict, [*findings, *besides]
+
+
+def _waits_for_unseen(run: RunEvidence, setting: Setting, limit: tuple[LimitRow, float] | None) -> tuple[Verdict, list[Finding]] | None:
+    """Return the verdict where the recorded ranks wait, and the reason may be a rank without records; else ``None``."""
+    compared = setting.judged_ranks or 0
+    if limit is None or limit[0].kind != "communication_bound" or compared >= setting.world_size or run.matching.matches:
+        return None
+    return _too_little(
+        run,
+        f"the {compared} ranks with records wait {limit[1]:.0%} of the step, all at the same time: for communication, or for one of "
+        f"the {setting.world_size - compared} ranks without records",
+        "few_ranks",
+    )
 
 
 def _suspected(suspect: Suspect, judged: Judged) -> str:
-    """Return the evidence against the suspected ranks, the criterion that it misses, and the number of steps that are needed."""
+    """Return the evidence against the suspected ranks, and the number of steps that are needed."""
     ranks, steps = judged.own.shape
-    peers = "the other rank's" if ranks == 2 else "the median of its peers"
-    if suspect.p_value > LIMIT:
-        missed = f"its probability is {suspect.p_value:.2g}, and at most {LIMIT:g} is needed"
-    elif suspect.excess_us > suspect.noise_us:
-        missed = "its slow steps do not stand out from those of the others"
-    elif np.isinf(suspect.noise_us):
-        missed = "their noise lasts as long as these steps"
-    else:
-        missed = f"lasting noise may make up {duration(suspect.noise_us)} per step"
-    such = None if suspect.needed is None else f"{suspect.needed} such steps"
-    total = None if suspect.steps_needed is None else f"about {_in_run(suspect.steps_needed)} steps in all"
-    enough = ", ".join(part for part in (such, total) if part) or "more"
+    low, high = (bound / judged.wall_us for bound in suspect.gain.bounds(LEVEL))
+    enough = "more steps" if suspect.steps_needed is None else f"about {_in_run(suspect.steps_needed)} steps in all"
+    chance = (
+        f"by chance among {ranks} ranks this happens with a probability of {suspect.p_value:.2g} (at most {LIMIT:g} is needed)"
+        if suspect.p_value > LIMIT
+        else "chance is excluded, but not that it costs little"
+    )
+    interval = "" if math.isinf(high) else f" ({max(0.0, low):.0%} to {high:.0%})"
     return (
-        f"{ranks_text(suspect.ranks)} made the others wait in {suspect.far} of {steps} steps after warm-up. The own time of "
-        f"rank {suspect.ranks[0]} was longer than {peers} in {suspect.longer} steps, by {duration(suspect.excess_us)} per step "
-        f"on average ({suspect.excess_us / judged.wall_us:.0%} of the step). This may be chance among {ranks} ranks: {missed}; "
-        f"{enough} are needed"
+        f"{ranks_text(suspect.ranks)} made the others wait in {suspect.far} of {steps} steps after warm-up; healing "
+        f"{'it' if len(suspect.ranks) == 1 else 'them'} would save {suspect.gain.mean / judged.wall_us:.0%} of the step{interval}: "
+        f"{chance}; {enough} are needed"
     )
 
 
@@ -251,19 +301,4 @@ def _from_windows(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[
         restriction = "" if found.is_whole else among(compared, setting.world_size, "matched collectives")
         why = f"In the profiled steps no rank makes the others wait beyond chance{restriction}"
         return no_straggler(shares, by_windows, confidence=None, why=why)
-    verdict, finding = straggler(explained(named, run.witness, every, every), by_windows)
-    return verdict, [finding]
-
-
-def _calm(judged: Judged) -> float:
-    """Return the confidence that no rank is slow: the share of pieces of the run (up to 8) in which no rank would be named."""
-    count: int = judged.own.shape[1]
-    pieces = max(1, min(8, count // (2 * MINIMUM_STEPS)))
-    calm = 0
-    for piece in np.array_split(np.arange(count), pieces):
-        keep = np.zeros(count, dtype=bool)
-        keep[piece] = True
-        part = Judged(judged.table.columns(keep), judged.rows, judged.own[:, keep], judged.wall_us)
-        calm += int(find_slow(part) is None)
-    # One piece is added for and one against (Laplace): a few pieces give no certainty.
-    return (calm + 1) / (pieces + 2)
+    return straggler(explained(named, run.witness, every, every), by_windows)

@@ -122,7 +122,7 @@ def _from_steps(
     if len(peer_groups(ranks, infos)) > 1:
         told = "stages of a pipeline wait for each other at every micro-batch, which step records do not tell apart"
         return insufficient(source, told), None
-    found = comparable(table, ranks)
+    found = comparable(table, ranks, complete=True)
     if found is None:
         return insufficient(source, _missing(source, table)), None
     rows, keep = found

@@ -1,0 +1,562 @@
+"""The judge: which ranks or hosts make the others wait, by own times of ranks that do the same work.
+
+Collectives equalise the wall times of ranks, but not their own times: the other ranks wait for the one with the longest own time.
+Every source of own times is judged here, by the same rules, in this order:
+
+1. Which ranks have a longer own time than chance explains (``significance``)?
+2. Which hosts, that is the longest own time of their ranks at each step? So ranks of a host that are slow in turn are found.
+3. What does healing all of them save, with its interval? They are named if its lower bound is ``MINIMUM_EFFECT`` of the step.
+4. Else: which ranks are suspects, and what is the most that any rank or host costs?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import comb
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.evidence.compared import OwnTimes
+from rankscope.analysis.evidence.order import by_step, leaders, of_blocks, ordered
+from rankscope.analysis.evidence.steps import Matrix, Stored
+from rankscope.analysis.inference.excess import Measure, excess, mean_excess, measures_of
+from rankscope.analysis.inference.noise import Noise, noise_of
+from rankscope.analysis.inference.significance import (
+    LIMIT,
+    UNCLEAR,
+    block_sums,
+    blocks_needed,
+    gap_p_value,
+    looks,
+    p_value,
+    share_reaching,
+    widest_gap,
+)
+from rankscope.analysis.inference.slow import FIXED, MINIMUM_EFFECT, Slow
+from rankscope.analysis.result.analysis import Pattern
+from rankscope.analysis.statistics import FEWEST_BATCHES, Estimate, mean_of
+
+LEVEL: Final = 0.95
+"""Probability with which an interval of savings holds the true one."""
+
+FAR: Final = 0.3
+"""Minimum share of steps with large excess of a rank with pattern ``fixed``; below, it is intermittent even if usually last."""
+
+_FLOOR: Final = 0.5
+"""Excess from which a rank may be one of several slow ranks, as a share of ``MINIMUM_EFFECT``."""
+
+_TAKES_PART: Final = 0.25
+"""Minimum mean excess of a rank of a slow host that is named with it, as a share of the mean over those of its ranks that have
+more than the median."""
+
+_WAITED_FOR: Final = 0.1
+"""Minimum wait that a rank named beside others imposes, as a share of the mean over these ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """Ranks that would be named if chance could be excluded, with the evidence against the worst of them."""
+
+    ranks: list[int]
+    longer: int
+    """Number of steps in which its own time was longer than the median of its peers."""
+    far: int
+    """Number of steps with large excess."""
+    excess_us: float
+    """Mean excess per step."""
+    p_value: float
+    gain: Estimate
+    """Time that healing these ranks saves per step."""
+    steps_needed: float | None
+    """Number of steps after which they would usually be named if their excess stays the same; ``None``: no meaningful estimate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Answer of the judge: ranks at fault, or suspects, or neither."""
+
+    slow: Slow | None
+    suspect: Suspect | None
+    """Ranks that may be slow; only where none are."""
+    at_most_us: float
+    """Upper bound of the time per step that any single rank or host costs beyond what chance alone does; only without ``slow``."""
+    sure_of_none: float
+    """Probability that no single rank or host costs ``MINIMUM_EFFECT`` of the step."""
+
+
+def judge_ranks(times: OwnTimes, hosts: Mapping[int, str] | None = None) -> Judgement:
+    """Judge ranks that do the same work. ``hosts``: host of each rank, where known."""
+    case = _Case(times, hosts or {})
+    tested = [*case.slow_ranks(), *case.slow_hosts()]
+    named = case.named(tested)
+    if named is not None:
+        return Judgement(named, None, 0.0, 0.0)
+    suspect = case.suspect()
+    at_most, sure = case.excluded()
+    return Judgement(None, suspect, at_most, sure)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """Ranks whose own time is longer than that of all others."""
+
+    rows: list[int]
+    p_value: float
+    measure: Measure
+
+
+class _Case:
+    """Own times of comparable ranks, and the steps of a judgement on them."""
+
+    def __init__(self, times: OwnTimes, hosts: Mapping[int, str]) -> None:
+        self.times = times
+        self.own = times.own
+        self.ranks = times.ranks
+        self.limit = MINIMUM_EFFECT * times.wall_us
+        self.noise = noise_of(self.own)
+        self.blocks = self.noise.blocks
+        self.measures = measures_of(self.own, self.limit, self.blocks)
+        self.excess = mean_excess(self.own, np.arange(len(self.own)))
+        """Mean excess of each rank, [ranks]."""
+        places: dict[str, list[int]] = {}
+        for row, rank in enumerate(self.ranks):
+            if rank in hosts:
+                places.setdefault(hosts[rank], []).append(row)
+        # A host is more than a rank where it has several, and there are other hosts.
+        self.hosts = {host: rows for host, rows in places.items() if len(rows) > 1} if len(places) > 1 else {}
+
+    def slow_ranks(self) -> list[_Ahead]:
+        """Return the ranks whose excess chance does not explain, most significant first."""
+        found: list[_Ahead] = []
+        slow = np.zeros(len(self.own), dtype=bool)
+        while (ahead := ranks_ahead(self.own, self.measures, slow, self.excess, _FLOOR * self.limit)) is not None:
+            if ahead.p_value > LIMIT:
+                break
+            found.append(ahead)
+            slow[ahead.rows] = True
+        self.slow = slow
+        return found
+
+    def slow_hosts(self) -> list[_Ahead]:
+        """Return the ranks of hosts that are slow although no single rank of them is: their ranks are slow one after the other."""
+        rest = {
+            host: [row for row in rows if not self.slow[row]]
+            for host, rows in self.hosts.items()
+            if 2 * self.slow[rows].sum() < len(rows)
+        }
+        rest = {host: rows for host, rows in rest.items() if len(rows) > 1}
+        if len(rest) < 2:
+            return []
+        own = _longest(self.own, list(rest.values()))
+        floor = np.zeros(len(own), dtype=bool)
+        measures = measures_of(own, self.limit, self.blocks)
+        over = mean_excess(own, np.arange(len(own)))
+        found = []
+        while (ahead := ranks_ahead(own, measures, floor, over, self.limit)) is not None and ahead.p_value <= LIMIT:
+            floor[ahead.rows] = True
+            rows = [row for at in ahead.rows for row in self._taking_part(list(rest.values())[at])]
+            found.append(_Ahead(rows, ahead.p_value, self.measures[-1]))
+        for one in found:
+            self.slow[one.rows] = True
+        return found
+
+    def _taking_part(self, rows: Sequence[int]) -> list[int]:
+        over = self.excess[rows]
+        most = over[over >= np.median(over)].mean()
+        return [row for row, one in zip(rows, over.tolist(), strict=True) if one >= _TAKES_PART * most]
+
+    def named(self, tested: Sequence[_Ahead]) -> Slow | None:
+        """Return the slow ranks if healing them saves enough; without those tested last that take away the certainty."""
+        kept, behind = self._waited_for(tested)
+        for count in range(len(kept), 0, -1):
+            slow = self._slow(kept[:count], behind)
+            if slow is not None:
+                return slow
+        return None
+
+    def _waited_for(self, found: Sequence[_Ahead]) -> tuple[list[_Ahead], list[int]]:
+        """Return those of ``found`` for which the others wait, and the rows of the rest: a slower rank comes after them."""
+        rows = [row for ahead in found for row in ahead.rows]
+        if len(rows) < 2 or self.times.savings is not None:
+            return list(found), []
+        leading = leaders(self.own)
+        waits = leading.largest - self.own.mean(axis=0, dtype=np.float64)
+        imposed = np.bincount(leading.rows, weights=waits, minlength=len(self.own))
+        behind = [row for row in rows if imposed[row] < _WAITED_FOR * imposed[rows].mean()]
+        kept = [replace(ahead, rows=rest) for ahead in found if (rest := [row for row in ahead.rows if row not in behind])]
+        return kept, behind
+
+    def _slow(self, found: Sequence[_Ahead], behind: Sequence[int]) -> Slow | None:
+        rows, whole = self._with_hosts([row for ahead in found for row in ahead.rows])
+        rows.sort(key=lambda row: -self.excess[row])
+        slow = np.zeros(len(self.own), dtype=bool)
+        slow[rows] = True
+        gain = gain_of(self.times, slow)
+        p = max(ahead.p_value for ahead in found)
+        estimate = self._estimate(gain, slow, found[0].measure)
+        low, high = estimate.bounds(LEVEL)
+        steps = self.own.shape[1]
+        # What happened in one step alone is no slowness.
+        if steps > 1 and (gain.saved.sum() - gain.saved.max()) / steps < self.limit:
+            return None
+        if (low if steps >= FEWEST_BATCHES else estimate.mean) < self.limit:
+            return None
+        over_usual, far = self._slow_steps(rows, slow, found[0].measure)
+        limited = found[0].measure.limited
+        often = max(float(gain.last.mean()), float(far.mean()) if limited else 0.0)
+        pattern: Pattern = "fixed" if often >= FIXED and far.mean() >= FAR else "intermittent"
+        affected = gain.last if pattern == "fixed" and not limited else far
+        return Slow(
+            ranks=[self.ranks[row] for row in rows],
+            hosts=whole,
+            pattern=pattern,
+            gain_us=max(0.0, estimate.mean),
+            gain_low_us=max(0.0, low) if steps >= FEWEST_BATCHES else None,
+            gain_high_us=high if steps >= FEWEST_BATCHES else None,
+            excess_us=float(over_usual[affected].mean()) if affected.any() else 0.0,
+            p_value=p,
+            certainty=(1 - p) * (1 - estimate.chance_below(self.limit) if steps >= FEWEST_BATCHES else 1.0),
+            last_share=float(gain.last.mean()),
+            affected=affected,
+            behind=[self.ranks[row] for row in behind],
+        )
+
+    def _estimate(self, gain: Gain, slow: NDArray[np.bool_], measure: Measure) -> Estimate:
+        """Return the mean saving in the recorded steps. Its error is that of the mean excess of a rank that is not slow.
+
+        When and how often the ranks were slow is no error: it is what happened. ``measure``: the one by which they are slow.
+        """
+        others = np.flatnonzero(~slow)
+        noise = noise_of(self.own, measure.at_most) if measure.limited else self.noise
+        if len(self.own) == 2:
+            # Both ranks' excess shows the slow steps, which are no noise.
+            row = int(slow.argmax())
+            usual = _as_in_other_steps(self.own[row].astype(np.float64) - self.own[1 - row])
+            if usual is not None:
+                noise = noise_of(np.stack([usual, np.zeros(len(usual))]))
+        error, freedom = noise.error_of_mean(slow)
+        if len(others) >= _ENOUGH_RANKS:
+            means = self.excess[others]
+            error = max(error, 1.4826 * float(np.median(np.abs(means - np.median(means)))))
+        return Estimate(float(gain.saved.mean()), error, freedom)
+
+    def _with_hosts(self, rows: list[int]) -> tuple[list[int], list[str]]:
+        """Return the rows with those that take part on a host most of whose ranks are slow, and these hosts."""
+        whole = self._whole_hosts(set(rows))
+        together = set(rows).union(*(self._taking_part(self.hosts[host]) for host in whole))
+        return sorted(together), whole
+
+    def _whole_hosts(self, slow: set[int]) -> list[str]:
+        """Return the hosts most of whose ranks are slow, and more than chance puts there if slow ranks are placed at random."""
+        most = {host: rows for host, rows in self.hosts.items() if 2 * len(slow & set(rows)) > len(rows)}
+        every = {host for host, rows in most.items() if slow >= set(rows)}
+        there = sum(len(self.hosts[host]) for host in every)
+        if 2 * there > len(slow):
+            return sorted(most)
+        return [
+            host
+            for host, rows in sorted(most.items())
+            if len(self.hosts) * _chance_of_overlap(len(self.own), len(slow), len(rows), len(slow & set(rows))) <= LIMIT
+        ]
+
+    def _slow_steps(self, rows: list[int], slow: NDArray[np.bool_], measure: Measure) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Return the excess of the longest of ``rows`` over the usual rank, and the steps that make up most of it, [steps]."""
+        others = np.flatnonzero(~slow)
+        usual = ordered(self.own, [(len(others) - 1) // 2, len(others) // 2], others).mean(axis=0, dtype=np.float64)
+        longest = self.own[rows[0]] if len(rows) == 1 else self.own[rows].max(axis=0)
+        over = longest - usual
+        return over, far_steps(np.minimum(over, measure.at_most))
+
+    def suspect(self) -> Suspect | None:
+        """Return ranks that may cost enough to be named, but in too few steps to exclude chance; ``None`` without any."""
+        steps = self.own.shape[1]
+        none = np.zeros(len(self.own), dtype=bool)
+        ahead = ranks_ahead(self.own, self.measures, none, self.excess, _FLOOR * self.limit)
+        if ahead is None:
+            return None
+        slow = none.copy()
+        slow[ahead.rows] = True
+        gain = gain_of(self.times, slow)
+        estimate = self._estimate(gain, slow, ahead.measure)
+        if estimate.mean < self.limit or (steps > 1 and (gain.saved.sum() - gain.saved.max()) / steps < self.limit):
+            return None
+        needed = blocks_needed(len(self.own))
+        over = excess(self.own)[ahead.rows[0]]
+        far = far_steps(over)
+        if ahead.p_value > UNCLEAR and min(steps, self.blocks) >= needed:
+            return None
+        reach = estimate.reach((1 - LEVEL) / 2) / max(estimate.mean - self.limit, 1e-9)
+        more = max(1.5, reach**2, needed / max(1, int(far.sum())))
+        return Suspect(
+            ranks=[self.ranks[row] for row in ahead.rows],
+            longer=int((over > 0).sum()),
+            far=int(far.sum()),
+            excess_us=float(self.excess[ahead.rows[0]]),
+            p_value=ahead.p_value,
+            gain=estimate,
+            steps_needed=max(more * steps, float(needed)) if more <= _MOST_MORE else None,
+        )
+
+    def excluded(self) -> tuple[float, float]:
+        """Return the most that any single rank or host costs per step beyond chance, and how sure none costs enough to be named."""
+        bounds, sure = _largest_cost(self.own, self.limit)
+        if len(self.hosts) > 1:
+            of_hosts, sure_of_hosts = _largest_cost(_longest(self.own, list(self.hosts.values())), self.limit)
+            return max(bounds, of_hosts), sure * sure_of_hosts
+        return bounds, sure
+
+
+_MOST_MORE: Final = 10.0
+"""Largest multiple of the steps up to which an estimate of the steps that are needed is meaningful."""
+
+
+_ENOUGH_RANKS: Final = 5
+"""Number of ranks that are not slow from which the spread of their means also shows how far noise that lasts moves a mean."""
+
+
+def _chance_of_overlap(ranks: int, slow: int, on_host: int, least: int) -> float:
+    """Return the chance that at least ``least`` of ``slow`` ranks, placed at random, are on a host (hypergeometric)."""
+    ways = sum(comb(on_host, count) * comb(ranks - on_host, slow - count) for count in range(least, min(on_host, slow) + 1))
+    return ways / comb(ranks, slow)
+
+
+def _longest(own: Stored, groups: Sequence[Sequence[int]]) -> Matrix:
+    """Return the longest own time of each group of rows, [groups, steps].
+
+    Of larger groups it is the mean over the longest of all their parts that are as large as the smallest group: else groups would
+    differ by their size alone.
+    """
+    size = min(len(rows) for rows in groups)
+    result = np.empty((len(groups), own.shape[1]))
+    for at, rows in enumerate(groups):
+        count = len(rows)
+        if count == size:
+            result[at] = own[rows].max(axis=0)
+            continue
+        weights = np.array([comb(place, size - 1) for place in range(count)], dtype=np.float64) / comb(count, size)
+        result[at] = weights @ np.sort(own[rows], axis=0)
+    return result
+
+
+def _largest_cost(own: Stored, limit: float) -> tuple[float, float]:
+    """Return the upper bound of what any row costs per step beyond a typical row, and how sure none costs ``limit``."""
+    leading = leaders(own)
+    count, steps = own.shape
+    each = np.bincount(leading.rows, weights=leading.ahead, minlength=count) / steps
+    usual = float(np.median(each)) if count > 2 else float(each.min())
+    # Only the costliest can have the largest bound or doubt.
+    most, sure = 0.0, 1.0
+    for row in np.argsort(-each)[:_COSTLIEST].tolist():
+        series = np.where(leading.rows == row, leading.ahead, 0.0)
+        if count == 2:
+            series = own[row].astype(np.float64) - own[1 - row]
+        else:
+            series = series - usual
+        estimate = mean_of(series)
+        most = max(most, estimate.mean + estimate.reach((1 - LEVEL) / 2))
+        sure *= estimate.chance_below(limit)
+    return most, sure
+
+
+_COSTLIEST: Final = 8
+
+
+def ranks_ahead(
+    own: Stored, measures: Sequence[Measure], slow: NDArray[np.bool_], over: NDArray[np.float64], floor: float
+) -> _Ahead | None:
+    """Return the ranks with the widest gap to all others, or else the worst rank, among those not yet known to be ``slow``.
+
+    ``None`` when no rank has a mean excess ``over`` [ranks] of ``floor``, or when no more ranks can be outliers. There are two
+    tests, so p-values are corrected by ``looks``: of several ranks ahead of the others, then, if that is not certain, of the
+    worst rank alone. P-values also account for the other measures, as any of them may name the rank.
+    """
+    left = np.flatnonzero(~slow)
+    best: _Ahead | None = None
+    for measure in measures:
+        able = over[left] >= floor
+        if measure.limited:
+            able &= mean_excess(own, left, measure.at_most) >= floor
+        most = min(len(own) // 2 - int(slow.sum()), int(able.sum()))
+        if most < 1:
+            continue
+        sums = measure.sums[:, left]
+        beside = [other.sums[:, left] for other in measures if other is not measure]
+        totals = np.where(able, sums.sum(axis=0), -np.inf)
+        order = np.argsort(-totals, kind="stable")
+        several, gap = widest_gap(sums.sum(axis=0)[order], most)
+        tests: list[tuple[int, Callable[[], float]]] = [
+            (several, lambda sums=sums, gap=gap, beside=beside: gap_p_value(sums, gap, beside)),  # type: ignore[misc]
+            (1, lambda sums=sums, first=int(order[0]), beside=beside: p_value(sums, first, beside)),  # type: ignore[misc]
+        ]
+        for count, chance in tests:
+            found = _Ahead([int(row) for row in left[order[:count]]], min(1.0, looks(len(left)) * chance()), measure)
+            if found.p_value <= LIMIT:
+                return found
+            if best is None or found.p_value < best.p_value:
+                best = found
+    return best
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """Time that healing slow ranks saves."""
+
+    saved: NDArray[np.float64]
+    """Time saved at each step, [steps]; negative where a healed rank would have been last by chance."""
+    last: NDArray[np.bool_]
+    """True at the steps in which one of the slow ranks costs most, [steps]."""
+
+
+def gain_of(times: OwnTimes, slow: NDArray[np.bool_]) -> Gain:
+    """Return the time that healing the ranks ``slow`` [ranks] saves: of whole steps, or of their collectives if that is more.
+
+    This is the one definition of what healing saves. A healed rank is as it is in its other steps, where its slow steps are clearly
+    apart from these. Else it is as the others are: at each step it takes the time of the rank in the middle, and the deviation that
+    another rank had from it at another time.
+    """
+    own = times.own
+    leading = leaders(own)
+    whole = Gain(leading.largest - _healed(own, slow, leading.rows, leading.ahead), slow[leading.rows])
+    if times.savings is None:
+        return whole
+    others = np.flatnonzero(~slow)
+    together, each = times.savings.together(np.flatnonzero(slow).tolist()), times.savings.each()[others]
+    met = Gain(together - float(np.median(each.mean(axis=1))), together > each.max(axis=0))
+    return met if met.saved.mean() > whole.saved.mean() else whole
+
+
+def _healed(own: Stored, slow: NDArray[np.bool_], last: NDArray[np.intp], ahead: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the longest own time at each step, [steps], were the ranks ``slow`` healed.
+
+    ``last``, ``ahead``: the last rank at each step, and its lead.
+    """
+    others, steps = np.flatnonzero(~slow), own.shape[1]
+    longest = leaders(own, others).largest
+    middle = ordered(own, [(len(others) - 1) // 2, len(others) // 2], others).mean(axis=0, dtype=np.float64)
+    alike = 0
+    for row in np.flatnonzero(slow).tolist():
+        usual = _as_in_other_steps(own[row] - middle)
+        if usual is None:
+            alike += 1
+        else:
+            np.maximum(longest, middle + usual, out=longest)
+    if not alike:
+        return longest
+    if len(others) < 2:
+        # One other rank does not show how ranks vary: what it costs is what it does beside the slow ones.
+        costs: NDArray[np.float64] = longest + float(ahead[~slow[last]].sum() / steps)
+        return costs
+    # The middle of few ranks varies with them: deviations from it are too small by this.
+    wider = np.sqrt(len(others) / (len(others) - 1))
+    draws = -(-_DRAWS // alike)
+    donors = others[np.linspace(0, len(others), min(draws * alike, len(others)), endpoint=False).astype(int)]
+    healed = np.zeros(steps)
+    for draw in range(draws):
+        deviation = np.full(steps, -np.inf)
+        for number in range(draw * alike, (draw + 1) * alike):
+            donor = donors[number % len(donors)]
+            shift = steps * (1 + number // len(donors)) // (2 + draws * alike // len(donors))
+            np.maximum(deviation, np.roll(own[donor] - middle, shift), out=deviation)
+        healed += np.maximum(longest, middle + wider * deviation) / draws
+    return healed
+
+
+_DRAWS: Final = 16
+"""Number of deviations, at least, that the saving is averaged over."""
+
+_APART: Final = 3.0
+"""Least gap between the excess in slow steps and in a rank's other steps, in standard deviations of these. It is that between the
+lower tenth and the upper tenth: steps of one kind, cut in two, have nearly none."""
+
+_OTHERS: Final = 0.2
+"""Minimum share of a rank's steps that are not slow for them to show how it is without the fault."""
+
+
+_REST: Final = 0.1
+"""Maximum share of a rank's excess in its other steps: else the fault is in these, too."""
+
+
+def _as_in_other_steps(over: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    """Return the excess of a rank over the middle, with that of its other steps in its slow steps.
+
+    ``None`` where its slow steps are not clearly apart from the others, or are nearly all.
+    """
+    far = far_steps(over)
+    if not far.any() or far.mean() > 1 - _OTHERS:
+        return None
+    others = over[~far]
+    gap = np.quantile(over[far], 0.1) - np.quantile(others, 0.9)
+    if gap < _APART * others.std() or others.sum() > _REST * over.sum():
+        return None
+    usual = over.copy()
+    usual[far] = np.resize(np.roll(others, len(others) // 2), int(far.sum()))
+    return usual
+
+
+def far_steps(over: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return the steps that make up a rank's excess: those with at least half of its mean, weighted by the excess itself."""
+    positive = np.maximum(over, 0.0)
+    total = positive.sum()
+    far: NDArray[np.bool_] = over >= 0.5 * (positive**2).sum() / total if total > 0 else np.zeros(len(over), dtype=bool)
+    return far
+
+
+REGULAR: Final = 0.75
+"""Minimum share of distances between slow steps that are a multiple of their median, for the steps to be periodic."""
+
+
+def period(steps: NDArray[np.int64]) -> int | None:
+    """Return the period of ascending ``steps`` if most distances are multiples of it; ``None`` otherwise or below 5 steps."""
+    apart = np.diff(steps)
+    if len(apart) < 4:
+        return None
+    usual = int(np.median(apart))
+    # Some of the periodic steps may be missing from ``steps``, so multiples count.
+    return usual if usual > 1 and (apart % usual == 0).mean() >= REGULAR else None
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """Waiting of ranks for each other that no single rank causes."""
+
+    share: float
+    """Share of the step that a typical rank waits for the last one."""
+    last: NDArray[np.intp]
+    """Row of the last rank at each step, [steps]."""
+    affected: NDArray[np.bool_]
+    """Steps that make up most of the waiting, [steps]."""
+    shares: dict[int, float] = field(default_factory=dict)
+    """Share of the waiting that each rank imposed, most first."""
+
+
+def moving_waits(times: OwnTimes, without: Sequence[int] = ()) -> Moving:
+    """Return the waiting for whichever rank is last. ``without``: ranks that are named already; they neither wait nor delay."""
+    rows = np.array([row for row, rank in enumerate(times.ranks) if rank not in without])
+    own = times.own if len(rows) == len(times.own) else times.own[rows]
+    leading = leaders(own)
+    middle = np.concatenate(of_blocks(own.shape, lambda steps: np.sort(by_step(own[:, steps]), axis=1)[:, (len(own) - 1) // 2]))
+    wait = leading.largest - middle
+    imposed = np.bincount(leading.rows, weights=wait, minlength=len(own))
+    total = float(imposed.sum())
+    order = np.argsort(-imposed, kind="stable").tolist()
+    return Moving(
+        share=float(wait.mean()) / times.wall_us if times.wall_us > 0 else 0.0,
+        last=rows[leading.rows],
+        affected=far_steps(wait),
+        shares={times.ranks[rows[row]]: float(imposed[row]) / total for row in order if imposed[row] > 0} if total > 0 else {},
+    )
+
+
+def by_chance_elsewhere(times: OwnTimes, slow: Slow, others: Sequence[OwnTimes]) -> float:
+    """Return the probability that a rank in ``others``, groups without a slow rank, has the excess of the worst of ``slow``.
+
+    Add it to the p-value of ``slow``, as correction for testing several groups.
+    """
+    if not others:
+        return 0.0
+    row = times.ranks.index(slow.ranks[0])
+    mean = float(mean_excess(times.own, np.arange(len(times.own)))[row])
+    return sum(share_reaching(block_sums(excess(one.own).T), mean * one.own.shape[1]) for one in others)
