@@ -117,7 +117,7 @@ def test_profiled_steps_of_a_run_are_counted_as_well(count: int, said: str, most
         for step in range(count)
     ]
     blame = assign_blame(matches, Clocks(), [0, 1])
-    slow = Slow([1], "fixed", gain_us=400.0 * count, excess_us=400.0, p_value=0.0, stability=1.0, last_share=1.0)
+    slow = Slow([1], "fixed", gain_us=400.0 * count, excess_us=400.0, p_value=0.0, certainty=1.0, last_share=1.0)
     # when it is reported
     named = late_named(slow, blame, 1000.0 * count, Signals(own_us=400.0), steps=count)
     verdict, _ = straggler(

@@ -105,8 +105,8 @@ def slowest(
 
 def suspected(groups: Sequence[DeviceOwnTimes]) -> list[int]:
     """Return the ranks of groups without slow ranks that were slow at a cost, but too rarely to exclude chance."""
-    suspects = [suspect for group in groups if (suspect := judge_ranks(group).suspect) is not None]
-    return sorted(max(suspects, key=lambda suspect: suspect.excess_us).ranks) if suspects else []
+    found = [judge_ranks(group) for group in groups]
+    return sorted(max(found, key=lambda one: one.suspected_us).suspects) if found else []
 
 
 def are_tested(groups: Sequence[DeviceOwnTimes]) -> bool:

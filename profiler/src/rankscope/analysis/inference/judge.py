@@ -65,6 +65,8 @@ class Suspect:
     """Number of steps in which its own time was longer than the median of its peers."""
     far: int
     """Number of steps with large excess."""
+    needed: int | None
+    """Number of such steps that would be enough; ``None`` where there are as many already."""
     excess_us: float
     """Mean excess per step."""
     p_value: float
@@ -85,6 +87,16 @@ class Judgement:
     """Upper bound of the time per step that any single rank or host costs beyond what chance alone does; only without ``slow``."""
     sure_of_none: float
     """Probability that no single rank or host costs ``MINIMUM_EFFECT`` of the step."""
+
+    @property
+    def suspects(self) -> list[int]:
+        """Slow ranks, or those that may be, worst first: for evidence that needs more than this test."""
+        return self.slow.ranks if self.slow is not None else self.suspect.ranks if self.suspect is not None else []
+
+    @property
+    def suspected_us(self) -> float:
+        """Mean excess of the worst of ``suspects``; 0 without any."""
+        return self.slow.excess_us if self.slow is not None else self.suspect.excess_us if self.suspect is not None else 0.0
 
 
 def judge_ranks(times: OwnTimes, hosts: Mapping[int, str] | None = None) -> Judgement:
@@ -289,11 +301,13 @@ class _Case:
         if ahead.p_value > UNCLEAR and min(steps, self.blocks) >= needed:
             return None
         reach = estimate.reach((1 - LEVEL) / 2) / max(estimate.mean - self.limit, 1e-9)
-        more = max(1.5, reach**2, needed / max(1, int(far.sum())))
+        many = int(far.sum())
+        more = max(needed / max(1, many) if many < needed else _LEAST_MORE, reach**2)
         return Suspect(
             ranks=[self.ranks[row] for row in ahead.rows],
             longer=int((over > 0).sum()),
-            far=int(far.sum()),
+            far=many,
+            needed=needed if many < needed else None,
             excess_us=float(self.excess[ahead.rows[0]]),
             p_value=ahead.p_value,
             gain=estimate,
@@ -308,6 +322,9 @@ class _Case:
             return max(bounds, of_hosts), sure * sure_of_hosts
         return bounds, sure
 
+
+_LEAST_MORE: Final = 1.5
+"""Least multiple of the steps that is estimated: as many were not enough."""
 
 _MOST_MORE: Final = 10.0
 """Largest multiple of the steps up to which an estimate of the steps that are needed is meaningful."""

@@ -131,8 +131,8 @@ def agree(ahead: NDArray[np.float64], ranks: int) -> bool:
 def too_few(blame: Blame, window_us: float) -> int | None:
     """Return the rank that was late at a significant cost, but too rarely to exclude chance; ``None`` without one."""
     times = late_times(blame, window_us)
-    suspect = None if times is None else judge_ranks(times).suspect
-    return None if suspect is None else suspect.ranks[0]
+    suspects = [] if times is None else judge_ranks(times).suspects
+    return suspects[0] if suspects else None
 
 
 def _by_step(blame: Blame, values: Scores) -> Scores:

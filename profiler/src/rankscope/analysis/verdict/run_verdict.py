@@ -235,7 +235,9 @@ def _suspected(suspect: Suspect, judged: Judged) -> str:
     """Return the evidence against the suspected ranks, and the number of steps that are needed."""
     ranks, steps = judged.own.shape
     low, high = (bound / judged.wall_us for bound in suspect.gain.bounds(LEVEL))
-    enough = "more steps" if suspect.steps_needed is None else f"about {_in_run(suspect.steps_needed)} steps in all"
+    such = None if suspect.needed is None else f"{suspect.needed} such steps"
+    total = None if suspect.steps_needed is None else f"about {_in_run(suspect.steps_needed)} steps in all"
+    enough = ", ".join(part for part in (such, total) if part) or "more steps"
     chance = (
         f"by chance among {ranks} ranks this happens with a probability of {suspect.p_value:.2g} (at most {LIMIT:g} is needed)"
         if suspect.p_value > LIMIT
