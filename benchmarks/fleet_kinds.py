@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
@@ -20,9 +20,13 @@ BIAS: Final = 0.005
 SLOW_US: Final = 30_000.0
 
 
-def noise(rng: Rng, ranks: int, steps: int = 1000, *, scatter: float = SCATTER, lasts: float = 1) -> Floats:
-    """Return healthy own times. ``lasts``: number of steps that noise lasts."""
+def noise(
+    rng: Rng, ranks: int, steps: int = 1000, *, scatter: float = SCATTER, lasts: float = 1, of_hosts: bool = False
+) -> Floats:
+    """Return healthy own times. ``lasts``: number of steps that noise lasts. ``of_hosts``: the ranks of a host share it."""
     scattered = rng.normal(size=(ranks, steps))
+    if of_hosts:
+        scattered = scattered[np.arange(ranks) // RANKS_PER_HOST * RANKS_PER_HOST]
     keep = (lasts - 1) / (lasts + 1)
     for step in range(1, steps if keep else 0):
         scattered[:, step] = keep * scattered[:, step - 1] + np.sqrt(1 - keep**2) * scattered[:, step]
@@ -38,10 +42,10 @@ def slow(base: Floats, when: dict[int, Mask], rng: Rng, by_us: float = SLOW_US) 
     return fault
 
 
-def names(ranks: Sequence[int], hosts: Sequence[int] = (), **more: bool) -> Expected:
+def names(ranks: Iterable[int], hosts: Iterable[int] = (), *, undecided: bool = False, or_rotating: bool = False) -> Expected:
     """Return the answer that names ranks, and hosts by number."""
-    listed = tuple(sorted(int(rank) for rank in ranks))
-    return Expected("names", listed, tuple(host_of(host * RANKS_PER_HOST) for host in sorted(hosts)), **more)
+    of_hosts = tuple(host_of(host * RANKS_PER_HOST) for host in sorted(hosts))
+    return Expected("names", tuple(sorted(ranks)), of_hosts, undecided=undecided, or_rotating=or_rotating)
 
 
 def members(host: int) -> range:
@@ -73,28 +77,38 @@ def random_steps(rng: Rng, steps: int, share: float) -> Mask:
 
 def periodic(rng: Rng, steps: int, share: float) -> Mask:
     """Return steps at equal distances, as far as they can be."""
-    place = np.arange(steps) + int(rng.integers(round(1 / share) + 1))
-    return np.floor((place + 1) * share + 1e-9) > np.floor(place * share + 1e-9)
+    turns = np.floor((np.arange(steps + 1) + int(rng.integers(steps))) * share + 1e-9)
+    chosen: Mask = turns[1:] > turns[:-1]
+    return chosen
 
 
 # Healthy fleets
 
 
-def healthy(rng: Rng, ranks: int, steps: int = 1000, *, scatter: float = SCATTER, lasts: float = 1) -> Fleet:
-    # A run of 35 steps may be too short even to say that no rank is slow.
-    return Fleet(noise(rng, ranks, steps, scatter=scatter, lasts=lasts), Expected("none", undecided=steps < 200))
+def nothing(steps: int = 1000) -> Expected:
+    """Return the answer that no rank is at fault. A short run may be too short even for that."""
+    return Expected("none", undecided=steps < 200)
 
 
-def heavy_tails(rng: Rng, ranks: int) -> Fleet:
-    base = noise(rng, ranks)
+def healthy(
+    rng: Rng, ranks: int, steps: int = 1000, *, scatter: float = SCATTER, lasts: float = 1, of_hosts: bool = False
+) -> Fleet:
+    return Fleet(noise(rng, ranks, steps, scatter=scatter, lasts=lasts, of_hosts=of_hosts), nothing(steps))
+
+
+def heavy_tails(rng: Rng, ranks: int, steps: int = 1000) -> Fleet:
+    """Return a fleet in which 3 % of the records have a pause, of two steps on average."""
+    base = noise(rng, ranks, steps)
     pauses = (rng.random(base.shape) < 0.03) * rng.exponential(2 * STEP_US, base.shape)
-    return Fleet(base, Expected("none"), pauses=pauses)
+    return Fleet(base, nothing(steps), pauses=pauses)
 
 
-def pauses_of_any(rng: Rng, ranks: int, share: float, shortest_us: float = 50_000.0, longest_us: float = 150_000.0) -> Fleet:
+def pauses_of_any(
+    rng: Rng, ranks: int, share: float, *, steps: int = 1000, shortest_us: float = 50_000.0, longest_us: float = 150_000.0
+) -> Fleet:
     """Return a fleet in which some rank, any, pauses in a share of the steps."""
-    base = noise(rng, ranks)
-    return Fleet(base, Expected("none"), pauses=moving_pauses(rng, base, share, shortest_us, longest_us))
+    base = noise(rng, ranks, steps)
+    return Fleet(base, nothing(steps), pauses=moving_pauses(rng, base, share, shortest_us, longest_us))
 
 
 def moving_pauses(rng: Rng, base: Floats, share: float, shortest_us: float, longest_us: float) -> Floats:
@@ -124,18 +138,10 @@ def slow_ranks(rng: Rng, ranks: int, count: int = 1, steps: int = 1000, by_us: f
 
 def spread(rng: Rng, ranks: int, count: int) -> list[int]:
     """Return random ranks, as few as possible on the same host."""
-    hosts = -(-ranks // RANKS_PER_HOST)
-    order = rng.permutation(ranks)
-    turn: dict[int, int] = {}
-    for host in (order // RANKS_PER_HOST).tolist():
-        turn[host] = 0
-    keys = []
-    for rank in order.tolist():
-        host = rank // RANKS_PER_HOST
-        keys.append((turn[host], rank))
-        turn[host] += 1
-    assert len(turn) == hosts
-    return [rank for _, rank in sorted(keys, key=lambda key: key[0])[:count]]
+    order = rng.permutation(ranks).tolist()
+    hosts = [rank // RANKS_PER_HOST for rank in order]
+    place_on_host = [hosts[:place].count(host) for place, host in enumerate(hosts)]
+    return [rank for _, rank in sorted(zip(place_on_host, order, strict=True), key=lambda pair: pair[0])[:count]]
 
 
 def one_rank(rng: Rng, when: Callable[[int], Mask], ranks: int = 64, by_us: float = SLOW_US) -> Fleet:
@@ -188,27 +194,47 @@ def beside_pauses(rng: Rng) -> Fleet:
     return Fleet(base, names([rank]), fault=fault, pauses=pauses)
 
 
-def local_steps(rng: Rng, every: int) -> Fleet:
+def local_steps(rng: Rng, every: int, *, waits_known: bool = True) -> Fleet:
     """Return a fleet whose ranks average their parameters once in several steps; one is 20 ms slower in each step."""
     base = noise(rng, 8)
     rank = int(rng.integers(8))
-    return Fleet(base, names([rank]), fault=slow(base, {rank: always(1000)}, rng, 20_000.0), meets_every=every)
+    fault = slow(base, {rank: always(1000)}, rng, 20_000.0)
+    return Fleet(base, names([rank]), fault=fault, meets_every=every, waits_known=waits_known)
 
 
 # Hosts
 
 
-def slow_host(rng: Rng, ranks: int = 64, when: Callable[[int], Mask] = always, by_us: float = SLOW_US) -> Fleet:
-    """Return a fleet with a host whose ranks are slow, each when ``when`` says."""
+def slow_hosts(rng: Rng, ranks: int = 64, count: int = 1, when: Callable[[int], Mask] = always) -> Fleet:
+    """Return a fleet with hosts whose ranks are slow, each when ``when`` says."""
     base = noise(rng, ranks)
-    host = int(rng.integers(ranks // RANKS_PER_HOST))
-    fault = slow(base, {rank: when(1000) for rank in members(host)}, rng, by_us)
-    return Fleet(base, names(members(host), [host]), fault=fault)
+    hosts = rng.permutation(ranks // RANKS_PER_HOST)[:count].tolist()
+    culprits = [rank for host in hosts for rank in members(host)]
+    return Fleet(base, names(culprits, hosts), fault=slow(base, {rank: when(1000) for rank in culprits}, rng))
+
+
+def part_of_a_host(rng: Rng, count: int) -> Fleet:
+    """Return a fleet with some slow ranks of one host, which is at fault as a whole if they are most of its ranks."""
+    base = noise(rng, 64)
+    host = int(rng.integers(8))
+    culprits = rng.permutation(members(host))[:count].tolist()
+    hosts = [host] if 2 * count > RANKS_PER_HOST else []
+    return Fleet(base, names(culprits, hosts), fault=slow(base, {rank: always(1000) for rank in culprits}, rng))
+
+
+def one_after_the_other(rng: Rng, length: int) -> Fleet:
+    """Return a fleet with a host of which one rank at a time is slow, for some steps, in random order."""
+    base = noise(rng, 64)
+    host = int(rng.integers(8))
+    turns = np.concatenate([rng.permutation(RANKS_PER_HOST) for _ in range(1000 // length // RANKS_PER_HOST + 1)])
+    turn = np.repeat(turns, length)[:1000]
+    when = {rank: turn == place for place, rank in enumerate(members(host))}
+    return Fleet(base, names(members(host), [host]), fault=slow(base, when, rng))
 
 
 def host_in_bursts(rng: Rng, ranks: int, length: int) -> Fleet:
     """Return a fleet with a host whose GPUs are slow half of the time, each in bursts of its own."""
-    return slow_host(rng, ranks, lambda steps: bursts(rng, steps, length))
+    return slow_hosts(rng, ranks, when=lambda steps: bursts(rng, steps, length))
 
 
 def drifting_host(rng: Rng) -> Fleet:
@@ -348,10 +374,22 @@ HEALTHY: Final[dict[str, Kind]] = {
     "healthy, any rank pauses in 8 % of the steps, 64 ranks": partial(pauses_of_any, ranks=64, share=0.08),
     "healthy, noise of 20 steps, 8 ranks": partial(healthy, ranks=8, lasts=20),
     "healthy, noise of 20 steps, 64 ranks": partial(healthy, ranks=64, lasts=20),
+    "healthy, noise 5 % of hosts, 64 ranks": partial(healthy, ranks=64, scatter=0.05, of_hosts=True),
+    "healthy, noise 20 % of hosts and 20 steps, 64 ranks": partial(healthy, ranks=64, scatter=0.2, lasts=20, of_hosts=True),
     "healthy, 1024 ranks": partial(healthy, ranks=1024, steps=200),
-    "healthy, 35 steps, 8 ranks": partial(healthy, ranks=8, steps=35),
-    "healthy, 35 steps, 64 ranks": partial(healthy, ranks=64, steps=35),
-    "nobody more than others pauses in half of the steps, 64 ranks": partial(
+    "healthy, noise 20 % of 20 steps, 8 ranks": partial(healthy, ranks=8, scatter=0.2, lasts=20),
+    "healthy, noise 20 % of 20 steps, 64 ranks": partial(healthy, ranks=64, scatter=0.2, lasts=20),
+    **{
+        f"healthy, 35 steps{what}, {ranks} ranks": partial(fleet, ranks=ranks, steps=35)
+        for what, fleet in (
+            ("", healthy),
+            (", noise 20 %", partial(healthy, scatter=0.2)),
+            (", heavy tails", heavy_tails),
+            (", any rank pauses in 8 % of the steps", partial(pauses_of_any, share=0.08)),
+        )
+        for ranks in (8, 64)
+    },
+    "no rank more than others pauses in half of the steps, 64 ranks": partial(
         pauses_of_any, ranks=64, share=0.5, shortest_us=55_000.0, longest_us=65_000.0
     ),
     "garbage collections in turn, 2 ranks": partial(collections, ranks=2),
@@ -360,10 +398,21 @@ HEALTHY: Final[dict[str, Kind]] = {
 """Fleets without a fault."""
 
 FAULTY: Final[dict[str, Kind]] = {
-    **{f"a slow rank, {ranks} ranks": partial(slow_ranks, ranks=ranks) for ranks in (2, 8, 64)},
+    **{f"a slow rank, {ranks} ranks": partial(slow_ranks, ranks=ranks) for ranks in (2, 8, 64, 256)},
     "a slow rank, 1024 ranks": partial(slow_ranks, ranks=1024, steps=200),
-    **{f"{count} slow ranks, {ranks} ranks": partial(slow_ranks, ranks=ranks, count=count) for count in (2, 4, 8, 20) for ranks in (64, 256)},
-    "a slow host, 64 ranks": slow_host,
+    **{
+        f"{count} slow ranks, {ranks} ranks": partial(slow_ranks, ranks=ranks, count=count)
+        for count in (2, 4, 8, 20)
+        for ranks in (64, 256)
+    },
+    "a slow host, 64 ranks": slow_hosts,
+    "a slow host, 256 ranks": partial(slow_hosts, ranks=256),
+    "a slow host of two, 16 ranks": partial(slow_hosts, ranks=16),
+    "2 slow hosts, 64 ranks": partial(slow_hosts, count=2),
+    "7 slow ranks of a host, 64 ranks": partial(part_of_a_host, count=7),
+    "3 slow ranks of a host, 64 ranks": partial(part_of_a_host, count=3),
+    "a host's ranks one after the other for 25 steps, 64 ranks": partial(one_after_the_other, length=25),
+    "a host's ranks one after the other for a step, 64 ranks": partial(one_after_the_other, length=1),
     "a host in bursts of 50 steps, 64 ranks": partial(host_in_bursts, ranks=64, length=50),
     "a host in bursts of 20 steps, 32 ranks": partial(host_in_bursts, ranks=32, length=20),
     "4 ranks in bursts of 50 steps, 16 ranks": partial(in_bursts, ranks=16, count=4, length=50),
@@ -373,8 +422,8 @@ FAULTY: Final[dict[str, Kind]] = {
     "a host's switch, 64 ranks": slow_switch,
     "4 hosts in turn, 64 ranks": hosts_in_turn,
     **{
-        f"a rank in {share:.0%} of the steps, {how}, 64 ranks": partial(in_part_of_the_steps, share=share, how=how)
-        for share in (0.1, 0.3, 0.5, 0.7)
+        f"a rank in {percent} % of the steps, {how}, 64 ranks": partial(in_part_of_the_steps, share=percent / 100, how=how)
+        for percent in (10, 30, 50, 70)
         for how in ("random", "bursts", "periodic")
     },
     "a rank of two, 30 % from step 130 on": partial(pair, scatter=SCATTER, first=130, by_us=0.3 * STEP_US),
@@ -388,7 +437,9 @@ FAULTY: Final[dict[str, Kind]] = {
     "a slow rank is replaced in mid-run, 64 ranks": replaced,
     "a restart, 64 ranks": restarted,
     "parameters averaged at every 8th step, 8 ranks": partial(local_steps, every=8),
+    "parameters averaged at every 8th step, other waits unknown, 8 ranks": partial(local_steps, every=8, waits_known=False),
     "parameters averaged at every 40th step, 8 ranks": partial(local_steps, every=40),
+    "parameters averaged at every 40th step, other waits unknown, 8 ranks": partial(local_steps, every=40, waits_known=False),
     "a rank is stopped once, 8 ranks": stopped_once,
     "a rank's checkpoints, 8 ranks": checkpoints,
     "evaluations of all ranks, 8 ranks": evaluations,

@@ -36,8 +36,8 @@ class Expected(NamedTuple):
     """Right answer about a fleet."""
 
     answer: Literal["names", "none", "rotating", "rare"]
-    """``none``: no rank is at fault, and none waits much. ``rotating``: no rank is at fault, and the ranks wait for each other in turn.
-    ``rare``: what a few steps cost is reported, with rank and cause."""
+    """``none``: no rank is at fault. ``rotating``: the same, and the ranks wait for each other in turn. ``rare``: what few steps
+    cost is reported, with the cause and the rank (``ranks``; none: of no single one)."""
     ranks: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
     undecided: bool = False
@@ -46,6 +46,11 @@ class Expected(NamedTuple):
     """True if the slowness may also be reported as rotating, without a rank."""
     cause: Cause | None = None
     """Cause that must be given; ``None``: any."""
+
+    @property
+    def must_name(self) -> bool:
+        """True if only an answer that names ranks is right."""
+        return self.answer == "names" and not self.undecided and not self.or_rotating
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,8 @@ class Fleet:
     """Attempt before this one."""
     meets_every: int = 1
     """Number of steps after which the ranks meet; divides the number of steps."""
+    waits_known: bool = True
+    """False if steps in which the ranks do not meet are recorded without blocked time, instead of none."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -136,7 +143,8 @@ def host_of(rank: int) -> str:
 
 def _by_meeting(own: Floats, every: int) -> Floats:
     """Return the own time of each rank between two meetings, [ranks, meetings]."""
-    return own.reshape(len(own), -1, every).sum(axis=2)
+    arrivals: Floats = own.reshape(len(own), -1, every).sum(axis=2)
+    return arrivals
 
 
 def blocked_times(own: Floats, every: int = 1) -> Floats:
@@ -219,7 +227,10 @@ def _rows(fleet: Fleet, rank: int, times: dict[str, Floats], blocked: Floats, st
     rows["samples"], rows["input_elements"] = 32, 65_536
     sampled = rows["step"] % 10 == 0
     rows["allocated_bytes"], rows["resident_bytes"] = np.where(sampled, 30 << 30, -1), np.where(sampled, 9 << 30, -1)
-    rows["flags"] = HAS_BLOCKED
+    meets = np.arange(len(rows)) % fleet.meets_every == fleet.meets_every - 1
+    rows["flags"] = np.where(meets | fleet.waits_known, HAS_BLOCKED, 0)
+    for phase in PARTS:
+        rows[f"blocked_{phase}_us"][rows["flags"] == 0] = np.nan
     return rows
 
 
