@@ -85,7 +85,7 @@ def periodic(rng: Rng, steps: int, share: float) -> Mask:
 # Healthy fleets
 
 
-def nothing(steps: int = 1000) -> Expected:
+def no_fault(steps: int = 1000) -> Expected:
     """Return the answer that no rank is at fault. A short run may be too short even for that."""
     return Expected("none", undecided=steps < 200)
 
@@ -93,14 +93,14 @@ def nothing(steps: int = 1000) -> Expected:
 def healthy(
     rng: Rng, ranks: int, steps: int = 1000, *, scatter: float = SCATTER, lasts: float = 1, of_hosts: bool = False
 ) -> Fleet:
-    return Fleet(noise(rng, ranks, steps, scatter=scatter, lasts=lasts, of_hosts=of_hosts), nothing(steps))
+    return Fleet(noise(rng, ranks, steps, scatter=scatter, lasts=lasts, of_hosts=of_hosts), no_fault(steps))
 
 
 def heavy_tails(rng: Rng, ranks: int, steps: int = 1000) -> Fleet:
     """Return a fleet in which 3 % of the records have a pause, of two steps on average."""
     base = noise(rng, ranks, steps)
     pauses = (rng.random(base.shape) < 0.03) * rng.exponential(2 * STEP_US, base.shape)
-    return Fleet(base, nothing(steps), pauses=pauses)
+    return Fleet(base, no_fault(steps), pauses=pauses)
 
 
 def pauses_of_any(
@@ -108,7 +108,7 @@ def pauses_of_any(
 ) -> Fleet:
     """Return a fleet in which some rank, any, pauses in a share of the steps."""
     base = noise(rng, ranks, steps)
-    return Fleet(base, nothing(steps), pauses=moving_pauses(rng, base, share, shortest_us, longest_us))
+    return Fleet(base, no_fault(steps), pauses=moving_pauses(rng, base, share, shortest_us, longest_us))
 
 
 def moving_pauses(rng: Rng, base: Floats, share: float, shortest_us: float, longest_us: float) -> Floats:
@@ -222,7 +222,7 @@ def part_of_a_host(rng: Rng, count: int) -> Fleet:
     return Fleet(base, names(culprits, hosts), fault=slow(base, {rank: always(1000) for rank in culprits}, rng))
 
 
-def one_after_the_other(rng: Rng, length: int) -> Fleet:
+def ranks_in_turn(rng: Rng, length: int) -> Fleet:
     """Return a fleet with a host of which one rank at a time is slow, for some steps, in random order."""
     base = noise(rng, 64)
     host = int(rng.integers(8))
@@ -411,8 +411,8 @@ FAULTY: Final[dict[str, Kind]] = {
     "2 slow hosts, 64 ranks": partial(slow_hosts, count=2),
     "7 slow ranks of a host, 64 ranks": partial(part_of_a_host, count=7),
     "3 slow ranks of a host, 64 ranks": partial(part_of_a_host, count=3),
-    "a host's ranks one after the other for 25 steps, 64 ranks": partial(one_after_the_other, length=25),
-    "a host's ranks one after the other for a step, 64 ranks": partial(one_after_the_other, length=1),
+    "a host's ranks one after the other for 25 steps, 64 ranks": partial(ranks_in_turn, length=25),
+    "a host's ranks one after the other for a step, 64 ranks": partial(ranks_in_turn, length=1),
     "a host in bursts of 50 steps, 64 ranks": partial(host_in_bursts, ranks=64, length=50),
     "a host in bursts of 20 steps, 32 ranks": partial(host_in_bursts, ranks=32, length=20),
     "4 ranks in bursts of 50 steps, 16 ranks": partial(in_bursts, ranks=16, count=4, length=50),

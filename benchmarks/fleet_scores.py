@@ -28,8 +28,9 @@ class Score(NamedTuple):
 
 
 def named_ranks(verdict: Verdict) -> set[int]:
-    """Return the ranks that a verdict names as the reason: not suspects, and not those among which a slowness rotates, except if it
-    stays on a host that is named.
+    """Return the ranks that a verdict names as the reason.
+
+    These are not suspects, and not ranks among which a slowness rotates, unless it stays on a host that is named.
     """
     rotates = verdict.pattern == "rotating" and not verdict.hosts
     if rotates or verdict.kind == "insufficient_data":

@@ -1,6 +1,6 @@
-"""Whom `rankscope analyze` names in simulated fleets of known truth, and how simpler methods do on the same runs. Prints JSON.
+"""Ranks and hosts that `rankscope analyze` names in simulated fleets of known truth, beside what simpler methods name. Prints JSON.
 
-usage: python benchmarks/fleet_truth.py [--seeds N] [--only KIND] [--jobs N] [--keep DIR] [--list-wrong]
+usage: python benchmarks/fleet_truth.py [--seeds N] [--only KIND ...] [--jobs N] [--keep DIR] [--list-wrong]
 
 A fleet is an array of own times, 2 to 1,024 ranks by 35 to 1,000 steps, written as a run directory (fleets.py). Its kinds are in
 fleet_kinds.py: ranks and whole hosts that are slow always, in bursts, in random steps, in turn; missing records and ranks; few
@@ -88,11 +88,11 @@ class Outcome(NamedTuple):
     """The verdict, for people."""
 
 
-def jobs_of(only: str, seeds: int) -> list[Job]:
-    """Return the jobs of the kinds whose name contains ``only``."""
+def jobs_of(only: Sequence[str], seeds: int) -> list[Job]:
+    """Return the jobs of the kinds whose name contains any of ``only``."""
     jobs = [Job(kind, seed) for kind in HEALTHY for seed in range(seeds)]
     jobs += [Job(kind, seed, fault) for kind in FAULTY for fault in (True, False) for seed in range(seeds)]
-    return [job for job in jobs if only in job.name]
+    return [job for job in jobs if any(part in job.name for part in only)]
 
 
 def fleet_of(job: Job) -> Fleet:
@@ -223,22 +223,30 @@ def budgets_of(outcomes: Sequence[Outcome]) -> list[dict[str, object]]:
     ]
 
 
+TABLE: Final = """\
+Shares of the runs. Columns of methods: the ranks that they name are right, by ranks alone. Last column: all ranks at fault are
+among the first of frontier accounting, as many as are at fault and one more."""
+
+
 def table_of(figures: dict[str, dict[str, Any]], outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Return the figures as a table: a row per kind, those without their fault in one."""
     left_out = [outcome for outcome in outcomes if not outcome.job.has_fault]
     rows = {kind: of_kind for kind, of_kind in figures.items() if kind in FAULTY or kind in HEALTHY}
-    rows |= {"all with a fault, without it": figures_of(left_out)} if left_out else {}
+    rows |= {"those with a fault, without it": figures_of(left_out)} if left_out else {}
     rows |= {"all": figures_of(outcomes)}
     columns = {"right": "right", "exactly_named": "exactly named", "false": "false", "undecided": "not enough data"}
     columns |= {"cost_within_15_percent": "cost within 15 %"}
+    methods = (OURS, *BASELINES)
     return {
-        "columns": ["kind", "runs", *columns.values(), *(f"right ranks: {name}" for name in (OURS, *BASELINES))],
+        "text": TABLE,
+        "columns": ["kind", "runs", *columns.values(), *methods, "first of the frontier and one more"],
         "rows": [
             [
                 kind,
                 row["runs"],
                 *(percent(row[column]) for column in columns),
-                *(percent(row["by_ranks_alone"][name]["right"]) for name in (OURS, *BASELINES)),
+                *(percent(row["by_ranks_alone"][name]["right"]) for name in methods),
+                percent(row["frontier_among_first_two"]),
             ]
             for kind, row in rows.items()
         ],
@@ -273,14 +281,14 @@ def main() -> int:
     """Measure, print the figures; exit status 1 if a budget does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5, help="fleets of each kind")
-    parser.add_argument("--only", default="", metavar="KIND", help="run the kinds whose name contains this")
+    parser.add_argument("--only", nargs="*", default=[""], metavar="KIND", help="run the kinds whose name contains any of these")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the run directories here")
     parser.add_argument("--list-wrong", action="store_true", help="print each wrong answer on stderr")
     args = parser.parse_args()
     jobs = jobs_of(args.only, args.seeds)
     if not jobs:
-        parser.error(f"no kind contains {args.only!r}")
+        parser.error(f"no kind contains {' or '.join(args.only)}")
     outcomes: list[Outcome] = []
     with ProcessPoolExecutor(args.jobs) as pool:
         for number, outcome in enumerate(pool.map(partial(judged_or_failed, keep=args.keep), jobs), 1):

@@ -65,10 +65,11 @@ def summary(script: Path) -> str:
     return re.sub(r" ?Prints (one JSON object|JSON)\.", "", paragraph)
 
 
-def table_text(table: dict[str, list[Any]]) -> str:
-    """Return the table of a result, ``columns`` and ``rows`` of text and numbers, as Markdown."""
+def table_text(table: dict[str, Any]) -> str:
+    """Return the table of a result as Markdown: ``text`` before it, ``columns``, and ``rows`` of text and numbers."""
     lines = [table["columns"], ["---"] * len(table["columns"]), *table["rows"]]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+    rows = ("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join([table["text"], "", *rows])
 
 
 def number(value: float | None) -> str:
