@@ -1,4 +1,5 @@
-"""Ranks and hosts that `rankscope analyze` names in simulated fleets of known truth, beside what simpler methods name. Prints JSON.
+"""Ranks and hosts that `rankscope analyze` names in simulated fleets of known truth, beside those that simpler methods name.
+Prints JSON.
 
 usage: python benchmarks/fleet_truth.py [--seeds N] [--only KIND ...] [--jobs N] [--keep DIR] [--list-wrong]
 
@@ -9,7 +10,7 @@ steps that take very long; noise, heavy tails, pauses. Each fleet with a fault i
 - Right: of a fault, at least half of the ranks at fault or their host are named, and nothing else. Without a fault, no rank is
   named; the verdict is "rotating" if the ranks wait for each other for 10 % of the time or more, and may be from 5 % on. Of rare
   steps, their rank and cause are right and the verdict is not "balanced". "Not enough data" is right only for runs of less than
-  200 steps without a fault, and where the slow rank left no record.
+  200 steps without a fault, where the slow rank left no record, and where healing it saves 5 % of the step, which is the limit.
 - Exactly named: the ranks are those at fault, and so are the hosts, where a whole host is.
 - False: a rank or host is named that is not at fault.
 - Cost: the saving that the verdict's slowdown implies is within 15 % of the true one: the time of the same job without the fault.
