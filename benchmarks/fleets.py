@@ -100,7 +100,9 @@ class Fleet:
 
     def without_fault(self) -> Fleet:
         """Return the same fleet, of the same noise, without its fault."""
-        return replace(self, fault=0.0, tags={}, rare=None, expected=Expected("none", undecided=self.expected.undecided))
+        # Without any record of a rank, whether that rank is slow may stay unknown.
+        undecided = self.expected.undecided and set(self.expected.ranks) <= set(self.absent)
+        return replace(self, fault=0.0, tags={}, rare=None, expected=Expected("none", undecided=undecided))
 
     @property
     def recorded(self) -> Mask:
