@@ -41,7 +41,7 @@ def fleet(fault_us: float = 20_000.0, *, ranks: int = 4, **more: Any) -> Any:
 
 def test_two_kinds_are_written_judged_and_printed_with_their_budgets() -> None:
     kinds = ["a slow rank, 8 ranks", "healthy, 35 steps, 8 ranks"]
-    command = [sys.executable, BENCHMARKS / "fleet_truth.py", "--seeds", "1", "--jobs", "1", "--only", *kinds]
+    command = [sys.executable, str(BENCHMARKS / "fleet_truth.py"), "--seeds", "1", "--jobs", "1", "--only", *kinds]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout)
@@ -81,7 +81,7 @@ def test_the_true_saving_is_that_of_the_same_job_without_the_fault() -> None:
     assert fleet(meets_every=8).saving == pytest.approx(1 - (8 * 80 + 4) / (8 * 100 + 4))
     assert fleet().without_fault().saving == 0
     rare = np.arange(STEPS) == 7
-    stopped = fleet(fault=np.where(rare, [[0], [1_000_000.0], [0], [0]], 0.0), rare=rare)
+    stopped = fleet(fault=fleet(1_000_000.0).fault * rare, rare=rare)
     assert stopped.saving == 0
     assert stopped.rare_share == pytest.approx(1000 / (STEPS * 84 + 1000))
 
