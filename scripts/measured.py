@@ -1,4 +1,4 @@
-"""Print docs/measured.md: the budgets in the newest result file of each benchmark.
+"""Print docs/measured.md: the budgets in the newest result file of each benchmark, and its table where it has one.
 
 usage: python scripts/measured.py >docs/measured.md
 """
@@ -7,6 +7,7 @@ import ast
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 OF_DEVELOPMENT = {"suite", "mutants"}  # say something about the tests, nothing about the product
@@ -32,10 +33,13 @@ def main() -> None:
             continue
         print(f"## {benchmark}\n\n{summary(script)}\n\nFrom `{path.name}`, by `benchmarks/{script.name}`.\n")
         print("| what | measured | limit | met |\n|---|---|---|---|")
-        for budget in json.loads(path.read_text())["budgets"]:
+        result = json.loads(path.read_text())
+        for budget in result["budgets"]:
             name = str(budget["name"]).replace("|", "\\|").replace("_", " ")
             print(f"| {name} | {number(budget['value'])} | {number(budget['limit'])} | {'yes' if budget['ok'] else '**no**'} |")
         print()
+        if (table := result.get("table")) is not None:
+            print(table_text(table) + "\n")
 
 
 def newest_results() -> dict[str, Path]:
@@ -59,6 +63,13 @@ def summary(script: Path) -> str:
     """Return the first paragraph of a script's docstring."""
     paragraph = (ast.get_docstring(ast.parse(script.read_text())) or "").partition("\n\n")[0].replace("\n", " ")
     return re.sub(r" ?Prints (one JSON object|JSON)\.", "", paragraph)
+
+
+def table_text(table: dict[str, Any]) -> str:
+    """Return the table of a result as Markdown: ``text`` before it, ``columns``, and ``rows`` of text and numbers."""
+    lines = [table["columns"], ["---"] * len(table["columns"]), *table["rows"]]
+    rows = ("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join([table["text"], "", *rows])
 
 
 def number(value: float | None) -> str:

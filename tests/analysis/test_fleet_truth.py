@@ -1,0 +1,179 @@
+"""The benchmark of fleets: the truth that it plants, the runs that it writes, and how it scores answers."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.run_analysis import analyze_run
+from rankscope.runs.reader import RunReader
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+STEPS = 40
+
+
+@pytest.fixture(autouse=True)
+def on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)  # its scripts import each other
+
+
+def module(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def fleet(fault_us: float = 20_000.0, *, ranks: int = 4, **more: Any) -> Any:
+    """Return a fleet without noise whose rank 1 needs longer in every step."""
+    fleets = module("fleets")
+    fault = np.zeros((ranks, STEPS))
+    fault[1] = fault_us
+    expected = fleets.Expected("names", (1,))
+    return fleets.Fleet(np.full((ranks, STEPS), 80_000.0), **{"expected": expected, "fault": fault, **more})
+
+
+def test_two_kinds_are_written_judged_and_printed_with_their_budgets() -> None:
+    kinds = ["a slow rank, 8 ranks", "healthy, 35 steps, 8 ranks"]
+    command = [sys.executable, str(BENCHMARKS / "fleet_truth.py"), "--seeds", "1", "--jobs", "1", "--only", *kinds]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout)
+    assert {"a slow rank, 8 ranks, without the fault", "all", *kinds} == set(result["figures"])
+    figures = result["figures"]["a slow rank, 8 ranks"]
+    assert (figures["right"], figures["exactly_named"], figures["false"]) == (1, 1, 0)
+    assert figures["true_saving"] == pytest.approx(0.22, abs=0.05)
+    assert figures["by_ranks_alone"]["mean + 3 sigma of step time"]["right"] == 0
+    assert all(row["ok"] for row in result["budgets"])
+    assert {len(row) for row in result["table"]["rows"]} == {len(result["table"]["columns"])}
+    assert [row[0] for row in result["table"]["rows"]] == [*sorted(kinds, reverse=True), "those with a fault, without it", "all"]
+
+
+def test_a_failed_budget_fails_the_command() -> None:
+    fleet_truth, fleet_scores = module("fleet_truth"), module("fleet_scores")
+    missed = fleet_scores.Score(right=False, exact=False, false=False)
+    outcome = fleet_truth.Outcome(
+        job=fleet_truth.Job("a slow rank, 8 ranks", 0),
+        expected=module("fleets").Expected("names", (1,)),
+        steps=1000,
+        score=missed,
+        names=dict.fromkeys(("rankscope", *fleet_truth.BASELINES), missed),
+        saving=0.2,
+        cost_error=None,
+        interval_holds=None,
+        frontier_last=0,
+        answer={"kind": "balanced"},
+    )
+    failed = [row["name"] for row in fleet_truth.result_of([outcome], failed=1)["budgets"] if not row["ok"]]
+    assert any(name.startswith("right, of runs with a fault") for name in failed)
+    assert any(name.startswith("exactly named") for name in failed)
+    assert "analyses that failed" in failed
+
+
+def test_the_true_saving_is_that_of_the_same_job_without_the_fault() -> None:
+    assert fleet().saving == pytest.approx(1 - 84 / 104)
+    assert fleet(meets_every=8).saving == pytest.approx(1 - (8 * 80 + 4) / (8 * 100 + 4))
+    assert fleet().without_fault().saving == 0
+    rare = np.arange(STEPS) == 7
+    stopped = fleet(fault=fleet(1_000_000.0).fault * rare, rare=rare)
+    assert stopped.saving == 0
+    assert stopped.rare_share == pytest.approx(1000 / (STEPS * 84 + 1000))
+
+
+def test_all_ranks_wait_for_the_last_one_where_they_meet() -> None:
+    blocked = fleet(meets_every=8).blocked
+    assert set(np.flatnonzero(blocked[0])) == set(range(7, STEPS, 8))
+    assert blocked[0, 7] == pytest.approx(8 * 20_000 + 4_000)
+    assert blocked[1, 7] == pytest.approx(4_000)
+    assert fleet().waiting == pytest.approx(0.75 * 20 / 104)
+
+
+def test_a_written_run_has_the_own_times_and_lacks_the_missing_records(tmp_path: Path) -> None:
+    missing = np.zeros((4, STEPS), bool)
+    missing[2, 5:8] = True
+    planted = fleet(missing=missing, absent=(3,), tags={(0, 9): "checkpoint"})
+    module("fleets").write_fleet(planted, tmp_path / "run")
+    table = StepTable.load(RunReader(tmp_path / "run"))
+    assert table.ranks.tolist() == [0, 1, 2]
+    assert (~table.has_record).nonzero()[1].tolist() == [5, 6, 7]
+    own = table.values["own_us"]
+    assert own[1].tolist() == pytest.approx(planted.own[1].tolist())
+    analysis = analyze_run(tmp_path / "run")
+    assert (analysis.source.world_size, analysis.source.ranks) == (4, 3)
+    assert analysis.verdict.ranks == [1]
+
+
+def test_the_last_of_two_attempts_has_the_fault_that_counts(tmp_path: Path) -> None:
+    first = fleet(fault=np.roll(fleet().fault, 1, axis=0))
+    module("fleets").write_fleet(fleet(earlier=first), tmp_path / "run")
+    assert analyze_run(tmp_path / "run").verdict.ranks == [1]
+    assert analyze_run(tmp_path / "run", 0).verdict.ranks == [2]
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        ({"kind": "straggler", "rank": 1, "ranks": [1]}, (True, True, False, False)),
+        ({"kind": "straggler", "rank": 1, "ranks": [1, 2]}, (False, False, True, False)),
+        ({"kind": "straggler", "rank": 1, "ranks": [1], "hosts": ["node0000"]}, (False, False, True, False)),
+        ({"kind": "straggler", "rank": None, "ranks": [0, 1], "pattern": "rotating"}, (False, False, False, False)),
+        ({"kind": "balanced", "rank": None, "ranks": []}, (False, False, False, False)),
+        ({"kind": "insufficient_data", "rank": None, "ranks": []}, (False, False, False, True)),
+    ],
+)
+def test_an_answer_about_a_slow_rank_is_scored(
+    tmp_path: Path, answer: dict[str, Any], score: tuple[bool, bool, bool, bool]
+) -> None:
+    planted = fleet()
+    assert tuple(module("fleet_scores").score_of(analysis_with(tmp_path, planted, answer), planted)) == score
+
+
+@pytest.mark.parametrize(
+    ("pause_us", "kind", "right"),
+    [
+        (1_000.0, "balanced", True),
+        (1_000.0, "rotating", False),
+        (1_000.0, "straggler", False),
+        (40_000.0, "balanced", False),
+        (40_000.0, "communication_bound", False),
+        (40_000.0, "rotating", True),
+    ],
+)
+def test_a_healthy_fleet_rotates_only_where_its_ranks_wait(tmp_path: Path, pause_us: float, kind: str, right: bool) -> None:
+    pauses = pause_us * (np.arange(STEPS) % 4 == np.arange(4)[:, None])
+    planted = fleet(fault=0.0, pauses=pauses).without_fault()
+    named = {"rank": 2, "ranks": [2]} if kind == "straggler" else {"rank": None, "ranks": []}
+    answer = {"kind": "straggler", "pattern": "rotating", **named} if kind == "rotating" else {"kind": kind, **named}
+    score = module("fleet_scores").score_of(analysis_with(tmp_path, planted, answer), planted)
+    assert (score.right, score.false) == (right, kind == "straggler")
+
+
+def analysis_with(folder: Path, planted: Any, answer: dict[str, Any]) -> Any:
+    """Return the analysis of a fleet with another verdict."""
+    module("fleets").write_fleet(planted, folder / "run")
+    analysis = analyze_run(folder / "run")
+    verdict = msgspec.structs.replace(analysis.verdict, **{"hosts": [], "pattern": None, **answer})
+    return msgspec.structs.replace(analysis, verdict=verdict)
+
+
+def test_the_simpler_methods_name_ranks_beyond_their_thresholds() -> None:
+    baselines, fleet_truth = module("fleet_baselines"), module("fleet_truth")
+    planted = fleet(ranks=16)
+    walls, own, phases = fleet_truth.recorded_times(planted)
+    assert {name: method(walls, own, phases) for name, method in baselines.BASELINES.items()} == {
+        "mean + 3 sigma of step time": [],
+        "mean + 3 sigma of own time": [1],
+        "median + 3 MAD of own time": [1],
+        "frontier accounting": [1],
+        "frontier accounting from 5 % on": [1],
+    }
+    led, beyond = baselines.frontier_of(phases)
+    # All ranks are at the frontier at the end of data, which is a hundredth of 80 ms: the first of them counts.
+    assert led[:2] == pytest.approx([0.8 / 100, 99.2 / 100])
+    assert beyond[1] == pytest.approx(20 / 100)
