@@ -15,7 +15,6 @@ from rankscope.analysis.inference.significance import (
     blocks_needed,
     gap_p_value,
     p_value,
-    stability,
     widest_gap,
 )
 
@@ -87,15 +86,6 @@ def test_what_all_ranks_have_in_common_in_a_block_changes_no_p_value(seed: int, 
     moved = scores + np.array([[common], [0.0], [-common]])
     assert gap_p_value(moved, 2.0) == gap_p_value(scores, 2.0)
     assert p_value(moved, 1) == p_value(scores, 1)
-
-
-def test_stability_falls_where_one_block_carries_the_answer() -> None:
-    steady = np.zeros((BLOCKS, 3))
-    steady[:, 0] = 1
-    once = np.zeros((BLOCKS, 3))
-    once[0, 0] = BLOCKS
-    assert stability(steady, 0, at_least=BLOCKS / 2) == 1
-    assert 0.4 < stability(once, 0, at_least=BLOCKS / 2) < 0.8
 
 
 @pytest.mark.parametrize(("ranks", "needed"), [(2, 8), (3, 6), (4, 5), (1024, 2)])
