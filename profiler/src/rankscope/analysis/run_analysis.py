@@ -17,6 +17,7 @@ from rankscope.analysis.collectives.matched import Matched, match_windows
 from rankscope.analysis.collectives.windows import Reduction, odd_windows
 from rankscope.analysis.costs.ledger import ledger_of_blame, ledger_of_steps
 from rankscope.analysis.costs.pipeline import pipeline_of
+from rankscope.analysis.costs.rare_steps import rare_steps_of
 from rankscope.analysis.costs.recorder_cost import recorder_share
 from rankscope.analysis.costs.run_costs import costs_of_run
 from rankscope.analysis.costs.step_costs import usual_steps
@@ -41,7 +42,8 @@ from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible
 from rankscope.analysis.trace_analysis import imposed_result, matching_result
 from rankscope.analysis.verdict.endings import Endings, endings
 from rankscope.analysis.verdict.hung_run import hung_verdict
-from rankscope.analysis.verdict.run_verdict import run_verdict
+from rankscope.analysis.verdict.rare_verdict import with_rare_steps
+from rankscope.analysis.verdict.run_verdict import run_verdict, setting_of
 from rankscope.analysis.verdict.slow_links import with_slow_links
 from rankscope.analysis.verdict.stalled_verdict import with_stalled_line
 from rankscope.base.text import ranks_text, span
@@ -80,6 +82,8 @@ def analysis_of(
     durations, about_durations = durations_of_run(run)
     by_durations = None if durations is None else durations.judge
     verdict, findings = run_verdict(run, costs, price_per_gpu_hour, currency, by_durations)
+    rare = rare_steps_of(run)
+    verdict, findings = with_rare_steps(verdict, findings, rare, setting_of(run, price_per_gpu_hour, currency))
     late = durations.compared.matched.blame if durations is not None and verdict.evidence_source == durations.source else None
     collectives = matching_result(run.matched, run_fabric(run.infos, links))
     verdict, findings = with_slow_links(
@@ -134,6 +138,7 @@ def analysis_of(
         verdict=verdict,
         findings=findings,
         pipeline=run.pipeline,
+        rare_steps=rare,
     )
     return assessed_run(analysis, run, costs(()), throughput)
 

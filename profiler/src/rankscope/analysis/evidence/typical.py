@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.order import by_step, of_blocks
-from rankscope.analysis.evidence.steps import METRICS, Matrix, StepTable, Stored
+from rankscope.analysis.evidence.steps import METRICS, Matrices, Matrix, StepTable, Stored
 from rankscope.runs.records import RankInfo
 
 WARM_UP: Final = 5
@@ -140,7 +140,7 @@ def up_to_meetings(table: StepTable, infos: Mapping[int, RankInfo]) -> StepTable
         attempt=table.attempt,
         ranks=table.ranks,
         steps=table.steps[last],
-        values=values,
+        values=Matrices({name: matrix.astype(np.float32) for name, matrix in values.items()}, table.ranks, np.arange(len(last))),
         start_unix_ns=starts,
         profiled=np.logical_or.reduceat(table.profiled[:, whole], firsts, axis=1),
         tags={tag: np.logical_or.reduceat(at[:, whole], firsts, axis=1) for tag, at in table.tags.items()},
@@ -155,21 +155,29 @@ _UNKNOWN: Final = 0.3
 """Share of a rank's steps without known waiting from which these are taken to be steps without a collective."""
 
 
+def _is_periodic(steps: NDArray[np.bool_]) -> bool:
+    """Return whether the true ``steps`` are every N-th one, exactly: those in which a device has marks are chosen by a hash."""
+    apart = np.diff(np.flatnonzero(steps))
+    return len(apart) > 1 and int(apart[0]) > 1 and bool((apart == apart[0]).all())
+
+
 def _without_waiting(table: StepTable, infos: Mapping[int, RankInfo]) -> dict[str, Matrix] | None:
     """Return own and blocked times with no waiting where a CPU rank recorded none; ``None`` unless that is in many steps.
 
     Where waiting is known in every step, ranks may still meet only in some.
     """
-    if not table.is_known("own_us") or any(info.device_kind != "cpu" for info in infos.values()):
+    if not table.is_known("own_us"):
         return None
     # Nearly every run has waiting in nearly every step of some rank; these need no copies of all matrices.
-    some = table.some("blocked_us", slice(None), np.arange(len(table.ranks))[: _SAMPLED])
+    some = table.some("blocked_us", slice(None), np.arange(len(table.ranks))[:_SAMPLED])
     if (np.nan_to_num(some) > 0).any(axis=0).mean() >= _MEETS:
         return None
     wall, blocked = table.matrix("wall_us"), table.matrix("blocked_us")
     recorded = np.isfinite(wall)
     known = np.isfinite(blocked)
     unknown = recorded & ~known
+    if any(info.device_kind != "cpu" for info in infos.values()) and not _is_periodic(known.any(axis=0)):
+        return None  # on a device, own times are known in some steps only
     fill = unknown & (known.any(axis=1) & (unknown.sum(axis=1) >= _UNKNOWN * recorded.sum(axis=1)))[:, None]
     result = {"blocked_us": np.where(fill, 0.0, blocked)}
     for name in METRICS:

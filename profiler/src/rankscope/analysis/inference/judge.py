@@ -274,7 +274,9 @@ class _Case:
             if len(self.hosts) * _chance_of_overlap(len(self.own), len(slow), len(rows), len(slow & set(rows))) <= LIMIT
         ]
 
-    def _slow_steps(self, rows: list[int], slow: NDArray[np.bool_], measure: Measure) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    def _slow_steps(
+        self, rows: list[int], slow: NDArray[np.bool_], measure: Measure
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Return the excess of the longest of ``rows`` over the usual rank, and the steps that make up most of it, [steps]."""
         others = np.flatnonzero(~slow)
         usual = ordered(self.own, [(len(others) - 1) // 2, len(others) // 2], others).mean(axis=0, dtype=np.float64)

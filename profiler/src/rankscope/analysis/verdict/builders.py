@@ -77,9 +77,13 @@ def straggler(named: Named, setting: Setting) -> tuple[Verdict, list[Finding]]:
     rotating = named.pattern == "rotating"
     rank = None if rotating else named.ranks[0]
     slowdown = named.step_us / (named.step_us - named.gain_us) if named.step_us > named.gain_us > 0 else None
-    hours, cost = _loss(named.gain_us, setting)
+    hours, cost = loss(named.gain_us, setting)
     summary = _sentence(named, setting)
-    saves = None if named.saves_us is None or named.step_us <= 0 else (named.saves_us[0] / named.step_us, named.saves_us[1] / named.step_us)
+    saves = (
+        None
+        if named.saves_us is None or named.step_us <= 0
+        else (named.saves_us[0] / named.step_us, named.saves_us[1] / named.step_us)
+    )
     found = Verdict(
         kind="straggler",
         rank=rank,
@@ -311,7 +315,8 @@ def insufficient(
 _WHEN_OVER: Final[dict[Lack | None, str]] = {"few_steps": "few_steps_over", "few_windows": "few_windows_over"}
 
 
-def _loss(gain_us: float, setting: Setting) -> tuple[float | None, Cost | None]:
+def loss(gain_us: float, setting: Setting) -> tuple[float | None, Cost | None]:
+    """Return the GPU-hours and the money that a loss of ``gain_us`` per step costs; ``None`` where they are not known."""
     # Ranks on CPUs lose no GPU time, unless the user gives a price for them.
     if not setting.accelerated and setting.price_per_gpu_hour is None:
         return None, None

@@ -47,7 +47,8 @@ CAPTURE: Final = 20
 """Number of steps to profile for a verdict from windows: more than ``late.ENOUGH_STEPS``, as some steps may show nothing."""
 
 
-def _setting(run: RunEvidence, price: float | None, currency: str) -> Setting:
+def setting_of(run: RunEvidence, price: float | None, currency: str) -> Setting:
+    """Return the properties of the analysis of a run that its verdicts share."""
     steps = run.table.steps
     return Setting(
         source="steps",
@@ -85,7 +86,7 @@ def _run_verdict(
     currency: str,
     by_durations: ByDurations | None,
 ) -> tuple[Verdict, list[Finding]]:
-    setting = _setting(run, price, currency)
+    setting = setting_of(run, price, currency)
 
     if not len(run.table.steps):
         yet = "" if run.liveness == "over" else " yet"
@@ -213,12 +214,16 @@ def _nobody_slow(
             besides = [finding_of_moving(named, setting, lead="Besides that, ")]
     if (lacking := _waits_for_unseen(run, setting, limit)) is not None:
         return lacking
-    why = f"No rank {'or host ' if len(set(run.hosts.values())) > 1 else ''}costs more than {at_most:.1%} of the step{restriction}"
+    why = (
+        f"No rank {'or host ' if len(set(run.hosts.values())) > 1 else ''}costs more than {at_most:.1%} of the step{restriction}"
+    )
     verdict, findings = no_straggler(shares, setting, confidence=confidence, why=why)
     return verdict, [*findings, *besides]
 
 
-def _waits_for_unseen(run: RunEvidence, setting: Setting, limit: tuple[LimitRow, float] | None) -> tuple[Verdict, list[Finding]] | None:
+def _waits_for_unseen(
+    run: RunEvidence, setting: Setting, limit: tuple[LimitRow, float] | None
+) -> tuple[Verdict, list[Finding]] | None:
     """Return the verdict where the recorded ranks wait, and the reason may be a rank without records; else ``None``."""
     compared = setting.judged_ranks or 0
     if limit is None or limit[0].kind != "communication_bound" or compared >= setting.world_size or run.matching.matches:

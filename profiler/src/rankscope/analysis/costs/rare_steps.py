@@ -1,0 +1,134 @@
+"""Cost of rare steps: what the few steps cost that take much longer than the typical one, for which rank, and why."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.evidence.typical import warm_up
+from rankscope.analysis.inference.run_evidence import RunEvidence
+from rankscope.analysis.inference.step_signals import ACTIVITIES
+from rankscope.analysis.result.analysis import Cause, RareSteps
+from rankscope.base.text import duration
+
+MATTERS: Final = 0.05
+"""Share of the run's time from which rare steps are reported."""
+
+_MOST: Final = 0.6
+"""Share of the time of rare steps that one rank, or one cause, must have to be named with it."""
+
+_LISTED: Final = 16
+
+
+def rare_steps_of(run: RunEvidence) -> RareSteps | None:
+    """Return the cost of the rare steps of a run; ``None`` where they do not matter.
+
+    A rank is named if it alone needed most of the time that these steps took beyond the typical one. The cause is an activity
+    that the records are tagged with, or garbage collection, if it takes most of that time.
+    """
+    table, rare = run.typical.met, run.typical.rare
+    length = run.typical.length_us
+    count = len(length)
+    if not rare.any():
+        return None
+    looked_at = np.isfinite(length) & (np.arange(count) >= warm_up(count))
+    typical = float(np.median(length[looked_at & ~rare]))
+    extra = np.where(rare, np.nan_to_num(length) - typical, 0.0).clip(min=0.0)
+    lost, share = float(extra.sum()), float(extra.sum() / length[looked_at].sum())
+    if share < MATTERS:
+        return None
+    excess, alone = _excess(run, rare, typical)
+    by_rank = np.maximum(alone, 0.0).sum(axis=1)
+    row = int(by_rank.argmax()) if len(by_rank) else 0
+    rank = run.ranks[row] if len(by_rank) and by_rank[row] >= _MOST * max(lost, float(by_rank.sum())) else None
+    # Where no rank is alone to blame, what takes the time of all of them may still be known.
+    weights = alone if rank is not None or by_rank.sum() >= _MOST * lost else excess
+    steps = np.flatnonzero(rare)
+    cause = _cause(run, steps, weights if rank is None else np.where(np.arange(len(weights))[:, None] == row, weights, 0.0))
+    if cause is None and by_rank.sum() < (1 - _MOST) * lost and excess.max(axis=0, initial=0.0).sum() < (1 - _MOST) * lost:
+        cause = "communication"
+    host = None if rank is None else run.hosts.get(rank)
+    costly = steps[np.argsort(-extra[steps], kind="stable")]
+    moves = rank is None and bool(by_rank.sum() >= _MOST * lost)
+    number, every = int(rare.sum()), int(looked_at.sum())
+    longest = float(length[steps].max())
+    return RareSteps(
+        count=number,
+        of_steps=every,
+        steps=sorted(int(step) for step in table.steps[costly[:_LISTED]]),
+        typical_us=typical,
+        longest_us=max(longest, float((alone.max(initial=0.0)) + typical) if rank is not None else longest),
+        share=share,
+        lost_us=lost,
+        rank=rank,
+        moves=moves,
+        host=host,
+        cause=cause,
+        summary=_sentence(number, every, longest, typical, share, rank, cause, moves, int(table.steps[costly[0]])),
+    )
+
+
+def _excess(run: RunEvidence, rare: NDArray[np.bool_], typical_us: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the own time of each rank at the rare steps beyond its usual one, and beyond the others' at the step, [ranks, rare]."""
+    table = run.typical.met
+    own = table.matrix("own_us") if table.is_known("own_us") else np.full((len(table.ranks), len(table.steps)), np.nan)
+    with np.errstate(all="ignore"):
+        usual = np.array([np.median(known) if len(known := row[np.isfinite(row)]) else typical_us for row in own[:, ~rare]])
+    at = own[:, rare]
+    excess = np.nan_to_num(at - usual[:, None]).clip(min=0.0)
+    if len(at) < 2:
+        return excess, excess
+    # The second longest tells what the others waited for this rank.
+    second = np.sort(excess, axis=0)[-2]
+    return excess, np.where(excess == excess.max(axis=0), excess - second, 0.0)
+
+
+def _cause(run: RunEvidence, steps: NDArray[np.intp], weights: NDArray[np.float64]) -> Cause | None:
+    """Return the cause of most of ``weights``, time of ranks at the rare ``steps`` [ranks, rare]; ``None``: not known."""
+    table, whole = run.typical.met, float(weights.sum())
+    if whole <= 0:
+        return None
+    taken: dict[Cause, float] = {
+        cause: float(weights[table.tagged(tag)[:, steps]].sum()) for cause, tag in ACTIVITIES.items() if tag in table.tags
+    }
+    rows = np.flatnonzero(weights.any(axis=1))
+    if table.is_known("gc_us"):
+        collected = np.array([table.of_rank("gc_us", int(row))[steps] for row in rows], dtype=np.float64)
+        taken["gc"] = float(np.minimum(np.nan_to_num(collected), weights[rows]).sum())
+    if table.is_known("own_data_us"):
+        data = np.array([table.of_rank("own_data_us", int(row))[steps] for row in rows], dtype=np.float64)
+        taken["input"] = float(np.minimum(np.nan_to_num(data), weights[rows]).sum())
+    most = max(taken, key=lambda cause: taken[cause], default=None)
+    return most if most is not None and taken[most] >= _MOST * whole else None
+
+
+_DOING: Final[dict[Cause, str]] = {
+    "checkpoint": "checkpoints",
+    "evaluation": "evaluation",
+    "gc": "garbage collection",
+    "input": "the data loader",
+    "communication": "waiting of all ranks: communication, or a rank without records",
+}
+
+
+def _sentence(
+    number: int,
+    every: int,
+    longest_us: float,
+    typical_us: float,
+    share: float,
+    rank: int | None,
+    cause: Cause | None,
+    moves: bool,
+    step: int,
+) -> str:
+    which = f"Step {step}" if number == 1 else f"{number:,} of {every:,} steps"
+    took = f"took {duration(longest_us)}" if number == 1 else f"took up to {duration(longest_us)}"
+    text = f"{which} {took}, the typical one {duration(typical_us)}: {share:.0%} of the run's time"
+    if rank is not None:
+        text += f", in which the others waited for rank {rank}"
+    elif moves and number > 1:
+        text += ", in which the others waited for one rank, not always the same"
+    return f"{text} ({_DOING[cause]})." if cause in _DOING else f"{text}."

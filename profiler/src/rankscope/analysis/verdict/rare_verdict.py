@@ -1,0 +1,114 @@
+"""Verdict with its rare steps: they are the headline where they cost a tenth of the time, and the typical step is healthy."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from rankscope.analysis.result.analysis import Cost, Evidence, Finding, Kind, Pattern, RareSteps, Verdict
+from rankscope.analysis.verdict.advice import Subject, next_actions
+from rankscope.analysis.verdict.advice_sentences import ROTATING
+from rankscope.analysis.verdict.builders import MOST_WAITING, Setting, insufficient, loss
+
+_ONCE: Final = "Once does not show whether it recurs"
+
+_HEALTHY: Final[frozenset[Kind]] = frozenset({"balanced", "compute_bound", "insufficient_data"})
+"""Verdicts on the typical step that name nothing which costs time."""
+
+
+def with_rare_steps(
+    verdict: Verdict, findings: list[Finding], rare: RareSteps | None, setting: Setting
+) -> tuple[Verdict, list[Finding]]:
+    """Return the verdict and the findings with what the rare steps cost.
+
+    What happened once is no verdict: then there is not enough data. Waiting that several ranks cause in turn is ``rotating``.
+    """
+    if rare is None:
+        return verdict, findings
+    kind, pattern = _kind(rare)
+    hours, cost = loss(rare.lost_us / max(1, setting.step_count), setting)
+    if kind is None:
+        if verdict.kind != "balanced" or rare.share < MOST_WAITING:
+            return msgspec.structs.replace(verdict, summary=f"{verdict.summary} {rare.summary}"), findings
+        missing = f"{rare.summary} {_ONCE}. The typical step: {_lowered(verdict.summary)}".rstrip(".")
+        found = insufficient(missing, run=setting.run, lack="few_steps", recorded=setting.step_count)
+        return _as_judged(found, verdict), findings
+    finding = _finding(rare, kind, pattern, setting, hours)
+    if verdict.kind not in _HEALTHY or rare.share < MOST_WAITING:
+        return msgspec.structs.replace(verdict, summary=f"{verdict.summary} {rare.summary}"), [*findings, finding]
+    headline = _as_judged(_verdict(rare, finding, verdict, setting, cost), verdict)
+    return headline, [finding, *findings]
+
+
+def _kind(rare: RareSteps) -> tuple[Kind | None, Pattern | None]:
+    """Return the kind of a verdict on the rare steps, and its pattern; ``None``: they show no kind."""
+    if rare.rank is not None:
+        # An activity with a name recurs; a pause for an unknown reason that came once may not.
+        return ("straggler", "intermittent") if rare.count > 1 or rare.cause is not None else (None, None)
+    if rare.cause in ("evaluation", "checkpoint"):
+        return "host_bound", None
+    if rare.count > 1 and rare.moves:
+        return "straggler", "rotating"
+    return ("communication_bound", None) if rare.count > 1 and rare.cause == "communication" else (None, None)
+
+
+def _finding(rare: RareSteps, kind: Kind, pattern: Pattern | None, setting: Setting, hours: float | None) -> Finding:
+    return Finding(
+        kind=kind,
+        rank=rare.rank,
+        ranks=[] if rare.rank is None else [rare.rank],
+        host=rare.host,
+        cause=rare.cause or ("unknown" if kind == "straggler" else None),
+        pattern=pattern,
+        steps=setting.steps,
+        slowdown=1 / (1 - rare.share) if rare.share < 1 else None,
+        gpu_hours_lost=hours,
+        summary=rare.summary,
+        evidence=[
+            Evidence(name="rare_steps", value=float(rare.count), unit="steps", detail=f"of {rare.of_steps:,}"),
+            Evidence(name="rare_share", value=rare.share, unit="ratio", detail="of the run's time, beyond typical steps"),
+            Evidence(name="longest", value=rare.longest_us, unit="us", detail="longest rare step"),
+            Evidence(name="typical", value=rare.typical_us, unit="us", detail="typical step"),
+        ],
+    )
+
+
+def _verdict(rare: RareSteps, finding: Finding, typical: Verdict, setting: Setting, cost: Cost | None) -> Verdict:
+    rotating = finding.pattern == "rotating"
+    subject = Subject(setting.run, finding.ranks, setting.hosts)
+    actions = next_actions(finding.kind, subject, cause=finding.cause, reason=None)
+    then = typical.summary if typical.kind != "insufficient_data" else ""
+    return Verdict(
+        kind=finding.kind,
+        rank=finding.rank,
+        ranks=finding.ranks,
+        pattern=finding.pattern,
+        cause=finding.cause,
+        steps=setting.steps,
+        evidence_source=setting.source,
+        confidence=_recurs(rare),
+        slowdown=finding.slowdown,
+        gpu_hours_lost=finding.gpu_hours_lost,
+        cost=cost,
+        summary=f"{rare.summary} The typical step: {_lowered(then)}" if then else rare.summary,
+        next=[*([ROTATING] if rotating else []), *actions],
+    )
+
+
+def _as_judged(verdict: Verdict, typical: Verdict) -> Verdict:
+    return msgspec.structs.replace(
+        verdict,
+        costs_at_most=typical.costs_at_most,
+        judged_ranks=typical.judged_ranks,
+        judged_steps=typical.judged_steps,
+    )
+
+
+def _recurs(rare: RareSteps) -> float:
+    """Return the chance that the next rare step is like these, after as many of them (Laplace's rule of succession)."""
+    return round((rare.count + 1) / (rare.count + 2), 3)
+
+
+def _lowered(text: str) -> str:
+    return f"{text[:1].lower()}{text[1:]}"
