@@ -22,11 +22,9 @@ from rankscope.analysis.compare.shift import (
     Statistic,
     compare_blocks,
     cut,
-    lasting,
-    quantile,
     superiority,
-    two_sided,
 )
+from rankscope.analysis.statistics import lasting, t_quantile, t_tail
 
 STATISTICS: tuple[Statistic, ...] = ("typical", "average")
 LEVEL = 0.05
@@ -40,14 +38,14 @@ def difference(a: Series, b: Series, statistic: Statistic = "typical", level: fl
     ("tail", "df", "t"), [(0.025, 1, 12.7062), (0.025, 10, 2.2281), (0.005, 30, 2.7500), (0.05, 4, 2.1318), (0.0005, 8, 5.0413)]
 )
 def test_students_t_is_that_of_the_tables(tail: float, df: float, t: float) -> None:
-    assert quantile(tail, df) == pytest.approx(t, abs=1e-4)
-    assert two_sided(t, df) == pytest.approx(2 * tail, rel=1e-4)
+    assert t_quantile(tail, df) == pytest.approx(t, abs=1e-4)
+    assert t_tail(t, df) == pytest.approx(tail, rel=1e-4)
 
 
 @given(st.floats(0, 1e6), st.floats(0.5, 1e4))
 def test_chances_are_between_none_and_certain_and_fall_with_t(t: float, df: float) -> None:
-    assert 0 <= two_sided(t + 1, df) <= two_sided(t, df) <= 1
-    assert two_sided(-t, df) == two_sided(t, df)
+    assert 0 <= t_tail(t + 1, df) <= t_tail(t, df) <= 1
+    assert t_tail(-t, df) == pytest.approx(1 - t_tail(t, df))
 
 
 Shape = tuple[int, int]
@@ -226,4 +224,4 @@ def test_what_intervals_say_together(intervals: list[tuple[float, float]], says:
 
 
 def test_an_endless_t_is_no_chance() -> None:
-    assert two_sided(math.inf, 5) == 0
+    assert t_tail(math.inf, 5) == 0

@@ -148,7 +148,7 @@ class OnlineAnalysis:
         if count < at_least:
             return None
         compared = judged_groups(table.columns(keep), peer_groups(run.ranks, run.infos))
-        return NewSteps(count, [slow for _, slow in slow_ranks(compared)])
+        return NewSteps(count, [slow for _, slow in slow_ranks(compared, run.hosts)])
 
 
 class _Attempt:

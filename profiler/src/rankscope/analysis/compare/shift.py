@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import groupby
-from statistics import NormalDist
 from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rankscope.analysis.statistics import lasting, t_quantile, t_tail
 
 Series = NDArray[np.float64]
 Statistic = Literal["typical", "average"]
@@ -70,29 +70,6 @@ class Difference:
         return self.low > 0 or self.high < 0
 
 
-def lasting(series: Series) -> float:
-    """Return how many steps noise lasts: the integrated autocorrelation time 1 + 2 sum rho(k), at least 1.
-
-    The values are first replaced by their ranks in sorted order, so that single slow steps do not dominate. The sum ends at the
-    first window of five times itself (Sokal 1997, "Monte Carlo methods in statistical mechanics").
-    """
-    count = len(series)
-    ordered = np.unique(series, return_inverse=True)[1].astype(np.float64)
-    centred = ordered - ordered.mean()
-    power = np.abs(np.fft.rfft(centred, 2 * count)) ** 2
-    covariance = np.fft.irfft(power)[:count]
-    if covariance[0] <= 1e-9 * count:
-        return 1.0
-    # Subtracting the sample's own mean makes every covariance too small, by about the variance of that mean.
-    rho = covariance / covariance[0] * (count / (count - np.arange(count)))
-    times = 1 + 2 * np.cumsum(rho[1 : max(2, count // 2)])
-    window = np.arange(1, len(times) + 1)
-    enough = np.flatnonzero(window >= 5 * times)
-    time = max(1.0, float(times[enough[0] if len(enough) else -1]))
-    # Subtracting the mean hides the share time/count of the correlation.
-    return time * (1 + min(1.0, 2 * time / count))
-
-
 def cut(a: Series, b: Series) -> tuple[list[Series], list[Series], float]:
     """Cut both series into blocks of consecutive steps of about equal length.
 
@@ -124,14 +101,14 @@ def compare_blocks(
     error, df = _welch(variance_a, len(a), variance_b, len(b))
     difference = value_b - value_a
     t = abs(difference) / error if error > 0 else math.inf if difference else 0.0
-    reach = quantile(level / 2, df)
+    reach = t_quantile(level / 2, df)
     return Difference(
         a=value_a,
         b=value_b,
         low=difference - reach * error,
         high=difference + reach * error,
-        p_value=two_sided(t, df),
-        detectable=(reach + quantile(1 - POWER, df)) * error,
+        p_value=2 * t_tail(abs(t), df),
+        detectable=(reach + t_quantile(1 - POWER, df)) * error,
         ratio=_ratio(value_a, variance_a, value_b, variance_b, reach),
     )
 
@@ -191,65 +168,3 @@ def superiority(a: Series, b: Series) -> float:
     ordered = np.sort(a)
     below = np.searchsorted(ordered, b, side="left") + np.searchsorted(ordered, b, side="right")
     return float(below.mean()) / (2 * len(a))
-
-
-# Student's t distribution: numpy has none, and scipy is a large dependency. Tail probabilities use the continued fraction of the
-# incomplete beta function (Abramowitz and Stegun, 26.5.8 and 26.7.1).
-_TINY: Final = 1e-300
-_TERMS: Final = 300
-_PRECISION: Final = 1e-14
-_STEPS: Final = 100
-
-
-def two_sided(t: float, df: float) -> float:
-    """Return the chance that ``|T|`` reaches ``|t|`` with ``df`` > 0 degrees of freedom."""
-    if math.isinf(t):
-        return 0.0
-    return _incomplete_beta(df / 2, 0.5, df / (df + t * t))
-
-
-@lru_cache(maxsize=4096)
-def quantile(tail: float, df: float) -> float:
-    """Return the t > 0 that ``T`` exceeds with the chance ``tail``, 0 < tail < 0.5."""
-    # The tail is convex and heavier than the normal one, so Newton's method climbs from the normal quantile to the root.
-    t = NormalDist().inv_cdf(1 - tail)
-    scale = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(math.pi * df)
-    for _ in range(_STEPS):
-        density = scale * (1 + t * t / df) ** (-(df + 1) / 2)
-        further = (two_sided(t, df) / 2 - tail) / density
-        t += further
-        if abs(further) < 1e-12 * t:
-            break
-    return t
-
-
-def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """Return the regularised incomplete beta function I_x(a, b), 0 <= x <= 1."""
-    if x in (0.0, 1.0):
-        return x
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
-    # The fraction converges fast on this side of the mean, and slowly on the other.
-    if x < (a + 1) / (a + b + 2):
-        return front * _fraction(a, b, x) / a
-    return 1 - front * _fraction(b, a, 1 - x) / b
-
-
-def _fraction(a: float, b: float, x: float) -> float:
-    """Evaluate the continued fraction by Lentz's method."""
-    c, d = 1.0, 1 / _not_zero(1 - (a + b) * x / (a + 1))
-    value = d
-    for m in range(1, _TERMS):
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        before = value
-        for factor in (even, odd):
-            d = 1 / _not_zero(1 + factor * d)
-            c = _not_zero(1 + factor / c)
-            value *= c * d
-        if abs(value - before) < _PRECISION * abs(value):
-            break
-    return value
-
-
-def _not_zero(value: float) -> float:
-    return value if abs(value) > _TINY else _TINY

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.compare.recording import Recording
-from rankscope.analysis.evidence.typical import warm_up
 from rankscope.analysis.evidence.peers import batch_of
 from rankscope.analysis.evidence.steps import METRICS, Matrix, StepTable
+from rankscope.analysis.evidence.typical import warm_up
 from rankscope.analysis.result.analysis import Cost
 from rankscope.analysis.trace.possible import MAX_US
 from rankscope.runs.records import RankInfo, RunInfo

@@ -18,8 +18,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.evidence.typical import WARM_UP
 from rankscope.analysis.evidence.steps import Matrix, StepTable
+from rankscope.analysis.evidence.typical import WARM_UP
 from rankscope.analysis.result.costs import Memory, MemoryGrowth, MemoryKind, RankMemory
 from rankscope.runs.step_columns import MEMORY
 

@@ -21,8 +21,8 @@ import numpy as np
 from rankscope.analysis.evidence.compared import MINIMUM_STEPS
 from rankscope.analysis.evidence.peers import stage_of
 from rankscope.analysis.evidence.steps import Matrix, StepTable
-from rankscope.analysis.inference.excess import excess
 from rankscope.analysis.evidence.typical import warm_up
+from rankscope.analysis.inference.excess import excess
 from rankscope.analysis.inference.significance import LIMIT, block_sums, p_value
 from rankscope.analysis.inference.slow import MINIMUM_EFFECT
 from rankscope.analysis.result.costs import PipelineResult, StageResult

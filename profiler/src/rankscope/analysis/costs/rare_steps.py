@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -54,24 +55,25 @@ def rare_steps_of(run: RunEvidence) -> RareSteps | None:
     moves = rank is None and bool(by_rank.sum() >= _MOST * lost)
     number, every = int(rare.sum()), int(looked_at.sum())
     longest = float(length[steps].max())
-    return RareSteps(
+    found = RareSteps(
         count=number,
         of_steps=every,
         steps=sorted(int(step) for step in table.steps[costly[:_LISTED]]),
         typical_us=typical,
-        longest_us=max(longest, float((alone.max(initial=0.0)) + typical) if rank is not None else longest),
+        longest_us=longest if rank is None else max(longest, float(alone[row].max()) + typical),
         share=share,
         lost_us=lost,
         rank=rank,
         moves=moves,
         host=host,
         cause=cause,
-        summary=_sentence(number, every, longest, typical, share, rank, cause, moves, int(table.steps[costly[0]])),
+        summary="",
     )
+    return msgspec.structs.replace(found, summary=_sentence(found, int(table.steps[costly[0]])))
 
 
 def _excess(run: RunEvidence, rare: NDArray[np.bool_], typical_us: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the own time of each rank at the rare steps beyond its usual one, and beyond the others' at the step, [ranks, rare]."""
+    """Return the own time of each rank at the rare steps beyond its usual, and beyond the others' there, [ranks, rare]."""
     table = run.typical.met
     own = table.matrix("own_us") if table.is_known("own_us") else np.full((len(table.ranks), len(table.steps)), np.nan)
     with np.errstate(all="ignore"):
@@ -113,22 +115,12 @@ _DOING: Final[dict[Cause, str]] = {
 }
 
 
-def _sentence(
-    number: int,
-    every: int,
-    longest_us: float,
-    typical_us: float,
-    share: float,
-    rank: int | None,
-    cause: Cause | None,
-    moves: bool,
-    step: int,
-) -> str:
-    which = f"Step {step}" if number == 1 else f"{number:,} of {every:,} steps"
-    took = f"took {duration(longest_us)}" if number == 1 else f"took up to {duration(longest_us)}"
-    text = f"{which} {took}, the typical one {duration(typical_us)}: {share:.0%} of the run's time"
-    if rank is not None:
-        text += f", in which the others waited for rank {rank}"
-    elif moves and number > 1:
+def _sentence(rare: RareSteps, costliest: int) -> str:
+    took = duration(rare.longest_us)
+    which = f"Step {costliest} took {took}" if rare.count == 1 else f"{rare.count:,} of {rare.of_steps:,} steps took up to {took}"
+    text = f"{which}, the typical one {duration(rare.typical_us)}: {rare.share:.0%} of the run's time"
+    if rare.rank is not None:
+        text += f", in which the others waited for rank {rare.rank}"
+    elif rare.moves and rare.count > 1:
         text += ", in which the others waited for one rank, not always the same"
-    return f"{text} ({_DOING[cause]})." if cause in _DOING else f"{text}."
+    return f"{text} ({_DOING[rare.cause]})." if rare.cause in _DOING else f"{text}."

@@ -130,8 +130,8 @@ def filled(own: Stored) -> Stored:
     missing = ~np.isfinite(own)
     if not missing.any():
         return own
-    middle = np.nanmedian(own, axis=0)
-    over = np.nanmean(own - middle, axis=1, dtype=np.float64)
+    middle: NDArray[np.float64] = np.asarray(np.nanmedian(own, axis=0))
+    over: NDArray[np.float64] = np.asarray(np.nanmean(own - middle, axis=1, dtype=np.float64))
     result = own.copy()
     row, step = np.nonzero(missing)
     result[row, step] = middle[step] + over[row]

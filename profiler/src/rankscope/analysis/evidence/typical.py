@@ -110,8 +110,8 @@ def up_to_meetings(table: StepTable, infos: Mapping[int, RankInfo]) -> StepTable
     """Return the table itself, or, where ranks meet only every N steps, one with an entry for the steps up to each meeting.
 
     Between meetings each rank runs on by itself, so single steps say nothing about waiting. An entry is the mean over its steps,
-    and has the number of the last. On CPUs a step without a collective has no waiting, where a rank waited in others: its own time
-    is its whole time.
+    and has the number of the last. On CPUs a step without a collective has no waiting, where a rank waited in others: its own
+    time is its whole time.
     """
     own = _without_waiting(table, infos)
     if own is None:
@@ -176,7 +176,8 @@ def _without_waiting(table: StepTable, infos: Mapping[int, RankInfo]) -> dict[st
     recorded = np.isfinite(wall)
     known = np.isfinite(blocked)
     unknown = recorded & ~known
-    if any(info.device_kind != "cpu" for info in infos.values()) and not _is_periodic(known.any(axis=0)):
+    somewhere: NDArray[np.bool_] = np.logical_or.reduce(known, axis=0)
+    if any(info.device_kind != "cpu" for info in infos.values()) and not _is_periodic(somewhere):
         return None  # on a device, own times are known in some steps only
     fill = unknown & (known.any(axis=1) & (unknown.sum(axis=1) >= _UNKNOWN * recorded.sum(axis=1)))[:, None]
     result = {"blocked_us": np.where(fill, 0.0, blocked)}

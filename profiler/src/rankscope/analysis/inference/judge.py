@@ -23,7 +23,7 @@ from rankscope.analysis.evidence.compared import OwnTimes
 from rankscope.analysis.evidence.order import by_step, leaders, of_blocks, ordered
 from rankscope.analysis.evidence.steps import Matrix, Stored
 from rankscope.analysis.inference.excess import Measure, excess, mean_excess, measures_of
-from rankscope.analysis.inference.noise import Noise, noise_of
+from rankscope.analysis.inference.noise import noise_of
 from rankscope.analysis.inference.significance import (
     LIMIT,
     UNCLEAR,
@@ -73,7 +73,7 @@ class Suspect:
     gain: Estimate
     """Time that healing these ranks saves per step."""
     steps_needed: float | None
-    """Number of steps after which they would usually be named if their excess stays the same; ``None``: no meaningful estimate."""
+    """Number of steps after which they would usually be named if their excess stays the same; ``None``: no estimate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Judgement:
     suspect: Suspect | None
     """Ranks that may be slow; only where none are."""
     at_most_us: float
-    """Upper bound of the time per step that any single rank or host costs beyond what chance alone does; only without ``slow``."""
+    """Upper bound of the time per step that any single rank or host costs beyond chance; only without ``slow``."""
     sure_of_none: float
     """Probability that no single rank or host costs ``MINIMUM_EFFECT`` of the step."""
 
@@ -153,7 +153,7 @@ class _Case:
         return found
 
     def slow_hosts(self) -> list[_Ahead]:
-        """Return the ranks of hosts that are slow although no single rank of them is: their ranks are slow one after the other."""
+        """Return the ranks of hosts that are slow although no single rank is: their ranks are slow one after the other."""
         rest = {
             host: [row for row in rows if not self.slow[row]]
             for host, rows in self.hosts.items()
@@ -295,11 +295,14 @@ class _Case:
         slow[ahead.rows] = True
         gain = gain_of(self.times, slow)
         estimate = self._estimate(gain, slow, ahead.measure)
-        if estimate.mean < self.limit or (steps > 1 and (gain.saved.sum() - gain.saved.max()) / steps < self.limit):
+        if estimate.mean < self.limit:
             return None
         needed = blocks_needed(len(self.own))
         over = excess(self.own)[ahead.rows[0]]
         far = far_steps(over)
+        # What happened in one step alone makes no suspect.
+        if steps > 1 and far.sum() < 2:
+            return None
         if ahead.p_value > UNCLEAR and min(steps, self.blocks) >= needed:
             return None
         reach = estimate.reach((1 - LEVEL) / 2) / max(estimate.mean - self.limit, 1e-9)
@@ -317,7 +320,7 @@ class _Case:
         )
 
     def excluded(self) -> tuple[float, float]:
-        """Return the most that any single rank or host costs per step beyond chance, and how sure none costs enough to be named."""
+        """Return the most that any single rank or host costs per step beyond chance, and how sure none costs enough."""
         bounds, sure = _largest_cost(self.own, self.limit)
         if len(self.hosts) > 1:
             of_hosts, sure_of_hosts = _largest_cost(_longest(self.own, list(self.hosts.values())), self.limit)
@@ -370,10 +373,7 @@ def _largest_cost(own: Stored, limit: float) -> tuple[float, float]:
     most, sure = 0.0, 1.0
     for row in np.argsort(-each)[:_COSTLIEST].tolist():
         series = np.where(leading.rows == row, leading.ahead, 0.0)
-        if count == 2:
-            series = own[row].astype(np.float64) - own[1 - row]
-        else:
-            series = series - usual
+        series = own[row].astype(np.float64) - own[1 - row] if count == 2 else series - usual
         estimate = mean_of(series)
         most = max(most, estimate.mean + estimate.reach((1 - LEVEL) / 2))
         sure *= estimate.chance_below(limit)
@@ -432,9 +432,9 @@ class Gain:
 def gain_of(times: OwnTimes, slow: NDArray[np.bool_]) -> Gain:
     """Return the time that healing the ranks ``slow`` [ranks] saves: of whole steps, or of their collectives if that is more.
 
-    This is the one definition of what healing saves. A healed rank is as it is in its other steps, where its slow steps are clearly
-    apart from these. Else it is as the others are: at each step it takes the time of the rank in the middle, and the deviation that
-    another rank had from it at another time.
+    This is the one definition of what healing saves. A healed rank is as it is in its other steps, where its slow steps are
+    clearly apart from these. Else it is as the others are: at each step it takes the time of the rank in the middle, and the
+    deviation that another rank had from it at another time.
     """
     own = times.own
     leading = leaders(own)

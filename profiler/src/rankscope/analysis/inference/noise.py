@@ -58,8 +58,8 @@ def noise_of(own: Stored, at_most: float = math.inf) -> Noise:
     """Return the noise of own times [ranks, steps]. ``at_most``: largest excess that counts at a single step, in microseconds.
 
     It is estimated within pieces of the run, so that a rank that is slow for a part of the run is no noise. It is taken for a
-    first-order autoregressive process, with the middle of the correlations over ranks and pieces. Both estimates are corrected for
-    the means of the pieces, which were subtracted (Kendall 1954).
+    first-order autoregressive process, with the middle of the correlations over ranks and pieces. Both estimates are corrected
+    for the means of the pieces, which were subtracted (Kendall 1954).
     """
     ranks, steps = own.shape
     rows = np.arange(ranks)[:: -(-ranks // _SAMPLED)]

@@ -33,7 +33,7 @@ class Slow:
     """Mean excess of the worst rank's own time over the median of its peers, in the affected steps."""
     p_value: float | None
     certainty: float
-    """Probability that healing these ranks saves ``MINIMUM_EFFECT`` of the step, by the spread over the steps; p-value included."""
+    """Probability that healing these ranks saves ``MINIMUM_EFFECT`` of the step, by noise and p-value."""
     last_share: float
     """Share of the steps in which one of these ranks was last."""
     affected: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=bool))

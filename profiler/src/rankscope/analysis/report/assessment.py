@@ -19,6 +19,7 @@ from rankscope.analysis.costs.figures import (
 from rankscope.analysis.costs.waterfall import Costs, waterfall
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.verdict.advice import Subject, reason_of, recommend
+from rankscope.analysis.verdict.builders import never_balanced_while_waiting
 from rankscope.analysis.verdict.stalled_verdict import place
 from rankscope.runs.records import KernelRecord
 
@@ -26,7 +27,9 @@ from rankscope.runs.records import KernelRecord
 def assessed(analysis: Analysis, costs: Costs | None, figures: Figures) -> Analysis:
     """Return the analysis with its waterfall, and the advice that the waterfall and ``figures`` support."""
     found = None if costs is None else waterfall(costs)
-    verdict = analysis.verdict
+    run = analysis.source.path if analysis.source.kind == "run" else None
+    waiting = None if found is None else found.share("straggler_wait")
+    verdict = never_balanced_while_waiting(analysis.verdict, waiting, "step" if found is None else found.unit, run)
     machines = _machines(analysis)
     evidence = next((one.evidence for one in analysis.findings if one.kind == "straggler"), [])
     reason = reason_of(verdict, evidence, accelerated="accelerated" in machines, recorded=analysis.source.kind == "run")
@@ -38,13 +41,13 @@ def assessed(analysis: Analysis, costs: Costs | None, figures: Figures) -> Analy
         **machines,
     }
     subject = Subject(
-        run=analysis.source.path if analysis.source.kind == "run" else None,
+        run=run,
         ranks=sorted(verdict.ranks, key=lambda rank: rank != verdict.rank),
         hosts={row.rank: row.host for row in analysis.ranks if row.host is not None},
         stalls_at=None if verdict.stalls_at is None else place(verdict.stalls_at),
     )
     advice = recommend(figures, subject, step_us=None if found is None else found.step_us, reason=reason)
-    return msgspec.structs.replace(analysis, waterfall=found, advice=advice)
+    return msgspec.structs.replace(analysis, verdict=verdict, waterfall=found, advice=advice)
 
 
 def assessed_windows(analysis: Analysis, costs: Costs | None, matched: Matched, kernels: Sequence[KernelRecord] = ()) -> Analysis:

@@ -172,16 +172,27 @@ def finding_of_moving(named: Named, setting: Setting, *, lead: str) -> Finding:
     )
 
 
+def never_balanced_while_waiting(verdict: Verdict, waiting: float | None, unit: str, run: str | None) -> Verdict:
+    """Return the verdict; not enough data instead of ``balanced`` where ranks wait for each other a tenth of the time.
+
+    ``waiting``: share of the ``unit`` (step or window) that ranks wait for the last one; ``None``: not known.
+    """
+    if verdict.kind != "balanced" or waiting is None or waiting < MOST_WAITING:
+        return verdict
+    why = verdict.summary.split(";")[0]
+    missing = f"{why[0].lower()}{why[1:]}, yet ranks wait for each other {waiting:.0%} of the {unit}; more steps are needed"
+    found = insufficient(missing, run=run, lack="few_steps")
+    return msgspec.structs.replace(
+        found, costs_at_most=verdict.costs_at_most, judged_ranks=verdict.judged_ranks, judged_steps=verdict.judged_steps
+    )
+
+
 def no_straggler(shares: Figures, setting: Setting, *, confidence: float | None, why: str) -> tuple[Verdict, list[Finding]]:
     """Return the verdict when no rank is an outlier: the limit of the step, or balanced.
 
     ``why``: the reason for this, as text. ``shares``: shares of the step's parts (``figures_of_costs``).
     """
     findings = limits(shares, setting, lead=f"{why}; ", confidence=confidence)
-    waiting = shares.get("share.straggler_wait")
-    if not findings and waiting is not None and waiting.value >= MOST_WAITING:
-        missing = f"{why[0].lower()}{why[1:]}, yet ranks wait for each other {waiting.value:.0%} of the {setting.unit}; more steps are needed"
-        return insufficient(missing, run=setting.run, lack="few_steps"), []
     found = findings[0] if findings else None
     kind: Kind = found.kind if found else "balanced"
     verdict = Verdict(
@@ -379,4 +390,5 @@ def _saves(named: Named) -> str:
     if named.saves_us is None or named.step_us <= 0:
         return ""
     low, high = (share / named.step_us for share in named.saves_us)
-    return f", and healing {'it' if len(named.ranks) == 1 or len(named.hosts) == 1 else 'them'} saves {low:.0%} to {high:.0%} of the step"
+    it = "it" if len(named.ranks) == 1 or len(named.hosts) == 1 else "them"
+    return f", and healing {it} saves {low:.0%} to {high:.0%} of the step"

@@ -26,10 +26,10 @@ from rankscope.analysis.result.analysis import Finding, Verdict
 from rankscope.analysis.verdict.bottleneck import LimitRow, limit_of, shares_of
 from rankscope.analysis.verdict.bubble import bubble_explained
 from rankscope.analysis.verdict.builders import (
+    MOST_WAITING,
     Beside,
     ByDurations,
     Lack,
-    MOST_WAITING,
     Setting,
     among,
     finding_of_moving,
@@ -41,7 +41,7 @@ from rankscope.analysis.verdict.builders import (
 )
 from rankscope.analysis.verdict.endings import endings
 from rankscope.analysis.verdict.reasons import moving_named, signals_beside_windows, slow_named
-from rankscope.base.text import duration, ranks_text
+from rankscope.base.text import ranks_text
 
 CAPTURE: Final = 20
 """Number of steps to profile for a verdict from windows: more than ``late.ENOUGH_STEPS``, as some steps may show nothing."""
@@ -230,8 +230,8 @@ def _waits_for_unseen(
         return None
     return _too_little(
         run,
-        f"the {compared} ranks with records wait {limit[1]:.0%} of the step, all at the same time: for communication, or for one of "
-        f"the {setting.world_size - compared} ranks without records",
+        f"the {compared} ranks with records wait {limit[1]:.0%} of the step, all at the same time: for communication, or for one "
+        f"of the {setting.world_size - compared} ranks without records",
         "few_ranks",
     )
 
@@ -249,9 +249,10 @@ def _suspected(suspect: Suspect, judged: Judged) -> str:
         else "chance is excluded, but not that it costs little"
     )
     interval = "" if math.isinf(high) else f" ({max(0.0, low):.0%} to {high:.0%})"
+    it = "it" if len(suspect.ranks) == 1 else "them"
     return (
-        f"{ranks_text(suspect.ranks)} made the others wait in {suspect.far} of {steps} steps after warm-up; healing "
-        f"{'it' if len(suspect.ranks) == 1 else 'them'} would save {suspect.gain.mean / judged.wall_us:.0%} of the step{interval}: "
+        f"{ranks_text(suspect.ranks)} made the others wait in {suspect.far} of {steps} steps after warm-up; healing {it} "
+        f"would save {suspect.gain.mean / judged.wall_us:.0%} of the step{interval}: "
         f"{chance}; {enough} are needed"
     )
 
