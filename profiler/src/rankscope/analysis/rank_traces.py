@@ -20,7 +20,7 @@ from rankscope.analysis.collectives.windows import (
     step_breakdowns,
     step_numbers,
 )
-from rankscope.analysis.evidence.device_times import DeviceTimes, place_in_records
+from rankscope.analysis.evidence.device_times import DeviceTimes
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.result.detail import RankDetail
 from rankscope.analysis.trace.annotations import host_times
@@ -58,6 +58,7 @@ class RankTrace(msgspec.Struct, frozen=True):
     """True if the pattern for communication matched any kernel."""
     input_us: float | None
     device: DeviceTimes
+    """Times on the device; the pipeline stage is not known before all traces are."""
 
 
 def find_traces(paths: Sequence[Location]) -> tuple[list[Location], set[Location]]:
@@ -183,7 +184,6 @@ def _read_one(file: Location, *, pattern: re.Pattern[str] | None, only: bool, de
                 compute_kernels(trace, events),
                 host_times(trace, events, by_step),
                 exchanged_rows(trace),
-                place_in_records(trace.rank or 0, reduction.collectives),
             ),
         )
     except InputError as error:

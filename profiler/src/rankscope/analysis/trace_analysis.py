@@ -16,6 +16,7 @@ from rankscope.analysis.collectives.blame import Blame
 from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.collectives.links import Fabric, ToldLink
 from rankscope.analysis.collectives.matched import Matched, match_ranks
+from rankscope.analysis.collectives.stages import stages_of_records
 from rankscope.analysis.collectives.transfers import communication_parts, explained_share, longest_extent_us
 from rankscope.analysis.costs.ledger import ledger_of_blame
 from rankscope.analysis.costs.waterfall import Costs
@@ -265,7 +266,8 @@ def _device_times(traces: Sequence[RankTrace], world_size: int | None) -> dict[i
     """Return the times on the devices by rank; empty unless all ranks of the job have whole traces with steps."""
     if len(traces) < (world_size or 0) or any(trace.torn or not trace.device.by_step for trace in traces):
         return {}
-    return {trace.rank: trace.device for trace in traces}
+    stages = stages_of_records({trace.rank: trace.reduction.collectives for trace in traces})
+    return {trace.rank: msgspec.structs.replace(trace.device, stage=stages.get(trace.rank)) for trace in traces}
 
 
 def _without_matches(
