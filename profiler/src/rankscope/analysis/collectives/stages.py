@@ -29,7 +29,7 @@ class Message(NamedTuple):
 
 
 Messages = Mapping[int, Sequence[Message]]
-"""Messages in one process group by rank, in the order in which they were issued."""
+"""Messages in one process group by rank, in the order in which they were issued; empty for a rank whose are not known."""
 
 
 def stages_of_records(by_rank: Mapping[int, Iterable[CollectiveRecord]]) -> dict[int, int]:
@@ -75,7 +75,7 @@ def _connected(messages: Messages, members: Sequence[int] | None) -> list[tuple[
     sets: list[set[int]] = []
     for rank, mine in messages.items():
         together = {rank, *(one.peer for one in mine if one.peer is not None)}
-        if any(one.peer is None for one in mine) and members is not None:
+        if members is not None and (not mine or any(one.peer is None for one in mine)):
             together |= set(members)
         apart = []
         for other in sets:
@@ -94,7 +94,7 @@ def _is_exchange(messages: Messages) -> bool:
     for rank, mine in messages.items():
         for one in mine:
             ways.setdefault((rank, one.step, one.batch), set()).add(one.is_send)
-    return all(len(both) == 2 for both in ways.values())
+    return bool(ways) and all(len(both) == 2 for both in ways.values())
 
 
 def _is_alike(messages: Messages) -> bool:

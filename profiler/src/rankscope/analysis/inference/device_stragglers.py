@@ -29,6 +29,7 @@ from rankscope.analysis.inference.slow import MINIMUM_EFFECT, Slow
 from rankscope.analysis.inference.slow_kernels import with_kernels
 from rankscope.analysis.inference.stragglers import by_chance_elsewhere, find_slow, too_short
 from rankscope.analysis.inference.trace_signals import with_host_evidence, with_traces
+from rankscope.analysis.inference.twins import slow_twin
 from rankscope.analysis.result.analysis import Evidence
 from rankscope.runs.records import StepBreakdown
 
@@ -69,43 +70,64 @@ def judge_windows(blame: Blame, waits: Waits, times: Mapping[int, DeviceTimes], 
     """
     waited_us = _waited_us(blame, waits)
     groups = device_own_times(times, blame)
-    device, calm = slowest(groups, lambda slow, group: _imposed(slow, group, times, waited_us, blame))
+
+    def at_most_us(ranks: Sequence[int], group: DeviceOwnTimes) -> float:
+        return _imposed(ranks, group, times, waited_us, blame)
+
+    device, calm = slowest(groups, at_most_us)
     late = find_late(blame, window_us)
     if device is not None and (late is None or 2 * device.slow.gain_us * len(device.compared.steps) >= late.gain_us):
         return WindowJudgement(device=device, is_whole=True)
     if late is not None:
         return WindowJudgement(late=late)
-    if suspects := suspected(calm):
+    if suspects := suspected(calm, at_most_us):
         return WindowJudgement(suspects=suspects)
     last = too_few(blame, window_us)
     return WindowJudgement(suspects=() if last is None else [last], is_whole=are_tested(groups))
 
 
-def slowest(
-    groups: Sequence[DeviceOwnTimes], at_most_us: Callable[[Slow, DeviceOwnTimes], float]
-) -> tuple[DeviceStraggler | None, list[DeviceOwnTimes]]:
-    """Return the slow ranks of the group in which they cost most, if any, and the groups without slow ranks.
+Cap = Callable[[Sequence[int], DeviceOwnTimes], float]
+"""Function from slow ranks, worst first, and their group to the time per step that healing them can save."""
 
-    ``at_most_us``: function from slow ranks and their group to the time per step that healing them can save.
-    """
-    found = [
-        (group, None if slow is None or not all_agree(group.own, group.ranks, slow) else slow)
-        for group, slow in ((group, find_slow(group)) for group in groups)
-    ]
+
+def slowest(
+    groups: Sequence[DeviceOwnTimes], at_most_us: Cap
+) -> tuple[DeviceStraggler | None, list[DeviceOwnTimes]]:
+    """Return the slow ranks of the group in which they cost most, if any, and the groups without slow ranks."""
+    found = _beside_others(
+        [
+            (group, None if slow is None or not all_agree(group.own, group.ranks, slow) else slow)
+            for group, slow in ((group, find_slow(group)) for group in groups)
+        ]
+    )
     calm = [group for group, slow in found if slow is None]
     worst: DeviceStraggler | None = None
     for group, slow in found:
         if slow is None or (slow.p_value or 0.0) + by_chance_elsewhere(group, slow, calm) > LIMIT:
             continue
-        gain = min(slow.gain_us, at_most_us(slow, group))
+        gain = min(slow.gain_us, at_most_us(slow.ranks, group))
         if gain >= MINIMUM_EFFECT * group.wall_us and (worst is None or gain > worst.slow.gain_us):
             worst = DeviceStraggler(replace(slow, gain_us=gain), group)
     return worst, calm
 
 
-def suspected(groups: Sequence[DeviceOwnTimes]) -> list[int]:
+def _beside_others(found: Sequence[tuple[DeviceOwnTimes, Slow | None]]) -> list[tuple[DeviceOwnTimes, Slow | None]]:
+    """Return the groups with their slow ranks, those added that are slow beside the ranks of the other groups."""
+    suspects = [None if slow is not None else too_short(group) for group, slow in found]
+    calm = [group for (group, slow), suspect in zip(found, suspects, strict=True) if slow is None and suspect is None]
+    return [
+        (group, slow_twin(group, suspect.ranks[0], calm) if suspect is not None and len(suspect.ranks) == 1 else slow)
+        for (group, slow), suspect in zip(found, suspects, strict=True)
+    ]
+
+
+def suspected(groups: Sequence[DeviceOwnTimes], at_most_us: Cap) -> list[int]:
     """Return the ranks of groups without slow ranks that were slow at a cost, but too rarely to exclude chance."""
-    suspects = [suspect for group in groups if (suspect := too_short(group)) is not None]
+    suspects = [
+        suspect
+        for group in groups
+        if (suspect := too_short(group)) is not None and at_most_us(suspect.ranks, group) >= MINIMUM_EFFECT * group.wall_us
+    ]
     return sorted(max(suspects, key=lambda suspect: suspect.excess_us).ranks) if suspects else []
 
 
@@ -141,7 +163,7 @@ def _most_waited_us(blame: Blame) -> float:
 
 
 def _imposed(
-    slow: Slow, group: DeviceOwnTimes, times: Mapping[int, DeviceTimes], waited_us: Mapping[int, float], blame: Blame
+    slow: Sequence[int], group: DeviceOwnTimes, times: Mapping[int, DeviceTimes], waited_us: Mapping[int, float], blame: Blame
 ) -> float:
     """Return what others wait per step for the worst of the slow ranks, at most: infinite without a pipeline or known waits.
 
@@ -149,10 +171,10 @@ def _imposed(
     replicas, or in its tensor-parallel group. They wait for it at collectives, as long as it delays the step. Beyond that, sends
     and receives must wait longer for it than for these.
     """
-    rank = slow.ranks[0]
+    rank = slow[0]
     if times[rank].stage is None or not waited_us:
         return float("inf")
-    others = [one for one in group.ranks if one not in slow.ranks]
+    others = [one for one in group.ranks if one not in slow]
     # How long others wait for a stage by the schedule alone differs between stages.
     twins = [one for one in others if times[one].stage == times[rank].stage]
     longer = waited_us.get(rank, 0.0) - float(np.median([waited_us.get(one, 0.0) for one in twins or others]))
