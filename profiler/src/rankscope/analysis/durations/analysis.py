@@ -149,7 +149,8 @@ def compare_durations(durations: Durations) -> Compared:
     matched = Matched(matching, Clocks(), NOBODY_WAITED, blame, collectives, kind)
     step_us = float(np.median([_step_us(calls) for calls in kept.values()]))
     # Of logs of NCCL Inspector own times are known in pipelines only, whose sends and receives are all in them.
-    whole = (kind == "flight_recorder" or bool(durations.stages)) and in_steps and set(kept) == set(range(world_size))
+    are_all = len(kept) == world_size and set(kept) == set(range(world_size))
+    whole = (kind == "flight_recorder" or bool(durations.stages)) and in_steps and are_all
     found = durations.stages or stages_of_calls(kept, {rank: one.members for rank, one in ranks.items()})
     stages = {rank: found.get(rank) for rank in kept}
     own: list[DeviceOwnTimes] = []
