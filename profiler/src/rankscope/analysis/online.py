@@ -34,7 +34,7 @@ from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.run_analysis import analysis_of, evidence_of, read_evidence, world_size_of
 from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible_collective
-from rankscope.analysis.verdict.run_verdict import slow_ranks
+from rankscope.analysis.verdict.run_verdict import in_pipeline, slow_ranks
 from rankscope.base.errors import InputError
 from rankscope.runs.durations import DurationBlock
 from rankscope.runs.follow import Segments, StartOverError, StepFollower, StreamFollower, segments_of
@@ -148,7 +148,7 @@ class OnlineAnalysis:
         if count < at_least:
             return None
         compared = judged_groups(run.table.columns(keep), peer_groups(run.ranks, run.infos))
-        return NewSteps(count, [slow for _, slow in slow_ranks(compared)])
+        return NewSteps(count, [slow for _, slow in in_pipeline(run, slow_ranks(compared))])
 
 
 class _Attempt:

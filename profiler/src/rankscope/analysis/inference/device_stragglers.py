@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,6 +23,7 @@ from rankscope.analysis.inference.late import (
     too_few,
 )
 from rankscope.analysis.inference.named import Named
+from rankscope.analysis.inference.pipelined import saved_at_most_us, waited_for_us, waits_for
 from rankscope.analysis.inference.significance import LIMIT, blocks_needed
 from rankscope.analysis.inference.slow import MINIMUM_EFFECT, Slow
 from rankscope.analysis.inference.slow_kernels import with_kernels
@@ -68,11 +68,11 @@ def judge_windows(blame: Blame, waits: Waits, times: Mapping[int, DeviceTimes], 
     over which ``blame`` was summed. Own times count first, since they cover all waiting; where the order at collectives shows
     more than twice as much, it counts.
     """
-    waited_us = _waited_us(blame, waits)
+    waited_us, stages = waited_for_us(blame, waits), {rank: one.stage for rank, one in times.items()}
     groups = device_own_times(times, blame)
 
     def at_most_us(ranks: Sequence[int], group: DeviceOwnTimes) -> float:
-        return _imposed(ranks, group, times, waited_us, blame)
+        return saved_at_most_us(ranks, waits_for(group.ranks, len(group.steps), stages, waited_us, blame))
 
     device, calm = slowest(groups, at_most_us)
     late = find_late(blame, window_us)
@@ -134,53 +134,6 @@ def suspected(groups: Sequence[DeviceOwnTimes], at_most_us: Cap) -> list[int]:
 def are_tested(groups: Sequence[DeviceOwnTimes]) -> bool:
     """Return whether all of at least one group have enough steps to exclude chance."""
     return bool(groups) and all(len(group.steps) >= blocks_needed(len(group.ranks)) for group in groups)
-
-
-def _waited_us(blame: Blame, waits: Waits) -> dict[int, float]:
-    """Return, per rank, the time in all steps that others waited for it in sends and receives, and the longest wait for it of any
-    one rank at collectives.
-    """
-    waited: dict[int, float] = {}
-    for wait in waits.waits:
-        if wait.match.rule == "pair":
-            waited[wait.origin] = waited.get(wait.origin, 0.0) + (wait.end - wait.start) / 1000
-    by_pair: Counter[tuple[int, int]] = Counter()
-    for rows in blame.rows.values():
-        by_pair.update({pair: round(imposed_us) for pair, (imposed_us, _, _) in rows.items()})
-    longest: dict[int, int] = {}
-    for (origin, _), us in by_pair.items():
-        longest[origin] = max(longest.get(origin, 0), us)
-    return {origin: waited.get(origin, 0.0) + longest.get(origin, 0) for origin in waited.keys() | longest.keys()}
-
-
-def _most_waited_us(blame: Blame) -> float:
-    """Return the longest time in all steps that any one rank waited at collectives, whichever ranks it waited for."""
-    waited: Counter[int] = Counter()
-    for rows in blame.rows.values():
-        for (_, victim), (imposed_us, _, _) in rows.items():
-            waited[victim] += round(imposed_us)
-    return float(max(waited.values(), default=0))
-
-
-def _imposed(
-    slow: Sequence[int], group: DeviceOwnTimes, times: Mapping[int, DeviceTimes], waited_us: Mapping[int, float], blame: Blame
-) -> float:
-    """Return what others wait per step for the worst of the slow ranks, at most: infinite without a pipeline or known waits.
-
-    A rank of a pipeline may take longer at no cost, in time that it would wait otherwise. Others of its stage are in other
-    replicas, or in its tensor-parallel group. They wait for it at collectives, as long as it delays the step. Beyond that, sends
-    and receives must wait longer for it than for these.
-    """
-    rank = slow[0]
-    if times[rank].stage is None or not waited_us:
-        return float("inf")
-    others = [one for one in group.ranks if one not in slow]
-    # How long others wait for a stage by the schedule alone differs between stages.
-    twins = [one for one in others if times[one].stage == times[rank].stage]
-    longer = waited_us.get(rank, 0.0) - float(np.median([waited_us.get(one, 0.0) for one in twins or others]))
-    if twins and blame.rows:
-        longer = min(longer, _most_waited_us(blame))
-    return max(0.0, longer) / len(group.steps)
 
 
 def device_step_signals(found: DeviceStraggler, times: Mapping[int, DeviceTimes]) -> Signals:

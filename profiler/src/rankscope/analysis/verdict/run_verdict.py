@@ -17,10 +17,11 @@ from rankscope.analysis.evidence.peers import peer_groups, stage_of
 from rankscope.analysis.inference.device_stragglers import device_named, device_step_signals, judge_windows
 from rankscope.analysis.inference.explained import explained
 from rankscope.analysis.inference.late import late_named, slow_steps
+from rankscope.analysis.inference.pipelined import saved_at_most_us, schedule_of
 from rankscope.analysis.inference.rotating import find_rotating
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.inference.significance import LIMIT
-from rankscope.analysis.inference.slow import Slow
+from rankscope.analysis.inference.slow import MINIMUM_EFFECT, Slow
 from rankscope.analysis.inference.stragglers import Suspect, by_chance_elsewhere, find_slow, too_short
 from rankscope.analysis.result.analysis import Finding, Verdict
 from rankscope.analysis.verdict.bottleneck import shares_of
@@ -96,10 +97,14 @@ def _run_verdict(
     if not run.compared:
         return _without_own_times(run, setting, shares, by_durations)
     slow_groups = slow_ranks(run.compared)
-    if not slow_groups:
-        return _nobody_slow(run, setting, shares)
-    judged, slow = max(slow_groups, key=lambda one: one[1].gain_us)
-    verdict, finding = straggler(slow_named(run, judged, slow), setting)
+    costly = in_pipeline(run, slow_groups)
+    if not costly:
+        return _nobody_slow(run, setting, shares, slow_groups)
+    judged, slow = max(costly, key=lambda one: one[1].gain_us)
+    named = slow_named(run, judged, slow)
+    if not any(slow is one for _, one in slow_groups):
+        named = replace(named, wait_us=min(named.wait_us, slow.gain_us))
+    verdict, finding = straggler(named, setting)
     return verdict, [finding, *limits(shares_of(costs(tuple(slow.ranks))), setting, lead="Besides that, ")]
 
 
@@ -126,6 +131,18 @@ def slow_ranks(compared: Sequence[Judged]) -> list[tuple[Judged, Slow]]:
     found = [(judged, slow) for judged in compared if (slow := find_rotating(judged) or find_slow(judged)) is not None]
     calm = [judged for judged in compared if all(judged is not other for other, _ in found)]
     return [one for one in found if (one[1].p_value or 0.0) + by_chance_elsewhere(*one, calm) <= LIMIT]
+
+
+def in_pipeline(run: RunEvidence, slow_groups: Sequence[tuple[Judged, Slow]]) -> list[tuple[Judged, Slow]]:
+    """Return the groups with slow ranks that cost enough to be named, with what the schedule of their pipeline lets them cost."""
+    found = []
+    for judged, slow in slow_groups:
+        at_most_us = saved_at_most_us(slow.ranks, schedule_of(judged, run.infos, run.pipeline))
+        if at_most_us >= slow.gain_us:
+            found.append((judged, slow))
+        elif at_most_us >= MINIMUM_EFFECT * judged.wall_us:
+            found.append((judged, replace(slow, gain_us=at_most_us)))
+    return found
 
 
 def _too_little(
@@ -166,14 +183,31 @@ def _of_stages(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[Ver
     return (verdict, findings) if findings else None
 
 
-def _nobody_slow(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[Verdict, list[Finding]]:
+def _nobody_slow(
+    run: RunEvidence, setting: Setting, shares: Figures, costless: Sequence[tuple[Judged, Slow]]
+) -> tuple[Verdict, list[Finding]]:
+    """Return the verdict that names no rank. ``costless``: slow ranks that the schedule of their pipeline lets cost too little."""
     for judged in run.compared:
-        if (suspect := too_short(judged)) is not None:
+        if (suspect := too_short(judged)) is not None and _may_cost(run, judged, suspect.ranks):
             return _too_little(run, _suspected(suspect, judged), needed=_in_run(suspect.steps_needed))
     compared = sum(len(judged.ranks) for judged in run.compared)
     restriction = among(compared, setting.world_size, "records")
-    confidence = min(_calm(judged) for judged in run.compared) * min(1.0, compared / setting.world_size)
-    return no_straggler(shares, setting, confidence=confidence, why=f"No rank makes the others wait beyond chance{restriction}")
+    confidence = min(_calm(run, judged) for judged in run.compared) * min(1.0, compared / setting.world_size)
+    why = f"No rank makes the others wait beyond chance{restriction}"
+    if costless:
+        judged, slow = max(costless, key=lambda one: one[1].gain_us)
+        why = (
+            f"{ranks_text(slow.ranks).capitalize()} {'takes' if len(slow.ranks) == 1 else 'take'} {duration(slow.excess_us)} longer "
+            f"than others of the same stage, but in time that the schedule of the pipeline leaves, so that costs less than "
+            f"{MINIMUM_EFFECT:.0%} of the step{restriction}"
+        )
+    return no_straggler(shares, setting, confidence=confidence, why=why)
+
+
+def _may_cost(run: RunEvidence, judged: Judged, ranks: Sequence[int]) -> bool:
+    """Return whether slow ranks cost enough to be named, as far as their pipeline's schedule shows."""
+    at_most_us = saved_at_most_us(ranks, schedule_of(judged, run.infos, run.pipeline))
+    return at_most_us >= MINIMUM_EFFECT * judged.wall_us
 
 
 def _suspected(suspect: Suspect, judged: Judged) -> str:
@@ -255,7 +289,7 @@ def _from_windows(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[
     return verdict, [finding]
 
 
-def _calm(judged: Judged) -> float:
+def _calm(run: RunEvidence, judged: Judged) -> float:
     """Return the confidence that no rank is slow: the share of pieces of the run (up to 8) in which no rank would be named."""
     count: int = judged.own.shape[1]
     pieces = max(1, min(8, count // (2 * MINIMUM_STEPS)))
@@ -264,6 +298,6 @@ def _calm(judged: Judged) -> float:
         keep = np.zeros(count, dtype=bool)
         keep[piece] = True
         part = Judged(judged.table.columns(keep), judged.rows, judged.own[:, keep], judged.wall_us)
-        calm += int(find_slow(part) is None)
+        calm += int((slow := find_slow(part)) is None or not _may_cost(run, part, slow.ranks))
     # One piece is added for and one against (Laplace): a few pieces give no certainty.
     return (calm + 1) / (pieces + 2)
