@@ -122,7 +122,7 @@ def run_of(synthetic: Callable[..., Any], add_windows: Callable[..., None]) -> C
     def make(*, ranks: int, group: dict[str, Any], **options: Any) -> Path:
         run: Path = synthetic(ranks=ranks, **options).write()
         for rank in range(ranks):
-            times = {"enqueue_unix_ns": 10**18, "start_unix_ns": 10**18, "end_unix_ns": 10**18 + 1000}
+            times: dict[str, Any] = {"enqueue_unix_ns": 10**18, "start_unix_ns": 10**18, "end_unix_ns": 10**18 + 1000}
             row = CollectiveRecord(step=7, group="0", index=0, op="all_reduce", stream=0, **times, **group)
             window = StepBreakdown(
                 step=7,

@@ -274,7 +274,7 @@ class LayoutJob(Job):
             yield from rank.wait(rank.collective(group, "all_reduce", (TOKENS * 512,) * 2, 120.0))
 
     def _ring(self, rank: Rank, group: str) -> Program:
-        """Send the keys and values to the next rank of the ring, and receive those of the one before, until all have been here."""
+        """Pass keys and values on to the next rank of the ring until those of all ranks have been here."""
         members = self.groups[group]
         place, count = members.index(rank.rank), len(members)
         for _ in range(count - 1):

@@ -76,13 +76,13 @@ def all_to_all_in_turns(rank: int) -> Batches:
 def from_first(rank: int) -> Batches:
     """Return the messages of a rank that hands out work to all others and collects it."""
     others = (1, 2, 3)
-    return [[("send", one)] for one in others] + [[("recv", one)] for one in others] if rank == 0 else [[("recv", 0)], [("send", 0)]]
+    return (
+        [[("send", one)] for one in others] + [[("recv", one)] for one in others] if rank == 0 else [[("recv", 0)], [("send", 0)]]
+    )
 
 
 @pytest.mark.parametrize("batched", [True, False])
-@pytest.mark.parametrize(
-    "exchange", [ring, ring_in_turns, halo, periodic_halo, all_to_all, all_to_all_in_turns, from_first]
-)
+@pytest.mark.parametrize("exchange", [ring, ring_in_turns, halo, periodic_halo, all_to_all, all_to_all_in_turns, from_first])
 @pytest.mark.parametrize("group", [[0, 1, 2, 3], [*range(8)], None])
 def test_exchanges_among_alike_ranks_are_no_pipeline(
     exchange: Callable[[int], Batches], batched: bool, group: list[int] | None

@@ -298,9 +298,13 @@ def _without_matches(
             return no_straggler(shares, setting, confidence=None, why="There is one rank, so no rank waits for another")
         missing, lack = "the trace is cut off, and what it lacks may be most of the step; give a whole one", "torn_trace"
     elif len(traces) == 1:
-        missing = f"the trace of 1 rank of {_of_ranks(traces)} cannot show which rank waits for which; give the traces of all ranks"
+        missing = (
+            f"the trace of 1 rank of {_of_ranks(traces)} cannot show which rank waits for which; give the traces of all ranks"
+        )
     elif world_size and len(traces) < world_size:
-        missing = f"the traces of {len(traces)} ranks of {_of_ranks(traces)} cannot show who was last; give the traces of all ranks"
+        missing = (
+            f"the traces of {len(traces)} ranks of {_of_ranks(traces)} cannot show who was last; give the traces of all ranks"
+        )
     elif torn:
         missing = f"the trace of rank {torn[0]} is cut off, and that rank may have been last; give whole traces of all ranks"
         lack = "torn_trace"

@@ -71,7 +71,7 @@ def stages_of_group(messages: Messages, members: Sequence[int] | None, *, in_ord
 
 
 def _connected(messages: Messages, members: Sequence[int] | None) -> list[tuple[Sequence[int] | None, set[int]]]:
-    """Return the sets of ranks that messages connect, each with the ranks whose order gives their stages where messages do not."""
+    """Return the sets of ranks that messages connect, each with the ranks whose order gives stages where messages do not."""
     sets: list[set[int]] = []
     for rank, mine in messages.items():
         together = {rank, *(one.peer for one in mine if one.peer is not None)}
@@ -99,7 +99,9 @@ def _is_exchange(messages: Messages) -> bool:
 
 def _is_alike(messages: Messages) -> bool:
     """Return whether all ranks, which must be those of the whole set, send and receive alike, as in no pipeline."""
-    to, of = ({rank: {one.peer for one in mine if one.is_send is way} for rank, mine in messages.items()} for way in (True, False))
+    to, of = (
+        {rank: {one.peer for one in mine if one.is_send is way} for rank, mine in messages.items()} for way in (True, False)
+    )
     is_ring = all(len(to[rank]) == 1 == len(of[rank]) and to[rank] != of[rank] for rank in messages)
     to_all = len(messages) > 3 and all(to[rank] == messages.keys() - {rank} for rank in messages)
     firsts = _firsts(messages)

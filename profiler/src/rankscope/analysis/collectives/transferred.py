@@ -49,7 +49,7 @@ def transfers_of(
 ) -> list[list[Transfer | None]]:
     """Return what each operation of each rank transfers; ``None``: unknown, or nothing of these.
 
-    ``staged``: whether each rank is a stage of a pipeline by its sends and receives; where it is ``None``, all that have some are.
+    ``staged``: whether each rank is a stage of a pipeline by its sends and receives; ``None``: all ranks that have some are.
     """
     groups: dict[tuple[int, ...], frozenset[str] | None] = {}
     shared = bool(_varying(coordinates.values()) & SHARED_DIMENSIONS - _STAGES)
@@ -79,7 +79,9 @@ def _of_rank(
     unknown = [row for row, names in zip(rows, known, strict=True) if names is None]
     activations = set() if shared else _activations(unknown)
     return [
-        "activations" if activations and names is None and _key(row) in activations else _transfer(row, names, shared=shared, staged=staged)
+        "activations"
+        if activations and names is None and _key(row) in activations
+        else _transfer(row, names, shared=shared, staged=staged)
         for row, names in zip(rows, known, strict=True)
     ]
 

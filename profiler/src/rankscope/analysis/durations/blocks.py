@@ -164,7 +164,9 @@ def stored_durations(
     each = max(1, most // len(ranks))
     last = {rank: some for rank, rows in ranks.items() if (some := _last(rows, source, each))}
     groups = [group for rows in last.values() for block in rows for group in block.groups]
-    least = least_ranks_of_groups([last, *(group.ranks for group in groups if group.ranks)], [group.size or 0 for group in groups])
+    least = least_ranks_of_groups(
+        [last, *(group.ranks for group in groups if group.ranks)], [group.size or 0 for group in groups]
+    )
     world_size = max(world_size, least)
     issued = all(time is not None for rows in last.values() for block in rows for time in block.issued_us)
     warnings: list[str] = []

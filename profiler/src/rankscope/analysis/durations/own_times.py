@@ -67,8 +67,8 @@ def stages_of_calls(
         for call, step in calls:
             group = tuple(members[rank].get(call.group, ()))
             if call.is_transfer and rank in group:
-                messages = groups.setdefault(group, {}).setdefault(rank, [])
-                messages += [Message(step, batch, call.op == "send", None)] if call.op in ("send", "recv") else []
+                mine = groups.setdefault(group, {}).setdefault(rank, [])
+                mine += [Message(step, batch, call.op == "send", None)] if call.op in ("send", "recv") else []
             # The parts of a batch come before it.
             batch += not call.is_part
     found: dict[int, int] = {}

@@ -90,9 +90,7 @@ Cap = Callable[[Sequence[int], DeviceOwnTimes], float]
 """Function from slow ranks, worst first, and their group to the time per step that healing them can save."""
 
 
-def slowest(
-    groups: Sequence[DeviceOwnTimes], at_most_us: Cap
-) -> tuple[DeviceStraggler | None, list[DeviceOwnTimes]]:
+def slowest(groups: Sequence[DeviceOwnTimes], at_most_us: Cap) -> tuple[DeviceStraggler | None, list[DeviceOwnTimes]]:
     """Return the slow ranks of the group in which they cost most, if any, and the groups without slow ranks."""
     found = _beside_others(
         [

@@ -2,10 +2,10 @@
 
 The bound is the least of what the evidence gives:
 
-- The schedule, where step records have own times. A step of GPipe with v·m micro-batches and chunks takes as long as the slowest
-  stage is busy, and the others for one micro-batch each: all of these must pass it before and after (Huang et al., "GPipe", 2019).
-  That is the largest of b(s) + (sum of the other b) / (v·m), with the longest time b of the ranks of each stage. 1F1B and
-  interleaved schedules take no longer by more than a few percent. Time outside of micro-batches, as in the data loader or the
+- The schedule, where step records have own times. In GPipe (Huang et al., 2019) the slowest stage is busy without a break but for
+  the time in which one micro-batch passes all other stages, there and back. So a step takes the largest of
+  b(s) + (sum of the other b) / (v·m), with the longest time b of the ranks of each stage, m micro-batches, and v chunks of the
+  model per rank. 1F1B and interleaved schedules come close to it. Time outside of micro-batches, as in the data loader or the
   optimizer, is no part of the schedule and counts in full. So do pauses, which fall into one micro-batch and delay all after it.
 - The waits, where operations are matched across ranks. Others of the rank's stage are in other replicas, or in its
   tensor-parallel group. They wait for it at collectives, as long as it delays the step. Beyond that, sends and receives must wait

@@ -186,7 +186,7 @@ def _of_stages(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[Ver
 def _nobody_slow(
     run: RunEvidence, setting: Setting, shares: Figures, costless: Sequence[tuple[Judged, Slow]]
 ) -> tuple[Verdict, list[Finding]]:
-    """Return the verdict that names no rank. ``costless``: slow ranks that the schedule of their pipeline lets cost too little."""
+    """Return the verdict that names no rank. ``costless``: ranks that are slow in time that the pipeline's schedule leaves."""
     for judged in run.compared:
         if (suspect := too_short(judged)) is not None and _may_cost(run, judged, suspect.ranks):
             return _too_little(run, _suspected(suspect, judged), needed=_in_run(suspect.steps_needed))
@@ -196,10 +196,10 @@ def _nobody_slow(
     why = f"No rank makes the others wait beyond chance{restriction}"
     if costless:
         judged, slow = max(costless, key=lambda one: one[1].gain_us)
-        why = (
-            f"{ranks_text(slow.ranks).capitalize()} {'takes' if len(slow.ranks) == 1 else 'take'} {duration(slow.excess_us)} longer "
-            f"than others of the same stage, but in time that the schedule of the pipeline leaves, so that costs less than "
-            f"{MINIMUM_EFFECT:.0%} of the step{restriction}"
+        takes = "takes" if len(slow.ranks) == 1 else "take"
+        why += (
+            f" ({ranks_text(slow.ranks)} {takes} {duration(slow.excess_us)} longer than others of the same stage, but the "
+            f"pipeline's schedule leaves time for it: it costs less than {MINIMUM_EFFECT:.0%} of the step)"
         )
     return no_straggler(shares, setting, confidence=confidence, why=why)
 
