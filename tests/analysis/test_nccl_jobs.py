@@ -149,6 +149,34 @@ def test_a_rank_of_a_pipeline_that_is_late_while_it_would_wait_costs_nothing(tmp
     assert analysis.verdict.kind not in ("straggler", "insufficient_data"), analysis.verdict.summary
 
 
+@pytest.mark.parametrize("late", range(8))
+def test_every_rank_of_a_pipeline_with_few_replicas_is_compared_with_its_twin(tmp_path: Path, late: int) -> None:
+    analysis, cost = of_traces(tmp_path, "pp gpipe", "slow device", late=late, steps=10)
+    verdict = analysis.verdict
+    assert (verdict.ranks, verdict.cause, verdict.stage) == ([late], "compute", late % 4), verdict.summary
+    assert saved(analysis) == pytest.approx(cost, rel=0.25)
+
+
+@pytest.mark.parametrize("late", [0, 4])
+def test_late_input_of_the_first_stage_delays_its_pipeline(tmp_path: Path, late: int) -> None:
+    analysis, cost = of_traces(tmp_path, "pp gpipe", "late input", late=late, steps=10)
+    assert (analysis.verdict.ranks, analysis.verdict.cause) == ([late], "input"), analysis.verdict.summary
+    assert saved(analysis) == pytest.approx(cost, rel=0.25)
+
+
+@pytest.mark.parametrize("fault", ["none", "3 % slower", "one hiccup"])
+@pytest.mark.parametrize("steps", [6, 10])
+def test_no_twin_is_named_without_a_fault(tmp_path: Path, fault: str, steps: int) -> None:
+    assert of_traces(tmp_path, "pp gpipe", fault, late=4, steps=steps)[0].verdict.kind != "straggler"
+
+
+def test_a_ring_of_sends_and_receives_is_no_pipeline(tmp_path: Path) -> None:
+    """Context parallelism: keys and values go round, and all ranks do the same work."""
+    analysis, _ = of_traces(tmp_path, "ring attention", "slow device", late=2)
+    assert (analysis.verdict.ranks, analysis.verdict.stage) == ([2], None), analysis.verdict.summary
+    assert "stage_transfers" not in {row.name for row in analysis.advice}
+
+
 def test_experts_with_more_tokens_are_seen_by_the_rows_that_they_exchange(tmp_path: Path) -> None:
     """A kernel that is written to fill the device has one grid for any amount of work."""
     job = LayoutJob(LAYOUTS["moe"], FAULTS["more tokens"], steps=12)

@@ -125,6 +125,8 @@ LAYOUTS: Final = {
         Layout("pp", 2, stages=4),
         Layout("pp x tp", 2, stages=2, inner=2),
         Layout("pp interleaved", 2, stages=4),
+        Layout("pp gpipe", 2, stages=4),
+        Layout("ring attention", 1, inner=4),
         Layout("tp on the current stream", 2, inner=4),
         Layout("ddp in a CUDA graph", 8),
         Layout("fsdp of 32", 32),
@@ -192,6 +194,7 @@ class LayoutJob(Job):
             "pp": self._pipeline,
             "pp x tp": self._pipeline,
             "pp interleaved": self._interleaved,
+            "pp gpipe": self._all_forward_first,
         }.get(self.layout.kind, self._replicated)
         for step in range(self.steps):
             rank.step = step
@@ -264,8 +267,19 @@ class LayoutJob(Job):
             op = "_reduce_scatter_base" if backward else "_all_gather_base"
             sizes = (TOKENS * 512, TOKENS * 128) if backward else (TOKENS * 128, TOKENS * 512)
             yield from rank.wait(rank.collective(group, op, sizes, 150.0))
+        elif name == "ring attention":
+            if part == "attention":
+                yield from self._ring(rank, group)
         elif group in self.groups and name not in ("cp", "moe"):
             yield from rank.wait(rank.collective(group, "all_reduce", (TOKENS * 512,) * 2, 120.0))
+
+    def _ring(self, rank: Rank, group: str) -> Program:
+        """Pass keys and values on to the next rank of the ring until those of all ranks have been here."""
+        members = self.groups[group]
+        place, count = members.index(rank.rank), len(members)
+        for _ in range(count - 1):
+            parts = [("send", (place + 1) % count, TOKENS * 128), ("recv", (place - 1) % count, TOKENS * 128)]
+            yield from rank.wait(rank.exchange(group, parts, 50.0))
 
     def _experts(self, rank: Rank, group: str, *, backward: bool) -> Program:
         """Play the experts of a layer: tokens go to the experts and back."""
@@ -347,6 +361,25 @@ class LayoutJob(Job):
         if data in self.groups:
             yield from rank.wait(rank.collective(data, "all_reduce", (HIDDEN * HIDDEN,) * 2, 900.0))
 
+    def _all_forward_first(self, rank: Rank) -> Program:
+        """Play a step of GPipe: all micro-batches forward, then all backward; compute does not wait for sends."""
+        _, stage, inner = self.layout.place(rank.rank)
+        data = f"dp{stage}-{inner}"
+        for backward in (False, True):
+            before, after = (stage + 1, stage - 1) if backward else (stage - 1, stage + 1)
+            sent: list[Event] = []
+            for _ in range(_BATCHES):
+                yield from self._exchange(rank, ("recv", before))
+                # The ends of a model differ from its middle, so only replicas do the same work.
+                if stage in (0, self.layout.stages - 1):
+                    rank.kernel(f"{'head' if stage else 'embedding'}_kernel", 200.0)
+                yield from self._micro_batch(rank, backward=backward)
+                sent += self._sent(rank, after)
+            for event in sent:
+                yield from rank.wait(event)
+        if data in self.groups:
+            yield from rank.wait(rank.collective(data, "all_reduce", (HIDDEN * HIDDEN,) * 2, 900.0))
+
     def _micro_batch(self, rank: Rank, *, backward: bool) -> Program:
         """Play one pass of a stage."""
         replica, stage, _ = self.layout.place(rank.rank)
@@ -365,6 +398,12 @@ class LayoutJob(Job):
         mine = [(op, other, TOKENS * 512) for op, other in parts if 0 <= other < self.layout.stages]
         if mine:
             yield from rank.wait(rank.exchange(f"pp{replica}-{inner}", mine, 100.0))
+
+    def _sent(self, rank: Rank, stage: int) -> list[Event]:
+        """Send to a stage, if it exists; return the end of the send."""
+        replica, _, inner = self.layout.place(rank.rank)
+        parts = [("send", stage, TOKENS * 512)] if 0 <= stage < self.layout.stages else []
+        return [rank.exchange(f"pp{replica}-{inner}", parts, 100.0)] if parts else []
 
     def _interleaved(self, rank: Rank) -> Program:
         """Play a step of a looped schedule: each rank has two parts of the model, all micro-batches pass the first part first."""

@@ -36,9 +36,14 @@ from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import AttemptInfo, PhaseTimes, Pipeline, RankInfo, RunInfo, StepRecord
 from rankscope.runs.writer import create_attempt, create_run, write_record
 
-_INNER: Final = {"hsdp": "shard", "cp": "cp", "moe": "ep"}
+_INNER: Final = {"hsdp": "shard", "cp": "cp", "moe": "ep", "ring attention": "cp"}
 """Layout to the name of its innermost dimension; of all others it is tensor parallel."""
-_SCHEDULES: Final = {"pp": ("Schedule1F1B", 1), "pp x tp": ("Schedule1F1B", 1), "pp interleaved": ("ScheduleLoopedBFS", 2)}
+_SCHEDULES: Final = {
+    "pp": ("Schedule1F1B", 1),
+    "pp x tp": ("Schedule1F1B", 1),
+    "pp interleaved": ("ScheduleLoopedBFS", 2),
+    "pp gpipe": ("ScheduleGPipe", 1),
+}
 _WITHOUT_WRAPPER: Final = ("tp", *_SCHEDULES)
 _GRAPHED: Final = "ddp in a CUDA graph"
 

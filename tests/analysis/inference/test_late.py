@@ -131,10 +131,10 @@ def test_few_steps_name_a_rank_of_many_only_where_they_agree(lateness: list[floa
     noise = np.random.default_rng(0).exponential(4.0, (ranks, steps))
     noise[7] = np.maximum(noise[7], lateness)
     device = DeviceOwnTimes(list(range(ranks)), list(range(steps)), noise, 1000.0)
-    straggler, calm = slowest([device], lambda _slow, _group: float("inf"))
+    straggler, calm = slowest([device], lambda _ranks, _group: float("inf"))
     assert (straggler is not None) == named
     if straggler is None:
-        assert suspected(calm) == [7]
+        assert suspected(calm, lambda _ranks, _group: float("inf")) == [7]
     else:
         assert straggler.slow.ranks == [7]
         assert sure(straggler.slow, steps) == pytest.approx(confidence, abs=0.001)

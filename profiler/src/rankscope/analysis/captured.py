@@ -11,6 +11,7 @@ from rankscope.analysis.collectives.links import run_fabric
 from rankscope.analysis.collectives.matched import Matched, match_windows
 from rankscope.analysis.collectives.transfers import communication_parts
 from rankscope.analysis.collectives.windows import Reduction, odd_windows
+from rankscope.analysis.collectives.world import least_ranks
 from rankscope.analysis.costs.ledger import ledger_of_blame
 from rankscope.analysis.costs.waterfall import Costs
 from rankscope.analysis.costs.window_costs import costs_of_windows
@@ -60,7 +61,8 @@ def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], st
     infos = {rank: info for rank in sorted(ranks) if (info := reader.rank(attempt, rank)) is not None}
     held = {rank: captured_steps(reader, attempt, rank, steps) for rank in sorted(ranks)}
     told = told_world_size(reader.attempt(attempt), infos.values())
-    world_size = len(held) if told is None else told
+    least = max((least_ranks(rank, reduction.collectives) for rank, reduction in held.items()), default=0)
+    world_size = max(len(held) if told is None else told, least)
     matched = match_windows(held, infos, world_size)
     matching, blame = matched.matching, matched.blame
     collectives = matching_result(matched, run_fabric(infos, ()))

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.matched import Matched, match_windows
 from rankscope.analysis.collectives.windows import Reduction
+from rankscope.analysis.collectives.world import least_ranks
 from rankscope.analysis.durations.blocks import RecentBlocks
 from rankscope.analysis.evidence.compared import judged_groups
 from rankscope.analysis.evidence.filling import Filling, StepRanges
@@ -33,7 +34,7 @@ from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.run_analysis import analysis_of, evidence_of, read_evidence, world_size_of
 from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible_collective
-from rankscope.analysis.verdict.run_verdict import slow_ranks
+from rankscope.analysis.verdict.run_verdict import in_pipeline, slow_ranks
 from rankscope.base.errors import InputError
 from rankscope.runs.durations import DurationBlock
 from rankscope.runs.follow import Segments, StartOverError, StepFollower, StreamFollower, segments_of
@@ -148,7 +149,7 @@ class OnlineAnalysis:
         if count < at_least:
             return None
         compared = judged_groups(table.columns(keep), peer_groups(run.ranks, run.infos))
-        return NewSteps(count, [slow for _, slow in slow_ranks(compared, run.hosts)])
+        return NewSteps(count, [slow for _, slow in in_pipeline(run, slow_ranks(compared, run.hosts))])
 
 
 class _Attempt:
@@ -275,6 +276,7 @@ class _Attempt:
         self._damaged[rank] += len(breakdowns) - len(possible.breakdowns) + len(collectives) - len(possible.collectives)
         one.reduction.breakdowns.extend(possible.breakdowns)
         one.reduction.collectives.extend(possible.collectives)
+        one.least_ranks = max(one.least_ranks, least_ranks(rank, possible.collectives))
         return True
 
     def _forget_windows(self) -> None:
@@ -292,7 +294,8 @@ class _Attempt:
         """Return the current evidence; it shares memory with this object and is valid only until the next update."""
         table = StepTable.filled(self.attempt, self._filling)
         infos = {rank: info for rank in self._filling.ranks if (info := self.ranks[rank].info(reader)) is not None}
-        world_size = world_size_of(reader, table, infos)
+        least = max((self.ranks[rank].least_ranks for rank in self._filling.ranks), default=0)
+        world_size = world_size_of(reader, table, infos, least)
         windows = {rank: self.ranks[rank].reduction for rank in self._filling.ranks}
         by = (world_size, {rank: info.clock_name for rank, info in infos.items()}, list(windows))
         if self._matched is None or self._matched[0] != by:
@@ -326,6 +329,8 @@ class _Rank:
         self.windows = StreamFollower(self.folder, "windows", StepBreakdown)
         self.collectives = StreamFollower(self.folder, "collectives", CollectiveRecord)
         self.reduction = Reduction(breakdowns=[], collectives=[])
+        self.least_ranks = rank + 1
+        """Number of ranks that the job has at least, by all windows so far."""
         self.durations = StreamFollower(self.folder, "durations", DurationBlock)
         self.recent = RecentBlocks()
         self._file = self.folder / "rank.json"

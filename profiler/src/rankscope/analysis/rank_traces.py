@@ -20,7 +20,8 @@ from rankscope.analysis.collectives.windows import (
     step_breakdowns,
     step_numbers,
 )
-from rankscope.analysis.evidence.device_times import DeviceTimes, place_in_records
+from rankscope.analysis.collectives.world import least_ranks, least_ranks_of_groups
+from rankscope.analysis.evidence.device_times import DeviceTimes
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.result.detail import RankDetail
 from rankscope.analysis.trace.annotations import host_times
@@ -46,6 +47,9 @@ class RankTrace(msgspec.Struct, frozen=True):
     path: Location
     rank: int
     world_size: int | None
+    """Number of ranks that the trace states."""
+    least_ranks: int
+    """Number of ranks that the job has at least, by the process groups of the trace."""
     host: str | None
     device_kind: DeviceKind
     gpu_names: list[str]
@@ -58,6 +62,7 @@ class RankTrace(msgspec.Struct, frozen=True):
     """True if the pattern for communication matched any kernel."""
     input_us: float | None
     device: DeviceTimes
+    """Times on the device; the pipeline stage is not known before all traces are."""
 
 
 def find_traces(paths: Sequence[Location]) -> tuple[list[Location], set[Location]]:
@@ -168,6 +173,7 @@ def _read_one(file: Location, *, pattern: re.Pattern[str] | None, only: bool, de
             path=file,
             rank=trace.rank or 0,
             world_size=trace.world_size,
+            least_ranks=least_ranks_of(trace, reduction),
             host=trace.host,
             device_kind=trace.device_kind,
             gpu_names=trace.gpu_names,
@@ -183,11 +189,19 @@ def _read_one(file: Location, *, pattern: re.Pattern[str] | None, only: bool, de
                 compute_kernels(trace, events),
                 host_times(trace, events, by_step),
                 exchanged_rows(trace),
-                place_in_records(trace.rank or 0, reduction.collectives),
             ),
         )
     except InputError as error:
         return error
+
+
+def least_ranks_of(trace: Trace, reduction: Reduction) -> int:
+    """Return the number of ranks that the job of a trace has at least.
+
+    A kernel of NCCL is of several ranks: a group of one rank needs none. Without metadata this is all that shows them.
+    """
+    found = max(least_ranks(trace.rank or 0, reduction.collectives), least_ranks_of_groups(trace.groups.values()))
+    return max(found, 2) if trace.world_size is None and any(row.stream is not None for row in reduction.collectives) else found
 
 
 def _kernel_names(trace: Trace) -> list[str]:

@@ -15,6 +15,7 @@ import msgspec
 from rankscope.analysis.collectives.links import ToldLink, run_fabric
 from rankscope.analysis.collectives.matched import Matched, match_windows
 from rankscope.analysis.collectives.windows import Reduction, odd_windows
+from rankscope.analysis.collectives.world import least_ranks
 from rankscope.analysis.costs.ledger import ledger_of_blame, ledger_of_steps
 from rankscope.analysis.costs.pipeline import pipeline_of
 from rankscope.analysis.costs.rare_steps import rare_steps_of
@@ -169,7 +170,8 @@ def read_evidence(
         )
         damaged[rank] += len(breakdowns) - len(windows[rank].breakdowns) + len(collectives) - len(windows[rank].collectives)
     infos = reader.infos(table.attempt)
-    world_size = world_size_of(reader, table, infos)
+    least = max((least_ranks(rank, reduction.collectives) for rank, reduction in windows.items()), default=0)
+    world_size = world_size_of(reader, table, infos, least)
     matched = match_windows(windows, infos, world_size)
     return evidence_of(
         reader,
@@ -226,10 +228,15 @@ def evidence_of(
     )
 
 
-def world_size_of(reader: RunReader, table: StepTable, infos: Mapping[int, RankInfo]) -> int | None:
-    """Return the expected number of ranks, at least the number of those present; ``None`` if it is not recorded."""
+def world_size_of(reader: RunReader, table: StepTable, infos: Mapping[int, RankInfo], least: int) -> int | None:
+    """Return the expected number of ranks; ``None`` if it is not recorded and no rank is known to be missing.
+
+    ``least``: number of ranks that the job has at least, by the numbers of its ranks and the process groups of profiled steps.
+    """
     told = told_world_size(reader.attempt(table.attempt), infos.values())
-    return None if told is None else max(told, len(table.ranks)) or None
+    if told is None:
+        return least if least > len(table.ranks) else None
+    return max(told, least, len(table.ranks)) or None
 
 
 def _coverage(run: RunEvidence) -> float | None:

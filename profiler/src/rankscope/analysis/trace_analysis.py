@@ -16,6 +16,7 @@ from rankscope.analysis.collectives.blame import Blame
 from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.collectives.links import Fabric, ToldLink
 from rankscope.analysis.collectives.matched import Matched, match_ranks
+from rankscope.analysis.collectives.stages import stages_of_records
 from rankscope.analysis.collectives.transfers import communication_parts, explained_share, longest_extent_us
 from rankscope.analysis.costs.ledger import ledger_of_blame
 from rankscope.analysis.costs.waterfall import Costs
@@ -51,13 +52,16 @@ def analyze_traces(
     # A collective missing from a torn trace would look as if its rank took no part and another rank came last.
     # So a rank with a torn trace counts as missing.
     whole = {trace.rank: trace.reduction for trace in traces if not trace.torn}
+    told, world_size = _told_world_size(traces), _world_size(traces)
+    if told is not None and told != world_size:
+        warnings.append(f"the traces state {told} ranks, but their process groups are of a job of at least {world_size}")
     fabric = _fabric(traces, links)
     matched = match_ranks(
         {rank: reduction.collectives for rank, reduction in whole.items()},
         ranks=[trace.rank for trace in traces],
         clock_names={trace.rank: trace.host for trace in traces if trace.host},
         machines=fabric.hosts,
-        world_size=max(len(traces), _world_size(traces) or 0),
+        world_size=max(len(traces), world_size or 0),
         source="traces",
     )
     matched = _with_uncalled(matched, max((reduction.uncalled for reduction in whole.values()), default=0))
@@ -79,7 +83,6 @@ def analyze_traces(
         verdict, findings, collectives.by_op, {rank: reduction.breakdowns for rank, reduction in whole.items()}
     )
     steps = sorted({number for trace in traces for number in trace.steps})
-    world_size = _world_size(traces)
     analysis = Analysis(
         source=Source(
             kind="traces",
@@ -203,8 +206,22 @@ def imposed_result(blame: Blame) -> list[ImposedWait]:
     return sorted(rows, key=lambda row: (-row.imposed_us, row.rank))
 
 
-def _world_size(traces: Sequence[RankTrace]) -> int | None:
+def _told_world_size(traces: Sequence[RankTrace]) -> int | None:
     return max((trace.world_size for trace in traces if trace.world_size is not None), default=None)
+
+
+def _world_size(traces: Sequence[RankTrace]) -> int | None:
+    """Return the number of ranks of the job, at least that of its process groups; ``None`` where neither shows other ranks."""
+    told, least = _told_world_size(traces), max(trace.least_ranks for trace in traces)
+    if told is None:
+        return least if least > len(traces) else None
+    return max(told, least)
+
+
+def _of_ranks(traces: Sequence[RankTrace]) -> str:
+    """Return the number of ranks of the job for a sentence: "8", or "at least 8" where only process groups show it."""
+    told, world_size = _told_world_size(traces), _world_size(traces)
+    return f"{world_size}" if told == world_size else f"at least {world_size}"
 
 
 def _coverage(traces: Sequence[RankTrace], files: Sequence[Location], steps: Sequence[int]) -> float:
@@ -265,7 +282,8 @@ def _device_times(traces: Sequence[RankTrace], world_size: int | None) -> dict[i
     """Return the times on the devices by rank; empty unless all ranks of the job have whole traces with steps."""
     if len(traces) < (world_size or 0) or any(trace.torn or not trace.device.by_step for trace in traces):
         return {}
-    return {trace.rank: trace.device for trace in traces}
+    stages = stages_of_records({trace.rank: trace.reduction.collectives for trace in traces})
+    return {trace.rank: msgspec.structs.replace(trace.device, stage=stages.get(trace.rank)) for trace in traces}
 
 
 def _without_matches(
@@ -280,9 +298,13 @@ def _without_matches(
             return no_straggler(shares, setting, confidence=None, why="There is one rank, so no rank waits for another")
         missing, lack = "the trace is cut off, and what it lacks may be most of the step; give a whole one", "torn_trace"
     elif len(traces) == 1:
-        missing = f"the trace of 1 rank of {world_size} cannot show which rank waits for which; give the traces of all ranks"
+        missing = (
+            f"the trace of 1 rank of {_of_ranks(traces)} cannot show which rank waits for which; give the traces of all ranks"
+        )
     elif world_size and len(traces) < world_size:
-        missing = f"the traces of {len(traces)} ranks of {world_size} cannot show who was last; give the traces of all ranks"
+        missing = (
+            f"the traces of {len(traces)} ranks of {_of_ranks(traces)} cannot show who was last; give the traces of all ranks"
+        )
     elif torn:
         missing = f"the trace of rank {torn[0]} is cut off, and that rank may have been last; give whole traces of all ranks"
         lack = "torn_trace"

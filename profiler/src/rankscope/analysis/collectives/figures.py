@@ -28,9 +28,12 @@ Figures = Mapping[str, Figure]
 
 
 def figures_of_collectives(
-    collectives: Sequence[Sequence[CollectiveRecord]], source: PartSource, coordinates: Coordinates | None = None
+    collectives: Sequence[Sequence[CollectiveRecord]],
+    source: PartSource,
+    coordinates: Coordinates | None = None,
+    staged: Sequence[bool] | None = None,
 ) -> dict[str, Figure]:
-    """Return the size of messages, and the shares of what they transfer. ``collectives``: per rank.
+    """Return the size of messages, and the shares of what they transfer. ``collectives`` and ``staged``: as of ``transfers_of``.
 
     ``collectives.…_share``: of the time in collectives. ``exposed.…``: of the time in collectives, sends and receives that no
     compute covers.
@@ -48,7 +51,7 @@ def figures_of_collectives(
         found["collectives.messages"] = Figure(float(sums[-1]) / steps / median, "per step", source)
     times: dict[Transfer | None, float] = defaultdict(float)
     bare: dict[Transfer | None, float] = defaultdict(float)
-    for one, transfers in zip(collectives, transfers_of(collectives, coordinates or {}), strict=True):
+    for one, transfers in zip(collectives, transfers_of(collectives, coordinates or {}, staged), strict=True):
         for row, transfer in zip(one, transfers, strict=True):
             bare[transfer] += exposed_us(row)
             if not row.p2p:

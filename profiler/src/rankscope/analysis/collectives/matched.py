@@ -14,6 +14,7 @@ from rankscope.analysis.collectives.clock import Clocks, consistent, fit_clocks
 from rankscope.analysis.collectives.figures import Figures, figures_of_collectives
 from rankscope.analysis.collectives.links import run_fabric
 from rankscope.analysis.collectives.matching import Matching, match_collectives
+from rankscope.analysis.collectives.stages import stages_of_records
 from rankscope.analysis.collectives.transferred import Coordinates
 from rankscope.analysis.collectives.waiting import Waits, waits_of
 from rankscope.analysis.collectives.windows import Reduction
@@ -44,7 +45,15 @@ class Matched(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def figures(self) -> Figures:
         """Sizes and shares of the operations."""
-        return figures_of_collectives(list(self.collectives.values()), self.source, self.coordinates)
+        staged = self.stages
+        return figures_of_collectives(
+            list(self.collectives.values()), self.source, self.coordinates, [rank in staged for rank in self.collectives]
+        )
+
+    @cached_property
+    def stages(self) -> dict[int, int]:
+        """Pipeline stage of each rank that is in a pipeline, by its sends and receives."""
+        return stages_of_records(self.collectives)
 
 
 def match_ranks(

@@ -44,11 +44,20 @@ def exposed_us(row: CollectiveRecord) -> float:
     return max(0.0, end - start - covered)
 
 
-def transfers_of(collectives: Sequence[Sequence[CollectiveRecord]], coordinates: Coordinates) -> list[list[Transfer | None]]:
-    """Return what each operation of each rank transfers; ``None``: unknown, or nothing of these."""
+def transfers_of(
+    collectives: Sequence[Sequence[CollectiveRecord]], coordinates: Coordinates, staged: Sequence[bool] | None = None
+) -> list[list[Transfer | None]]:
+    """Return what each operation of each rank transfers; ``None``: unknown, or nothing of these.
+
+    ``staged``: whether each rank is a stage of a pipeline by its sends and receives; ``None``: all ranks that have some are.
+    """
     groups: dict[tuple[int, ...], frozenset[str] | None] = {}
     shared = bool(_varying(coordinates.values()) & SHARED_DIMENSIONS - _STAGES)
-    return [_of_rank(rows, coordinates, groups, shared=shared) for rows in collectives]
+    staged = [True] * len(collectives) if staged is None else staged
+    return [
+        _of_rank(rows, coordinates, groups, shared=shared, staged=is_stage)
+        for rows, is_stage in zip(collectives, staged, strict=True)
+    ]
 
 
 def _of_rank(
@@ -57,8 +66,9 @@ def _of_rank(
     groups: dict[tuple[int, ...], frozenset[str] | None],
     *,
     shared: bool,
+    staged: bool,
 ) -> list[Transfer | None]:
-    """Return what each operation of one rank transfers. ``groups``: cached dimensions of groups. ``shared``: as ``_transfer``."""
+    """Return what each operation of one rank transfers. ``groups``: cached dimensions of groups. The others: as ``_transfer``."""
     known: list[frozenset[str] | None] = []
     for row in rows if coordinates else ():
         ranks = tuple(row.group_ranks or ())
@@ -69,15 +79,20 @@ def _of_rank(
     unknown = [row for row, names in zip(rows, known, strict=True) if names is None]
     activations = set() if shared else _activations(unknown)
     return [
-        "activations" if activations and names is None and _key(row) in activations else _transfer(row, names, shared=shared)
+        "activations"
+        if activations and names is None and _key(row) in activations
+        else _transfer(row, names, shared=shared, staged=staged)
         for row, names in zip(rows, known, strict=True)
     ]
 
 
-def _transfer(row: CollectiveRecord, names: frozenset[str] | None, *, shared: bool) -> Transfer | None:
-    """Return what an operation transfers. ``names``: dimensions of its group. ``shared``: ranks of the job share batches."""
+def _transfer(row: CollectiveRecord, names: frozenset[str] | None, *, shared: bool, staged: bool) -> Transfer | None:
+    """Return what an operation transfers.
+
+    ``names``: dimensions of its group. ``shared``: ranks of the job share batches. ``staged``: its rank is a stage of a pipeline.
+    """
     if row.p2p:
-        return "stages" if (not shared if names is None else names & _STAGES) else None
+        return "stages" if (staged and not shared if names is None else names & _STAGES) else None
     own_batches = not shared if names is None else not names <= SHARED_DIMENSIONS and not names & _STAGES
     if "all_to_all" in row.op:
         return "tokens" if own_batches else None

@@ -26,7 +26,7 @@ from rankscope.analysis.durations.calls import Call, Durations, RankCalls
 from rankscope.analysis.durations.flight import read_flight_durations
 from rankscope.analysis.durations.inspector import read_inspector_durations
 from rankscope.analysis.durations.overlap import longest_waits, overlapping_by_autograd, overlapping_by_gaps
-from rankscope.analysis.durations.own_times import own_times, stage_of_calls
+from rankscope.analysis.durations.own_times import own_times, stages_of_calls
 from rankscope.analysis.durations.verdict import DurationEvidence, duration_verdict
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes
 from rankscope.analysis.parallel.workers import ALONE, Engine
@@ -149,10 +149,10 @@ def compare_durations(durations: Durations) -> Compared:
     matched = Matched(matching, Clocks(), NOBODY_WAITED, blame, collectives, kind)
     step_us = float(np.median([_step_us(calls) for calls in kept.values()]))
     # Of logs of NCCL Inspector own times are known in pipelines only, whose sends and receives are all in them.
-    whole = (kind == "flight_recorder" or bool(durations.stages)) and in_steps and set(kept) == set(range(world_size))
-    stages: dict[int, int | None] = dict(durations.stages)
-    if not stages:
-        stages = {rank: stage_of_calls(rank, calls, ranks[rank].members) for rank, calls in kept.items()}
+    are_all = len(kept) == world_size and set(kept) == set(range(world_size))
+    whole = (kind == "flight_recorder" or bool(durations.stages)) and in_steps and are_all
+    found = durations.stages or stages_of_calls(kept, {rank: one.members for rank, one in ranks.items()})
+    stages = {rank: found.get(rank) for rank in kept}
     own: list[DeviceOwnTimes] = []
     least: list[DeviceOwnTimes] = []
     if whole:

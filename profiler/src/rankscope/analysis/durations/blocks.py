@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.cycles import steps_of
+from rankscope.analysis.collectives.world import least_ranks_of_groups
 from rankscope.analysis.durations.calls import MAX_CALLS, Call, Durations, RankCalls
 from rankscope.analysis.durations.flight import FLIGHT_WORDING, flight_call
 from rankscope.analysis.durations.inspector import durations_of
@@ -162,7 +163,11 @@ def stored_durations(
     source = max(sources, key=sources.count)
     each = max(1, most // len(ranks))
     last = {rank: some for rank, rows in ranks.items() if (some := _last(rows, source, each))}
-    world_size = max(world_size, 1 + max(last))
+    groups = [group for rows in last.values() for block in rows for group in block.groups]
+    least = least_ranks_of_groups(
+        [last, *(group.ranks for group in groups if group.ranks)], [group.size or 0 for group in groups]
+    )
+    world_size = max(world_size, least)
     issued = all(time is not None for rows in last.values() for block in rows for time in block.issued_us)
     warnings: list[str] = []
     found = _of_logs(last, world_size, warnings) if source == "nccl_inspector" else _of_recorders(last, world_size, warnings)

@@ -10,6 +10,7 @@ from typing import Final
 
 from rankscope.analysis.collectives.cycles import Issued, steps_of
 from rankscope.analysis.collectives.operations import element_bytes
+from rankscope.analysis.collectives.world import least_ranks_of_groups
 from rankscope.analysis.durations.calls import MAX_CALLS, RECORD_IT, Call, Durations, RankCalls, Wording
 from rankscope.analysis.hang.files import DumpFile, find_dumps, read_dump
 from rankscope.analysis.hang.records import Dump, Record, text
@@ -44,7 +45,7 @@ def read_flight_durations(paths: Sequence[Path], engine: Engine) -> Durations:
     """Read the dumps of a job that trains, one file per rank. Raises ``InputError`` for input without durations."""
     files, warnings = find_dumps(paths)
     ranks = read_calls(files, warnings, engine)
-    world_size = max(len(ranks), *(len(members) for one in ranks.values() for members in one.members.values()), 0)
+    world_size = least_ranks_of_groups([ranks, *(members for one in ranks.values() for members in one.members.values())])
     return Durations("flight_recorder", ranks, world_size, FLIGHT_WORDING, steps_of, warnings)
 
 

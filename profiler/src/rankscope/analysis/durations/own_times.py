@@ -13,8 +13,9 @@ from typing import Final
 import numpy as np
 
 from rankscope.analysis.collectives.matching import Match
+from rankscope.analysis.collectives.stages import Message, stages_of_group
 from rankscope.analysis.durations.calls import Call
-from rankscope.analysis.evidence.device_times import DeviceOwnTimes, pipeline_place
+from rankscope.analysis.evidence.device_times import DeviceOwnTimes
 
 
 def own_times(
@@ -53,9 +54,27 @@ def own_times(
     return found
 
 
-def stage_of_calls(rank: int, calls: Sequence[tuple[Call, int]], members: Mapping[str, list[int]]) -> int | None:
-    """Return the rank's place in the group of its sends and receives; ``None`` without any, or without known members."""
-    return pipeline_place(rank, (members.get(call.group) for call, _ in calls if call.is_transfer))
+def stages_of_calls(
+    kept: Mapping[int, Sequence[tuple[Call, int]]], members: Mapping[int, Mapping[str, Sequence[int]]]
+) -> dict[int, int]:
+    """Return the pipeline stage of each rank that is in a pipeline. ``members``: of the groups that each rank knows, by name.
+
+    Steps are inferred, and may begin anywhere in a training step.
+    """
+    groups: dict[tuple[int, ...], dict[int, list[Message]]] = {}
+    for rank, calls in kept.items():
+        batch = 0
+        for call, step in calls:
+            group = tuple(members[rank].get(call.group, ()))
+            if call.is_transfer and rank in group:
+                mine = groups.setdefault(group, {}).setdefault(rank, [])
+                mine += [Message(step, batch, call.op == "send", None)] if call.op in ("send", "recv") else []
+            # The parts of a batch come before it.
+            batch += not call.is_part
+    found: dict[int, int] = {}
+    for group, messages in groups.items():
+        found = {**stages_of_group(messages, group, in_order=False), **found}
+    return found
 
 
 def _waited_us(calls: Sequence[tuple[Call, int]], overlapping: set[str], *, without_queued: bool) -> dict[int, float]:

@@ -28,7 +28,7 @@ def pipeline_stages(ranks: Mapping[int, RankCalls]) -> dict[int, int]:
     """
     groups = {rank: {call.group for call in one.calls if call.is_transfer} for rank, one in ranks.items()}
     parts = max((call.elements for one in ranks.values() for call in one.calls if call.is_transfer), default=0)
-    if not groups or not all(groups.values()) or parts > _MOST_PARTS:
+    if not groups or not all(groups.values()) or parts > _MOST_PARTS or _is_exchange(ranks.values()):
         return {}
     members = {group: tuple(ranks[rank].members.get(group, ())) for rank, names in groups.items() for group in names}
     if any(rank not in groups for places in members.values() for rank in places):
@@ -42,6 +42,18 @@ def pipeline_stages(ranks: Mapping[int, RankCalls]) -> dict[int, int]:
     stages = {rank: stage for pipeline in pipelines for stage, rank in enumerate(pipeline)}
     is_alike = len({len(pipeline) for pipeline in pipelines}) == 1 and len(stages) == sum(map(len, pipelines)) == len(ranks)
     return stages if is_alike and len(pipelines) > 1 else {}
+
+
+def _is_exchange(ranks: Iterable[RankCalls]) -> bool:
+    """Return whether all ranks send and receive alike, as in ring attention.
+
+    Either all their batches have several parts, or each rank only sends to one and only receives from another.
+    """
+    transfers = [[call for call in one.calls if call.is_transfer] for one in ranks]
+    if all(call.elements > 1 for mine in transfers for call in mine):
+        return True
+    ways = [{op: {call.group for call in mine if call.op == op} for op in ("send", "recv")} for mine in transfers]
+    return all(len(way["send"]) == 1 == len(way["recv"]) and way["send"] != way["recv"] for way in ways)
 
 
 def _chains(pairs: Iterable[Sequence[int]]) -> list[tuple[int, ...]]:

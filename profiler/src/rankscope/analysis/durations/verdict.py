@@ -136,7 +136,11 @@ def _named(named: Named, evidence: DurationEvidence, setting: Setting, beside: B
 def _by_own_times(evidence: DurationEvidence, setting: Setting, beside: Beside) -> tuple[Verdict, list[Finding]] | str:
     """Return the verdict where most communication is of ranks that cannot be matched: by the time outside of communication."""
     blame = evidence.matched.blame
-    device, calm = slowest(evidence.own, lambda _slow, group: _delay_us(evidence) / len(group.steps))
+
+    def at_most_us(_ranks: Sequence[int], group: DeviceOwnTimes) -> float:
+        return _delay_us(evidence) / len(group.steps)
+
+    device, calm = slowest(evidence.own, at_most_us)
     if device is not None and evidence.is_pipeline and (others := _also_slow(device, calm, evidence)):
         return (
             f"{ranks_were([*device.slow.ranks, *others])} slow, in several stages: one may wait for another in messages that are "
@@ -149,7 +153,7 @@ def _by_own_times(evidence: DurationEvidence, setting: Setting, beside: Beside) 
             signals = beside.signals(device.slow.ranks, device.slow.excess_us, frozenset(device.late_steps))
         named = device_named(device, signals, blame, stage=evidence.stages.get(worst))
         return _named(named, evidence, setting, beside)
-    if suspects := suspected(calm):
+    if suspects := suspected(calm, at_most_us):
         return f"{ranks_were(suspects)} slow, but so rarely that it may be chance; repeat with more steps"
     restriction = among(len(blame.ranks), setting.world_size, evidence.wording.many)
     return no_straggler(beside.shares, setting, confidence=None, why=f"No rank makes the others wait beyond chance{restriction}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,11 +18,12 @@ import numpy as np
 
 from rankscope.analysis.collectives.blame import Blame
 from rankscope.analysis.collectives.savings import Savings
+from rankscope.analysis.collectives.stages import stages_of_records
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.evidence.steps import Matrix
 from rankscope.analysis.trace.annotations import HostTimes
 from rankscope.analysis.trace.work import KernelTime
-from rankscope.runs.records import CollectiveRecord, StepBreakdown
+from rankscope.runs.records import StepBreakdown
 
 
 class DeviceTimes(msgspec.Struct, frozen=True):
@@ -37,7 +38,7 @@ class DeviceTimes(msgspec.Struct, frozen=True):
     """Rows, such as tokens, that it sent or received in uneven all-to-all, the larger of both per operation; ``None`` without
     any."""
     stage: int | None = None
-    """Pipeline stage: its place in the process group of its sends and receives; ``None`` without any."""
+    """Pipeline stage, see ``collectives/stages.py``; ``None`` without a pipeline."""
 
     @property
     def own_us(self) -> dict[int, float]:
@@ -45,20 +46,11 @@ class DeviceTimes(msgspec.Struct, frozen=True):
         return {row.step: row.window_us - row.exposed_communication_us for row in self.by_step if not row.truncated}
 
 
-def pipeline_place(rank: int, groups: Iterable[Sequence[int] | None]) -> int | None:
-    """Return the rank's place in the first of the process ``groups`` of its sends and receives that is known; else ``None``."""
-    return next((group.index(rank) for group in groups if group and rank in group), None)
-
-
-def place_in_records(rank: int, collectives: Iterable[CollectiveRecord]) -> int | None:
-    """Return ``pipeline_place`` from the collectives of a trace or window."""
-    return pipeline_place(rank, (record.group_ranks for record in collectives if record.p2p))
-
-
 def times_of_windows(windows: Mapping[int, Reduction], world_size: int | None) -> dict[int, DeviceTimes]:
     """Return the times of profiled steps on devices by rank; empty unless all ranks of the job have some."""
+    stages = stages_of_records({rank: reduction.collectives for rank, reduction in windows.items()})
     times = {
-        rank: DeviceTimes(rows, stage=place_in_records(rank, reduction.collectives))
+        rank: DeviceTimes(rows, stage=stages.get(rank))
         for rank, reduction in windows.items()
         if (rows := [row for row in reduction.breakdowns if row.device_kind != "cpu"])
     }

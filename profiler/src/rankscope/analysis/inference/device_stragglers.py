@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,10 +24,12 @@ from rankscope.analysis.inference.late import (
     too_few,
 )
 from rankscope.analysis.inference.named import Named
+from rankscope.analysis.inference.pipelined import saved_at_most_us, waited_for_us, waits_for
 from rankscope.analysis.inference.significance import LIMIT, blocks_needed
 from rankscope.analysis.inference.slow import MINIMUM_EFFECT, Slow
 from rankscope.analysis.inference.slow_kernels import with_kernels
 from rankscope.analysis.inference.trace_signals import with_host_evidence, with_traces
+from rankscope.analysis.inference.twins import slow_twin
 from rankscope.analysis.result.analysis import Evidence
 from rankscope.runs.records import StepBreakdown
 
@@ -67,98 +68,70 @@ def judge_windows(blame: Blame, waits: Waits, times: Mapping[int, DeviceTimes], 
     over which ``blame`` was summed. Own times count first, since they cover all waiting; where the order at collectives shows
     more than twice as much, it counts.
     """
-    waited_us = _waited_us(blame, waits)
+    waited_us, stages = waited_for_us(blame, waits), {rank: one.stage for rank, one in times.items()}
     groups = device_own_times(times, blame)
-    device, calm = slowest(groups, lambda slow, group: _imposed(slow, group, times, waited_us, blame))
+
+    def at_most_us(ranks: Sequence[int], group: DeviceOwnTimes) -> float:
+        return saved_at_most_us(ranks, waits_for(group.ranks, len(group.steps), stages, waited_us, blame))
+
+    device, calm = slowest(groups, at_most_us)
     late = find_late(blame, window_us)
     if device is not None and (late is None or 2 * device.slow.gain_us * len(device.compared.steps) >= late.gain_us):
         return WindowJudgement(device=device, is_whole=True)
     if late is not None:
         return WindowJudgement(late=late)
-    if suspects := suspected(calm):
+    if suspects := suspected(calm, at_most_us):
         return WindowJudgement(suspects=suspects)
     last = too_few(blame, window_us)
     return WindowJudgement(suspects=() if last is None else [last], is_whole=are_tested(groups))
 
 
-def slowest(
-    groups: Sequence[DeviceOwnTimes], at_most_us: Callable[[Slow, DeviceOwnTimes], float]
-) -> tuple[DeviceStraggler | None, list[DeviceOwnTimes]]:
-    """Return the slow ranks of the group in which they cost most, if any, and the groups without slow ranks.
+Cap = Callable[[Sequence[int], DeviceOwnTimes], float]
+"""Function from slow ranks, worst first, and their group to the time per step that healing them can save."""
 
-    ``at_most_us``: function from slow ranks and their group to the time per step that healing them can save.
-    """
-    found = [
-        (group, None if slow is None or not all_agree(group.own, group.ranks, slow) else slow)
-        for group, slow in ((group, judge_ranks(group).slow) for group in groups)
-    ]
+
+def slowest(groups: Sequence[DeviceOwnTimes], at_most_us: Cap) -> tuple[DeviceStraggler | None, list[DeviceOwnTimes]]:
+    """Return the slow ranks of the group in which they cost most, if any, and the groups without slow ranks."""
+    found = _beside_others(
+        [
+            (group, None if slow is None or not all_agree(group.own, group.ranks, slow) else slow)
+            for group, slow in ((group, judge_ranks(group).slow) for group in groups)
+        ]
+    )
     calm = [group for group, slow in found if slow is None]
     worst: DeviceStraggler | None = None
     for group, slow in found:
         if slow is None or (slow.p_value or 0.0) + by_chance_elsewhere(group, slow, calm) > LIMIT:
             continue
-        gain = min(slow.gain_us, at_most_us(slow, group))
+        gain = min(slow.gain_us, at_most_us(slow.ranks, group))
         if gain >= MINIMUM_EFFECT * group.wall_us and (worst is None or gain > worst.slow.gain_us):
             worst = DeviceStraggler(replace(slow, gain_us=gain), group)
     return worst, calm
 
 
-def suspected(groups: Sequence[DeviceOwnTimes]) -> list[int]:
+def _beside_others(found: Sequence[tuple[DeviceOwnTimes, Slow | None]]) -> list[tuple[DeviceOwnTimes, Slow | None]]:
+    """Return the groups with their slow ranks, those added that are slow beside the ranks of the other groups."""
+    suspects = [[] if slow is not None else judge_ranks(group).suspects for group, slow in found]
+    calm = [group for (group, slow), ranks in zip(found, suspects, strict=True) if slow is None and not ranks]
+    return [
+        (group, slow_twin(group, ranks[0], calm) if len(ranks) == 1 else slow)
+        for (group, slow), ranks in zip(found, suspects, strict=True)
+    ]
+
+
+def suspected(groups: Sequence[DeviceOwnTimes], at_most_us: Cap) -> list[int]:
     """Return the ranks of groups without slow ranks that were slow at a cost, but too rarely to exclude chance."""
-    found = [judge_ranks(group) for group in groups]
+    found = [
+        one
+        for group in groups
+        if (one := judge_ranks(group)).suspects and at_most_us(one.suspects, group) >= MINIMUM_EFFECT * group.wall_us
+    ]
     return sorted(max(found, key=lambda one: one.suspected_us).suspects) if found else []
 
 
 def are_tested(groups: Sequence[DeviceOwnTimes]) -> bool:
     """Return whether all of at least one group have enough steps to exclude chance."""
     return bool(groups) and all(len(group.steps) >= blocks_needed(len(group.ranks)) for group in groups)
-
-
-def _waited_us(blame: Blame, waits: Waits) -> dict[int, float]:
-    """Return, per rank, the time in all steps that others waited for it in sends and receives, and the longest wait for it of any
-    one rank at collectives.
-    """
-    waited: dict[int, float] = {}
-    for wait in waits.waits:
-        if wait.match.rule == "pair":
-            waited[wait.origin] = waited.get(wait.origin, 0.0) + (wait.end - wait.start) / 1000
-    by_pair: Counter[tuple[int, int]] = Counter()
-    for rows in blame.rows.values():
-        by_pair.update({pair: round(imposed_us) for pair, (imposed_us, _, _) in rows.items()})
-    longest: dict[int, int] = {}
-    for (origin, _), us in by_pair.items():
-        longest[origin] = max(longest.get(origin, 0), us)
-    return {origin: waited.get(origin, 0.0) + longest.get(origin, 0) for origin in waited.keys() | longest.keys()}
-
-
-def _most_waited_us(blame: Blame) -> float:
-    """Return the longest time in all steps that any one rank waited at collectives, whichever ranks it waited for."""
-    waited: Counter[int] = Counter()
-    for rows in blame.rows.values():
-        for (_, victim), (imposed_us, _, _) in rows.items():
-            waited[victim] += round(imposed_us)
-    return float(max(waited.values(), default=0))
-
-
-def _imposed(
-    slow: Slow, group: DeviceOwnTimes, times: Mapping[int, DeviceTimes], waited_us: Mapping[int, float], blame: Blame
-) -> float:
-    """Return what others wait per step for the worst of the slow ranks, at most: infinite without a pipeline or known waits.
-
-    A rank of a pipeline may take longer at no cost, in time that it would wait otherwise. Others of its stage are in other
-    replicas, or in its tensor-parallel group. They wait for it at collectives, as long as it delays the step. Beyond that, sends
-    and receives must wait longer for it than for these.
-    """
-    rank = slow.ranks[0]
-    if times[rank].stage is None or not waited_us:
-        return float("inf")
-    others = [one for one in group.ranks if one not in slow.ranks]
-    # How long others wait for a stage by the schedule alone differs between stages.
-    twins = [one for one in others if times[one].stage == times[rank].stage]
-    longer = waited_us.get(rank, 0.0) - float(np.median([waited_us.get(one, 0.0) for one in twins or others]))
-    if twins and blame.rows:
-        longer = min(longer, _most_waited_us(blame))
-    return max(0.0, longer) / len(group.steps)
 
 
 def device_step_signals(found: DeviceStraggler, times: Mapping[int, DeviceTimes]) -> Signals:

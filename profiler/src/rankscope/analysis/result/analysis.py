@@ -39,6 +39,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int
     """Number of ranks with evidence."""
     world_size: int | None
+    """Number of ranks of the job: the recorded one, or the least that its process groups have where that is more."""
     steps: int
     coverage: float | None
     """Ranks x steps with evidence, divided by those expected; 0 to 1."""

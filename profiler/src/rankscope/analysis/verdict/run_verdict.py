@@ -19,9 +19,10 @@ from rankscope.analysis.inference.device_stragglers import device_named, device_
 from rankscope.analysis.inference.explained import explained
 from rankscope.analysis.inference.judge import LEVEL, Judgement, Suspect, by_chance_elsewhere, judge_ranks, moving_waits
 from rankscope.analysis.inference.late import late_named, slow_steps
+from rankscope.analysis.inference.pipelined import saved_at_most_us, schedule_of
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.inference.significance import LIMIT
-from rankscope.analysis.inference.slow import Slow
+from rankscope.analysis.inference.slow import MINIMUM_EFFECT, Slow
 from rankscope.analysis.result.analysis import Finding, Verdict
 from rankscope.analysis.verdict.bottleneck import LimitRow, limit_of, shares_of
 from rankscope.analysis.verdict.bubble import bubble_explained
@@ -105,10 +106,14 @@ def _run_verdict(
         judged_steps=max(judged.own.shape[1] for judged in run.compared),
     )
     slow_groups = [(judged, one.slow) for judged, one in each if one.slow is not None]
-    if not slow_groups:
+    costly = in_pipeline(run, slow_groups)
+    if not costly:
         return _nobody_slow(run, setting, shares, each)
-    judged, slow = max(slow_groups, key=lambda one: one[1].gain_us)
-    verdict, findings = straggler(slow_named(run, judged, slow), setting)
+    judged, slow = max(costly, key=lambda one: one[1].gain_us)
+    named = slow_named(run, judged, slow)
+    if not any(slow is one for _, one in slow_groups):
+        named = replace(named, wait_us=min(named.wait_us, slow.gain_us), saves_us=None)
+    verdict, findings = straggler(named, setting)
     beside = moving_waits(judged, slow.ranks) if len(judged.ranks) - len(slow.ranks) > 1 else None
     if beside is not None and beside.share >= MOST_WAITING and run.pipeline is None:
         findings += [finding_of_moving(moving_named(run, judged, beside), setting, lead="Besides that, ")]
@@ -148,6 +153,18 @@ def judged_each(compared: Sequence[Judged], hosts: Mapping[int, str]) -> list[tu
         else (judged, replace(one, slow=None))
         for judged, one in found
     ]
+
+
+def in_pipeline(run: RunEvidence, slow_groups: Sequence[tuple[Judged, Slow]]) -> list[tuple[Judged, Slow]]:
+    """Return the groups with slow ranks that cost enough to be named, with what the schedule of their pipeline lets them cost."""
+    found = []
+    for judged, slow in slow_groups:
+        at_most_us = saved_at_most_us(slow.ranks, schedule_of(judged, run.infos, run.pipeline))
+        if at_most_us >= slow.gain_us:
+            found.append((judged, slow))
+        elif at_most_us >= MINIMUM_EFFECT * judged.wall_us:
+            found.append((judged, replace(slow, gain_us=at_most_us)))
+    return found
 
 
 def _too_little(
@@ -192,7 +209,7 @@ def _nobody_slow(
     run: RunEvidence, setting: Setting, shares: Figures, each: Sequence[tuple[Judged, Judgement]]
 ) -> tuple[Verdict, list[Finding]]:
     for judged, one in each:
-        if one.suspect is not None:
+        if one.suspect is not None and _may_cost(run, judged, one.suspect.ranks):
             return _too_little(run, _suspected(one.suspect, judged), needed=_in_run(one.suspect.steps_needed))
     compared = sum(len(judged.ranks) for judged in run.compared)
     restriction = among(compared, setting.world_size, "records")
@@ -217,8 +234,26 @@ def _nobody_slow(
     why = (
         f"No rank {'or host ' if len(set(run.hosts.values())) > 1 else ''}costs more than {at_most:.1%} of the step{restriction}"
     )
-    verdict, findings = no_straggler(shares, setting, confidence=confidence, why=why)
+    verdict, findings = no_straggler(shares, setting, confidence=confidence, why=why + _costless(each))
     return verdict, [*findings, *besides]
+
+
+def _costless(each: Sequence[tuple[Judged, Judgement]]) -> str:
+    """Return the clause about ranks that are slow in time that the pipeline's schedule leaves; empty without any."""
+    slow_ones = [(judged, one.slow) for judged, one in each if one.slow is not None]
+    if not slow_ones:
+        return ""
+    _, slow = max(slow_ones, key=lambda one: one[1].gain_us)
+    return (
+        f" ({ranks_text(slow.ranks)} {'takes' if len(slow.ranks) == 1 else 'take'} {duration(slow.excess_us)} longer than others "
+        "of the same stage, but the pipeline's schedule leaves time for it)"
+    )
+
+
+def _may_cost(run: RunEvidence, judged: Judged, ranks: Sequence[int]) -> bool:
+    """Return whether slow ranks cost enough to be named, as far as their pipeline's schedule shows."""
+    at_most_us = saved_at_most_us(ranks, schedule_of(judged, run.infos, run.pipeline))
+    return at_most_us >= MINIMUM_EFFECT * judged.wall_us
 
 
 def _waits_for_unseen(

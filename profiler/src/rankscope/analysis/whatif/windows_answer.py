@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.collectives.clock import Clocks, consistent, fit_clocks
 from rankscope.analysis.collectives.matching import Match, match_collectives
 from rankscope.analysis.collectives.windows import Reduction, reduce_file, reduce_trace
-from rankscope.analysis.rank_traces import find_traces
+from rankscope.analysis.rank_traces import find_traces, least_ranks_of
 from rankscope.analysis.trace.columns import Trace, read_whole_trace
 from rankscope.analysis.trace.locations import Location, common_folder
 from rankscope.analysis.whatif.graph import CycleError, Durations, Times, play, with_and_without
@@ -75,7 +75,9 @@ def whatif_of_traces(paths: Sequence[Location], terms: Terms) -> WhatIf:
     if not traces:
         raise InputError(paths[0], f"no trace could be read; {warnings[0]}")
     reductions = {rank: _reduced(trace) for rank, trace in sorted(traces.items())}
-    world_size = max((trace.world_size for trace in traces.values() if trace.world_size), default=None)
+    told = max((trace.world_size for trace in traces.values() if trace.world_size), default=0)
+    least = max(least_ranks_of(trace, reductions[rank]) for rank, trace in traces.items())
+    world_size = max(told, least) if told or least > len(traces) else None
     source = WhatIfSource(
         kind="traces",
         path=os.fspath(paths[0]) if len(paths) == 1 else common_folder(files),
