@@ -12,9 +12,8 @@ import pytest
 from tests.step_files import append
 
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.inference.stalled_line import find_stalled_line, samples_in
+from rankscope.analysis.inference.stalled_line import COMPARED, find_stalled_line, samples_in
 from rankscope.analysis.result.analysis import Analysis
-from rankscope.analysis.verdict.stalled_verdict import COMPARED
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import Phase, StackLine, StackSamples
 

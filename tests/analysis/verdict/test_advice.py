@@ -32,7 +32,7 @@ BASIC = {
         "": ("accelerated", "hosts", "mfu", "overlap_ratio"),
         "share": (
             *("input", "copies", "compute", "host", "exposed_communication", "idle"),
-            *("between_steps", "stalled", "run_queue", "gc"),
+            *("between_steps", "stalled", "run_queue", "gc", "evaluation", "checkpoint"),
         ),
         "kernels": ("float32_share", "recompute_share"),
         "collectives": ("median_bytes", "messages", "sharding_share", "all_reduce_share"),
@@ -42,7 +42,7 @@ BASIC = {
         "straggler": (
             *("input", "compute", "host", "gc", "imbalance", "checkpoint", "evaluation"),
             *("cpu_contention", "enlarged_batches", "memory_pressure", "hardware"),
-            *("communication", "device_unseen", "kernels"),
+            *("communication", "device_unseen", "kernels", "processor", "profiler", "additional_work"),
         ),
     }.items()
     for name in members
@@ -188,6 +188,7 @@ def test_every_row_is_given_in_some_case() -> None:
     seen |= names(full | {"memory.peak_share": 0.0}) | names(full | {"kernels.recompute_share": 0.0})
     seen |= names(full, "memory_pressure") | names(full, "cpu_contention") | names(full, "xid")
     seen |= names(full, "device_unseen") | names(full, "enlarged_batches") | names(full, "few_kernels")
+    seen |= names(full, "processor") | names(full, "profiler") | names(full, "more_calls")
     assert seen == {row.name for row in RECOMMENDED}
 
 
@@ -240,6 +241,10 @@ def test_evidence_leads_to_advice_and_a_bound(known: dict[str, float], name: str
         ("kernels", "few_kernels", "kernels_of_rank"),
         ("kernels", "other_kernels", "kernels_of_rank"),
         ("device_unseen", "device_unseen", "see_device"),
+        ("processor", "processor", "compare_processors"),
+        ("profiler", "profiler", "own_profiler"),
+        ("additional_work", "more_calls", "additional_work"),
+        ("additional_work", "other_code", "additional_work"),
     ],
 )
 def test_the_reason_of_a_slowness_leads_to_one_remedy(figure: str, reason: str, name: str) -> None:
@@ -318,7 +323,7 @@ def test_advice_about_a_rank_names_it() -> None:
     [
         ({"phase": "data", "us": 60_000}, "data_loading_of_rank"),
         ({"phase": "forward", "us": 60_000}, "stalls"),
-        ({"phase": "forward", "us": 60_000, "cpu": True}, "compare_devices"),
+        ({"phase": "forward", "us": 60_000, "cpu": True}, "compare_processors"),
         ({"phase": "forward", "us": 60_000, "run_queue": True}, "cpus_of_rank"),
         ({"phase": "backward", "us": 60_000, "cpu": True, "elements": 2.0}, "balance_work"),
         ({"phase": "forward", "us": 60_000, "cpu": True, "gc": True}, "gc_policy_of_rank"),

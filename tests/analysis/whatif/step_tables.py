@@ -164,9 +164,12 @@ def amounts_of(table: StepTable, rows: list[int]) -> dict[str, Floats]:
         found["gc"] = over(values["gc_us"])
     for cause, tag in (("checkpoint", "checkpoint"), ("evaluation", "eval")):
         tagged = table.tagged(tag)[rows]
-        own = over(values["own_us"])
-        usual = np.median(np.where(tagged, 0.0, own), axis=1)
-        found[cause] = np.where(tagged, np.maximum(own - usual[:, None], 0.0), 0.0)
+        times = np.zeros(tagged.shape)
+        for phase in ("between_steps", "forward") if tag == "eval" else ("between_steps",):
+            if (own := values.get(f"own_{phase}_us")) is not None:
+                usual = np.nanmedian(np.where(tagged, np.nan, own), axis=1)
+                times += np.where(tagged, np.maximum(own - usual[:, None], 0.0), 0.0)
+        found[cause] = over(times)
     if "run_queue_us" in values:
         found["cpu_contention"] = over(values["run_queue_us"])
     if "cpu_us" in values:

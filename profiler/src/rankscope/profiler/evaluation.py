@@ -9,7 +9,7 @@ were loaded in between or gradients were off.
 from __future__ import annotations
 
 from rankscope.profiler.phases import Moment, PhaseClock
-from rankscope.profiler.work import NO_WORK, StepWork
+from rankscope.profiler.work import EVALUATION, NO_WORK, StepWork
 
 
 class Evaluation:
@@ -76,4 +76,5 @@ class Evaluation:
         assert self.suspected is not None
         clock.interrupt(self.suspected, self._began, ended)
         measures.work = self._work
-        measures.tag("eval")
+        measures.tag(EVALUATION)
+        measures.evaluated_ns += max(0, ended - self._began)

@@ -13,7 +13,7 @@ import msgspec
 from rankscope.profiler.entries import Memory, StepEntry, Usage
 from rankscope.profiler.events import StepEvents
 from rankscope.profiler.phases import PhaseClock
-from rankscope.profiler.work import StepWork
+from rankscope.profiler.work import EVALUATION, StepWork
 from rankscope.runs.records import PHASES
 
 NOT_KNOWN: Final = 0
@@ -105,6 +105,9 @@ def evaluate_raw(raw: RawStep, clock: PhaseClock) -> StepEvents[StepWork]:
 def to_entry(raw: RawStep, events: StepEvents[_W], *, awaits_device: bool = False) -> StepEntry:
     """Return the entry of a step all of whose events ``events`` has evaluated."""
     samples, elements, given = events.measures.work
+    sections_ns = raw.sections_ns or {}
+    if events.measures.evaluated_ns:
+        sections_ns = {EVALUATION: events.measures.evaluated_ns} | sections_ns
     samples_told, tokens, flops = raw.told or (None, None, None)
     return StepEntry(
         step=raw.step,
@@ -121,7 +124,7 @@ def to_entry(raw: RawStep, events: StepEvents[_W], *, awaits_device: bool = Fals
         input_elements=elements,
         flops=flops,
         memory=raw.memory,
-        sections_ns=raw.sections_ns or {},
+        sections_ns=sections_ns,
         tags=events.measures.tags,
         usage=None if raw.span is None else _usage(*raw.span),
         model_elements=given,

@@ -9,6 +9,12 @@ MAX_SECTIONS: Final = 10
 MAX_NAME_BYTES: Final = 32
 """Length limit for names of sections and for tags: all of a step must fit a slot of the ring."""
 _MAX_TAGS: Final = 8
+CHECKPOINT: Final = "checkpoint"
+"""Tag of a step with a checkpoint, and section with the time of the checkpoints that the recorder timed."""
+EVALUATION: Final = "eval"
+"""Tag of a step with an evaluation, and section with the time of the evaluations that the recorder detected."""
+OTHER_PROFILER: Final = "profiler"
+"""Tag of a step in which the script's own profiler was on."""
 MAX_METRICS: Final = 6
 """Number of the script's metrics in one step; further ones are not recorded."""
 
@@ -28,11 +34,13 @@ class Sections:
     name adds nothing.
     """
 
-    __slots__ = ("_open", "_times", "used")
+    __slots__ = ("_discarded", "_open", "_times", "used")
 
     def __init__(self) -> None:
         self.used = False
-        """True once a section has been entered."""
+        """True once a section has been entered or discarded."""
+        self._discarded: set[str] = set()
+        """Sections that are left out of the current step."""
         self._times: dict[str, int] = {}
         self._open: dict[str, tuple[int, int]] = {}
         """Map of names to (number of open sections of that name, start of the outermost)."""
@@ -59,7 +67,15 @@ class Sections:
             self._add(name, now - began)
             self._open[name] = depth, now
         times, self._times = self._times, {}
+        if self._discarded:
+            times = {name: ns for name, ns in times.items() if name not in self._discarded}
+            self._discarded.clear()
         return times
+
+    def discard(self, name: str) -> None:
+        """Leave the section ``name`` out of the current step."""
+        self.used = True
+        self._discarded.add(name)
 
     def _add(self, name: str, nanoseconds: int) -> None:
         if name in self._times or len(self._times) < MAX_SECTIONS:
@@ -78,6 +94,8 @@ class StepWork:
         self.tags: list[str] = []
         self.work = NO_WORK
         """Work of the step so far."""
+        self.evaluated_ns = 0
+        """Time of the evaluations that were detected in the step, in nanoseconds."""
 
     def add_work(self, samples: int | None, elements: int | None) -> None:
         """Add a batch of ``samples`` samples and ``elements`` elements that was loaded."""

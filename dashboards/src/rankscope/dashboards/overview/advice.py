@@ -26,6 +26,9 @@ FIGURES: Final[Mapping[str, str]] = {
             "hardware",
             "device_unseen",
             "kernels",
+            "processor",
+            "profiler",
+            "additional_work",
         )
     },
     "share.input": "{} of the step is waiting for the data loader",
@@ -36,6 +39,8 @@ FIGURES: Final[Mapping[str, str]] = {
     "share.overhead": "{} of the step is communication that no compute hides, and the host",
     "share.host": "{} of the step the host does not keep the device busy",
     "share.between_steps": "{} of the step is host code between the steps",
+    "share.evaluation": "{} of the step is evaluation",
+    "share.checkpoint": "{} of the step is writing checkpoints",
     "share.stalled": "{} of the step host code waits or sleeps",
     "share.run_queue": "{} of the step is waiting for a CPU",
     "share.gc": "{} of the step is garbage collection",

@@ -17,6 +17,9 @@ _OTHER_REMEDY: Final = {
     "cpu_contention": "cpu_contention",
     "enlarged_batches": "enlarged_batches",
     "memory_pressure": "memory_pressure",
+    "processor": "processor",
+    "profiler": "profiler",
+    **dict.fromkeys(("more_calls", "other_code"), "additional_work"),
     "few_kernels": "kernels",
     "other_kernels": "kernels",
     **dict.fromkeys(("xid", "ecc", "thermal_throttle", "power_brake", "power_cap", "clock", "link"), "hardware"),
@@ -71,7 +74,8 @@ def figures_of_stages(costs: Costs | None) -> dict[str, Figure]:
 def figures_of_verdict(verdict: Verdict, costs: Costs | None, reason: str | None) -> dict[str, Figure]:
     """Return ``straggler.CAUSE``: the time lost to the named ranks, as a share of the step of ``costs``.
 
-    ``reason``: ``explained_by`` of the verdict, or ``device_unseen``. A reason with another remedy than its cause gives the name.
+    ``reason``: ``explained_by`` of the verdict, or another result of ``reason_of``. A reason with another remedy than its cause
+    gives the name.
     """
     if verdict.kind != "straggler" or verdict.slowdown is None or verdict.slowdown <= 1:
         return {}

@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.evidence.activities import ACTIVITIES
 from rankscope.analysis.evidence.typical import warm_up
 from rankscope.analysis.inference.run_evidence import RunEvidence
-from rankscope.analysis.inference.step_signals import ACTIVITIES
 from rankscope.analysis.result.analysis import Cause, RareSteps
 from rankscope.base.text import duration
 

@@ -11,17 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.costs.waterfall import Amount, Costs, InnerName
+from rankscope.analysis.evidence.activities import ACTIVITIES, activity_times
 from rankscope.analysis.evidence.compared import MINIMUM_STEPS, comparable
 from rankscope.analysis.evidence.order import by_step, of_blocks
 from rankscope.analysis.evidence.steps import Matrix, StepTable
 from rankscope.analysis.evidence.typical import warm_up
 from rankscope.analysis.result.costs import PartName, PipelineResult
+from rankscope.runs.records import Phase
 
 Vector = NDArray[np.float64]
 _Name = TypeVar("_Name")
@@ -107,15 +109,16 @@ def _own(typical: _Typical, *, accelerated: bool) -> tuple[dict[PartName, float 
     """
     data = typical.own("data_us")
     known: dict[PartName, float | None] = {
-        "input": typical.mean(np.nan_to_num(data)) if np.isfinite(data).any() else None,
+        "input": typical.mean(np.nan_to_num(data)) if typical.table.is_known("data_us") else None,
         # Without a device there are no copies.
         "copies": typical.mean(typical.own("h2d_us")) if accelerated else 0.0,
     }
     inner: dict[InnerName, float | None] = {"gc": typical.mean(typical.at("gc_us"))}
+    activities = _activities(typical)
     if accelerated:
-        inner["between_steps"] = typical.mean(typical.own("between_steps_us"))
+        inner["between_steps"] = typical.mean(typical.own("between_steps_us") - _sum(activities, "between_steps", len(data)))
     elif np.isfinite(typical.at("cpu_us")).any():
-        thread = _thread(typical)
+        thread = _thread(typical, activities)
         known |= {"compute": typical.mean(thread.compute), "host": typical.mean(thread.host)}
         inner = {
             "between_steps": typical.mean(thread.between_steps),
@@ -123,7 +126,37 @@ def _own(typical: _Typical, *, accelerated: bool) -> tuple[dict[PartName, float 
             "run_queue": typical.mean(thread.run_queue),
             "gc": typical.mean(thread.gc),
         }
+    inner |= {name: typical.mean(sum(times.values(), np.zeros(len(data)))) for name, times in activities.items()}
     return known, inner
+
+
+_Activities = dict[Literal["evaluation", "checkpoint"], dict[Phase, Vector]]
+"""Time of each activity that any step has, by the phase that it lies in, [places]."""
+
+
+def _activities(typical: _Typical) -> _Activities:
+    """Return the times of evaluations and checkpoints of the typical rank, together at most the time of the phase.
+
+    Where a step has both and they were not measured, the evaluation counts.
+    """
+    rows = np.unique(typical.row)
+    left: dict[Phase, Vector] = {}
+    found: _Activities = {}
+    names: tuple[Literal["evaluation", "checkpoint"], ...] = ("evaluation", "checkpoint")
+    for name in names:
+        times = activity_times(typical.table, ACTIVITIES[name], rows, own=not typical.alone)
+        for phase, values in times.at(typical.row, typical.step).items():
+            if phase not in left:
+                left[phase] = np.nan_to_num(typical.own(f"{phase}_us")).clip(min=0.0)
+            taken = np.minimum(values, left[phase])
+            left[phase] = left[phase] - taken
+            found.setdefault(name, {})[phase] = taken
+    return found
+
+
+def _sum(activities: _Activities, phase: Phase, places: int) -> Vector:
+    """Return the time of all activities in a phase, [places]."""
+    return sum((times[phase] for times in activities.values() if phase in times), np.zeros(places))
 
 
 def _largest(typical: _Typical, pipeline: PipelineResult, *, accelerated: bool) -> dict[PartName | InnerName, tuple[int, Amount]]:
@@ -164,6 +197,8 @@ class _Thread:
 
     compute: Vector
     between_steps: Vector
+    activities: Vector
+    """Evaluations and checkpoints."""
     stalled: Vector
     run_queue: Vector
     gc: Vector
@@ -171,14 +206,14 @@ class _Thread:
     @property
     def host(self) -> Vector:
         """Time of all parts except compute."""
-        return self.between_steps + self.stalled + self.run_queue + self.gc
+        return self.between_steps + self.activities + self.stalled + self.run_queue + self.gc
 
 
-def _thread(typical: _Typical) -> _Thread:
+def _thread(typical: _Typical, activities: _Activities) -> _Thread:
     """Return the parts of the training thread's own time.
 
     Time off the CPU is attributed to the data loader first, then to the time between steps. Only the remainder is a stall inside
-    the model's phases. The rest of these phases, without run queue and garbage collection, is compute.
+    the model's phases. The rest of these phases, without evaluations, run queue and garbage collection, is compute.
     """
     own = typical.at("wall_us" if typical.alone else "own_us")
     data, between, queued, collected = (
@@ -186,11 +221,20 @@ def _thread(typical: _Typical) -> _Thread:
         for values in (typical.own("data_us"), typical.own("between_steps_us"), typical.at("run_queue_us"), typical.at("gc_us"))
     )
     between = np.clip(between, 0, np.maximum(own - data, 0))
-    model = np.maximum(own - data - between, 0)
-    stalled = np.clip(own - typical.at("cpu_us") - queued - data - between, 0, model)
+    inside = np.minimum(_sum(activities, "forward", len(own)), np.maximum(own - data - between, 0))
+    model = np.maximum(own - data - between - inside, 0)
+    stalled = np.clip(own - typical.at("cpu_us") - queued - data - between - inside, 0, model)
     queue = np.clip(queued, 0, model - stalled)
     gc = np.clip(collected, 0, model - stalled - queue)
-    return _Thread(compute=model - stalled - queue - gc, between_steps=between, stalled=stalled, run_queue=queue, gc=gc)
+    outside = np.minimum(_sum(activities, "between_steps", len(own)), between)
+    return _Thread(
+        compute=model - stalled - queue - gc,
+        between_steps=between - outside,
+        activities=outside + inside,
+        stalled=stalled,
+        run_queue=queue,
+        gc=gc,
+    )
 
 
 def _typical(table: StepTable, world_size: int | None, pipeline: PipelineResult | None) -> _Typical | None:
@@ -256,6 +300,9 @@ def _without_own_time(table: StepTable, *, accelerated: bool) -> Costs | None:
     if keep.sum() < MINIMUM_STEPS:
         return None
     data = table.stored("data_us")[:, keep]
+    # A rank whose records have other phases only loads no data.
+    known = np.isfinite(data).any(axis=0)
+    data = np.where(np.isnan(data) & table.has_record[:, keep] & known, 0.0, data)
     told = not accelerated and np.isfinite(data).any()
     unknown: tuple[PartName, ...] = ("exposed_communication", "straggler_wait", "compute", "host")
     return Costs(

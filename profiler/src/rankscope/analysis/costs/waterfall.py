@@ -29,8 +29,9 @@ WHY_NOT: Final[dict[PartName, str]] = {
 }
 """Default reasons why a part is unknown."""
 
-InnerName = Literal["idle", "between_steps", "stalled", "run_queue", "gc"]
-"""Names of inner parts. ``idle``: an accelerator is idle. ``between_steps``: own time between steps. On CPUs, ``stalled``: the
+InnerName = Literal["idle", "between_steps", "stalled", "run_queue", "gc", "evaluation", "checkpoint"]
+"""Names of inner parts. ``idle``: an accelerator is idle. ``between_steps``: own time between steps, without evaluations and
+checkpoints. ``evaluation``, ``checkpoint``: own time in them, also inside forward. On CPUs, ``stalled``: the
 training thread neither runs nor waits for a CPU inside the model's phases. ``run_queue``: it waits for a CPU. ``gc``: it collects
 garbage."""
 

@@ -127,8 +127,8 @@ def _calls(times: DeviceTimes) -> tuple[dict[str, int], set[str]]:
     return calls, {name for name, time in took.items() if time >= MATTERS * total}
 
 
-_MORE: Final = 0.1
-"""Relative excess of blocks from which the blocks of a kernel depend on the work."""
+MORE_WORK: Final = 0.1
+"""Relative excess of work from which a rank has more, and of blocks from which those of a kernel depend on the work."""
 _SCALING: Final = 0.05
 """Share of the compute that such kernels must have to give the work of the others."""
 
@@ -154,7 +154,7 @@ def more_work(times: Mapping[int, DeviceTimes], rank: int, peers: Sequence[int])
         return None
     took_us, longer_by, more = np.array(rows).T
     mean = float(np.average(np.minimum(more, np.maximum(longer_by, 0.0)), weights=took_us))
-    scales = more >= _MORE
+    scales = more >= MORE_WORK
     if took_us[scales].sum() < _SCALING * took_us.sum():
         return mean
     by_these = float(np.average(more[scales], weights=took_us[scales]))

@@ -48,8 +48,18 @@ BLOCKED_METRICS: Final = tuple(f"blocked_{phase}_us" for phase in PHASES)
 LOADED_METRICS: Final = (*TIME_METRICS, *WORK_METRICS, *MEMORY)
 ALL_METRICS: Final = (*LOADED_METRICS, *METER_METRICS)
 
+TIMED_TAGS: Final = ("checkpoint", "eval")
+"""Tags whose time in the step the recorder measures where it can, as a section of the same name."""
+
 Tags = dict[str, NDArray[np.int64]]
 """Steps by tag."""
+TagTimes = dict[str, dict[int, float]]
+"""Step to the time of a tag in it, in microseconds, by tag; without the steps in which that was not measured."""
+
+
+def tag_metric(tag: str) -> str:
+    """Return the metric of the time of one of ``TIMED_TAGS``; NaN where it was not measured."""
+    return f"tag_{tag}_us"
 
 
 def no_memory() -> NDArray[np.float64]:
@@ -140,9 +150,16 @@ class RankColumns:
             memory=samples,
         )
 
-    def tagged(self, tags: Tags) -> Self:
-        """Return the same entries with ``tags``."""
-        return replace(self, tags=entries_of(tags, self.step))
+    def tagged(self, tags: Tags, times: TagTimes | None = None) -> Self:
+        """Return the same entries with ``tags``, and with the ``times`` of those that were measured."""
+        entries = entries_of(tags, self.step)
+        values = dict(self.values)
+        for tag, by_step in (times or {}).items():
+            if tag in entries:
+                column = np.full(len(self.step), np.nan, np.float32)
+                column[entries[tag]] = [by_step.get(step, np.nan) for step in self.step[entries[tag]].tolist()]
+                values[tag_metric(tag)] = column
+        return replace(self, tags=entries, values=values)
 
     def where(self, keep: NDArray[np.bool_]) -> Self:
         """Return the entries for which ``keep`` is true."""
@@ -215,6 +232,16 @@ def tags_of(events: Iterable[StepEvent]) -> Tags:
             for tag in event.tags:
                 steps.setdefault(tag, []).append(event.step)
     return {tag: np.array(numbers, dtype=np.int64) for tag, numbers in steps.items()}
+
+
+def times_of_tags(events: Iterable[StepEvent]) -> TagTimes:
+    """Return the measured times of ``TIMED_TAGS`` in some events; impossible ones are left out."""
+    times: TagTimes = {}
+    for event in events:
+        for tag in TIMED_TAGS:
+            if tag in event.tags and 0 <= event.step <= LAST_STEP and 0 <= (us := event.sections_us.get(tag, -1.0)) < _MOST_US:
+                times.setdefault(tag, {})[event.step] = us
+    return times
 
 
 def _possible(groups: Rows) -> NDArray[np.bool_]:

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.evidence.rank_columns import ALL_METRICS, METER_METRICS, RankColumns, meters_of, tags_of
+from rankscope.analysis.evidence.rank_columns import ALL_METRICS, METER_METRICS, RankColumns, meters_of, tags_of, times_of_tags
 from rankscope.analysis.evidence.recent import Recent
 from rankscope.base.errors import InputError
 from rankscope.runs.paths import rank_dir
@@ -62,7 +62,8 @@ def load_ranks(
             rows = (block[block["step"] >= recent.first_step] for block in last)
         columns = RankColumns.of(rows, metrics)
         # Read after the rows: a step's event is written before its row.
-        return columns.tagged(tags_of(own.events(attempt, rank)))
+        events = list(own.events(attempt, rank))
+        return columns.tagged(tags_of(events), times_of_tags(events))
 
     return _side_by_side(reader, load, ranks, report)
 

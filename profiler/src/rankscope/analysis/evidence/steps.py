@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.filling import Filling
-from rankscope.analysis.evidence.rank_columns import LOADED_METRICS, METER_METRICS, RankColumns, no_memory, tags_of
+from rankscope.analysis.evidence.rank_columns import LOADED_METRICS, METER_METRICS, RankColumns, no_memory, tags_of, times_of_tags
 from rankscope.analysis.evidence.rank_files import Meters, Report, ignore, load_ranks
 from rankscope.analysis.evidence.recent import MOST_RECORDS, Earlier, earlier_part, recent_part
 from rankscope.base.errors import InputError
@@ -223,8 +223,8 @@ class StepTable:
                 except (struct.error, OverflowError):
                     filling.damaged[rank] += 1
             rows = np.frombuffer(b"".join(packed), row_dtype())
-            tags = tags_of(event for record in kept if (event := event_of(record)) is not None)
-            filling.add(rank, RankColumns.of([rows]).tagged(tags))
+            events = [event for record in kept if (event := event_of(record)) is not None]
+            filling.add(rank, RankColumns.of([rows]).tagged(tags_of(events), times_of_tags(events)))
         return cls.filled(attempt, filling)
 
     @classmethod

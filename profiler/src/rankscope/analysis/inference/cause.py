@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+from rankscope.analysis.evidence.device_times import MORE_WORK
+from rankscope.analysis.evidence.kernel_calls import CallComparison
 from rankscope.analysis.result.analysis import Cause
 from rankscope.runs.records import Phase
 
@@ -25,10 +27,18 @@ class Signals:
     """Relative excess of its work, where it enters the model if that is known, else as loaded: 0.5 means 50 % more."""
     loaded_work: float | None = None
     """The same of the work as loaded (input elements, else samples); ``None`` also if it is unknown where it enters the model."""
+    activities_us: dict[Cause, float] = field(default_factory=dict)
+    """Time in checkpoints and evaluations."""
     alone: frozenset[Cause] = frozenset()
-    """Activities that most of its slow steps are tagged with, and those of its peers are not."""
-    longer: frozenset[Cause] = frozenset()
-    """Activities that most of its slow steps are tagged with, those of its peers, too, and its other steps are not."""
+    """Those of ``activities_us`` that its peers do not do, or hardly."""
+    profiler_us: float = 0.0
+    """Part of the excess that comes with the script's own profiler, which is on here and not on its peers."""
+    calls: CallComparison | None = None
+    """Calls of its kernels or operators in profiled steps; ``None``: unknown."""
+    same_calls: bool = False
+    """True if its kernels were launched as often and as large as its peers'."""
+    other_line: bool = False
+    """True if the line with most of its extra time is one that its peers never reach."""
     device_busy_us: float | None = None
     """Compute and copies per step on the accelerator, from profiled windows."""
     device_unseen: bool = False
@@ -75,7 +85,8 @@ class CauseRule:
     explained_by: str | None
     applies: Callable[[Signals], bool]
     says: str
-    """Wording for people: the end of "Rank 2 makes the others wait: …"."""
+    """Wording for people: the end of "Rank 2 makes the others wait: …". In the table, ``{work}`` stands for what is known of the
+    rank's work, and ``{calls}`` for its calls."""
     called: str = ""
     """Name of the cause for people, where it may be more than ``cause``."""
 
@@ -83,33 +94,39 @@ class CauseRule:
 HOST_OR_DEVICE: Final = ("device_busy_excess", "off_cpu_excess")
 """Evidence that tells whether the host or the device of a rank is late."""
 
-_BOTH: Final[frozenset[Cause]] = frozenset({"checkpoint", "evaluation"})
 _EITHER: Final = "checkpoint or evaluation"
+
+
+def _for_activity(cause: Cause, alone: str, longer: str) -> tuple[CauseRule, CauseRule]:
+    """Return the rows of an activity, for a rank that does it alone and for one that takes longer for it."""
+
+    def holds(signals: Signals) -> bool:
+        return signals.part(signals.activities_us.get(cause)) >= 0.5
+
+    return (
+        CauseRule(cause, None, lambda signals: holds(signals) and cause in signals.alone, alone),
+        CauseRule(cause, None, holds, longer),
+    )
+
 
 CAUSE_RULES: Final[tuple[CauseRule, ...]] = (
     CauseRule("gc", None, lambda s: s.part(s.gc_us) >= 0.5, "it stops for Python's garbage collection"),
-    CauseRule("checkpoint", None, lambda s: s.alone >= _BOTH, "it alone writes checkpoints and evaluates", _EITHER),
-    CauseRule("checkpoint", None, lambda s: "checkpoint" in s.alone, "it alone writes checkpoints"),
-    CauseRule("evaluation", None, lambda s: "evaluation" in s.alone, "it alone evaluates"),
     CauseRule(
         "checkpoint",
         None,
-        lambda s: s.longer >= _BOTH and _may_be_between(s),
-        "its checkpoints or evaluations take longer than the others'",
+        lambda s: _is_either(s) and len(s.alone) > 1,
+        "it alone writes checkpoints and evaluates",
         _EITHER,
     ),
     CauseRule(
         "checkpoint",
         None,
-        lambda s: "checkpoint" in s.longer and _may_be_between(s),
-        "its checkpoints take longer than the others'",
+        lambda s: _is_either(s),  # noqa: PLW0108  # defined below
+        "its checkpoints or evaluations take longer than the others'",
+        _EITHER,
     ),
-    CauseRule(
-        "evaluation",
-        None,
-        lambda s: "evaluation" in s.longer and _may_be_between(s),
-        "its evaluation takes longer than the others'",
-    ),
+    *_for_activity("checkpoint", "it alone writes checkpoints", "its checkpoints take longer than the others'"),
+    *_for_activity("evaluation", "it alone evaluates", "its evaluation takes longer than the others'"),
     CauseRule(
         "imbalance",
         "enlarged_batches",
@@ -118,11 +135,24 @@ CAUSE_RULES: Final[tuple[CauseRule, ...]] = (
     ),
     CauseRule("imbalance", None, lambda s: _has_more_work(s), "it is given more work than the others"),  # noqa: PLW0108  # defined below
     CauseRule("input", None, lambda s: s.phase in ("data", "h2d"), "its data loader is slow"),
-    CauseRule("compute", None, lambda s: s.part(s.device_busy_us) >= 0.5, "its device needs longer for the same work"),
+    CauseRule("host", "profiler", lambda s: _is_profiler(s), "the script's own profiler runs on it"),  # noqa: PLW0108  # as above
+    CauseRule(
+        "imbalance",
+        "more_calls",
+        lambda s: s.calls is not None and s.calls.is_more_work and s.part(s.calls.excess_us) >= 0.5,
+        "it does more work than the others: {calls}",
+    ),
+    CauseRule(
+        "imbalance",
+        "other_code",
+        lambda s: s.other_line and s.part(s.cpu_us) >= 0.5,
+        "it runs code that the others never reach",
+    ),
+    CauseRule("compute", None, lambda s: s.part(s.device_busy_us) >= 0.5, "its device needs longer{work}"),
     CauseRule(
         "compute", "cpu_contention", lambda s: s.part(s.run_queue_us) >= 0.5, "it waits for a CPU that something else uses"
     ),
-    CauseRule("compute", None, lambda s: s.part(s.cpu_us) >= 0.5, "its processor needs longer for the same work"),
+    CauseRule("compute", None, lambda s: s.part(s.cpu_us) >= 0.5, "its processor needs longer{work}"),
     CauseRule(
         "communication",
         None,
@@ -158,14 +188,22 @@ CAUSE_RULES: Final[tuple[CauseRule, ...]] = (
 )
 
 
-def _may_be_between(signals: Signals) -> bool:
-    # Evaluations and checkpoints that the recorder detects are between steps; those that only the script tags may lie in forward.
-    return signals.phase in (None, "between_steps", "forward")
+def _is_either(signals: Signals) -> bool:
+    # Both may explain the whole excess if their times are not known apart, or neither half of it if they are.
+    parts = [signals.part(us) for us in signals.activities_us.values()]
+    return len(parts) > 1 and (min(parts) >= 0.5 or (max(parts) < 0.5 and sum(parts) >= 0.5))
+
+
+def _is_profiler(signals: Signals) -> bool:
+    # A profiler takes processor time: a rank that sleeps is late for another reason. Beside a device all hosts wait, at any place.
+    on_device = signals.device_unseen or signals.device_busy_us is not None
+    awake = not signals.sleeps if on_device or signals.cpu_us is None else signals.part(signals.cpu_us) >= 0.5
+    return awake and signals.part(signals.profiler_us) >= 0.5
 
 
 def _has_more_work(signals: Signals) -> bool:
     measured = not signals.device_unseen and (signals.cpu_us is not None or signals.device_busy_us is not None)
-    return (signals.work or 0) >= 0.1 and signals.phase != "data" and (_uses_processor(signals) or not measured)
+    return (signals.work or 0) >= MORE_WORK and signals.phase != "data" and (_uses_processor(signals) or not measured)
 
 
 def _uses_processor(signals: Signals) -> bool:
@@ -174,6 +212,24 @@ def _uses_processor(signals: Signals) -> bool:
     return (cpu >= 0.15 and cpu + max(queue, 0.0) >= 0.4) or signals.part(signals.device_busy_us) >= 0.3
 
 
-def cause_of(signals: Signals) -> CauseRule:
-    """Return the first row that applies."""
+def rule_of(signals: Signals) -> CauseRule:
+    """Return the first row of the table that applies."""
     return next(row for row in CAUSE_RULES if row.applies(signals))
+
+
+def cause_of(signals: Signals) -> CauseRule:
+    """Return the first row that applies, with its wording filled in."""
+    row = rule_of(signals)
+    calls = "" if signals.calls is None else signals.calls.described
+    return replace(row, says=row.says.format(work=_work(signals), calls=calls))
+
+
+def _work(signals: Signals) -> str:
+    """Return for which work a rank needs longer, as far as it was counted."""
+    counted = signals.same_calls or (
+        signals.calls is not None and signals.calls.is_same_work and signals.part(signals.calls.excess_us) >= 0.5
+    )
+    same_size = signals.work is not None and abs(signals.work) < MORE_WORK
+    if counted:
+        return " for the same work" if same_size else " for as many calls"
+    return " for inputs of the same size" if same_size else ""

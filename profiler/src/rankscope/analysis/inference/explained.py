@@ -69,7 +69,7 @@ def explained(named: Named, run: Witness, late: NDArray[np.bool_], looked_at: ND
     told = f"{row.says} (SIMULATED GPU readings)" if _simulated(found) else row.says
     cause = named.cause
     if row.on_device and cause.cause in MAY_BE_DEVICE:
-        cause = replace(cause, cause="compute", says="its device needs longer for the same work")
+        cause = replace(cause, cause="compute", says="its device needs longer")
     cause = replace(cause, explained_by=row.reason, says=f"{cause.says}, for {told}")
     return replace(named, cause=cause, evidence=[*evidence, _labelled(explanation.evidence, found)])
 

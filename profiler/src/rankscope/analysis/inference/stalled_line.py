@@ -11,9 +11,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.result.analysis import StalledLine
 from rankscope.runs.records import Phase, StackLine, StackSamples
 
+COMPARED: Final = 8
+"""Largest number of healthy ranks that are compared."""
 LEAST_SAMPLES: Final = 20
 """Least number of samples of the rank, and of all ranks that it is compared with."""
 LEAST_EXCESS: Final = 0.05
@@ -32,6 +35,25 @@ class _Count(NamedTuple):
 
     def share(self, place: _Place) -> float:
         return self.at[place] / self.samples
+
+
+def evenly(ranks: Sequence[int]) -> Sequence[int]:
+    """Return at most ``COMPARED`` of the ranks, evenly chosen."""
+    return ranks[:: -(-len(ranks) // COMPARED)] if ranks else []
+
+
+def line_of_run(
+    run: RunEvidence, rank: int, healthy: Sequence[int], steps: tuple[int, int] | None, *, cost_share: float
+) -> tuple[StalledLine | None, str | None]:
+    """Return the line at which a rank of a run stalls, see ``find_stalled_line``, and the reason why samples are missing, if any.
+
+    ``healthy``: ranks to compare with. ``steps``: the first step that counts, and the one after the last.
+    """
+    rows = list(run.reader.stacks(run.table.attempt, rank))
+    mine = samples_in(rows, steps)
+    others = [samples_in(run.reader.stacks(run.table.attempt, one), steps) for one in healthy] if mine else []
+    line = find_stalled_line(mine, others, cost_share=cost_share) if mine else None
+    return line, next((row.missing[:200] for row in reversed(rows) if row.missing), None)
 
 
 def samples_in(rows: Iterable[StackSamples], steps: tuple[int, int] | None) -> list[StackSamples]:

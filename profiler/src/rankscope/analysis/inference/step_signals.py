@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.evidence.activities import ACTIVITIES, activity_times, phase_metric
 from rankscope.analysis.evidence.order import by_step, of_blocks
 from rankscope.analysis.evidence.steps import StepTable, Stored
-from rankscope.analysis.inference.cause import Signals, cause_of
+from rankscope.analysis.inference.cause import Signals, rule_of
 from rankscope.analysis.inference.significance import block_slices
 from rankscope.analysis.result.analysis import Cause
-from rankscope.runs.records import PHASES, Phase
+from rankscope.runs.records import PHASES
 
 MOST_PEERS: Final = 128
 """Number of peers compared at most: they suffice for a median, and thousands take longer for the same result."""
+
+OTHER_PROFILER: Final = "profiler"
+"""Tag of a step in which the script's own profiler was on."""
+
+_WORK: Final = ("model_elements", "input_elements", "samples")
 
 
 def signals_of(
@@ -35,66 +42,241 @@ def signals_of(
     separate own time from waiting. Phases are then compared by their wall times: the other ranks wait in another phase than the
     one in which the slow rank is late, or else no phase stands out.
     """
-    peers = peers[:: max(1, -(-len(peers) // MOST_PEERS))]
     row, others = int(np.searchsorted(table.ranks, rank)), np.searchsorted(table.ranks, peers)
-    kind = "own_" if own_us is None else ""
+    excess = _excess_of(table, row, affected, _some(others), own=own_us is None)
+    return _signals([excess], own_us=own_us, device_busy_us=device_busy_us)
 
-    compared = np.array([row, *others])
 
-    parts: dict[str, NDArray[np.float64]] = {}
+def signals_of_moving(table: StepTable, last: NDArray[np.intp], affected: NDArray[np.bool_], rows: NDArray[np.intp]) -> Signals:
+    """Return the signals of a slowness that moves: in each of the ``affected`` steps [steps], those of the rank that was last.
 
-    def mean_excess(metric: str) -> float | None:
-        """Return the mean excess over the median of the peers; its parts are kept for ``_agreement``."""
-        found = over_peers(metric, lambda both: both[:, 0] - _medians(both[:, 1:]))
-        if not found:
-            return None
-        over = np.concatenate(found)
-        parts[metric] = np.array([over[block].mean(dtype=np.float64) for block in block_slices(len(over))])
-        return float(over.mean())
+    ``last``: its row of the table, [steps]. ``rows``: rows of the compared ranks; at each step the others of them are its peers.
+    Of more than ``MOST_PEERS`` ranks that were last, those that were it most often count.
+    """
+    counts = np.bincount(last[affected], minlength=len(table.ranks))
+    often = np.argsort(-counts, kind="stable")[:MOST_PEERS]
+    found = [
+        _excess_of(table, int(row), affected & (last == row), _some(rows[rows != row]), own=True) for row in often if counts[row]
+    ]
+    return _signals(found, own_us=None, device_busy_us=None)
 
-    def work_excess(metric: str) -> float | None:
+
+def _some(rows: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return at most ``MOST_PEERS`` of the rows, evenly spaced."""
+    return rows[:: max(1, -(-len(rows) // MOST_PEERS))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """One rank and its peers, as rows of a table."""
+
+    table: StepTable
+    row: int
+    others: NDArray[np.intp]
+    own: bool
+    """True: phases are compared by own time; False: by wall time."""
+
+    @property
+    def rows(self) -> NDArray[np.intp]:
+        """The rank and its peers."""
+        return np.array([self.row, *self.others], dtype=np.intp)
+
+    def excess(self, metric: str, steps: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return the excess over the median of the peers, at those of the steps [steps] that all of them recorded."""
+        parts = self._of_blocks(metric, steps, _beyond)
+        return np.concatenate(parts) if parts else np.zeros(0)
+
+    def work_excess(self, metric: str, steps: NDArray[np.bool_]) -> float | None:
         """Return the excess of the rank's mean over the median of its peers' means, as a ratio."""
-        sums = over_peers(metric, lambda both: both.sum(axis=0, dtype=np.float64))
-        mine, *theirs = sum(sums, np.zeros(len(compared)))
+        parts = self._of_blocks(metric, steps, lambda both: both.sum(axis=0, dtype=np.float64))
+        mine, *theirs = sum(parts, np.zeros(len(self.rows)))
         usual = float(np.median(theirs))
         return float(mine) / usual - 1 if usual > 0 else None
 
-    def over_peers(metric: str, function: Callable[[Stored], NDArray[np.float64]]) -> list[NDArray[np.float64]]:
-        """Return ``function`` of blocks [steps, the rank and its peers], for the affected steps that all of them recorded."""
-        if not np.isfinite(table.of_rank(metric, row)).any():
+    def _of_blocks(
+        self, metric: str, wanted: NDArray[np.bool_], function: Callable[[Stored], NDArray[np.float64]]
+    ) -> list[NDArray[np.float64]]:
+        """Return ``function`` of blocks [steps, the rank and its peers], for the wanted steps that it and half of them recorded."""
+        if not np.isfinite(self.table.of_rank(metric, self.row)).any():
             return []
-        found = of_blocks(table.profiled.shape, lambda steps: of_block(metric, steps, function))
-        return [part for part in found if part is not None]
 
-    def of_block(metric: str, steps: slice, function: Callable[[Stored], NDArray[np.float64]]) -> NDArray[np.float64] | None:
-        both = by_step(table.some(metric, steps, compared))[affected[steps]]
-        there = np.isfinite(both).all(axis=1)
-        if not there.all():
-            both = both[there]
-        return function(both) if len(both) else None
+        def of(steps: slice) -> NDArray[np.float64] | None:
+            if not wanted[steps].any():
+                return None
+            both = by_step(self._values(metric, steps))[wanted[steps]]
+            known = np.isfinite(both)
+            if not known.all():
+                both = _filled(both, known)
+            return function(both) if len(both) else None
 
-    phases: dict[Phase, float] = {}
-    for phase in PHASES:
-        over = mean_excess(f"{kind}{phase}_us")
-        if over is not None:
-            phases[phase] = over
-    alone, longer = _activities(table, affected, row, others)
-    given, loaded = work_excess("model_elements"), work_excess("input_elements")
-    loaded = work_excess("samples") if loaded is None else loaded
+        return [part for part in of_blocks(self.table.profiled.shape, of) if part is not None]
+
+    def _values(self, metric: str, steps: slice) -> Stored:
+        """Return a metric, [the rank and its peers, steps].
+
+        A record that has other phases, but not the one asked for, has 0 of it: only some ranks may load data.
+        """
+        table, rows = self.table, self.rows
+        found = table.some(metric, steps, rows)
+        phase = next((phase for phase in PHASES if metric in (f"{phase}_us", f"own_{phase}_us")), None)
+        if phase is None or np.isfinite(found).all():
+            return found
+        has_phases = np.logical_or.reduce([np.isfinite(table.some(f"{one}_us", steps, rows)) for one in PHASES])
+        absent = has_phases & np.isnan(table.some(f"{phase}_us", steps, rows))
+        if metric.startswith("own_"):
+            absent &= np.isfinite(table.some("own_us", steps, rows))
+        return np.where(np.isnan(found) & absent, found.dtype.type(0), found)
+
+    def activities(self, steps: NDArray[np.bool_]) -> list[_Activity]:
+        """Return the activities of the rank in the steps."""
+        found = []
+        for cause, tag in ACTIVITIES.items():
+            tagged = self.table.tagged(tag)
+            if not tagged[self.row, steps].any():
+                continue
+            times = activity_times(self.table, tag, self.rows, own=self.own)
+            found.append(
+                _Activity(
+                    cause,
+                    excess=_beyond(by_step(times.in_steps(slice(None))[:, steps])),
+                    share=float(tagged[self.row, steps].mean()),
+                    share_of_peers=float(tagged[np.ix_(self.others, steps)].mean()),
+                    is_measured=times.is_measured(0, steps & tagged[self.row]),
+                )
+            )
+        return found
+
+    def profiler_us(self, steps: NDArray[np.bool_]) -> float:
+        """Return the part of the own excess that comes with the script's own profiler: 0 unless it is on in most of the steps on
+        this rank and not on its peers. Without steps of the rank that lack it, that is all of the excess; infinite where own
+        times are unknown.
+        """
+        tagged = self.table.tagged(OTHER_PROFILER)
+        alone = steps.any() and tagged[self.row, steps].mean() >= 0.5 > tagged[np.ix_(self.others, steps)].mean()
+        if not alone:
+            return 0.0
+        if not self.own:
+            return float("inf")
+        slow, usual = (self.excess("own_us", some) for some in (steps, ~tagged[self.row]))
+        return float(slow.sum() / max(1, len(slow)) - usual.sum() / max(1, len(usual)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Activity:
+    """Checkpoints or evaluations of a rank in some steps."""
+
+    cause: Cause
+    excess: NDArray[np.float64]
+    """Time in them over the median of the peers, at each step."""
+    share: float
+    """Share of the steps that have the tag."""
+    share_of_peers: float
+    """The same of the peers' records."""
+    is_measured: bool
+    """True if the recorder measured the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Excess:
+    """Excess of one rank over the median of its peers in its affected steps."""
+
+    steps: int
+    """Number of its affected steps."""
+    over: dict[str, NDArray[np.float64]]
+    """Excess by metric, and by cause for activities, at each affected step in which it is known."""
+    work: dict[str, float]
+    """Relative excess of the sum over the affected steps, by metric of work."""
+    activities: dict[Cause, _Activity]
+    profiler_us: float
+    """See ``_Compared.profiler_us``."""
+    has_peers: bool
+    """True with two or more peers."""
+
+
+def _excess_of(table: StepTable, row: int, affected: NDArray[np.bool_], others: NDArray[np.intp], *, own: bool) -> _Excess:
+    compared = _Compared(table, row, others, own)
+    phases = [*(phase_metric(phase, own=own) for phase in PHASES), *(f"{phase}_us" for phase in PHASES)]
+    metrics = dict.fromkeys((*phases, "own_us", "cpu_us", "run_queue_us", "gc_us"))
+    over = {metric: excess for metric in metrics if len(excess := compared.excess(metric, affected))}
+    activities = {one.cause: one for one in compared.activities(affected)}
+    return _Excess(
+        steps=int(affected.sum()),
+        over=over | {cause: one.excess for cause, one in activities.items()},
+        work={metric: more for metric in _WORK if (more := compared.work_excess(metric, affected)) is not None},
+        activities=activities,
+        profiler_us=compared.profiler_us(affected),
+        has_peers=len(others) > 1,
+    )
+
+
+def _filled(both: Stored, known: NDArray[np.bool_]) -> Stored:
+    """Return the steps that the rank and half of its peers recorded, with the peers' median where a peer did not."""
+    there = known[:, 0] & (2 * known[:, 1:].sum(axis=1) >= both.shape[1] - 1)
+    both, known = both[there], known[there]
+    if not len(both) or known.all():
+        return both
+    middle = np.nanmedian(both[:, 1:], axis=1, keepdims=True)
+    filled: Stored = np.where(known, both, middle.astype(both.dtype))
+    return filled
+
+
+def _beyond(both: Stored) -> NDArray[np.float64]:
+    """Return the first value of each row beyond the median of the others, which are sorted in place."""
+    excess: NDArray[np.float64] = both[:, 0] - _medians(both[:, 1:])
+    return excess
+
+
+def _signals(found: Sequence[_Excess], *, own_us: float | None, device_busy_us: float | None) -> Signals:
+    """Return the signals of some ranks together, each with its affected steps."""
+    over = {
+        metric: np.concatenate([one.over.get(metric, np.zeros(one.steps if metric in ACTIVITIES else 0)) for one in found])
+        for metric in dict.fromkeys(metric for one in found for metric in one.over)
+    }
+    means = {metric: float(values.mean()) for metric, values in over.items() if len(values)}
+    work = {metric: _weighted(found, partial(_more_work, metric)) for metric in _WORK}
+    given, loaded = work["model_elements"], work["input_elements"]
+    loaded = work["samples"] if loaded is None else loaded
+    shares = {cause: _weighted(found, partial(_share, cause)) or 0.0 for cause in ACTIVITIES}
+    of_peers = {cause: _weighted(found, partial(_share_of_peers, cause)) or 0.0 for cause in ACTIVITIES}
+    measured = {cause for one in found for cause, activity in one.activities.items() if activity.is_measured}
+    least = max(0.5, _AS_OFTEN * max(shares.values()))
+    activities = [cause for cause in ACTIVITIES if cause in means and (cause in measured or shares[cause] >= least)]
+    kind = "own_" if own_us is None else ""
     signals = Signals(
-        own_us=own_us if own_us is not None else mean_excess("own_us") or 0.0,
-        phases_us=phases,
-        host_us=_total([mean_excess(f"{phase}_us") for phase in PHASES]) if len(peers) > 1 else None,
-        cpu_us=mean_excess("cpu_us"),
-        run_queue_us=mean_excess("run_queue_us"),
-        gc_us=mean_excess("gc_us"),
+        own_us=own_us if own_us is not None else means.get("own_us", 0.0),
+        phases_us={phase: means[f"{kind}{phase}_us"] for phase in PHASES if f"{kind}{phase}_us" in means},
+        host_us=_total([means.get(f"{phase}_us") for phase in PHASES]) if all(one.has_peers for one in found) else None,
+        cpu_us=means.get("cpu_us"),
+        run_queue_us=means.get("run_queue_us"),
+        gc_us=means.get("gc_us"),
         work=loaded if given is None else given,
         loaded_work=None if given is None else loaded,
-        alone=alone,
-        longer=longer,
+        activities_us={cause: means[cause] for cause in activities},
+        alone=frozenset(cause for cause in activities if of_peers[cause] < 0.5),
+        profiler_us=min(_weighted(found, lambda one: one.profiler_us) or 0.0, float("inf") if own_us is None else own_us),
         device_busy_us=device_busy_us,
     )
+    parts = {metric: np.array([values[block].mean() for block in block_slices(len(values))]) for metric, values in over.items()}
     return replace(signals, agreement=_agreement(signals, parts, kind))
+
+
+def _share(cause: Cause, excess: _Excess) -> float:
+    return excess.activities[cause].share if cause in excess.activities else 0.0
+
+
+def _share_of_peers(cause: Cause, excess: _Excess) -> float | None:
+    return excess.activities[cause].share_of_peers if cause in excess.activities else None
+
+
+def _more_work(metric: str, excess: _Excess) -> float | None:
+    return excess.work.get(metric)
+
+
+def _weighted(found: Sequence[_Excess], value: Callable[[_Excess], float | None]) -> float | None:
+    """Return the mean of a value of the ranks that have it, weighted by their affected steps."""
+    known = [(number, one.steps) for one in found if (number := value(one)) is not None and one.steps]
+    total = sum(steps for _, steps in known)
+    return sum(number * steps for number, steps in known) / total if total else None
 
 
 def _total(parts: Sequence[float | None]) -> float | None:
@@ -128,38 +310,16 @@ def _agreement(signals: Signals, parts: Mapping[str, NDArray[np.float64]], kind:
             cpu_us=value.get("cpu_us"),
             run_queue_us=value.get("run_queue_us"),
             gc_us=value.get("gc_us"),
+            activities_us={cause: value[cause] for cause in signals.activities_us},
         )
 
-    same = cause_of(signals)
-    return sum(cause_of(drawn(draw)) is same for draw in range(_DRAWS)) / _DRAWS
+    same = rule_of(signals)
+    return sum(rule_of(drawn(draw)) is same for draw in range(_DRAWS)) / _DRAWS
 
-
-ACTIVITIES: Final[dict[Cause, str]] = {"checkpoint": "checkpoint", "evaluation": "eval"}
-"""Causes that tags of step records show, and the tag of each."""
 
 _AS_OFTEN: Final = 0.9
 """Least frequency of an activity in the slow steps, relative to the most frequent one. If half of the slow steps have a
 checkpoint and all have an evaluation, only the evaluation explains them."""
-
-
-def _activities(
-    table: StepTable, affected: NDArray[np.bool_], row: int, others: NDArray[np.intp]
-) -> tuple[frozenset[Cause], frozenset[Cause]]:
-    """Return the activities that most of a rank's affected steps are tagged with, in two sets.
-
-    The first has those that most of its peers lack at these steps. The second has those that the peers share, but that most of
-    the rank's other steps lack. ``row``, ``others``: the rank and its peers, as rows of the table.
-    """
-    mine = {cause: float(table.tagged(tag)[row, affected].mean()) for cause, tag in ACTIVITIES.items() if affected.any()}
-    least = max(0.5, _AS_OFTEN * max(mine.values(), default=0.0))
-    found = {cause: table.tagged(ACTIVITIES[cause]) for cause, share in mine.items() if share >= least}
-    alone = frozenset(cause for cause, tagged in found.items() if tagged[np.ix_(others, affected)].mean() < 0.5)
-    longer = frozenset(
-        cause
-        for cause, tagged in found.items()
-        if cause not in alone and not affected.all() and tagged[row, ~affected].mean() < 0.5
-    )
-    return alone, longer
 
 
 def _medians(values: Stored) -> NDArray[np.float64]:

@@ -8,10 +8,10 @@ from typing import Final, Literal
 
 import numpy as np
 
-from rankscope.analysis.evidence.device_times import DeviceTimes, more_rows, more_work
+from rankscope.analysis.evidence.device_times import MORE_WORK, DeviceTimes, more_rows, more_work
 from rankscope.analysis.inference.cause import Signals
 from rankscope.analysis.inference.named import Named
-from rankscope.analysis.result.analysis import Evidence
+from rankscope.analysis.result.analysis import Cause, Evidence
 from rankscope.analysis.trace.annotations import HostKind
 from rankscope.runs.records import PHASES
 
@@ -33,8 +33,6 @@ class HostExcess:
 _ACTIVITIES: Final[tuple[Literal["checkpoint", "evaluation"], ...]] = ("checkpoint", "evaluation")
 _NOTABLE: Final = 0.1
 """Share of the excess from which it is evidence."""
-_MOST_OF_IT: Final = 0.5
-"""Share of the excess that an activity or the device must have to be its cause."""
 _ALONE: Final = 0.1
 """Share of the rank's time in an activity up to which its peers may have some, and the rank still does it alone."""
 
@@ -81,15 +79,15 @@ def with_traces(
     work = [more for more in (more_work(times, rank, peers), more_rows(times, rank, peers)) if more is not None]
     excess = host_excess(times, rank, peers, steps)
     over = {kind: one.over_us * per for kind, one in excess.items()}
-    large = [kind for kind in _ACTIVITIES if kind in over and signals.part(over[kind]) >= _MOST_OF_IT]
-    alone = frozenset(kind for kind in large if excess[kind].is_alone)
+    known: dict[Cause, float] = {kind: over[kind] for kind in _ACTIVITIES if kind in over}
     return replace(
         signals,
         work=max(work, default=None),
+        same_calls=bool(work) and max(work) < MORE_WORK,
         phases_us={phase: over[phase] for phase in PHASES if phase in over},
         gc_us=over.get("gc"),
-        alone=alone,
-        longer=frozenset(large) - alone,
+        activities_us=known,
+        alone=frozenset(kind for kind in _ACTIVITIES if kind in over and excess[kind].is_alone),
     )
 
 

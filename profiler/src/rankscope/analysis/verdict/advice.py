@@ -71,7 +71,10 @@ _OF_HOST: Final[frozenset[Phase | None]] = frozenset({"data", "between_steps"})
 
 
 def reason_of(verdict: Verdict, evidence: Sequence[Evidence], *, accelerated: bool, recorded: bool) -> str | None:
-    """Return ``explained_by`` of the verdict, or ``device_unseen`` where nothing tells the named rank's host from its device.
+    """Return ``explained_by`` of the verdict, or another reason of the table of advice.
+
+    That is ``processor`` where a rank computes longer in a job without accelerators, and ``device_unseen`` where nothing tells
+    the named rank's host from its device.
 
     The rank's host waits for its device inside the step, so profiled steps tell which of them is late, or a host that
     sleeps. ``evidence``: that of the finding on the rank. ``recorded``: the job was recorded, so steps of it may be profiled.
@@ -80,7 +83,8 @@ def reason_of(verdict: Verdict, evidence: Sequence[Evidence], *, accelerated: bo
     of_one = verdict.kind == "straggler" and verdict.pattern != "rotating"
     of_either = verdict.cause in _OF_HOST_OR_DEVICE and verdict.phase not in _OF_HOST
     unseen = of_one and recorded and verdict.evidence_source in _OF_ALL_STEPS and of_either and not seen
-    return verdict.explained_by or ("device_unseen" if unseen else None)
+    processor = verdict.kind == "straggler" and verdict.cause == "compute" and not accelerated
+    return verdict.explained_by or ("device_unseen" if unseen else "processor" if processor else None)
 
 
 def next_actions(

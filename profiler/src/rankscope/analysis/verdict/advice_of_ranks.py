@@ -7,11 +7,20 @@ from typing import Final
 import msgspec
 
 from rankscope.analysis.verdict.advice_rows import Row, for_rank, for_verdict
-from rankscope.analysis.verdict.advice_sentences import COLLECT, DUMP, FEWER_THREADS, LINKS_ALONE, LOAD_AHEAD, SEGMENTS
+from rankscope.analysis.verdict.advice_sentences import (
+    COLLECT,
+    DUMP,
+    EVALUATE_LESS,
+    FEWER_THREADS,
+    LINKS_ALONE,
+    LOAD_AHEAD,
+    SAVE_ASIDE,
+    SEGMENTS,
+)
 
 _RECORD_ALL: Final = "Record every step, with phases and CPU time of rank {rank}: {record}"
 
-_WITHOUT: Final = "Start the job again without {without}; if no rank is slow then, replace the host or its GPU"
+_WITHOUT: Final = "Start the job again without {without}; if no rank is slow then, replace %s"
 
 _DRAIN: Final = 'Take the host out: scontrol update NodeName={node} State=DRAIN Reason="rankscope: rank {rank} slow, %s"'
 
@@ -20,6 +29,11 @@ _CHOICE: Final = (
     "cuDNN and Triton; the cache of torch.compile's autotuning (TORCHINDUCTOR_CACHE_DIR); torch.backends.cudnn.benchmark"
 )
 _GIVEN: Final = "Compare what these kernels are given there and elsewhere: shapes, strides, alignment, routing of tokens"
+
+_ADDITIONAL: Final = (
+    "Look at {stalls_at} in the code: why does {ranks} run it more often than the others?",
+    "Find what {ranks} computes and the others do not: branches by rank, layers that only it has, metrics, retries",
+)
 
 _READINGS: Final = "Look at the readings of rank {rank}'s GPU on {host}: nvidia-smi -q -d %s"
 
@@ -98,11 +112,31 @@ FOR_RANKS: Final[tuple[Row, ...]] = (
         for reason in ("few_kernels", "other_kernels")
     ),
     for_rank(
+        "own_profiler",
+        "profiler",
+        0.05,
+        "Switch the script's own profiler off on {ranks}, or let it trace a few steps only: "
+        "torch.profiler.schedule(wait, warmup, active, repeat=1); record_shapes, profile_memory and with_stack cost most",
+    ),
+    *(
+        msgspec.structs.replace(for_rank("additional_work", "additional_work", 0.05, *_ADDITIONAL), reason=reason)
+        for reason in ("more_calls", "other_code")
+    ),
+    for_rank(
+        "compare_processors",
+        "processor",
+        0.05,
+        "Compare the processor of {ranks} with the others': model and frequency (lscpu), cores that it may use (taskset -p), "
+        "threads (OMP_NUM_THREADS), and what else runs there (top)",
+        "Look at {stalls_at} in the code: does {ranks} do there what the others do?",
+        _WITHOUT % "the host",
+    ),
+    for_rank(
         "compare_devices",
         "compute",
         0.05,
         "Compare clocks, temperature and power of the device of {ranks} with its neighbours': rankscope exporter",
-        _WITHOUT,
+        _WITHOUT % "the host or its GPU",
     ),
     for_rank(
         "check_links",
@@ -111,7 +145,7 @@ FOR_RANKS: Final[tuple[Row, ...]] = (
         "Check the links of {ranks} for errors and lower rates: nvidia-smi nvlink -e, ibstat and ibdiagnet, or the NVLink and "
         "PCIe metrics of rankscope exporter",
         LINKS_ALONE,
-        _WITHOUT,
+        _WITHOUT % "the host or its GPU",
     ),
     for_rank(
         "equal_batches",
@@ -132,13 +166,13 @@ FOR_RANKS: Final[tuple[Row, ...]] = (
         "checkpoints",
         "checkpoint",
         0.02,
-        "Write checkpoints asynchronously (torch.distributed.checkpoint.async_save), or shard them over all ranks",
+        SAVE_ASIDE,
     ),
     for_rank(
         "evaluation",
         "evaluation",
         0.02,
-        "Evaluate less often, share the evaluation equally among all ranks, or run it in a job of its own",
+        EVALUATE_LESS,
     ),
     for_rank(
         "stalls",

@@ -28,6 +28,14 @@ COLLECT: Final = (
     "the same step"
 )
 
+EVALUATE_LESS: Final = (
+    "Evaluate less often or on fewer batches, share the evaluation equally among all ranks, or run it in a job of its own"
+)
+
+SAVE_ASIDE: Final = (
+    "Write checkpoints less often, asynchronously (torch.distributed.checkpoint.async_save), or sharded over all ranks"
+)
+
 DUMP: Final = "Run py-spy dump on %s to see what the training thread waits in: logging, storage, locks, a data loader, sleeps"
 
 FEWER_THREADS: Final = (

@@ -12,11 +12,13 @@ from rankscope.analysis.verdict.advice_rows import Bound, Row, at_least, below, 
 from rankscope.analysis.verdict.advice_sentences import (
     COLLECT,
     DUMP,
+    EVALUATE_LESS,
     FEWER_THREADS,
     LAUNCH_LESS,
     LINKS_ALONE,
     LOAD_AHEAD,
     RECORD,
+    SAVE_ASIDE,
     SEGMENTS,
     TRANSPORT,
 )
@@ -242,6 +244,22 @@ TABLE: Final[tuple[Row, ...]] = (
         "Check the links between the stages' hosts; smaller activations (lower precision) travel faster",
     ),
     # Host
+    for_figures(
+        "evaluate_less",
+        (at_least("share.evaluation", 0.1),),
+        "share of evaluation",
+        EVALUATE_LESS,
+        kind="host_bound",
+        cause="evaluation",
+    ),
+    for_figures(
+        "save_aside",
+        (at_least("share.checkpoint", 0.1),),
+        "share of checkpoints",
+        SAVE_ASIDE,
+        kind="host_bound",
+        cause="checkpoint",
+    ),
     for_figures(
         "between_steps",
         (at_least("share.between_steps", 0.1),),

@@ -29,22 +29,31 @@ class LimitRow:
     explained_by: str | None = None
 
 
+_HOST: Final = 0.35
+"""Share of the step from which the host limits it."""
+
+_ACTIVITIES: Final[tuple[LimitRow, ...]] = (
+    LimitRow("host_bound", "share.evaluation", _HOST, "of the step goes into evaluation", "evaluation"),
+    LimitRow("host_bound", "share.checkpoint", _HOST, "of the step goes into writing checkpoints", "checkpoint"),
+)
+
 LIMITS: Final[tuple[LimitRow, ...]] = (
     LimitRow("input_bound", "share.input", 0.25, "of the step goes into waiting for the data loader"),
     LimitRow(
         "communication_bound", "share.exposed_communication", 0.30, "of the step goes into communication that no compute hides"
     ),
     LimitRow("pipeline_bubble", "share.pipeline_bubble", 0.25, "of the step the pipeline's ranks wait for each other"),
-    LimitRow("host_bound", "share.host", 0.35, "of the step the device has nothing to do: the host does not keep it busy"),
+    LimitRow("host_bound", "share.host", _HOST, "of the step the device has nothing to do: the host does not keep it busy"),
     LimitRow(
         "host_bound",
         "share.idle_unexplained",
-        0.35,
+        _HOST,
         "of the step the device has nothing to do: the host, or the input it waits for, does not keep it busy",
     ),
+    *_ACTIVITIES,
     LimitRow("compute_bound", "share.all_compute", 0.60, "of the step goes into compute"),
 )
-"""Limits of the step. Their figures are shares of the step that have no part in common."""
+"""Limits of the step. Their figures are shares of the step that have no part in common; but ``share.host`` includes activities."""
 
 _NEITHER: Final = "of the step goes neither into the model's compute nor into waiting for data or other ranks, but chiefly into "
 
@@ -101,8 +110,13 @@ def limit_of(shares: Figures) -> tuple[LimitRow, float] | None:
     known = [(row, shares[row.figure].value) for row in LIMITS if row.figure in shares]
     reached = [(row, share) for row, share in known if share >= row.at_least]
     found = max(reached, key=lambda one: one[1], default=None)
-    if found is None or found[0].figure != "share.host":
+    if found is None or found[0].figure not in ("share.host", "share.idle_unexplained"):
         return found
+    activity = max(
+        ((row, shares[row.figure].value) for row in _ACTIVITIES if row.figure in shares), key=lambda one: one[1], default=None
+    )
+    if activity is not None and activity[1] >= _MOST * found[1]:
+        return activity
     parts = [(row, shares[row.figure].value) for row in HOST_OF_CPU if row.figure in shares]
     # With an accelerator, records do not show what the host does inside the step.
     return (max(parts, key=lambda one: one[1])[0], found[1]) if "share.stalled" in shares else found

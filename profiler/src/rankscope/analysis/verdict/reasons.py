@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from rankscope.analysis.evidence.compared import Judged, imposed_wait
+from rankscope.analysis.evidence.kernel_calls import compare_calls
 from rankscope.analysis.evidence.order import last_ranks
 from rankscope.analysis.evidence.peers import peer_groups, stage_of
 from rankscope.analysis.evidence.steps import StepTable
@@ -20,7 +21,8 @@ from rankscope.analysis.inference.late import busy_excess
 from rankscope.analysis.inference.named import Named
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.inference.slow import Slow
-from rankscope.analysis.inference.step_signals import signals_of
+from rankscope.analysis.inference.stalled_line import evenly, line_of_run
+from rankscope.analysis.inference.step_signals import signals_of, signals_of_moving
 from rankscope.analysis.result.analysis import Evidence
 from rankscope.base.text import ranks_text
 from rankscope.runs.records import PHASES
@@ -49,9 +51,33 @@ def signals_beside_windows(
     alike = next(group for group in peer_groups(run.ranks, run.infos) if rank in group)
     peers = [one for one in alike if one not in ranks] or [one for one in others if one not in ranks] or others
     # Profiled steps between the slow ones would show a device that is as fast as the others.
-    busy = _busy_excess(run, rank, peers, affected if steps is None else steps)
+    profiled = affected if steps is None else steps
+    busy = _busy_excess(run, rank, peers, profiled)
     found = signals_of(table, rank, usual, peers, device_busy_us=busy, own_us=gain_us)
+    found = _with_work(found, run, rank, peers, profiled)
     return replace(found, device_unseen=busy is None and run.accelerated)
+
+
+def _with_work(
+    signals: Signals, run: RunEvidence, rank: int, peers: Sequence[int], steps: Container[int] | None = None
+) -> Signals:
+    """Return the signals with the calls in the profiled steps of a rank, or in those in ``steps``, against some of its peers.
+
+    On a host, also with whether the line with most of its extra time is one that its peers never reach.
+    """
+    attempt, some = run.table.attempt, evenly(peers)
+    kernels = {one: list(run.reader.kernels(attempt, one)) for one in (rank, *some) if one in run.windows}
+    profiled = {row.step for row in kernels.get(rank, []) if steps is None or row.step in steps}
+    line = None
+    if not run.accelerated and signals.part(signals.cpu_us) >= 0.5 and len(run.table.steps):
+        bounds = int(run.table.steps[0]), int(run.table.steps[-1]) + 1
+        wall_us = float(np.nanmean(run.table.of_rank("wall_us", int(np.searchsorted(run.table.ranks, rank)))))
+        line, _ = line_of_run(run, rank, some, bounds, cost_share=min(1.0, signals.own_us / wall_us))
+    return replace(
+        signals,
+        calls=compare_calls(kernels, rank, some, profiled),
+        other_line=line is not None and line.healthy_share == 0,
+    )
 
 
 def _is_on_device(table: StepTable, rank: int) -> bool:
@@ -128,12 +154,15 @@ def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
     if slow.pattern == "rotating":
         affected = affected & (last_ranks(judged.own) == judged.ranks.index(worst))
         peers = [rank for rank in judged.ranks if rank != worst]
-    busy = None
-    if run.accelerated:
-        # Profiled steps between the slow ones would show a device that is as fast as the others.
-        seen = None if slow.pattern == "fixed" else _slow_and_profiled(run, worst, peers, slow.excess_us)
-        busy = _busy_excess(run, worst, peers, seen)
-    signals = signals_of(judged.table, worst, affected, peers, device_busy_us=busy)
+    # Profiled steps between the slow ones would show a device that is as fast as the others, and as many calls.
+    seen = None if slow.pattern == "fixed" else _slow_and_profiled(run, worst, peers, slow.excess_us)
+    busy = _busy_excess(run, worst, peers, seen) if run.accelerated else None
+    if slow.pattern == "rotating":
+        last = judged.rows[last_ranks(judged.own)]
+        signals = replace(signals_of_moving(judged.table, last, slow.affected, judged.rows), device_busy_us=busy)
+    else:
+        signals = signals_of(judged.table, worst, affected, peers, device_busy_us=busy)
+        signals = _with_work(signals, run, worst, peers, seen)
     signals = replace(signals, device_unseen=busy is None and _is_on_device(judged.table, worst))
     together = [] if slow.pattern == "rotating" else slow.ranks
     imposed = imposed_wait(judged, without=together)
@@ -178,6 +207,7 @@ def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
         ("device_busy_excess", signals.device_busy_us, "us"),
         ("work_excess", signals.work, "ratio"),
         ("loaded_work_excess", signals.loaded_work, "ratio"),
+        ("profiler_excess", signals.profiler_us or None, "us"),
     ):
         if value is not None:
             evidence.append(Evidence(name=name, value=value, unit=unit, detail="over the median of its peers"))
@@ -185,10 +215,18 @@ def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
         Evidence(name=f"phase_excess.{phase}", value=value, unit="us", detail="own time over the median of its peers")
         for phase, value in signals.phases_us.items()
     )
+    evidence.extend(
+        Evidence(name=f"{activity}_excess", value=value, unit="us", detail="time in it over the median of its peers")
+        for activity, value in signals.activities_us.items()
+    )
+    if (cause := cause_of(signals)).explained_by == "more_calls" and signals.calls is not None:
+        calls = signals.calls
+        detail = f"of {calls.name} per profiled step, {calls.usual_calls:.0f} on its peers"
+        evidence.append(Evidence(name="calls", value=calls.calls, unit="calls", detail=detail))
     return Named(
         ranks=slow.ranks,
         pattern=slow.pattern,
-        cause=cause_of(signals),
+        cause=cause,
         phase=signals.phase,
         stage=stage_of(run.infos.get(worst)),
         gain_us=slow.gain_us,

@@ -42,7 +42,7 @@ from rankscope.analysis.verdict.builders import (
 )
 from rankscope.analysis.verdict.endings import endings
 from rankscope.analysis.verdict.reasons import moving_named, signals_beside_windows, slow_named
-from rankscope.base.text import ranks_text
+from rankscope.base.text import duration, ranks_text
 
 CAPTURE: Final = 20
 """Number of steps to profile for a verdict from windows: more than ``late.ENOUGH_STEPS``, as some steps may show nothing."""

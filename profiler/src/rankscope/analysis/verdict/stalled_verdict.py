@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Final
 
 import msgspec
 
 from rankscope.analysis.inference.run_evidence import RunEvidence
-from rankscope.analysis.inference.stalled_line import find_stalled_line, samples_in
+from rankscope.analysis.inference.stalled_line import evenly, line_of_run
 from rankscope.analysis.result.analysis import Cause, Finding, StalledLine, Verdict
 from rankscope.analysis.verdict.advice import Subject, next_actions
-from rankscope.runs.records import StackSamples
 
-COMPARED: Final = 8
-"""Largest number of healthy ranks that are compared."""
 _NOT_OF_CODE: Final[frozenset[Cause | None]] = frozenset({"imbalance", "communication"})
+_OF_CODE: Final = frozenset({"more_calls", "other_code"})
+"""Explanations of an imbalance that a line of code can show."""
 _WAITS: Final[frozenset[Cause | None]] = frozenset({"host", "unknown"})
 """Causes for which the next action is to look at stacks."""
 
@@ -23,18 +23,14 @@ _WAITS: Final[frozenset[Cause | None]] = frozenset({"host", "unknown"})
 def with_stalled_line(verdict: Verdict, findings: list[Finding], run: RunEvidence) -> tuple[Verdict, list[Finding]]:
     """Add the line at which the named rank stalls to a verdict on a straggler and its finding, if there is one."""
     rank = verdict.rank
-    if verdict.kind != "straggler" or rank is None or not findings or verdict.cause in _NOT_OF_CODE:
+    if verdict.kind != "straggler" or rank is None or not findings:
+        return verdict, findings
+    if verdict.cause in _NOT_OF_CODE and verdict.explained_by not in _OF_CODE:
         return verdict, findings
     if verdict.cause == "compute" and rank in run.infos and run.infos[rank].device_kind != "cpu":
         return verdict, findings  # its host waits for the device, at any line
-    rows = list(run.reader.stacks(run.table.attempt, rank))
-    mine = samples_in(rows, verdict.steps)
-    line = None
-    if mine:
-        others = [samples_in(run.reader.stacks(run.table.attempt, one), verdict.steps) for one in _healthy(verdict, run)]
-        cost = 0.0 if verdict.slowdown is None else 1 - 1 / verdict.slowdown
-        line = find_stalled_line(mine, others, cost_share=cost)
-    reason = _missing(rows)
+    cost = 0.0 if verdict.slowdown is None else 1 - 1 / verdict.slowdown
+    line, reason = line_of_run(run, rank, _healthy(verdict, run), verdict.steps, cost_share=cost)
     if line is None and (reason is None or verdict.cause not in _WAITS):
         return verdict, findings
     note = f"Its Python stack was not sampled: {reason}." if line is None else f"The extra time is spent {described(line)}."
@@ -48,15 +44,10 @@ def with_stalled_line(verdict: Verdict, findings: list[Finding], run: RunEvidenc
     return msgspec.structs.replace(verdict, summary=summary, stalls_at=line), told
 
 
-def _healthy(verdict: Verdict, run: RunEvidence) -> list[int]:
+def _healthy(verdict: Verdict, run: RunEvidence) -> Sequence[int]:
     """Return the ranks to compare: those that do the same work and are not named, evenly chosen."""
     peers = next((judged.ranks for judged in run.compared if verdict.rank in judged.ranks), run.ranks)
-    healthy = [rank for rank in peers if rank not in verdict.ranks]
-    return healthy[:: -(-len(healthy) // COMPARED)] if healthy else []
-
-
-def _missing(rows: list[StackSamples]) -> str | None:
-    return next((row.missing[:200] for row in reversed(rows) if row.missing), None)
+    return evenly([rank for rank in peers if rank not in verdict.ranks])
 
 
 def place(line: StalledLine) -> str:
@@ -65,6 +56,8 @@ def place(line: StalledLine) -> str:
 
 
 def described(line: StalledLine) -> str:
-    """Return the line with its evidence: "in forward, at train.py:88 `time.sleep` (84% of 50 samples; healthy ranks 0%)"."""
+    """Return the line with its evidence: "in forward, at train.py:88 `time.sleep` (84% of 50 samples; healthy ranks 3%)"."""
     phase = "" if line.phase is None else f"in {line.phase}, "
-    return f"{phase}at {place(line)} ({line.share:.0%} of {line.samples} samples; healthy ranks {line.healthy_share:.0%})"
+    reached = "" if line.healthy_share else ", which never reach it"
+    shares = f"{line.share:.0%} of {line.samples} samples; healthy ranks {line.healthy_share:.0%}{reached}"
+    return f"{phase}at {place(line)} ({shares})"

@@ -15,9 +15,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.evidence.activities import ACTIVITIES, ActivityTimes, activity_times
 from rankscope.analysis.evidence.steps import Matrix, Stored
-from rankscope.analysis.inference.step_signals import ACTIVITIES
-from rankscope.analysis.whatif.step_graph import Block, StepGraph, middle, over
+from rankscope.analysis.whatif.step_graph import Block, StepGraph
 from rankscope.runs.records import Phase
 
 CAUSE_METRICS: Final = ("gc_us", "run_queue_us", "cpu_us", "model_elements", "input_elements", "samples", "own_us")
@@ -26,8 +26,6 @@ CAUSE_METRICS: Final = ("gc_us", "run_queue_us", "cpu_us", "model_elements", "in
 _INPUT: Final[tuple[Phase, ...]] = ("data", "h2d")
 _MORE_WORK: Final = 1.1
 """Ratio to the work of the rank in the middle above which a rank has more work, as in the verdict."""
-_SAMPLED: Final = 1000
-"""Number of steps, about, from which the usual excess of a rank is estimated."""
 
 
 class Causes:
@@ -73,14 +71,10 @@ class Causes:
         return next((metric for metric in ("model_elements", "input_elements", "samples") if metric in self.known), None)
 
     @cached_property
-    def usual_us(self) -> dict[str, NDArray[np.float64]]:
-        """Own time above the rank in the middle at a step without the tag, [ranks], for each tag of ``ACTIVITIES`` in the run."""
-        graph = self.graph
-        some = slice(None, None, max(1, len(graph.transfers) // _SAMPLED))
-        own = graph.values("own_us", some)
-        excess = over(own, middle(own, axis=1))
-        tagged = {tag: graph.table.tagged(tag)[graph.rows] for tag in ACTIVITIES.values()}
-        return {tag: np.median(np.where(at[:, some].T, 0.0, excess), axis=0) for tag, at in tagged.items() if at.any()}
+    def activities(self) -> dict[str, ActivityTimes]:
+        """Times of each tag of ``ACTIVITIES`` in the run."""
+        times = (activity_times(self.graph.table, tag, self.graph.rows) for tag in ACTIVITIES.values())
+        return {one.tag: one for one in times if one.is_present}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +112,11 @@ def _metric(cause: str, metric: str) -> CausePart:
 
 def _activity(cause: str, tag: str) -> CausePart:
     def amounts(causes: Causes, block: Block) -> Matrix | None:
-        graph = block.graph
-        tagged = graph.table.tagged(tag)[graph.rows, block.steps].T
-        if not tagged.any():
+        if not block.graph.table.tagged(tag)[block.graph.rows, block.steps].any():
             return None
-        longer = block.over_middle("own_us", graph.values("own_us", block.steps)) - causes.usual_us[tag]
-        return _placed(block, np.where(tagged, longer.clip(min=0.0), 0.0))
+        return _placed(block, _over(block, f"time of {tag}", causes.activities[tag].in_steps(block.steps).T))
 
-    return CausePart(cause, lambda causes: tag in causes.usual_us, amounts)
+    return CausePart(cause, lambda causes: tag in causes.activities, amounts)
 
 
 def _input(_: Causes, block: Block) -> Matrix:

@@ -45,10 +45,15 @@ def note_ended(profile: object) -> None:
         _others.discard(profile)
 
 
+def others_on() -> bool:
+    """Return whether another profile than the recorder's is on or warms up."""
+    return bool(_others)
+
+
 def busy() -> bool:
     """Return whether any profiler is on, or another one than the recorder's is warming up."""
     enabled = getattr(torch.autograd, "_profiler_enabled", None)
-    return bool(_others) or bool(enabled is not None and enabled())
+    return others_on() or bool(enabled is not None and enabled())
 
 
 class _LightProfile(profiler.profile):

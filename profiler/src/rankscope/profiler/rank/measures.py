@@ -118,6 +118,7 @@ class StepMeasures(StepWork):
         if self.tags:
             self.tags = []
         self.work = NO_WORK
+        self.evaluated_ns = 0
 
     def close(self) -> None:
         """Stop measuring. Never raises."""

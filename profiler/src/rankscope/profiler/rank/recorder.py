@@ -39,7 +39,7 @@ from rankscope.profiler.rank.ddp import Tail
 from rankscope.profiler.rank.guard import UNSEEN_NS, guarded
 from rankscope.profiler.rank.measures import measure
 from rankscope.profiler.rank.recording import Recording
-from rankscope.profiler.work import short
+from rankscope.profiler.work import CHECKPOINT, OTHER_PROFILER, short
 
 _graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)  # noqa: SLF001  # not public
 """Return the id of the pass that the autograd engine runs on this thread; -1: none."""
@@ -337,16 +337,20 @@ class Recorder(Recording):
         if self._events is None or self._in_checkpoint:
             return False
         self._in_checkpoint = True
-        self._events.measures.tag("checkpoint")
+        self._events.measures.tag(CHECKPOINT)
+        self._events.measures.sections.enter(CHECKPOINT, at)
         self._events.note(BETWEEN, at)
         return True
 
     @guarded(default=None)
     def leave_checkpoint(self, at: int) -> None:
         """End the checkpoint, written or failed."""
-        if self._in_checkpoint and self._events is not None:
-            self._in_checkpoint = False
-            self._events.note(LEAVE, at)
+        if self._events is not None:
+            # Also where the step ended meanwhile: an open section would go on in the next ones.
+            self._events.measures.sections.leave(CHECKPOINT, at)
+            if self._in_checkpoint:
+                self._in_checkpoint = False
+                self._events.note(LEAVE, at)
 
     @guarded(default=None)
     def model_evaluates(self, at: int) -> None:
@@ -372,8 +376,11 @@ class Recorder(Recording):
 
     @guarded(default=None)
     def give_way(self, at: int) -> None:
-        """Drop the current window, because the script starts a profiler of its own."""
+        """Drop the current window, because the script starts a profiler of its own, and tag the steps until it ends."""
         del at
+        self._other_profiler = True
+        if self._events is not None:
+            self._events.measures.tag(OTHER_PROFILER)
         if self._windows is not None:
             self._windows.give_way()
 
@@ -383,6 +390,9 @@ class Recorder(Recording):
         del at
         if self._events is not None:
             self._events.measures.tag(tag)
+            if tag == CHECKPOINT:
+                # The script may write most of its checkpoint in other ways than the functions that are timed.
+                self._events.measures.sections.discard(CHECKPOINT)
 
     @guarded(default=None)
     def metric(self, at: int, name: str, value: object) -> None:

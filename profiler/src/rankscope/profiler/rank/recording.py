@@ -31,6 +31,7 @@ from rankscope.profiler.rank.device import DeviceClock, DeviceLine, Mark, find_d
 from rankscope.profiler.rank.groups import OtherGroups
 from rankscope.profiler.rank.guard import guarded, raised_by_a_signal_handler
 from rankscope.profiler.rank.identity import identify, ranks_on_host
+from rankscope.profiler.rank.kineto import others_on
 from rankscope.profiler.rank.mark_sampling import MarkSampling
 from rankscope.profiler.rank.measures import StepMeasures
 from rankscope.profiler.rank.optimizers import OptimizerSteps, StepBoundary
@@ -39,6 +40,7 @@ from rankscope.profiler.rank.windows import Windows
 from rankscope.profiler.raw import AS_NOTED, NOT_AT_ALL, NOT_KNOWN, RawFields, RawStep, pack_raw, pack_span, to_entry
 from rankscope.profiler.ring import COST, NEWS, End
 from rankscope.profiler.settings import RecorderSettings
+from rankscope.profiler.work import OTHER_PROFILER
 
 _HELPER_CHECK_NS: Final = 1_000_000_000
 _HELPER_ENDED: Final = "its helper process ended"
@@ -94,6 +96,8 @@ class Recording:
         self._loading: weakref.ref[object] | None = None
         self._trained_on: weakref.ref[object] | None = None
         self._in_data = self._in_backward = self._in_copy = self._in_checkpoint = False
+        self._other_profiler = False
+        """True from the start of a profiler of the script's own until the first step without it."""
         self._wait_started = 0
         self._wait_mark: Mark = None
         self._waited = False
@@ -162,6 +166,8 @@ class Recording:
         if wakes:
             # The time of the window work is part of no step, and neither is what the thread uses meanwhile.
             measures.use_due_ns = 0
+        if self._other_profiler:
+            self._note_other_profiler(measures)
         profiled = windows.session is not None or windows.prepared is not None
         fields = measures.take(self.step_number, events, ended, profiled, waiting)
         # Before the write: Ctrl-C between the two leaves a gap, not two steps with the same number.
@@ -210,6 +216,11 @@ class Recording:
                 events.line.begin()
         else:
             events.begin(ended)
+
+    def _note_other_profiler(self, measures: StepMeasures) -> None:
+        """Tag the step if a profiler of the script's own is still on; it was on in a part of the step in which it ended."""
+        self._other_profiler = others_on()
+        measures.tag(OTHER_PROFILER)
 
     def _understand(self, fields: RawFields, events: StepEvents[StepMeasures], room: int) -> bytes:
         """Evaluate a step that the helper cannot: it has a time line on a device, or very many events."""

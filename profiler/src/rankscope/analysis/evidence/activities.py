@@ -1,0 +1,135 @@
+"""Time of checkpoints and evaluations in a step: as the recorder measured it, else as the phases of tagged steps show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.evidence.rank_columns import tag_metric
+from rankscope.analysis.evidence.steps import Matrix, StepTable
+from rankscope.analysis.result.analysis import Cause
+from rankscope.runs.records import Phase
+
+ACTIVITIES: Final[dict[Cause, str]] = {"checkpoint": "checkpoint", "evaluation": "eval"}
+"""Causes that tags of step records show, and the tag of each."""
+
+_SAMPLED: Final = 1000
+"""Number of steps, about, from which a rank's usual time is estimated."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActivityTimes:
+    """Times of one activity on some ranks of a table.
+
+    Where the recorder did not measure it, an activity takes at most what the time between the steps is longer than in the rank's
+    untagged steps. Evaluations that only the script tags may also lie in forward, but forward of a rank that has no untagged step
+    shows nothing.
+    """
+
+    table: StepTable
+    tag: str
+    rows: NDArray[np.intp]
+    """Rows of the table, ascending where ``at`` is used."""
+    phases: dict[Phase, NDArray[np.float64]]
+    """Usual time without the tag in the phases in which the activity may lie, [ranks]; infinite where a phase does not count."""
+    own: bool = True
+    """True: own times count; False: wall times, for tables without own times."""
+
+    @property
+    def is_present(self) -> bool:
+        """Whether any step of these ranks has the tag."""
+        return bool(self.table.tagged(self.tag)[self.rows].any())
+
+    def in_steps(self, steps: slice) -> Matrix:
+        """Return the time in some of the steps, [ranks, steps]; 0 without the tag."""
+        return sum(self.by_phase(steps).values(), np.zeros((len(self.rows), len(self.table.steps[steps]))))
+
+    def by_phase(self, steps: slice) -> dict[Phase, Matrix]:
+        """Return the time in some of the steps by phase, [ranks, steps] each. Measured time counts as time between the steps."""
+        tagged = self.table.tagged(self.tag)[self.rows, steps]
+        return {
+            phase: _times(
+                tagged,
+                self._measured(steps),
+                self.table.some(phase_metric(phase, own=self.own), steps, self.rows) - usual[:, None],
+                between=phase == "between_steps",
+            )
+            for phase, usual in self.phases.items()
+        }
+
+    def at(self, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> dict[Phase, NDArray[np.float64]]:
+        """Return ``by_phase`` at places, given as a row of the table and a column each: [places]."""
+        measured = np.full(len(rows), np.nan)
+        if self.table.is_known(tag_metric(self.tag)):
+            measured = self.table.at(tag_metric(self.tag), rows, columns).astype(np.float64)
+        place = np.searchsorted(self.rows, rows)
+        return {
+            phase: _times(
+                self.table.tagged(self.tag)[rows, columns],
+                measured,
+                self.table.at(phase_metric(phase, own=self.own), rows, columns) - usual[place],
+                between=phase == "between_steps",
+            )
+            for phase, usual in self.phases.items()
+        }
+
+    def is_measured(self, at: int, steps: NDArray[np.bool_]) -> bool:
+        """Return whether the recorder measured the activity in any of the ``steps`` [steps] of the rank at place ``at``."""
+        return bool(np.isfinite(self._measured(slice(None))[at, steps]).any())
+
+    def _measured(self, steps: slice) -> NDArray[np.floating[Any]]:
+        metric = tag_metric(self.tag)
+        if self.table.is_known(metric):
+            return self.table.some(metric, steps, self.rows)
+        return np.full((len(self.rows), len(self.table.steps[steps])), np.nan)
+
+
+def _times(
+    tagged: NDArray[np.bool_], measured: NDArray[np.floating[Any]], longer: NDArray[np.floating[Any]], *, between: bool
+) -> NDArray[np.float64]:
+    """Return the measured times, which count as ``between`` the steps, else the times that a phase is ``longer`` than usual."""
+    inferred = np.nan_to_num(longer, nan=0.0, neginf=0.0).clip(min=0.0)
+    found: NDArray[np.float64] = np.where(np.isnan(measured), inferred, measured if between else 0.0)
+    return np.where(tagged, found, 0.0)
+
+
+def phase_metric(phase: Phase, *, own: bool) -> str:
+    """Return the metric of the own or the wall time in a phase."""
+    return f"{'own_' if own else ''}{phase}_us"
+
+
+def activity_times(table: StepTable, tag: str, rows: NDArray[np.intp], *, own: bool = True) -> ActivityTimes:
+    """Return the times of an activity on the ranks in ``rows`` of a table; see ``ActivityTimes``."""
+    tagged = table.tagged(tag)
+    if not tagged[rows].any():
+        return ActivityTimes(table, tag, rows, {}, own)
+    # At random: tags are often periodic, and a stride could meet only tagged steps.
+    count = len(table.steps)
+    some = np.sort(np.random.default_rng(0).choice(count, min(count, _SAMPLED), replace=False))
+    phases: dict[Phase, NDArray[np.float64]] = {}
+    candidates: tuple[Phase, ...] = ("between_steps", "forward") if tag == "eval" else ("between_steps",)
+    for phase in candidates:
+        if not table.is_known(phase_metric(phase, own=own)):
+            continue
+        times = np.stack([table.of_rank(phase_metric(phase, own=own), int(row))[some] for row in rows]).astype(np.float64)
+        times[tagged[np.ix_(rows, some)] | ~table.has_record[np.ix_(rows, some)]] = np.nan
+        usual = _medians(times)
+        if phase == "forward":
+            usual[np.isnan(usual)] = np.inf
+        else:
+            typical = _medians(times.reshape(1, -1))[0]
+            usual[np.isnan(usual)] = 0.0 if np.isnan(typical) else typical
+        phases[phase] = usual
+    return ActivityTimes(table, tag, rows, phases, own)
+
+
+def _medians(values: Matrix) -> NDArray[np.float64]:
+    """Return the median of the known values of each row; NaN where none is known."""
+    known = np.isfinite(values).any(axis=1)
+    found = np.full(len(values), np.nan)
+    if known.any():
+        found[known] = np.nanmedian(values[known], axis=1)
+    return found
