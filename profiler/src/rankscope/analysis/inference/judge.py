@@ -246,7 +246,8 @@ class _Case:
         if len(self.own) == 2:
             # Both ranks' excess shows the slow steps, which are no noise.
             row = int(slow.argmax())
-            usual = _as_in_other_steps(self.own[row].astype(np.float64) - self.own[1 - row])
+            over = self.own[row].astype(np.float64) - self.own[1 - row]
+            usual = _as_in_other_steps(over, -over[None])
             if usual is not None:
                 noise = noise_of(np.stack([usual, np.zeros(len(usual))]))
         error, freedom = noise.error_of_mean(slow)
@@ -455,9 +456,12 @@ def _healed(own: Stored, slow: NDArray[np.bool_], last: NDArray[np.intp], ahead:
     others, steps = np.flatnonzero(~slow), own.shape[1]
     longest = leaders(own, others).largest
     middle = ordered(own, [(len(others) - 1) // 2, len(others) // 2], others).mean(axis=0, dtype=np.float64)
+    sample = others[:: max(1, len(others) // _DRAWS)]
+    apart = own[sample] - middle
     alike = 0
     for row in np.flatnonzero(slow).tolist():
-        usual = _as_in_other_steps(own[row] - middle)
+        over = own[row] - middle
+        usual = _as_in_other_steps(over, apart if len(others) > 1 else -over[None])
         if usual is None:
             alike += 1
         else:
@@ -494,14 +498,18 @@ _OTHERS: Final = 0.2
 """Minimum share of a rank's steps that are not slow for them to show how it is without the fault."""
 
 
+_OF_OTHERS: Final = 0.25
+"""Maximum share of such steps on the other ranks, in multiples of that on the rank itself: more are usual for any rank."""
+
 _REST: Final = 0.1
 """Maximum share of a rank's excess in its other steps: else the fault is in these, too."""
 
 
-def _as_in_other_steps(over: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Return the excess of a rank over the middle, with that of its other steps in its slow steps.
+def _as_in_other_steps(over: NDArray[np.float64], of_others: Stored) -> NDArray[np.float64] | None:
+    """Return the excess ``over`` of a rank over the middle, with that of its other steps in its slow steps.
 
-    ``None`` where its slow steps are not clearly apart from the others, or are nearly all.
+    ``of_others``: that of some of the other ranks, [ranks, steps]. ``None`` where its slow steps are not clearly apart from the
+    others, or are nearly all, or where the other ranks have many such steps, too.
     """
     far = far_steps(over)
     if not far.any() or far.mean() > 1 - _OTHERS:
@@ -509,6 +517,8 @@ def _as_in_other_steps(over: NDArray[np.float64]) -> NDArray[np.float64] | None:
     others = over[~far]
     gap = np.quantile(over[far], 0.1) - np.quantile(others, 0.9)
     if gap < _APART * others.std() or others.sum() > _REST * over.sum():
+        return None
+    if (of_others >= over[far].min()).mean() > _OF_OTHERS * far.mean():
         return None
     usual = over.copy()
     usual[far] = np.resize(np.roll(others, len(others) // 2), int(far.sum()))

@@ -96,7 +96,7 @@ class _Compared:
     def _of_blocks(
         self, metric: str, wanted: NDArray[np.bool_], function: Callable[[Stored], NDArray[np.float64]]
     ) -> list[NDArray[np.float64]]:
-        """Return ``function`` of blocks [steps, the rank and its peers], for the wanted steps that it and half of them recorded."""
+        """Return ``function`` of blocks [steps, the rank and its peers], for the wanted steps that half of them recorded."""
         if not np.isfinite(self.table.of_rank(metric, self.row)).any():
             return []
 

@@ -213,13 +213,16 @@ def _nobody_slow(
             return _too_little(run, _suspected(one.suspect, judged), needed=_in_run(one.suspect.steps_needed))
     compared = sum(len(judged.ranks) for judged in run.compared)
     restriction = among(compared, setting.world_size, "records")
-    sure = math.prod(one.sure_of_none for _, one in each)
-    at_most = max(one.at_most_us / judged.wall_us for judged, one in each)
-    setting = replace(setting, costs_at_most=at_most)
+    # A rank that is slow at no cost, as its pipeline's schedule leaves time for it, raises no doubt.
+    sure = math.prod(one.sure_of_none for _, one in each if one.slow is None)
+    at_most = max((one.at_most_us / judged.wall_us for judged, one in each if one.slow is None), default=0.0)
+    is_pipeline = run.pipeline is not None or len(each) > 1
+    if not is_pipeline:
+        setting = replace(setting, costs_at_most=at_most)
     confidence = round(min(0.99, sure) * min(1.0, compared / setting.world_size), 3)
     limit = limit_of(shares)
     besides: list[Finding] = []
-    if len(each) == 1 and run.pipeline is None:
+    if not is_pipeline:
         judged = each[0][0]
         moving = moving_waits(judged)
         if moving.share >= MOST_WAITING:
@@ -231,9 +234,10 @@ def _nobody_slow(
             besides = [finding_of_moving(named, setting, lead="Besides that, ")]
     if (lacking := _waits_for_unseen(run, setting, limit)) is not None:
         return lacking
-    why = (
-        f"No rank {'or host ' if len(set(run.hosts.values())) > 1 else ''}costs more than {at_most:.1%} of the step{restriction}"
-    )
+    unit = "rank or host" if len(set(run.hosts.values())) > 1 else "rank"
+    why = f"No rank makes the others wait beyond chance{restriction}"
+    if not is_pipeline:  # what a rank costs in a pipeline depends on its schedule
+        why = f"No {unit} costs more than {at_most:.1%} of the step{restriction}"
     verdict, findings = no_straggler(shares, setting, confidence=confidence, why=why + _costless(each))
     return verdict, [*findings, *besides]
 
@@ -246,7 +250,8 @@ def _costless(each: Sequence[tuple[Judged, Judgement]]) -> str:
     _, slow = max(slow_ones, key=lambda one: one[1].gain_us)
     return (
         f" ({ranks_text(slow.ranks)} {'takes' if len(slow.ranks) == 1 else 'take'} {duration(slow.excess_us)} longer than others "
-        "of the same stage, but the pipeline's schedule leaves time for it)"
+        "of the same stage, but the pipeline's schedule leaves time for it: it costs "
+        f"less than {MINIMUM_EFFECT:.0%} of the step)"
     )
 
 
