@@ -83,6 +83,12 @@ def waterfall(costs: Costs) -> Waterfall:
     )
 
 
+def waiting_share(costs: Costs | None) -> float:
+    """Return the share of the step that ranks wait for the last one; 0 where it is not known."""
+    waiting = None if costs is None or costs.step_us <= 0 else costs.known.get("straggler_wait")
+    return 0.0 if costs is None or waiting is None else waiting.us / costs.step_us
+
+
 def _part(name: PartName, ns: int | None, whole: int, costs: Costs) -> WaterfallPart:
     amount = costs.known.get(name)
     return WaterfallPart(

@@ -6,47 +6,52 @@ from typing import Final
 
 import msgspec
 
+from rankscope.analysis.inference.significance import LIMIT
 from rankscope.analysis.result.analysis import Cost, Evidence, Finding, Kind, Pattern, RareSteps, Verdict
 from rankscope.analysis.verdict.advice import Subject, next_actions
 from rankscope.analysis.verdict.advice_sentences import ROTATING
 from rankscope.analysis.verdict.builders import MOST_WAITING, Setting, insufficient, loss
 
-_ONCE: Final = "Once does not show whether it recurs"
+_FEW: Final = "So few do not show what recurs"
 
 _HEALTHY: Final[frozenset[Kind]] = frozenset({"balanced", "compute_bound", "insufficient_data"})
 """Verdicts on the typical step that name nothing which costs time."""
 
 
 def with_rare_steps(
-    verdict: Verdict, findings: list[Finding], rare: RareSteps | None, setting: Setting
+    verdict: Verdict, findings: list[Finding], rare: RareSteps | None, setting: Setting, waiting: float
 ) -> tuple[Verdict, list[Finding]]:
     """Return the verdict and the findings with what the rare steps cost.
 
     What happened once is no verdict: then there is not enough data. Waiting that several ranks cause in turn is ``rotating``.
+    ``waiting``: share of the typical step that ranks wait for each other.
     """
     if rare is None:
         return verdict, findings
-    kind, pattern = _kind(rare)
+    kind, pattern = _kind(rare, setting.judged_ranks or setting.world_size)
+    lost = rare.share + (1 - rare.share) * waiting
     hours, cost = loss(rare.lost_us / max(1, setting.step_count), setting)
     if kind is None:
-        if verdict.kind != "balanced" or rare.share < MOST_WAITING:
+        if verdict.kind != "balanced" or lost < MOST_WAITING:
             return msgspec.structs.replace(verdict, summary=f"{verdict.summary} {rare.summary}"), findings
-        missing = f"{rare.summary} {_ONCE}. The typical step: {_lowered(verdict.summary)}".rstrip(".")
+        missing = f"{rare.summary} {_FEW}. The typical step: {_lowered(verdict.summary)}".rstrip(".")
         found = insufficient(missing, run=setting.run, lack="few_steps", recorded=setting.step_count)
         return _as_judged(found, verdict), findings
     finding = _finding(rare, kind, pattern, setting, hours)
-    if verdict.kind not in _HEALTHY or rare.share < MOST_WAITING:
+    if verdict.kind not in _HEALTHY or lost < MOST_WAITING:
         return msgspec.structs.replace(verdict, summary=f"{verdict.summary} {rare.summary}"), [*findings, finding]
     headline = _as_judged(_verdict(rare, finding, verdict, setting, cost), verdict)
     return headline, [finding, *findings]
 
 
-def _kind(rare: RareSteps) -> tuple[Kind | None, Pattern | None]:
-    """Return the kind of a verdict on the rare steps, and its pattern; ``None``: they show no kind."""
+def _kind(rare: RareSteps, ranks: int) -> tuple[Kind | None, Pattern | None]:
+    """Return the kind of a verdict on the rare steps of a job of so many ranks, and its pattern; ``None``: they show no kind."""
+    is_activity = rare.cause in ("evaluation", "checkpoint")
     if rare.rank is not None:
-        # An activity with a name recurs; a pause for an unknown reason that came once may not.
-        return ("straggler", "intermittent") if rare.count > 1 or rare.cause is not None else (None, None)
-    if rare.cause in ("evaluation", "checkpoint"):
+        # An activity recurs on its rank. Pauses may fall on the same of equal ranks by chance.
+        by_chance = float(max(2, ranks)) ** (1 - rare.count)
+        return ("straggler", "intermittent") if is_activity or by_chance <= LIMIT else (None, None)
+    if is_activity:
         return "host_bound", None
     if rare.count > 1 and rare.moves:
         return "straggler", "rotating"

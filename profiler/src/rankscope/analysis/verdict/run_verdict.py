@@ -235,11 +235,19 @@ def _nobody_slow(
     if (lacking := _waits_for_unseen(run, setting, limit)) is not None:
         return lacking
     unit = "rank or host" if len(set(run.hosts.values())) > 1 else "rank"
+    if limit is None and (sure < _SURE or at_most >= MOST_WAITING):
+        return _too_little(
+            run, f"a {unit} may cost up to {at_most:.0%} of the step, as far as the {setting.judged_steps} steps show"
+        )
     why = f"No rank makes the others wait beyond chance{restriction}"
     if not is_pipeline:  # what a rank costs in a pipeline depends on its schedule
         why = f"No {unit} costs more than {at_most:.1%} of the step{restriction}"
     verdict, findings = no_straggler(shares, setting, confidence=confidence, why=why + _costless(each))
     return verdict, [*findings, *besides]
+
+
+_SURE: Final = 0.8
+"""Probability that no rank or host costs enough to be named from which a verdict says that none does."""
 
 
 def _costless(each: Sequence[tuple[Judged, Judgement]]) -> str:
