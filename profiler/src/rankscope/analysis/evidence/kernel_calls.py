@@ -77,8 +77,7 @@ def compare_calls(
         longer = max(0.0, called.total_us - usual_us)
         excess += longer
         if longer and called.calls >= (1 + MORE_WORK) * usual:
-            each = usual_us / usual if usual else called.total_us / called.calls
-            additional = min(longer, (called.calls - usual) * each)
+            additional = min(longer, (called.calls - usual) * called.total_us / called.calls)
             more += additional
             if additional > most:
                 most, name, calls, usual_calls = additional, shortened(one_line(one, " "), _NAME), called.calls, usual
