@@ -13,7 +13,7 @@ from rankscope.analysis.engine import analyze
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.whatif.engine import whatif
 from rankscope.runs.paths import rank_dir
-from rankscope.runs.records import KernelRecord, PhaseTimes, StackLine, StackSamples, StepBreakdown
+from rankscope.runs.records import DeviceKind, KernelRecord, PhaseTimes, StackLine, StackSamples, StepBreakdown
 
 Synthetic = Callable[..., Any]
 Plan = Callable[[int, int], dict[str, Any] | None]
@@ -110,7 +110,9 @@ def test_measured_activities_of_the_same_steps_are_told_apart(
 # "The same work" only where it was counted
 
 
-def profiled(run: Path, calls: dict[int, dict[str, tuple[int, float]]], steps: tuple[int, ...] = (10, 11)) -> Analysis:
+def profiled(
+    run: Path, calls: dict[int, dict[str, tuple[int, float]]], steps: tuple[int, ...] = (10, 11), kind: DeviceKind = "cpu"
+) -> Analysis:
     """Add profiled steps with the calls and the time per call of operators by rank, and analyse the run."""
     for rank, operators in calls.items():
         rows = [
@@ -123,7 +125,7 @@ def profiled(run: Path, calls: dict[int, dict[str, tuple[int, float]]], steps: t
             StepBreakdown(
                 step=step,
                 start_unix_ns=10**18,
-                device_kind="cpu",
+                device_kind=kind,
                 window_us=100_000 + busy,
                 compute_us=busy,
                 communication_us=0,
@@ -204,6 +206,31 @@ def test_the_work_is_claimed_as_far_as_it_was_counted(
     assert (verdict.rank, verdict.cause) == (2, "compute"), verdict.summary
     for one in ("for the same work", "for inputs of the same size", "for as many calls"):
         assert (one in verdict.summary) == (one == claim), verdict.summary
+
+
+def test_a_kernel_in_place_of_another_is_not_more_work(synthetic: Synthetic) -> None:
+    slow = {"mkldnn::conv_slow": (6, 13_750.0), "aten::linear": (4, 1_000.0)}
+    verdict = profiled(busy_rank(synthetic), {rank: slow if rank == 2 else USUAL for rank in range(4)}).verdict
+    assert (verdict.rank, verdict.cause, verdict.explained_by) == (2, "compute", None), verdict.summary
+    assert "same work" not in verdict.summary
+
+
+@pytest.mark.parametrize(("each_us", "calls"), [(6_000.0, 16), (16_000.0, 6)])
+def test_calls_of_kernels_tell_the_work_of_a_device_too(synthetic: Synthetic, each_us: float, calls: int) -> None:
+    run = synthetic(plan=at(2, us=60_000, cpu=True)).write()
+    usual, slow = {"sgemm": (6, 6_000.0)}, {"sgemm": (calls, each_us)}
+    verdict = profiled(run, {rank: slow if rank == 2 else usual for rank in range(4)}, kind="cuda").verdict
+    more = calls > 6
+    assert (verdict.rank, verdict.cause) == (2, "imbalance" if more else "compute"), verdict.summary
+    assert ("sgemm runs 16 times" if more else "its device needs longer for the same work") in verdict.summary
+
+
+def test_more_calls_than_the_costliest_ten_show_are_not_made_up(synthetic: Synthetic) -> None:
+    # Given ten costlier operators on the peers, which hide as many calls of the last one as the rank makes
+    costly = {f"aten::op{number}": (1, 12_000.0 - number) for number in range(9)}
+    slow, usual = {**costly, "aten::add": (10, 1_190.0)}, {**costly, "aten::op9": (1, 11_950.0)}
+    verdict = profiled(busy_rank(synthetic), {rank: slow if rank == 2 else usual for rank in range(4)}).verdict
+    assert (verdict.rank, verdict.cause, verdict.explained_by) == (2, "compute", None), verdict.summary
 
 
 def test_calls_of_steps_in_which_the_rank_was_not_slow_are_no_evidence(synthetic: Synthetic) -> None:
