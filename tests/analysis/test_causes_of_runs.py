@@ -13,7 +13,7 @@ from rankscope.analysis.engine import analyze
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.whatif.engine import whatif
 from rankscope.runs.paths import rank_dir
-from rankscope.runs.records import KernelRecord, PhaseTimes, StackLine, StackSamples, StepBreakdown
+from rankscope.runs.records import DeviceKind, KernelRecord, PhaseTimes, StackLine, StackSamples, StepBreakdown
 
 Synthetic = Callable[..., Any]
 Plan = Callable[[int, int], dict[str, Any] | None]
@@ -21,6 +21,11 @@ Plan = Callable[[int, int], dict[str, Any] | None]
 
 def result(run: Any) -> Analysis:
     return analyze([run.write()])
+
+
+def at(rank: int | None = None, every: int = 1, **extra: Any) -> Plan:
+    """Return the plan that plants ``extra`` in every N-th step of a rank, or of all ranks."""
+    return lambda one, step: extra if rank in (None, one) and step % every == 0 else None
 
 
 def told(analysis: Analysis) -> str:
@@ -41,9 +46,7 @@ def sections(tag: str, us: float, *, where: Callable[[int, int], bool]) -> Calla
 @pytest.mark.parametrize("phase", ["forward", "backward", "between_steps", "data"])
 def test_a_short_activity_beside_a_delay_is_not_the_cause(synthetic: Synthetic, tag: str, every: int, phase: str) -> None:
     # Given a rank that sleeps, and pickles a scalar in the same steps, as the recorder measured
-    plan: Plan = lambda rank, step: (
-        {"us": 60_000 * every, "phase": phase, "tags": [tag]} if rank == 0 and step % every == 0 else None
-    )
+    plan = at(0, every, us=60_000 * every, phase=phase, tags=[tag])
     fields = sections(tag, 100.0, where=lambda rank, step: rank == 0 and step % every == 0)
     run = synthetic(steps=120, device_kind="cpu", plan=plan, fields=fields)
     verdict = result(run).verdict
@@ -59,13 +62,12 @@ def test_a_short_activity_beside_a_delay_is_not_the_cause(synthetic: Synthetic, 
 @pytest.mark.parametrize("phase", ["forward", "backward", "optimizer"])
 def test_a_tag_on_all_steps_explains_no_delay_elsewhere(synthetic: Synthetic, tag: str, phase: str) -> None:
     # Also in recordings that did not measure activities
-    plan: Plan = lambda rank, _: {"us": 30_000, "phase": phase, "tags": [tag]} if rank == 0 else None  # noqa: E731
-    verdict = result(synthetic(device_kind="cpu", plan=plan)).verdict
+    verdict = result(synthetic(device_kind="cpu", plan=at(0, us=30_000, phase=phase, tags=[tag]))).verdict
     assert (verdict.rank, verdict.cause, verdict.phase) == (0, "host", phase), verdict.summary
 
 
 def test_a_checkpoint_in_the_steps_that_are_slow_in_forward_is_not_the_cause(synthetic: Synthetic) -> None:
-    plan: Plan = lambda rank, step: {"us": 300_000, "tags": ["checkpoint"]} if rank == 0 and step % 8 == 0 else None  # noqa: E731
+    plan = at(0, 8, us=300_000, tags=["checkpoint"])
     verdict = result(synthetic(steps=160, device_kind="cpu", plan=plan)).verdict
     assert (verdict.rank, verdict.cause, verdict.phase) == (0, "host", "forward"), verdict.summary
 
@@ -74,12 +76,10 @@ def test_a_checkpoint_in_the_steps_that_are_slow_in_forward_is_not_the_cause(syn
 @pytest.mark.parametrize("every", [1, 4])
 @pytest.mark.parametrize("measured", [True, False])
 def test_an_activity_with_most_of_the_delay_is_the_cause(
-    synthetic: Synthetic, tag: str, cause: str, every: int, measured: bool
+    synthetic: Synthetic, tag: str, cause: str, *, every: int, measured: bool
 ) -> None:
     us = 60_000 * every
-    plan: Plan = lambda rank, step: (
-        {"us": us, "phase": "between_steps", "tags": [tag]} if rank == 0 and step % every == 0 else None
-    )
+    plan = at(0, every, us=us, phase="between_steps", tags=[tag])
     fields = sections(tag, 0.9 * us, where=lambda rank, step: measured and rank == 0 and step % every == 0)
     run = synthetic(steps=120, device_kind="cpu", plan=plan, fields=fields)
     analysis = result(run)
@@ -96,12 +96,11 @@ def test_measured_activities_of_the_same_steps_are_told_apart(
     synthetic: Synthetic, checkpoint: float, evaluation: float, cause: str
 ) -> None:
     us = 300_000
-    tags = {"phase": "between_steps", "us": us, "tags": ["checkpoint", "eval"]}
     measured = {"sections_us": {"checkpoint": checkpoint * us, "eval": evaluation * us}}
     verdict = result(
         synthetic(
             steps=120,
-            plan=lambda rank, step: tags if rank == 1 and step % 5 == 0 else None,
+            plan=at(1, 5, phase="between_steps", us=us, tags=["checkpoint", "eval"]),
             fields=lambda rank, step: measured if rank == 1 and step % 5 == 0 else {},
         )
     ).verdict
@@ -111,7 +110,9 @@ def test_measured_activities_of_the_same_steps_are_told_apart(
 # "The same work" only where it was counted
 
 
-def profiled(run: Path, calls: dict[int, dict[str, tuple[int, float]]], steps: tuple[int, ...] = (10, 11)) -> Analysis:
+def profiled(
+    run: Path, calls: dict[int, dict[str, tuple[int, float]]], steps: tuple[int, ...] = (10, 11), kind: DeviceKind = "cpu"
+) -> Analysis:
     """Add profiled steps with the calls and the time per call of operators by rank, and analyse the run."""
     for rank, operators in calls.items():
         rows = [
@@ -124,7 +125,7 @@ def profiled(run: Path, calls: dict[int, dict[str, tuple[int, float]]], steps: t
             StepBreakdown(
                 step=step,
                 start_unix_ns=10**18,
-                device_kind="cpu",
+                device_kind=kind,
                 window_us=100_000 + busy,
                 compute_us=busy,
                 communication_us=0,
@@ -144,8 +145,7 @@ def profiled(run: Path, calls: dict[int, dict[str, tuple[int, float]]], steps: t
 
 def busy_rank(synthetic: Synthetic, rank: int = 2, **options: Any) -> Path:
     """Write a run on CPUs whose rank computes 60 ms longer than the others."""
-    plan: Plan = lambda one, _: {"us": 60_000, "cpu": True} if one == rank else None  # noqa: E731
-    written: Path = synthetic(device_kind="cpu", plan=plan, **options).write()
+    written: Path = synthetic(device_kind="cpu", plan=at(rank, us=60_000, cpu=True), **options).write()
     return written
 
 
@@ -208,9 +208,33 @@ def test_the_work_is_claimed_as_far_as_it_was_counted(
         assert (one in verdict.summary) == (one == claim), verdict.summary
 
 
+def test_a_kernel_in_place_of_another_is_not_more_work(synthetic: Synthetic) -> None:
+    slow = {"mkldnn::conv_slow": (6, 13_750.0), "aten::linear": (4, 1_000.0)}
+    verdict = profiled(busy_rank(synthetic), {rank: slow if rank == 2 else USUAL for rank in range(4)}).verdict
+    assert (verdict.rank, verdict.cause, verdict.explained_by) == (2, "compute", None), verdict.summary
+    assert "same work" not in verdict.summary
+
+
+@pytest.mark.parametrize(("each_us", "calls"), [(6_000.0, 16), (16_000.0, 6)])
+def test_calls_of_kernels_tell_the_work_of_a_device_too(synthetic: Synthetic, each_us: float, calls: int) -> None:
+    run = synthetic(plan=at(2, us=60_000, cpu=True)).write()
+    usual, slow = {"sgemm": (6, 6_000.0)}, {"sgemm": (calls, each_us)}
+    verdict = profiled(run, {rank: slow if rank == 2 else usual for rank in range(4)}, kind="cuda").verdict
+    more = calls > 6
+    assert (verdict.rank, verdict.cause) == (2, "imbalance" if more else "compute"), verdict.summary
+    assert ("sgemm runs 16 times" if more else "its device needs longer for the same work") in verdict.summary
+
+
+def test_more_calls_than_the_costliest_ten_show_are_not_made_up(synthetic: Synthetic) -> None:
+    # Given ten costlier operators on the peers, which hide as many calls of the last one as the rank makes
+    costly = {f"aten::op{number}": (1, 12_000.0 - number) for number in range(9)}
+    slow, usual = {**costly, "aten::add": (10, 1_190.0)}, {**costly, "aten::op9": (1, 11_950.0)}
+    verdict = profiled(busy_rank(synthetic), {rank: slow if rank == 2 else usual for rank in range(4)}).verdict
+    assert (verdict.rank, verdict.cause, verdict.explained_by) == (2, "compute", None), verdict.summary
+
+
 def test_calls_of_steps_in_which_the_rank_was_not_slow_are_no_evidence(synthetic: Synthetic) -> None:
-    plan: Plan = lambda rank, step: {"us": 200_000, "cpu": True} if rank == 3 and step % 4 == 0 else None  # noqa: E731
-    run = synthetic(steps=120, device_kind="cpu", plan=plan).write()
+    run = synthetic(steps=120, device_kind="cpu", plan=at(3, 4, us=200_000, cpu=True)).write()
     slow = {"aten::mm": (5, 60_000.0)}
     verdict = profiled(run, {rank: slow if rank == 3 else {"aten::mm": (5, 10.0)} for rank in range(4)}, (9, 10, 11)).verdict
     assert (verdict.rank, verdict.cause) == (3, "compute")
@@ -267,9 +291,7 @@ def test_a_rank_that_alone_loads_data_is_compared_with_ranks_that_load_none(
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 @pytest.mark.parametrize("every", [1, 3])
 def test_the_profiler_of_the_script_on_one_rank_is_the_cause(synthetic: Synthetic, kind: str, every: int) -> None:
-    plan: Plan = lambda rank, step: (
-        {"us": 60_000 * every, "cpu": True, "tags": ["profiler"]} if rank == 0 and step % every == 0 else None
-    )
+    plan = at(0, every, us=60_000 * every, cpu=True, tags=["profiler"])
     analysis = result(synthetic(steps=120, device_kind=kind, plan=plan))
     verdict = analysis.verdict
     assert (verdict.rank, verdict.cause, verdict.explained_by) == (0, "host", "profiler"), verdict.summary
@@ -295,7 +317,9 @@ def test_a_profiler_beside_another_cause_is_not_the_cause(
 
 
 def test_a_rank_that_is_as_slow_without_its_profiler_is_slow_for_another_reason(synthetic: Synthetic) -> None:
-    plan: Plan = lambda rank, step: {"us": 60_000, "cpu": True, "tags": ["profiler"] if step % 3 else []} if rank == 0 else None
+    def plan(rank: int, step: int) -> dict[str, Any] | None:
+        return {"us": 60_000, "cpu": True, "tags": ["profiler"] if step % 3 else []} if rank == 0 else None
+
     verdict = result(synthetic(steps=120, device_kind="cpu", plan=plan)).verdict
     assert (verdict.rank, verdict.cause) == (0, "compute"), verdict.summary
 
@@ -304,14 +328,13 @@ def test_a_rank_that_is_as_slow_without_its_profiler_is_slow_for_another_reason(
 
 
 @pytest.mark.parametrize(("tag", "cause"), [("eval", "evaluation"), ("checkpoint", "checkpoint")])
-@pytest.mark.parametrize("cpu", [True, False])
-@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize(("kind", "cpu"), [("cpu", True), ("cpu", False), ("cuda", True)])
 @pytest.mark.parametrize("every", [4, 1])
 def test_an_activity_of_all_ranks_is_the_limit(
-    synthetic: Synthetic, tag: str, cause: str, cpu: bool, kind: str, every: int
+    synthetic: Synthetic, tag: str, cause: str, *, kind: str, cpu: bool, every: int
 ) -> None:
     us = 200_000 * every
-    plan: Plan = lambda _, step: {"phase": "between_steps", "us": us, "cpu": cpu, "tags": [tag]} if step % every == 0 else None
+    plan = at(every=every, phase="between_steps", us=us, cpu=cpu, tags=[tag])
     fields = sections(tag, us, where=lambda _, step: step % every == 0)
     analysis = result(synthetic(steps=80, noise=0.01, device_kind=kind, plan=plan, fields=fields))
     verdict = analysis.verdict
@@ -325,7 +348,7 @@ def test_an_activity_of_all_ranks_is_the_limit(
 
 
 def test_an_evaluation_in_forward_that_the_script_tags_is_the_limit(synthetic: Synthetic) -> None:
-    plan: Plan = lambda _, step: {"us": 800_000, "cpu": True, "tags": ["eval"]} if step % 4 == 0 else None  # noqa: E731
+    plan = at(every=4, us=800_000, cpu=True, tags=["eval"])
     verdict = result(synthetic(steps=80, noise=0.01, device_kind="cpu", plan=plan)).verdict
     assert (verdict.kind, verdict.cause) == ("host_bound", "evaluation"), verdict.summary
 

@@ -429,3 +429,51 @@ def test_a_batch_of_one_tensor_is_noted_by_its_shape_and_a_nested_one_all_the_sa
     recorder._events.understand()
     assert recorder._events.measures.work == (8 + 2 + 3 + 2, 24 + 10 + 3 + 18, None)
     recorder.disable("the test is over")
+
+
+ACTIVITIES = """
+import cProfile, io, sys
+import torch
+from rankscope.profiler.step import StepProfiler
+class Slow(io.BytesIO):
+    def write(self, data):
+        import time
+        time.sleep(0.002)
+        return super().write(data)
+profile = torch.profiler.profile()
+functions = cProfile.Profile()
+with StepProfiler(run_dir=sys.argv[1], window_steps=0, exporter_url=None) as prof:
+    for step in range(9):
+        if step in (1, 2):
+            torch.save(torch.ones(2), Slow())
+        if step == 2:
+            prof.tag("checkpoint")
+        if step == 3:
+            with torch.no_grad():
+                model = torch.nn.Linear(1, 1).eval()
+                sum(range(10**5))
+                model.train()
+        if step in (4, 6):
+            profile.__enter__() if step == 4 else functions.enable()
+        if step in (5, 7):
+            profile.__exit__(None, None, None) if step == 5 else functions.disable()
+        prof.step()
+"""
+
+
+@pytest.mark.slow
+def test_activities_are_timed_and_the_scripts_own_profilers_tagged(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+    ended = subprocess.run(torch_ranks.command(0, "-c", ACTIVITIES, tmp_path), capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    deadline = time.monotonic() + 60
+    while (info := (run := RunReader(tmp_path)).rank(0, 0)) is None or info.end_reason is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    steps = list(run.steps(0, 0))
+    # Each is on in a part of the step in which it ends, too.
+    tags = [[], ["checkpoint"], ["checkpoint"], ["eval"], *[["profiler"]] * 4, []]
+    assert [step.tags for step in steps] == tags
+    # Only the recorder's own measurement counts: the script that tags a checkpoint may write more of it elsewhere.
+    assert [list(step.sections_us) for step in steps] == [[], ["checkpoint"], [], ["eval"], [], [], [], [], []]
+    assert 2_000 < steps[1].sections_us["checkpoint"] <= (steps[1].phases_us.between_steps or 0) + 1
+    assert 0 < steps[3].sections_us["eval"] <= (steps[3].phases_us.between_steps or 0) + 1

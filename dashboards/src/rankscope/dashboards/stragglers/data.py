@@ -7,7 +7,7 @@ by the parts (phases, GC, run queue) in which this rank took longer than the med
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.bandwidth import directed_rows
+from rankscope.analysis.evidence.activities import ACTIVITIES, activity_times
 from rankscope.analysis.evidence.compared import Judged, imposed_by_step, waits
 from rankscope.analysis.evidence.order import by_step, of_blocks
 from rankscope.analysis.evidence.peers import stage_of
+from rankscope.analysis.evidence.steps import Stored
 from rankscope.analysis.inference.run_evidence import RunEvidence
-from rankscope.analysis.inference.step_signals import ACTIVITIES
 from rankscope.runs.records import Phase
 
 RANK_BY_RANK: Final = 64
@@ -249,22 +250,25 @@ _IN_PHASES: Final[tuple[Phase, ...]] = ("forward", "backward", "optimizer", "bet
 
 def _charged(judged: Judged) -> _Charged:
     last, wait = imposed_by_step(judged)
-    columns = np.arange(len(last))
     place = (len(judged.ranks) - 1) // 2
 
     def above(metric: str) -> Values | None:
         """Return by how much the last rank exceeds the median rank in ``metric``; ``None`` where there is no signal."""
+        if not judged.table.is_known(metric):
+            return None
+        return above_median(lambda steps: judged.table.some(metric, steps, judged.rows))
+
+    def above_median(values_of: Callable[[slice], Stored]) -> Values | None:
+        """Return the same of values [ranks, steps of a slice]; ``None`` if all of them are NaN."""
 
         def of_block(steps: slice) -> tuple[Values, bool]:
-            values = by_step(judged.table.some(metric, steps, judged.rows))
+            values = by_step(values_of(steps))
             unknown = np.isnan(values)
             values[unknown] = 0.0
             mine = values[np.arange(len(values)), last[steps]].astype(np.float64)
             values.sort(axis=1)
             return np.maximum(mine - values[:, place], 0.0), not unknown.all()
 
-        if not judged.table.is_known(metric):
-            return None
         found, known = zip(*of_blocks(judged.own.shape, of_block), strict=True)
         return np.concatenate(found) if any(known) else None
 
@@ -280,8 +284,8 @@ def _charged(judged: Judged) -> _Charged:
             left = left - taken[cause]
 
     for activity, tag in ACTIVITIES.items():
-        tagged = judged.table.tagged(tag)[judged.rows][last, columns]
-        take(activity, np.where(tagged, left, 0.0) if tagged.any() else None)
+        times = activity_times(judged.table, tag, judged.rows)
+        take(activity, above_median(times.in_steps) if times.is_present else None)
     loading = [amount for phase in ("data", "h2d") if (amount := above(f"own_{phase}_us")) is not None]
     take("input", sum(loading[1:], start=loading[0]) if loading else None)
     take("gc", above("gc_us"))

@@ -26,6 +26,9 @@ class _Calls:
     total_us: float
 
 
+_NONE: Final = _Calls(0.0, 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class CallComparison:
     """Kernels or operators of a rank that compute, compared with its peers' by name. All values are per profiled step."""
@@ -34,6 +37,10 @@ class CallComparison:
     """Time beyond that of its peers, summed over those that take longer."""
     more_us: float
     """Part of ``excess_us`` that goes into additional calls: of those called more often by ``MORE_WORK`` or more."""
+    more_calls: float
+    """Number of these additional calls."""
+    fewer_calls: float
+    """Number of calls of others that only the peers make, as where the rank runs other kernels for the same."""
     name: str
     """The one with most of ``more_us``; empty without any."""
     calls: float
@@ -42,8 +49,8 @@ class CallComparison:
 
     @property
     def is_more_work(self) -> bool:
-        """Whether at least half of the excess goes into additional calls."""
-        return bool(self.name) and self.more_us >= 0.5 * self.excess_us
+        """Whether at least half of the excess goes into additional calls that do not replace others."""
+        return bool(self.name) and self.more_us >= 0.5 * self.excess_us and self.fewer_calls < 0.5 * self.more_calls
 
     @property
     def is_same_work(self) -> bool:
@@ -65,24 +72,30 @@ def compare_calls(
     that a peer lacks has at most the time of the last that it has.
     """
     common = {row.step for row in kernels.get(rank, ())} if steps is None else set(steps)
-    mine, _ = _of_rank(kernels.get(rank, ()), common)
+    mine, least_us = _of_rank(kernels.get(rank, ()), common)
     others = [found for peer in peers if (found := _of_rank(kernels.get(peer, ()), common))[0]]
     if not mine or not others:
         return None
-    excess = more = most = 0.0
+    excess = more = more_calls = fewer_calls = most = 0.0
     name, calls, usual_calls = "", 0.0, 0.0
-    for one, called in mine.items():
-        theirs = [known.get(one) or _at_most(called, least_us) for known, least_us in others]
-        usual_us, usual = (float(np.median([getattr(row, field) for row in theirs])) for field in ("total_us", "calls"))
-        longer = max(0.0, called.total_us - usual_us)
+    for one in dict.fromkeys([*mine, *(known for calls_of, _ in others for known in calls_of)]):
+        usual = _median([known.get(one) or _at_most(mine.get(one, _NONE), least) for known, least in others])
+        own = mine.get(one) or _at_most(usual, least_us)
+        longer = max(0.0, own.total_us - usual.total_us)
         excess += longer
-        if longer and called.calls >= (1 + MORE_WORK) * usual:
-            each = usual_us / usual if usual else called.total_us / called.calls
-            additional = min(longer, (called.calls - usual) * each)
+        if longer and own.calls >= (1 + MORE_WORK) * usual.calls:
+            additional = min(longer, (own.calls - usual.calls) * own.total_us / own.calls)
             more += additional
+            more_calls += own.calls - usual.calls
             if additional > most:
-                most, name, calls, usual_calls = additional, shortened(one_line(one, " "), _NAME), called.calls, usual
-    return CallComparison(excess, more, name, calls, usual_calls)
+                most, name, calls, usual_calls = additional, shortened(one_line(one, " "), _NAME), own.calls, usual.calls
+        elif usual.calls >= (1 + MORE_WORK) * own.calls:
+            fewer_calls += usual.calls - own.calls
+    return CallComparison(excess, more, more_calls, fewer_calls, name, calls, usual_calls)
+
+
+def _median(rows: Sequence[_Calls]) -> _Calls:
+    return _Calls(float(np.median([row.calls for row in rows])), float(np.median([row.total_us for row in rows])))
 
 
 def _of_rank(rows: Sequence[KernelRecord], steps: Collection[int]) -> tuple[dict[str, _Calls], float]:
@@ -101,7 +114,7 @@ def _of_rank(rows: Sequence[KernelRecord], steps: Collection[int]) -> tuple[dict
 
 
 def _at_most(found: _Calls, least_us: float) -> _Calls:
-    """Return the calls of one that a peer has not recorded: as many as ``least_us`` allows, were each as long as on the rank."""
+    """Return the calls of one that was not recorded: as many as ``least_us`` allows, were each as long as those ``found``."""
     part = min(1.0, least_us / found.total_us) if found.total_us > 0 else 1.0
     return _Calls(found.calls * part, found.total_us * part)
 

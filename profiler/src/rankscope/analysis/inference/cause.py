@@ -139,13 +139,13 @@ CAUSE_RULES: Final[tuple[CauseRule, ...]] = (
     CauseRule(
         "imbalance",
         "more_calls",
-        lambda s: s.calls is not None and s.calls.is_more_work and s.part(s.calls.excess_us) >= 0.5,
+        lambda s: s.calls is not None and s.calls.is_more_work and _is_computed(s, s.calls.excess_us),
         "it does more work than the others: {calls}",
     ),
     CauseRule(
         "imbalance",
         "other_code",
-        lambda s: s.other_line and s.part(s.cpu_us) >= 0.5,
+        lambda s: s.other_line and _uses_processor(s),
         "it runs code that the others never reach",
     ),
     CauseRule("compute", None, lambda s: s.part(s.device_busy_us) >= 0.5, "its device needs longer{work}"),
@@ -195,15 +195,25 @@ def _is_either(signals: Signals) -> bool:
 
 
 def _is_profiler(signals: Signals) -> bool:
-    # A profiler takes processor time: a rank that sleeps is late for another reason. Beside a device all hosts wait, at any place.
+    # A profiler takes processor time: a rank that sleeps is late for another reason. A host may wait for its device anywhere.
     on_device = signals.device_unseen or signals.device_busy_us is not None
-    awake = not signals.sleeps if on_device or signals.cpu_us is None else signals.part(signals.cpu_us) >= 0.5
+    awake = not signals.sleeps if on_device or signals.cpu_us is None else _uses_processor(signals)
     return awake and signals.part(signals.profiler_us) >= 0.5
 
 
 def _has_more_work(signals: Signals) -> bool:
+    return (signals.work or 0) >= MORE_WORK and signals.phase != "data" and _may_compute(signals)
+
+
+def _may_compute(signals: Signals) -> bool:
     measured = not signals.device_unseen and (signals.cpu_us is not None or signals.device_busy_us is not None)
-    return (signals.work or 0) >= MORE_WORK and signals.phase != "data" and (_uses_processor(signals) or not measured)
+    return _uses_processor(signals) or not measured
+
+
+def _is_computed(signals: Signals, kernels_us: float) -> bool:
+    """Return whether kernels that take ``kernels_us`` longer make up half of the excess without queueing for CPUs."""
+    queueing = max(0.0, signals.run_queue_us or 0.0)
+    return _may_compute(signals) and kernels_us >= 0.5 * (signals.own_us - queueing)
 
 
 def _uses_processor(signals: Signals) -> bool:
@@ -226,9 +236,8 @@ def cause_of(signals: Signals) -> CauseRule:
 
 def _work(signals: Signals) -> str:
     """Return for which work a rank needs longer, as far as it was counted."""
-    counted = signals.same_calls or (
-        signals.calls is not None and signals.calls.is_same_work and signals.part(signals.calls.excess_us) >= 0.5
-    )
+    calls = signals.calls
+    counted = signals.same_calls or (calls is not None and calls.is_same_work and _is_computed(signals, calls.excess_us))
     same_size = signals.work is not None and abs(signals.work) < MORE_WORK
     if counted:
         return " for the same work" if same_size else " for as many calls"

@@ -53,7 +53,7 @@ LIMITS: Final[tuple[LimitRow, ...]] = (
     *_ACTIVITIES,
     LimitRow("compute_bound", "share.all_compute", 0.60, "of the step goes into compute"),
 )
-"""Limits of the step. Their figures are shares of the step that have no part in common; but ``share.host`` includes activities."""
+"""Limits of the step. Their figures are shares of the step without common parts, but ``share.host`` includes activities."""
 
 _NEITHER: Final = "of the step goes neither into the model's compute nor into waiting for data or other ranks, but chiefly into "
 

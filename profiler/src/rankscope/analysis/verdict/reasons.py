@@ -69,7 +69,7 @@ def _with_work(
     kernels = {one: list(run.reader.kernels(attempt, one)) for one in (rank, *some) if one in run.windows}
     profiled = {row.step for row in kernels.get(rank, []) if steps is None or row.step in steps}
     line = None
-    if not run.accelerated and signals.part(signals.cpu_us) >= 0.5 and len(run.table.steps):
+    if not run.accelerated and signals.part(signals.cpu_us) > 0 and len(run.table.steps):
         bounds = int(run.table.steps[0]), int(run.table.steps[-1]) + 1
         wall_us = float(np.nanmean(run.table.of_rank("wall_us", int(np.searchsorted(run.table.ranks, rank)))))
         line, _ = line_of_run(run, rank, some, bounds, cost_share=min(1.0, signals.own_us / wall_us))

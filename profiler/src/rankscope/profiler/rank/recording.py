@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from time import perf_counter_ns as now
 from time import sleep
 from types import TracebackType
@@ -51,6 +52,10 @@ _PAUSE_NS: Final = 1_000_000
 """Longest recorder work between two steps that still counts as part of a step; longer work counts to neither step."""
 _GENERATION, _SEEN = NEWS
 _WITH_CUDA: Final = ("cuda", "rocm")
+_python_profiler: Callable[[], object] = sys.getprofile
+"""Function that returns the profiler of Python functions that is on, such as cProfile; ``None``: none. Called in every step."""
+if sys.version_info >= (3, 12):
+    _python_profiler = partial(sys.monitoring.get_tool, sys.monitoring.PROFILER_ID)
 
 
 class Recording:
@@ -97,7 +102,7 @@ class Recording:
         self._trained_on: weakref.ref[object] | None = None
         self._in_data = self._in_backward = self._in_copy = self._in_checkpoint = False
         self._other_profiler = False
-        """True from the start of a profiler of the script's own until the first step without it."""
+        """True from the start of a torch profiler of the script's own until the first step without it."""
         self._wait_started = 0
         self._wait_mark: Mark = None
         self._waited = False
@@ -166,7 +171,7 @@ class Recording:
         if wakes:
             # The time of the window work is part of no step, and neither is what the thread uses meanwhile.
             measures.use_due_ns = 0
-        if self._other_profiler:
+        if self._other_profiler or _python_profiler() is not None:
             self._note_other_profiler(measures)
         profiled = windows.session is not None or windows.prepared is not None
         fields = measures.take(self.step_number, events, ended, profiled, waiting)
@@ -219,7 +224,7 @@ class Recording:
 
     def _note_other_profiler(self, measures: StepMeasures) -> None:
         """Tag the step if a profiler of the script's own is still on; it was on in a part of the step in which it ended."""
-        self._other_profiler = others_on()
+        self._other_profiler = others_on() or _python_profiler() is not None
         measures.tag(OTHER_PROFILER)
 
     def _understand(self, fields: RawFields, events: StepEvents[StepMeasures], room: int) -> bytes:
