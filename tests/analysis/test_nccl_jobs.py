@@ -227,7 +227,10 @@ def run_of(tmp_path: Path, synthetic: Callable[..., Any], add_windows: Callable[
     return make
 
 
-@pytest.mark.parametrize(("layout", "fault"), [("pp", "slow device"), ("moe", "more tokens"), ("tp x dp", "slow device")])
+@pytest.mark.parametrize(
+    ("layout", "fault"),
+    [("pp", "slow device"), ("pp gpipe", "slow device"), ("moe", "more tokens"), ("tp x dp", "slow device")],
+)
 def test_profiled_steps_of_a_run_show_it_too(run_of: Callable[[str, str], Path], layout: str, fault: str) -> None:
     run = run_of(layout, fault)
     verdict = analyze([run]).verdict
@@ -244,6 +247,9 @@ def test_profiled_steps_of_a_run_show_it_too(run_of: Callable[[str, str], Path],
         ("pp", "late input", []),
         ("pp x tp", "pause of the host", [3]),
         ("pp interleaved", "more tokens", [3]),
+        ("pp gpipe", "slow device", [3]),
+        ("pp gpipe", "none", []),
+        ("ring attention", "slow device", [3]),
         ("moe", "more tokens", [3]),
         ("moe", "none", []),
     ],

@@ -126,7 +126,7 @@ LAYOUTS: Final = {
         Layout("pp x tp", 2, stages=2, inner=2),
         Layout("pp interleaved", 2, stages=4),
         Layout("pp gpipe", 2, stages=4),
-        Layout("ring attention", 1, inner=4),
+        Layout("ring attention", 2, inner=4),
         Layout("tp on the current stream", 2, inner=4),
         Layout("ddp in a CUDA graph", 8),
         Layout("fsdp of 32", 32),

@@ -148,6 +148,14 @@ def test_stages_follow_the_data_also_in_the_group_of_all_ranks(
     assert stages_of_records(records(batches, range(8), group=group)) == {rank: rank % 4 for rank in range(8)}
 
 
+@pytest.mark.parametrize("batched", [True, False])
+def test_two_ranks_that_exchange_alike_are_no_stages(batched: bool) -> None:
+    def pair(rank: int) -> Batches:
+        return [[("send", 1 - rank), ("recv", 1 - rank)]] * 3
+
+    assert stages_of_records(records(pair if batched else one_by_one(pair), range(2), group=[0, 1])) == {}
+
+
 def test_a_pipeline_of_two_stages_is_one() -> None:
     assert stages_of_records(records(lambda rank: chain(rank, 2), range(4), group=[0, 1, 2, 3])) == {0: 0, 1: 1, 2: 0, 3: 1}
 

@@ -41,6 +41,23 @@ def test_stages_are_the_places_in_the_pipeline(groups: dict[str, list[int]]) -> 
     assert pipeline_stages(ranks_of(groups)) == {0: 0, 2: 1, 4: 2, 1: 0, 3: 1, 5: 2}
 
 
+def test_batches_that_all_send_and_receive_are_of_no_pipeline() -> None:
+    groups = {"cp0": [0, 1, 2, 3], "cp1": [4, 5, 6, 7]}
+    ring = ranks_of(groups)
+    for one in ring.values():
+        one.calls = [message(call.group, "coalesced", parts=2) for call in one.calls] * 3
+    assert pipeline_stages(ring) == {}
+
+
+def test_a_ring_of_single_messages_is_no_pipeline() -> None:
+    pairs = {f"{one}-{other}": [one, other] for one, other in [(0, 1), (1, 2), (2, 3), (0, 3), (4, 5), (5, 6), (6, 7), (4, 7)]}
+    ring = ranks_of(pairs)
+    for rank, one in ring.items():
+        following = rank + 1 if rank % 4 < 3 else rank - 3
+        one.calls = [message(call.group, "send" if following in pairs[call.group] else "recv") for call in one.calls]
+    assert pipeline_stages(ring) == {}
+
+
 @pytest.mark.parametrize(
     "groups",
     [

@@ -45,15 +45,13 @@ class Matched(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def figures(self) -> Figures:
         """Sizes and shares of the operations."""
-        staged = self.stages
-        return figures_of_collectives(
-            list(self.collectives.values()), self.source, self.coordinates, [rank in staged for rank in self.collectives]
-        )
-
-    @cached_property
-    def stages(self) -> dict[int, int]:
-        """Pipeline stage of each rank that is in a pipeline, by its sends and receives."""
-        return stages_of_records(self.collectives)
+        stages = stages_of_records(self.collectives)
+        # Records of gloo name neither the group nor the other end of a message.
+        staged = [
+            rank in stages or not any(row.p2p and (row.group_ranks or row.peer is not None) for row in rows)
+            for rank, rows in self.collectives.items()
+        ]
+        return figures_of_collectives(list(self.collectives.values()), self.source, self.coordinates, staged)
 
 
 def match_ranks(
