@@ -21,7 +21,11 @@ HOSTS = {rank: f"node{rank // 8:04}" for rank in range(64)}
         ([5], [], "rank 5"),
         ([5, 3], [], "ranks 3, 5"),
         ([], ["node0000"], "host node0000"),
-        ([*range(48)], [f"node{at:04}" for at in range(6)], "hosts node0000, node0001, node0002, node0003 and 2 more (all 48 of their ranks)"),
+        (
+            [*range(48)],
+            [*dict.fromkeys(HOSTS.values())][:6],
+            "hosts node0000, node0001, node0002, node0003 and 2 more (all 48 of their ranks)",
+        ),
     ],
 )  # fmt: skip
 def test_hosts_are_named_with_their_slow_ranks(ranks: list[int], whole: list[str], text: str) -> None:
@@ -57,7 +61,16 @@ def test_what_is_excluded_and_what_was_judged() -> None:
 
 def test_rare_steps_have_their_share_of_the_time() -> None:
     rare = RareSteps(
-        count=1, of_steps=600, steps=[300], typical_us=85e3, longest_us=30e6, share=0.37, rank=None, host=None, cause=None, summary="S."
-    )  # fmt: skip
+        count=1,
+        of_steps=600,
+        steps=[300],
+        typical_us=85e3,
+        longest_us=30e6,
+        share=0.37,
+        rank=None,
+        host=None,
+        cause=None,
+        summary="S.",
+    )
     assert "37% of the run's time" in rare_text(rare)
     assert rare_text(rare).endswith("S.")

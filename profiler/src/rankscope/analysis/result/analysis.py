@@ -183,7 +183,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None = None
     ranks: list[int] = []
     hosts: list[str] = []
-    """Names of the hosts at fault: most of their ranks are slow, together or one after the other; their ranks are in ``ranks``."""
+    """Hosts at fault as a whole: most ranks there are slow, together or one after the other. ``ranks`` has the slow ones."""
     pattern: Pattern | None = None
     cause: Cause | None = None
     explained_by: str | None = None

@@ -1,6 +1,4 @@
-"""Text of results: for people as blocks, colours, warnings, lists, counts, sizes, tables and names of ranks and hosts; for programs
-as JSON.
-"""
+"""Text of results: for people as blocks, colours, warnings, lists, counts, sizes, tables, names; for programs as JSON."""
 
 from __future__ import annotations
 
@@ -99,7 +97,7 @@ def units_text(ranks: Sequence[int], hosts: Mapping[int, str], whole_hosts: Sequ
 
 
 def saves_text(verdict: Verdict) -> str:
-    """Return what healing the named ranks or hosts saves: ``healing it saves 19% to 26% of the typical step``; empty if unknown."""
+    """Return what healing saves: ``healing it saves 19% to 26% of the typical step``; empty if unknown."""
     if verdict.saves is None:
         return ""
     low, high = share_bound(max(0.0, verdict.saves[0]), upper=False), share_bound(max(0.0, verdict.saves[1]), upper=True)

@@ -107,7 +107,7 @@ FOR_RANKS: Final[tuple[Row, ...]] = (
         "data_loading_of_host",
         "input",
         0.02,
-        "Compare the storage of {host} with another host's: mounts, local caches, its network, and what else reads there (iostat -x)",
+        "Compare the storage of {host} with another host's: mounts, caches, its network, and what else reads there (iostat -x)",
         LOAD_AHEAD,
     ),
     for_rank(
@@ -133,8 +133,8 @@ FOR_RANKS: Final[tuple[Row, ...]] = (
         "links_of_host",
         "communication",
         0.05,
-        "Check the NICs of {host}, their cables and switch ports for errors and lower rates: ibstat and ibdiagnet, ethtool -S, lspci "
-        "-vv for their PCIe links, nvidia-smi nvlink -e, or the metrics of rankscope exporter",
+        "Check the NICs of {host}, their cables and switch ports for errors and lower rates: ibstat and ibdiagnet, ethtool -S, "
+        "lspci -vv for their PCIe links, nvidia-smi nvlink -e, or the metrics of rankscope exporter",
         LINKS_ALONE,
         _WITHOUT_HOST,
         _OUT_OF_SERVICE,
@@ -143,8 +143,8 @@ FOR_RANKS: Final[tuple[Row, ...]] = (
         "stalls_of_host",
         "host",
         0.05,
-        "Find what differs on {host}: other processes (top, systemd-cgtop), the clock of its CPUs (cpupower frequency-info), memory, "
-        "storage",
+        "Find what differs on {host}: other processes (top, systemd-cgtop), the clock of its CPUs (cpupower frequency-info), "
+        "memory, storage",
         DUMP % "the ranks of {host}{unseen}",
         "Look at {stalls_at} in the code: what does it wait for on {host} and not on the other hosts?",
         _WITHOUT_HOST,

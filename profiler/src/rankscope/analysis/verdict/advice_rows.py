@@ -47,11 +47,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     - ``{run}``: run directory; ``{record}``: command that records a run, where there is none yet
     - ``{ranks}``: the named ranks; ``{rank}``: the worst of them; ``{host}``: its host
     - ``{without}``: its host, if the job has others; ``{node}``: the same, if the name is safe in a command
-    - for hosts at fault as a whole, ``{ranks}`` names the hosts with their ranks, and ``{host}`` and ``{without}`` name all of them;
-      ``{nodes}`` and ``{node_list}``: the same, separated by spaces and commas, if the names are safe in a command
+    - ``{nodes}``, ``{node_list}``: the same, separated by spaces or commas
     - ``{stalls_at}``: line of code at which the worst rank stalls; ``{unseen}``: empty, if that is not known
     - ``{steps}``: number of steps to profile; ``{recorded}``: number of recorded steps
     - ``{enough}``: number of steps to record, or "more steps"; ``{until}``: the same as a clause, or empty
+
+    For hosts at fault as a whole, ``{ranks}`` names the hosts with their ranks; ``{host}``, ``{without}`` and the names for
+    commands are those of all these hosts.
     """
 
     actions: tuple[str, ...]
