@@ -11,6 +11,7 @@ import pytest
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.report.terminal import SHOWN_RANKS, render_text
+from rankscope.analysis.result.analysis import RareSteps
 from rankscope.base.text import duration
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
@@ -47,6 +48,57 @@ def test_a_large_job_shows_the_interesting_ranks_only(synthetic: Callable[..., A
     text = render_text(analysis)
     assert re.search(r"^ *41  ", text, re.MULTILINE)
     assert f"{64 - SHOWN_RANKS} more ranks not shown" in text
+
+
+def test_a_host_at_fault_is_shown_as_one(synthetic: Callable[..., Any]) -> None:
+    plan = lambda rank, _step: {"us": 60_000} if rank in (40, 41) else None  # noqa: E731
+    found = analyze([synthetic(ranks=64, steps=12, plan=plan).write()])
+    verdict = msgspec.structs.replace(
+        found.verdict,
+        kind="straggler",
+        ranks=[40, 41],
+        rank=40,
+        hosts=["n20"],
+        saves=(0.31, 0.4),
+        judged_ranks=64,
+        judged_steps=10,
+    )
+    text = render_text(msgspec.structs.replace(found, verdict=verdict), width=120)
+    head, _, rest = text.partition("\n\n")
+    assert "healing it saves 31% to 40% of the typical step" in head
+    assert "judged: 10 steps of 64 ranks" in head
+    table = next(block for block in rest.split("\n\n") if block.startswith("host "))
+    assert re.match(r"n20 < +40, 41 ", table.splitlines()[1])
+    assert "24 more hosts not shown" in table
+    narrow = render_text(msgspec.structs.replace(found, verdict=verdict), width=80)
+    assert all(len(line) <= 80 for line in narrow.splitlines() if str(found.source.path) not in line)
+
+
+def test_ranks_are_not_grouped_where_hosts_say_no_more(synthetic: Callable[..., Any]) -> None:
+    small = analyze([synthetic(ranks=8, steps=12).write()])
+    assert "\nhost " not in render_text(small)
+    one_each = [msgspec.structs.replace(small.ranks[0], rank=rank, host=f"n{rank}") for rank in range(20)]
+    assert "\nhost " not in render_text(msgspec.structs.replace(small, ranks=one_each))
+
+
+def test_rare_steps_and_an_excluded_cost_are_lines_of_the_answer(synthetic: Callable[..., Any]) -> None:
+    found = analyze([synthetic(steps=12).write()])
+    rare = RareSteps(
+        count=4,
+        of_steps=200,
+        steps=[50, 100, 150, 199],
+        typical_us=1e5,
+        longest_us=4e6,
+        share=0.61,
+        rank=0,
+        host="n0",
+        cause="checkpoint",
+        summary="Rank 0 writes checkpoints.",
+    )
+    verdict = msgspec.structs.replace(found.verdict, costs_at_most=0.028)
+    head = render_text(msgspec.structs.replace(found, verdict=verdict, rare_steps=rare)).partition("\n\n")[0]
+    assert "no rank or host costs more than 2.8% of the typical step" in head
+    assert "61% of the run's time: Rank 0 writes checkpoints." in head
 
 
 def test_simulated_gpus_and_warnings_are_shown(synthetic: Callable[..., Any]) -> None:

@@ -58,15 +58,17 @@ SHORT = {"memory.peak_share": 0.95, "memory.retries": 3.0}
 DDP = {"share.exposed_communication": 0.3, "exposed.gradients": 0.9, "collectives.sharding_share": 0.0}
 FSDP = {"share.exposed_communication": 0.3, "exposed.shards": 0.9}
 SUBJECT = Subject("runs/now", [3], {3: "n1", 0: "n0"})
+ON_HOSTS = {rank: f"n{rank // 4}" for rank in range(12)}
+WHOLE_HOST = Subject("runs/now", [4, 5, 6, 7], ON_HOSTS, whole_hosts=["n1"])
 
 
-def advise(known: dict[str, float], reason: str | None = None) -> list[Advice]:
+def advise(known: dict[str, float], reason: str | None = None, subject: Subject = SUBJECT) -> list[Advice]:
     figures = {name: Figure(value) for name, value in known.items()}
-    return recommend(figures, SUBJECT, step_us=1000.0, reason=reason)
+    return recommend(figures, subject, step_us=1000.0, reason=reason)
 
 
-def names(known: dict[str, float], reason: str | None = None) -> set[str]:
-    return {one.name for one in advise(known, reason)}
+def names(known: dict[str, float], reason: str | None = None, subject: Subject = SUBJECT) -> set[str]:
+    return {one.name for one in advise(known, reason, subject)}
 
 
 @given(known=some_figures)
@@ -112,7 +114,8 @@ def test_no_row_of_the_table_hides_another() -> None:
     rows = [row for row in TABLE if row.kind is not None]
     for index, row in enumerate(rows):
         before = [one for one in rows[:index] if one.kind == row.kind]
-        assert not any(one.cause in (None, row.cause) and one.reason in (None, row.reason) for one in before), row
+        wider = [one for one in before if row.whole_host or not one.whole_host]
+        assert not any(one.cause in (None, row.cause) and one.reason in (None, row.reason) for one in wider), row
 
 
 def test_next_actions_and_recommendations_are_the_same_sentences(synthetic: Synthetic) -> None:
@@ -149,6 +152,50 @@ def test_where_the_host_is_not_known_to_be_at_fault_it_stays(cause: Cause) -> No
 def test_a_setting_is_changed_and_its_host_not_drained(reason: str) -> None:
     said = next_actions("straggler", Subject("run", [3], {3: "n1", 0: "n0"}), cause="compute", reason=reason)
     assert not any("DRAIN" in action for action in said)
+
+
+@pytest.mark.parametrize("cause", ["compute", "unknown", "communication", "host", "input"])
+@pytest.mark.parametrize("reason", [None, "thermal_throttle", "power_brake", "link", "device_unseen"])
+def test_a_host_at_fault_gets_advice_for_the_host(cause: Cause, reason: str | None) -> None:
+    said = next_actions("straggler", WHOLE_HOST, cause=cause, reason=reason)
+    assert any("n1" in action for action in said)
+    assert not any(re.search(r"\brank [4-7]\b", action) for action in said)
+    assert any("scontrol update NodeName=n1 " in action and "kubectl drain n1 " in action for action in said) == (
+        cause not in ("host", "input") or reason is not None
+    )
+    for finding in advise({"straggler.compute": 0.2, "straggler.hardware": 0.2}, reason, WHOLE_HOST):
+        assert finding.name in ("compare_hosts", "mend_host")
+
+
+@pytest.mark.parametrize(("reason", "word"), [("thermal_throttle", "fans"), ("power_brake", "power supplies"), ("link", "PCIe")])
+def test_the_reason_of_a_slow_host_decides_on_what_is_checked(reason: str, word: str) -> None:
+    assert word in next_actions("straggler", WHOLE_HOST, cause="compute", reason=reason)[0]
+
+
+def test_without_a_reason_power_cooling_links_and_nics_of_a_slow_host_are_checked() -> None:
+    said = " ".join(next_actions("straggler", WHOLE_HOST, cause="unknown"))
+    assert all(word in said for word in ("power", "cooling", "NICs", "PCIe", "rankscope exporter"))
+
+
+@pytest.mark.parametrize("cause", ["imbalance", "gc", "checkpoint"])
+def test_what_the_script_does_on_a_host_is_no_reason_to_drain_it(cause: Cause) -> None:
+    said = next_actions("straggler", WHOLE_HOST, cause=cause)
+    assert said
+    assert "DRAIN" not in str(said)
+
+
+def test_several_hosts_are_drained_together_and_never_all_of_a_job() -> None:
+    two = Subject("run", [*range(8)], ON_HOSTS, whole_hosts=["n0", "n1"])
+    said = " ".join(next_actions("straggler", two, cause="compute"))
+    assert "NodeName=n0,n1 " in said
+    assert "kubectl drain n0 n1 " in said
+    every = Subject("run", [*range(12)], ON_HOSTS, whole_hosts=["n0", "n1", "n2"])
+    assert "DRAIN" not in str(next_actions("straggler", every, cause="compute"))
+
+
+def test_the_name_of_a_host_never_runs_as_a_command() -> None:
+    evil = Subject("run", [1], {0: "n0", 1: "n1; reboot"}, whole_hosts=["n1; reboot"])
+    assert not any("scontrol" in action for action in next_actions("straggler", evil, cause="compute"))
 
 
 def test_uneven_work_is_balanced_by_tokens_and_by_experts() -> None:
@@ -189,6 +236,7 @@ def test_every_row_is_given_in_some_case() -> None:
     seen |= names(full, "memory_pressure") | names(full, "cpu_contention") | names(full, "xid")
     seen |= names(full, "device_unseen") | names(full, "enlarged_batches") | names(full, "few_kernels")
     seen |= names(full, "processor") | names(full, "profiler") | names(full, "more_calls")
+    seen |= names(full, "device_unseen", WHOLE_HOST) | names(full, "power_brake", WHOLE_HOST)
     assert seen == {row.name for row in RECOMMENDED}
 
 

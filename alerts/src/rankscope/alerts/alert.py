@@ -41,6 +41,17 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """Identifier of the state after the details of a firing alert changed; empty before the first such change."""
 
 
+def ranks_of(alert: Alert) -> set[int]:
+    """Return the ranks that an alert is about: its own, or all of those it stands for together."""
+    texts = [alert.labels.get("rank", ""), *alert.annotations.get("ranks", "").split(",")]
+    return {int(text) for text in texts if text}
+
+
+def is_of_host(alert: Alert) -> bool:
+    """Return whether an alert is about a host as a whole."""
+    return "host" in alert.labels and "rank" not in alert.labels and "ranks" in alert.annotations
+
+
 def fingerprint(labels: dict[str, str]) -> str:
     """Identity of an alert as Alertmanager computes it: 64-bit FNV-1a over the sorted names and values, 16 hex digits."""
     value = _FNV_OFFSET

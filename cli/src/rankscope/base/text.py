@@ -1,7 +1,8 @@
-"""Text for people: escaped and shortened strings, durations with units, and lists of ranks."""
+"""Text for people: escaped and shortened strings, durations and shares with units, and lists of ranks."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 
@@ -36,6 +37,14 @@ def factor(value: float) -> str:
     return f"{value:,.2f}x"
 
 
+def share_bound(share: float, *, upper: bool) -> str:
+    """Format a bound of a share, 0 to 1, with two digits, rounded away from what it bounds: ``3.1%``, ``26%``."""
+    scale = 1000 if abs(share) < 0.0995 else 100
+    # A float such as 0.03 may be a little above its number.
+    scaled = round(share * scale, 6)
+    return f"{(math.ceil if upper else math.floor)(scaled) / (scale / 100):g}%"
+
+
 def span(seconds: float) -> str:
     """Format seconds with a unit: ``45 s``, ``12 min``, ``2.5 h``."""
     return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
@@ -50,3 +59,20 @@ def ranks_text(ranks: Sequence[int], *, count: int | None = None) -> str:
     more = (len(ranks) if count is None else count) - len(shown)
     text = ", ".join(map(str, shown)) + (f" and {more:,} more" if more else "")
     return f"rank {text}" if len(shown) + more == 1 else f"ranks {text}"
+
+
+def ranges_text(numbers: Sequence[int], *, most: int = 8) -> str:
+    """Format ascending numbers with runs of three or more as ranges: ``0, 1, 8 to 15``. At most ``most`` ranges are listed."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [
+        (part, count)
+        for run in runs
+        for part, count in ([(f"{run[0]} to {run[-1]}", len(run))] if len(run) > 2 else [(str(number), 1) for number in run])
+    ]
+    more = sum(count for _, count in parts[most:])
+    return ", ".join(part for part, _ in parts[:most]) + (f" and {more:,} more" if more else "")

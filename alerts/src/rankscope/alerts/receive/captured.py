@@ -115,7 +115,9 @@ def capture_result(done: ChildResult, *, dashboard_url: str | None) -> ActionRes
         "evidence": "; ".join(" ".join(reading(item)) for finding in found.findings[:1] for item in finding.evidence),
         "missing": "; ".join(f"rank {row.rank}: {row.reason}" for row in result.missing[:8]),
     }
-    if verdict.rank is not None:
+    if verdict.hosts:
+        texts |= {"verdict_host": ", ".join(verdict.hosts), "verdict_ranks": ",".join(map(str, verdict.ranks))}
+    elif verdict.rank is not None:
         row = next((row for row in found.ranks if row.rank == verdict.rank), None)
         texts["verdict_rank"] = str(verdict.rank)
         texts |= {"verdict_host": row.host or "", "gpu_uuid": row.gpu_uuid or ""} if row is not None else {}

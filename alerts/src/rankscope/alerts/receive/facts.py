@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.alerts.owners import ALERT_OF_KIND, HANG
+from rankscope.alerts.owners import ALERT_OF_KIND, HANG, STRAGGLER
 from rankscope.analysis.result.analysis import Analysis, Finding, Verdict
 from rankscope.analysis.result.text import hours_text
 from rankscope.base.text import factor, one_line
@@ -83,7 +83,8 @@ def annotations_of(facts: Facts, labels: dict[str, str], *, dashboard_url: str |
     }
     label = labels.get("rank", "")
     rank = int(label) if label.isascii() and label.isdecimal() and len(label) < 10 else None
-    found = _about(facts, labels.get("alertname", ""), rank)
+    of_host = rank is None and labels.get("alertname") == STRAGGLER.alertname
+    found = _about(facts, labels.get("alertname", ""), rank, labels.get("host") if of_host else None)
     if found is not None:
         texts |= {
             "cause": found.cause or "",
@@ -94,7 +95,11 @@ def annotations_of(facts: Facts, labels: dict[str, str], *, dashboard_url: str |
             "slowdown": "" if found.slowdown is None else factor(found.slowdown),
             "gpu_hours_lost": "" if found.gpu_hours_lost is None else hours_text(found.gpu_hours_lost),
         }
-        if found.rank is not None:
+        hosts = found.hosts if isinstance(found, Verdict) else [found.host or ""] if found.whole_host else []
+        if hosts:
+            texts |= {"verdict_host": ", ".join(hosts), "verdict_ranks": ",".join(map(str, found.ranks))}
+            rank = found.rank if rank is None else rank
+        elif found.rank is not None:
             texts |= {
                 "verdict_rank": str(found.rank),
                 "verdict_host": facts.hosts.get(found.rank, ""),
@@ -111,13 +116,25 @@ def annotations_of(facts: Facts, labels: dict[str, str], *, dashboard_url: str |
     return {name: _text(text) for name, text in texts.items() if text}
 
 
-def _about(facts: Facts, alertname: str, rank: int | None) -> Verdict | Finding | None:
-    """Return the verdict, or else the costliest finding, that an alert of this name is about; of ``rank`` if given."""
+def _about(facts: Facts, alertname: str, rank: int | None, host: str | None) -> Verdict | Finding | None:
+    """Return the verdict, or else the costliest finding, that an alert of this name is about.
+
+    ``rank``: that of the alert; ``host``: that of an alert about a host as a whole.
+    """
     verdict = facts.verdict
     kinds = {kind for kind, alerts in _ALERTS_OF_KIND.items() if alertname in alerts}
     if verdict is not None and verdict.kind in kinds and rank in (None, verdict.rank, *verdict.ranks):
-        return verdict
-    return next((finding for finding in facts.findings if finding.kind in kinds and rank in (None, finding.rank)), None)
+        named = verdict.hosts or ([] if verdict.rank is None else [facts.hosts.get(verdict.rank)])
+        if host is None or host in named:
+            return verdict
+    return next(
+        (
+            finding
+            for finding in facts.findings
+            if finding.kind in kinds and rank in (None, finding.rank, *finding.ranks) and host in (None, finding.host)
+        ),
+        None,
+    )
 
 
 def _text(text: str) -> str:

@@ -25,7 +25,17 @@ from rankscope.alerts.receive.known_runs import run_named
 from rankscope.alerts.receive.notification import ReceivedAlert, payload_alert
 
 _OWN: Final = frozenset(
-    {"verdict", "no_verdict", "verdict_rank", "verdict_host", "coverage", "simulated", "dashboard_url", "reminder"}
+    {
+        "verdict",
+        "no_verdict",
+        "verdict_rank",
+        "verdict_ranks",
+        "verdict_host",
+        "coverage",
+        "simulated",
+        "dashboard_url",
+        "reminder",
+    }
     | {UPDATED_AT, "found_by_name", "capture_request", "dump_request"}
 )
 """Annotations whose received value is replaced by our own."""

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.alerts.alert import Alert, fingerprint
+from rankscope.alerts.alert import Alert, fingerprint, ranks_of
 from rankscope.alerts.owners import ALERT_OF_KIND
 from rankscope.alerts.watch.budgets import PARTS, SAYS, Budgets
 from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
@@ -38,7 +38,7 @@ def candidates(
     """
     subject = subject_of(analysis, dashboard_url=dashboard_url, runbook_url=runbook_url)
     found: dict[str, Candidate] = {}
-    for finding in (*_of_each_rank(analysis), *_over_budget(analysis, budgets or Budgets(), rare_share)):
+    for finding in (*_of_each_unit(analysis), *_over_budget(analysis, budgets or Budgets(), rare_share)):
         rule = ALERT_OF_KIND.get(finding.kind)
         if rule is None:
             continue
@@ -68,17 +68,23 @@ def subject_of(analysis: Analysis, *, dashboard_url: str | None, runbook_url: st
     )
 
 
-def _of_each_rank(analysis: Analysis) -> Iterator[Finding]:
-    """Yield the findings that need no budget; one about several ranks once per rank, because the worst rank may change."""
+def _of_each_unit(analysis: Analysis) -> Iterator[Finding]:
+    """Yield the findings that need no budget, once per whole host or per rank, because the worst rank may change."""
     hosts = {rank.rank: rank.host for rank in analysis.ranks}
     verdict = analysis.verdict
+    with_host = {rank for finding in analysis.findings if finding.whole_host for rank in finding.ranks}
     for finding in analysis.findings:
         if finding.kind in {kind for _, kind in PARTS.values()}:
             continue  # decided by their budgets
+        if finding.whole_host:
+            yield msgspec.structs.replace(finding, rank=None)
+            continue
+        ranks = finding.ranks
+        if not ranks and finding.rank is not None and (verdict.kind, verdict.rank) == (finding.kind, finding.rank):
+            ranks = verdict.ranks
         yield finding
-        if finding.rank is not None and (verdict.kind, verdict.rank) == (finding.kind, finding.rank):
-            others = [rank for rank in verdict.ranks if rank != finding.rank]
-            yield from (msgspec.structs.replace(finding, rank=rank, host=hosts.get(rank)) for rank in others)
+        others = [rank for rank in ranks if rank != finding.rank and rank not in with_host] if finding.rank is not None else []
+        yield from (msgspec.structs.replace(finding, rank=rank, host=hosts.get(rank)) for rank in others)
 
 
 def _over_budget(analysis: Analysis, budgets: Budgets, rare_share: float) -> Iterator[Finding]:
@@ -113,10 +119,12 @@ def _over_budget(analysis: Analysis, budgets: Budgets, rare_share: float) -> Ite
 
 def _annotations(analysis: Analysis, finding: Finding) -> dict[str, str]:
     verdict = analysis.verdict
-    # The verdict describes the worst of several ranks, and applies to the others as well.
-    about = verdict.kind == finding.kind and (verdict.rank == finding.rank or finding.rank in verdict.ranks)
+    # The verdict describes the worst of several ranks or hosts, and applies to the others as well.
+    named = finding.host in verdict.hosts if finding.whole_host else finding.rank in (verdict.rank, *verdict.ranks)
+    about = verdict.kind == finding.kind and named
     return {
         "summary": finding.summary,
+        "ranks": ",".join(map(str, finding.ranks)) if finding.whole_host else "",
         "gpu_uuid": next((rank.gpu_uuid or "" for rank in analysis.ranks if rank.rank == finding.rank), ""),
         "cause": finding.cause or "",
         "phase": finding.phase or "",
@@ -196,7 +204,7 @@ _SHOWN: Final = 8
 
 
 def collapsed(found: Iterable[Candidate], *, together: Collection[str] = ()) -> list[Candidate]:
-    """Merge alerts of the same name about many ranks into one alert.
+    """Merge alerts of the same name about many ranks or whole hosts into one alert.
 
     ``together``: names of alerts that are merged already, for which ``FEW_RANKS`` applies instead of ``MOST_RANKS``.
     """
@@ -205,21 +213,21 @@ def collapsed(found: Iterable[Candidate], *, together: Collection[str] = ()) -> 
         by_name[candidate.name].append(candidate)
     kept: list[Candidate] = []
     for name, candidates in by_name.items():
-        of_ranks = [one for one in candidates if "rank" in one.alert.labels]
+        of_units = [one for one in candidates if {"rank", "host"} & one.alert.labels.keys()]
         most = FEW_RANKS if name in together else MOST_RANKS
-        if len(of_ranks) <= most:
+        if len(of_units) <= most:
             kept += candidates
             continue
-        kept += [one for one in candidates if "rank" not in one.alert.labels]
-        kept.append(_of_all(of_ranks))
+        kept += [one for one in candidates if one not in of_units]
+        kept.append(_of_all(of_units))
     return kept
 
 
 def _of_all(candidates: list[Candidate]) -> Candidate:
-    """Build one alert without a rank from those of all ranks: the text of the first, and the highest loss."""
+    """Build one alert without a rank and a host from those of all: the text of the first, and the highest loss."""
     first = candidates[0]
     labels = {name: value for name, value in first.alert.labels.items() if name not in ("rank", "host")}
-    ranks = sorted(int(one.alert.labels["rank"]) for one in candidates)
+    ranks = sorted({rank for one in candidates for rank in ranks_of(one.alert)})
     hosts = sorted({one.alert.labels["host"] for one in candidates if "host" in one.alert.labels})
     where = f" on {len(hosts)} hosts" if len(hosts) > 1 else f" on {hosts[0]}" if hosts else ""
     texts = dict(first.alert.annotations)

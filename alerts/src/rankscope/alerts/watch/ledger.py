@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from rankscope.alerts.alert import UPDATED_AT, Alert, Notice, rfc3339
+from rankscope.alerts.alert import UPDATED_AT, Alert, Notice, is_of_host, ranks_of, rfc3339
 from rankscope.alerts.owners import STRAGGLER
 from rankscope.alerts.store.database import Store, read_only
 from rankscope.alerts.store.folders import STORE_FILE
@@ -115,6 +115,10 @@ class Entry(msgspec.Struct, kw_only=True):
         """Identifier of the current details of the alert; empty until they change after it fired."""
         return "" if self.revised_unix_ns is None else str(self.revised_unix_ns)
 
+    def firing_s(self, now_unix_ns: int) -> float:
+        """Return for how long the alert has been firing, in seconds."""
+        return 0.0 if self.starts_at_unix_ns is None else (now_unix_ns - self.starts_at_unix_ns) / 1e9
+
     def notice(self) -> Notice:
         """Build the notice to send. The alert must have fired."""
         assert self.starts_at_unix_ns is not None
@@ -178,7 +182,7 @@ class Ledger(msgspec.Struct, kw_only=True):
         ``unknown``: ranks that were not evaluated; their alerts stay unchanged unless found. ``of``: names of the evaluated
         alerts, all for ``None``. ``confirmation``: of stragglers on new steps; without it they need none.
         """
-        silent = {str(rank) for rank in unknown}
+        silent = set(unknown)
         present = {candidate.fingerprint: candidate for candidate in found}
         followed = {
             entry.fingerprint: entry
@@ -189,29 +193,39 @@ class Ledger(msgspec.Struct, kw_only=True):
             if key not in followed:
                 followed[key] = Entry(run=run, fingerprint=key, alert=candidate.alert, track=Track("pending"))
                 self.entries.append(followed[key])
-        for key, entry in followed.items():
-            if key not in present and not silent.isdisjoint(_ranks_of(entry)):
-                continue
-            before = entry.track.state
-            firing_s = 0.0 if entry.starts_at_unix_ns is None else (now_unix_ns - entry.starts_at_unix_ns) / 1e9
-            if confirmation is not None and key in present and before == "pending" and entry.name == STRAGGLER.alertname:
-                entry.suspicion = confirmation.advance(entry.suspicion, [int(rank) for rank in _ranks_of(entry)])
-                held = not entry.suspicion.confirmed
-            else:
-                held = False
-            track = advance(entry.track, present=key in present, policy=policy, firing_s=firing_s, held=held)
-            if track is None:
-                self.entries.remove(entry)
-                continue
-            entry.track = track
-            if key in present:
-                entry.found(present[key], now_unix_ns)
-            if track.state == "resolved":
-                entry.ends_at_unix_ns = now_unix_ns
-            elif track.state == "firing" and before != "firing":
-                entry.starts_at_unix_ns = now_unix_ns
-                entry.finding = present[key].finding
-                self._drop_overtaken(entry)
+        # Hosts first: alerts of their ranks end with the beginning of theirs.
+        for key, entry in sorted(followed.items(), key=lambda item: not is_of_host(item[1].alert)):
+            if key not in present:
+                if not silent.isdisjoint(ranks_of(entry.alert)):
+                    continue
+                hosts = _covering(entry, [followed[other] for other in present])
+                if hosts and entry.track.state == "firing":
+                    _absorb(entry, hosts, now_unix_ns=now_unix_ns, policy=policy)
+                    continue
+            self._advance(entry, present.get(key), now_unix_ns=now_unix_ns, policy=policy, confirmation=confirmation)
+
+    def _advance(
+        self, entry: Entry, found: Candidate | None, *, now_unix_ns: int, policy: Policy, confirmation: Confirmation | None
+    ) -> None:
+        """Advance an alert by an evaluation that found its condition, or did not (``None``)."""
+        before, held = entry.track.state, False
+        if confirmation is not None and found is not None and before == "pending" and entry.name == STRAGGLER.alertname:
+            entry.suspicion = confirmation.advance(entry.suspicion, ranks_of(entry.alert))
+            held = not entry.suspicion.confirmed
+        firing_s = entry.firing_s(now_unix_ns)
+        track = advance(entry.track, present=found is not None, policy=policy, firing_s=firing_s, held=held)
+        if track is None:
+            self.entries.remove(entry)
+            return
+        entry.track = track
+        if found is not None:
+            entry.found(found, now_unix_ns)
+        if track.state == "resolved":
+            entry.ends_at_unix_ns = now_unix_ns
+        elif found is not None and track.state == "firing" and before != "firing":
+            entry.starts_at_unix_ns = now_unix_ns
+            entry.finding = found.finding
+            self._drop_overtaken(entry)
 
     def resolve(
         self, run: str, *, now_unix_ns: int, because: str, of: Collection[str] | None = None, but: Collection[str] = ()
@@ -243,7 +257,7 @@ class Ledger(msgspec.Struct, kw_only=True):
         return {
             entry.name
             for entry in self.entries
-            if entry.run == run and entry.track.state != "resolved" and (not together or "ranks" in entry.alert.annotations)
+            if entry.run == run and entry.track.state != "resolved" and (not together or _is_of_many(entry.alert))
         }
 
     def has_pending(self, run: str) -> bool:
@@ -269,10 +283,24 @@ class Ledger(msgspec.Struct, kw_only=True):
         ]
 
 
-def _ranks_of(entry: Entry) -> set[str]:
-    """Return the ranks that an alert is about."""
-    together = entry.alert.annotations.get("ranks", "")
-    return {entry.alert.labels.get("rank", ""), *together.split(",")} - {""}
+def _is_of_many(alert: Alert) -> bool:
+    """Return whether an alert stands for those of many ranks or hosts (``findings.collapsed``)."""
+    return "ranks" in alert.annotations and not is_of_host(alert)
+
+
+def _covering(entry: Entry, present: Iterable[Entry]) -> list[Entry]:
+    """Return the alerts about whole hosts that are about all ranks of ``entry`` together; empty if they are not."""
+    ranks = ranks_of(entry.alert)
+    hosts = [one for one in present if one.name == entry.name and is_of_host(one.alert) and ranks & ranks_of(one.alert)]
+    return hosts if ranks and ranks <= set().union(*(ranks_of(one.alert) for one in hosts)) else []
+
+
+def _absorb(entry: Entry, hosts: Iterable[Entry], *, now_unix_ns: int, policy: Policy) -> None:
+    """End an alert whose ranks are those of ``hosts`` once all of these fire; until then it alone is about the condition."""
+    if all(host.track.state == "firing" for host in hosts) and entry.firing_s(now_unix_ns) >= policy.least_firing_s:
+        names = ", ".join(sorted(host.alert.labels["host"] for host in hosts))
+        entry.track, entry.ends_at_unix_ns = Track("resolved"), now_unix_ns
+        entry.ended_because = f"part of the alert about host {names} as a whole"
 
 
 def load_ledger(store: Store) -> Ledger:

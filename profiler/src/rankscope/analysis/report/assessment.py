@@ -44,6 +44,7 @@ def assessed(analysis: Analysis, costs: Costs | None, figures: Figures) -> Analy
         run=run,
         ranks=sorted(verdict.ranks, key=lambda rank: rank != verdict.rank),
         hosts={row.rank: row.host for row in analysis.ranks if row.host is not None},
+        whole_hosts=verdict.hosts,
         stalls_at=None if verdict.stalls_at is None else place(verdict.stalls_at),
     )
     advice = recommend(figures, subject, step_us=None if found is None else found.step_us, reason=reason)

@@ -9,6 +9,7 @@ from typing import Final
 from rankscope.analysis.report.terminal_costs import advice_text, bandwidth_table, memory_text, throughput_text, waterfall_text
 from rankscope.analysis.report.terminal_detail import render_details
 from rankscope.analysis.result.analysis import Analysis, ImposedWait, RankResult
+from rankscope.analysis.result.hosts import HostResult, hosts_of
 from rankscope.analysis.result.text import (
     CYAN,
     GREEN,
@@ -17,17 +18,24 @@ from rankscope.analysis.result.text import (
     YELLOW,
     aligned,
     counted,
-    first_of,
+    excluded_text,
     fitting,
+    judged_text,
     listing,
     losses,
     page,
+    rare_text,
+    saves_text,
+    units_text,
     warning_lines,
 )
-from rankscope.base.text import duration, factor, shortened
+from rankscope.base.text import duration, factor, ranges_text, shortened
 
 SHOWN_RANKS: Final = 16
 """Number of ranks shown at most; the JSON has all of them."""
+
+SHOWN_HOSTS: Final = 8
+"""Number of hosts shown at most, where there are more ranks than shown."""
 
 SHOWN_ORIGINS: Final = 4
 SHOWN_VICTIMS: Final = 8
@@ -39,8 +47,10 @@ FEW_STEPS: Final = 1000
 _COLORS: Final = {"straggler": RED, "hang": RED, "balanced": GREEN, "insufficient_data": YELLOW}
 _TRUNCATED: Final = "*"
 _OF_WHAT_IS_LEFT: Final = "of what is left of its trace, and in no mean; what is missing is not known, which is not zero"
+_AT_FAULT: Final = "<"
 _DISPENSABLE: Final = ("copies", "overlap", "hidden")
 """Columns dropped on a narrow terminal, in this order."""
+_DISPENSABLE_OF_HOSTS: Final = ("ranks", "blocked/step")
 
 
 def render_text(analysis: Analysis, *, width: int = 100, color: bool = False, detail: bool = False) -> str:
@@ -52,6 +62,7 @@ def render_text(analysis: Analysis, *, width: int = 100, color: bool = False, de
     parts = [
         _headline(analysis, width),
         _source(analysis, width),
+        _host_table(analysis, width),
         _rank_table(analysis, width),
         _imposed_table(analysis, width),
         _pipeline_table(analysis, width),
@@ -81,6 +92,11 @@ def _headline(analysis: Analysis, width: int) -> str:
         facts.append(f"judged by {verdict.evidence_source.replace('_', ' ')}")
     if facts:
         lines += textwrap.wrap(" · ".join(facts), width)
+    judged = judged_text(verdict, analysis.source.world_size)
+    for text in (saves_text(verdict), excluded_text(verdict), judged and f"judged: {judged}"):
+        lines += textwrap.wrap(text, width)
+    if analysis.rare_steps is not None:
+        lines += textwrap.wrap(rare_text(analysis.rare_steps), width, subsequent_indent="  ")
     return "\n".join(lines)
 
 
@@ -102,6 +118,42 @@ def _source(analysis: Analysis, width: int) -> str:
             )
         lines += textwrap.wrap(f"the recorder took {took} of the step time{allowed}", width)
     return "\n".join([*lines, *warning_lines(source.warnings, width)])
+
+
+def _host_table(analysis: Analysis, width: int) -> str:
+    """Return the hosts at fault, then those that impose most wait; empty for a small job, one host, or one rank per host."""
+    hosts = hosts_of(analysis)
+    if len(analysis.ranks) <= SHOWN_RANKS or len(hosts) < 2 or len(hosts) == len(analysis.ranks):
+        return ""
+    stepped = any(row.own_us is not None for row in hosts)
+    header = ["host", "ranks", "imposed"]
+    if stepped:
+        header += ["own/step", "slowest", "rank", "blocked/step"]
+    shown = sorted(hosts, key=_prominence)[:SHOWN_HOSTS]
+    rows = [header, *(_host_row(row, stepped=stepped) for row in shown)]
+    lines = aligned(fitting(rows, width, _DISPENSABLE_OF_HOSTS), left=(0,))
+    legend = "imposed: share of all imposed wait"
+    if stepped:
+        legend += "; own and blocked: medians over the ranks of the host, slowest: the longest own time"
+    if any(row.at_fault for row in shown):
+        legend = f"{_AT_FAULT} at fault; {legend}"
+    lines += textwrap.wrap(legend, width)
+    if len(shown) < len(hosts):
+        lines.append(f"{len(hosts) - len(shown)} more hosts not shown")
+    return "\n".join(lines)
+
+
+def _prominence(row: HostResult) -> tuple[bool, float, float]:
+    return not row.at_fault, -(row.imposed_share or 0.0), -(row.own_us or 0.0)
+
+
+def _host_row(row: HostResult, *, stepped: bool) -> list[str]:
+    share = UNKNOWN if row.imposed_share is None else f"{row.imposed_share:.1%}"
+    cells = [shortened(row.host, 24) + (f" {_AT_FAULT}" if row.at_fault else ""), ranges_text(row.ranks, most=3), share]
+    if stepped:
+        slowest = UNKNOWN if row.slowest is None else str(row.slowest)
+        cells += [_duration(row.own_us), _duration(row.slowest_own_us), slowest, _duration(row.blocked_us)]
+    return cells
 
 
 def _rank_table(analysis: Analysis, width: int) -> str:
@@ -195,7 +247,8 @@ def _imposed_per_step(analysis: Analysis) -> str:
     found = next((one for finding in analysis.findings for one in finding.evidence if one.name == "imposed_wait"), None)
     if verdict.kind != "straggler" or found is None or found.detail is None or not found.detail.startswith("per step"):
         return ""
-    whose = f"rank{'s' if len(verdict.ranks) > 1 else ''} {first_of(verdict.ranks, SHOWN_RANKS)}"
+    hosts = {row.rank: row.host for row in analysis.ranks if row.host is not None}
+    whose = units_text(verdict.ranks, hosts, verdict.hosts)
     return f"imposed wait of {whose}: {duration(found.value)} {found.detail} (from step records)"
 
 

@@ -184,7 +184,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None = None
     ranks: list[int] = []
     hosts: list[str] = []
-    """Hosts at fault: most of their ranks, which are in ``ranks``, are slow together or one after the other."""
+    """Hosts at fault as a whole: most ranks there are slow, together or one after the other. ``ranks`` has the slow ones."""
     pattern: Pattern | None = None
     cause: Cause | None = None
     explained_by: str | None = None

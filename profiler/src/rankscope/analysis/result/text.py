@@ -1,17 +1,21 @@
-"""Text of results: for people as blocks, colours, warnings, lists, counts, sizes and tables; for programs as JSON."""
+"""Text of results: for people as blocks, colours, warnings, lists, counts, sizes, tables, names; for programs as JSON."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from rankscope.base.text import one_line, printable
+from rankscope.base.text import one_line, printable, ranges_text, share_bound
 
 if TYPE_CHECKING:
-    from rankscope.analysis.result.analysis import Cost  # text alone needs no types of results, which take longer to import
+    from rankscope.analysis.result.analysis import (
+        Cost,
+        RareSteps,
+        Verdict,
+    )  # text alone needs no types of results, which take longer to import
 
 RED: Final = "\x1b[1;31m"
 GREEN: Final = "\x1b[1;32m"
@@ -61,6 +65,72 @@ def first_of(items: Sequence[object], most: int) -> str:
     """Return the first ``most`` items and the number of the others: ``a, b and 3 more``."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return ", ".join(map(str, items[:most])) + more
+
+
+def joined(items: Sequence[str], most: int) -> str:
+    """Return the first ``most`` items and the number of the others as a phrase: ``a``, ``a and b``, ``a, b and 3 more``."""
+    shown = [*items[:most], *([f"{len(items) - most} more"] if len(items) > most else [])]
+    return " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
+
+
+def units_text(ranks: Sequence[int], hosts: Mapping[int, str], whole_hosts: Sequence[str]) -> str:
+    """Name the ranks and hosts at fault: ``host n3 (ranks 25 to 31, 7 of its 8 ranks) and rank 40``.
+
+    ``hosts``: host of each rank of the job; ``whole_hosts``: those that are at fault as a whole.
+    """
+    slow = [rank for rank in sorted(ranks) if hosts.get(rank) in whole_hosts]
+    rest = [rank for rank in sorted(ranks) if hosts.get(rank) not in whole_hosts]
+    parts = []
+    if whole_hosts:
+        there = sum(host in whole_hosts for host in hosts.values())
+        one = len(whole_hosts) == 1
+        which = f"rank{'s' if len(slow) > 1 else ''} {ranges_text(slow)}" if one else ""
+        if len(slow) == there:
+            within = f"all {there} of {'its' if one else 'their'} ranks" if there > 1 else which
+        else:
+            within = ", ".join(filter(None, [which, f"{len(slow)} of {'its' if one else 'their'} {there} ranks"]))
+        names = f"host{'' if one else 's'} {joined(whole_hosts, _SHOWN_HOSTS)}"
+        parts.append(f"{names} ({within})" if slow else names)
+    if rest:
+        parts.append(f"rank{'s' if len(rest) > 1 else ''} {ranges_text(rest)}")
+    return " and ".join(parts)
+
+
+def saves_text(verdict: Verdict) -> str:
+    """Return what healing saves: ``healing it saves 19% to 26% of the typical step``; empty if unknown."""
+    if verdict.saves is None:
+        return ""
+    low, high = share_bound(max(0.0, verdict.saves[0]), upper=False), share_bound(max(0.0, verdict.saves[1]), upper=True)
+    several = len(verdict.hosts) > 1 or (not verdict.hosts and len(verdict.ranks) > 1)
+    return f"healing {'them' if several else 'it'} saves {low} to {high} of the typical step"
+
+
+def excluded_text(verdict: Verdict) -> str:
+    """Return the cost that the data exclude: ``no rank or host costs more than 3% of the typical step``; empty if unknown."""
+    if verdict.costs_at_most is None:
+        return ""
+    return f"no rank or host costs more than {share_bound(verdict.costs_at_most, upper=True)} of the typical step"
+
+
+def judged_text(verdict: Verdict, world_size: int | None) -> str:
+    """Return what was compared: ``1,000 steps of 64 ranks``, ``200 steps of 60 of 64 ranks``; empty if unknown."""
+    steps = None if verdict.judged_steps is None else counted(verdict.judged_steps, "step")
+    ranks = None
+    if verdict.judged_ranks is not None:
+        few = world_size is not None and verdict.judged_ranks < world_size
+        ranks = (
+            f"{verdict.judged_ranks:,} of {counted(world_size or 0, 'rank')}" if few else counted(verdict.judged_ranks, "rank")
+        )
+    return " of ".join(filter(None, [steps, ranks]))
+
+
+def rare_text(rare: RareSteps) -> str:
+    """Return the sentence on rare steps after their share of the run's time: ``rare steps, 34% of the run's time: …``."""
+    share = f"{rare.share:.0%}" if rare.share >= 0.0995 else f"{rare.share:.1%}"
+    return f"rare steps, {share} of the run's time: {rare.summary}"
+
+
+_SHOWN_HOSTS: Final = 4
 
 
 def losses(gpu_hours: float | None, cost: Cost | None) -> list[str]:

@@ -14,7 +14,7 @@ from rankscope.analysis.costs.figures import derived
 from rankscope.analysis.inference.cause import HOST_OR_DEVICE
 from rankscope.analysis.result.analysis import Cause, Evidence, Kind, Verdict
 from rankscope.analysis.result.costs import Advice, AdviceEvidence
-from rankscope.analysis.result.text import counted, first_of
+from rankscope.analysis.result.text import counted, first_of, joined, units_text
 from rankscope.analysis.verdict.advice_rows import Row
 from rankscope.analysis.verdict.advice_sentences import RECORD, SHOW
 from rankscope.analysis.verdict.advice_table import TABLE
@@ -35,6 +35,8 @@ class Subject:
     hosts: Mapping[int, str] = field(default_factory=dict)
     """Host of each rank of the job, as far as known. Leaving out a host is advised only if there are others, and if all named
     ranks are on it."""
+    whole_hosts: Sequence[str] = ()
+    """Hosts at fault as a whole, worst first; advice is then about them, not about their ranks."""
     stalls_at: str | None = None
     """Line of code at which the worst rank stalls, for people; ``None``: unknown."""
 
@@ -43,22 +45,30 @@ class Subject:
         rank = self.ranks[0] if self.ranks else None
         host = None if rank is None else self.hosts.get(rank)
         theirs = {self.hosts.get(one) for one in self.ranks}
-        without = host if len(set(self.hosts.values())) > 1 and len(theirs) == 1 else None
+        at_fault = list(self.whole_hosts) or ([host] if host is not None and len(theirs) == 1 else [])
+        if self.whole_hosts:
+            host = joined(self.whole_hosts, _SHOWN)
+        others = bool(at_fault) and not set(self.hosts.values()) <= set(at_fault)
+        safe = others and all(map(_NODE.fullmatch, at_fault))
         values: dict[str, object | None] = {
             "run": None if self.run is None else shlex.quote(self.run),
             "record": RECORD if self.run is None else None,
             "ranks": self._ranks() if self.ranks else None,
             "rank": rank,
             "host": host,
-            "without": without,
+            "without": host if others else None,
             "stalls_at": self.stalls_at,
             # Without the line, it is still to be found.
             "unseen": "" if self.stalls_at is None else None,
-            "node": without if without and _NODE.fullmatch(without) else None,
+            "node": at_fault[0] if safe and len(at_fault) == 1 else None,
+            "nodes": " ".join(at_fault) if safe else None,
+            "node_list": ",".join(at_fault) if safe else None,
         }
         return {name: value for name, value in values.items() if value is not None}
 
     def _ranks(self) -> str:
+        if self.whole_hosts:
+            return units_text(self.ranks, self.hosts, self.whole_hosts)
         if len(self.ranks) > 1:
             return f"ranks {first_of(sorted(self.ranks), _SHOWN)}"
         host = self.hosts.get(self.ranks[0])
@@ -109,7 +119,17 @@ def next_actions(
         "until": "" if needed is None else f" until about {needed} steps are recorded",
         **({} if steps is None else {"steps": steps}),
     }
-    row = next((row for row in TABLE if row.kind == kind and row.cause in (None, cause) and row.reason in (None, reason)), None)
+    row = next(
+        (
+            row
+            for row in TABLE
+            if row.kind == kind
+            and row.cause in (None, cause)
+            and row.reason in (None, reason)
+            and (subject.whole_hosts or not row.whole_host)
+        ),
+        None,
+    )
     actions = [] if row is None else _filled(row, values)
     return actions if kind == "insufficient_data" or subject.run is None else [*actions, SHOW.format(**values)]
 
@@ -120,12 +140,14 @@ def recommend(figures: Figures, subject: Subject, *, step_us: float | None, reas
     ``reason``: result of ``reason_of``, which decides on the remedy for a named rank.
     """
     known = derived(figures)
+    replaced = {row.when[0].figure for row in TABLE if row.whole_host and row.when} if subject.whole_hosts else set()
     found = [
         _advice(row, actions, known, step_us, subject.run)
         for row in TABLE
         if row.name
         and all(condition.holds(known) for condition in row.when)
         and (row.kind != "straggler" or row.reason in (None, reason))
+        and row.whole_host == (row.when[0].figure in replaced)
         and (actions := _filled(row, subject.values()))
     ]
     return sorted(found, key=lambda one: -1.0 if one.gain_share_at_most is None else one.gain_share_at_most, reverse=True)

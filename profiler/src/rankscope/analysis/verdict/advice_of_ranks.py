@@ -1,4 +1,4 @@
-"""Advice about ranks that make the others wait: physical reasons first, then causes."""
+"""Advice about ranks and hosts that make the others wait: physical reasons first, then causes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.analysis.verdict.advice_rows import Row, for_rank, for_verdict
+from rankscope.analysis.verdict.advice_rows import Row, for_host, for_rank, for_verdict
 from rankscope.analysis.verdict.advice_sentences import (
     COLLECT,
     DUMP,
@@ -37,49 +37,73 @@ _ADDITIONAL: Final = (
 
 _READINGS: Final = "Look at the readings of rank {rank}'s GPU on {host}: nvidia-smi -q -d %s"
 
+_CAPTURE: Final = (
+    "While it trains, profile steps to see whether the GPU or the host of {ranks} is late: rankscope capture {run} --steps 20"
+)
+_RECORD_WINDOWS: Final = "If it has ended, record a run with profiled steps: rankscope run --window-every 50 -- ..."
 
-def _for_hardware(reason: str, topics: str, *actions: str, drain: bool = True) -> Row:
-    """Return the row for a rank that its hardware holds back.
+_SERVED: Final = (
+    "Compare the power supplies, the cooling and the clocks of {host} with those of another host (ipmitool sdr; nvidia-smi -q -d "
+    "POWER,TEMPERATURE,CLOCK,PERFORMANCE), over time by the metrics of rankscope exporter"
+)
+_SHARED: Final = (
+    "Check what the ranks of {host} share: PCIe switches and the width of their links (nvidia-smi topo -m, lspci -vv), the NICs "
+    "(ibstat, ethtool -S), CPUs and memory"
+)
+_WITHOUT_HOST: Final = "Start the job again without {without}; if no rank is slow then, the host is at fault, not the job"
+# In an order that loses no unsaved work, as in the rules for nodes.
+_OUT_OF_SERVICE: Final = (
+    'Take {nodes} out of service: scontrol update NodeName={node_list} State=DRAIN Reason="rankscope: slow host"; in Kubernetes '
+    "kubectl cordon {nodes}, let the jobs there reach a checkpoint or end, then kubectl drain {nodes} --ignore-daemonsets "
+    "--delete-emptydir-data"
+)
+_READINGS_OF_HOST: Final = "Compare the readings of the GPUs of {host} with those of another host: nvidia-smi -q -d %s"
+
+
+def _for_hardware(reason: str, topics: str, *actions: str, drain: bool = True) -> tuple[Row, Row]:
+    """Return the rows for a host and for a rank that the hardware holds back.
 
     ``topics``: sections of ``nvidia-smi -q`` that show it. ``drain``: the host may have to be taken out to mend it.
     """
     draining = (_DRAIN % reason.replace("_", " "),) if drain else ()
-    row = for_rank("mend_hardware", "hardware", 0.05, *actions, _READINGS % topics, *draining)
-    return msgspec.structs.replace(row, reason=reason)
+    out = (_OUT_OF_SERVICE,) if drain else ()
+    of_host = for_host("mend_host", "hardware", 0.05, *actions, _READINGS_OF_HOST % topics, *out)
+    of_rank = for_rank("mend_hardware", "hardware", 0.05, *actions, _READINGS % topics, *draining)
+    return msgspec.structs.replace(of_host, reason=reason), msgspec.structs.replace(of_rank, reason=reason)
 
 
 FOR_RANKS: Final[tuple[Row, ...]] = (
     # The host of a device waits for it, so records of the host do not tell which of the two is late.
+    for_host("see_device_of_host", "device_unseen", 0.05, _CAPTURE, _RECORD_WINDOWS, _SERVED, _SHARED, _OUT_OF_SERVICE),
     for_rank(
         "see_device",
         "device_unseen",
         0.05,
-        "While it trains, profile steps to see whether the GPU or the host of {ranks} is late: "
-        "rankscope capture {run} --steps 20",
-        "If it has ended, record a run with profiled steps: rankscope run --window-every 50 -- ...",
+        _CAPTURE,
+        _RECORD_WINDOWS,
         _READINGS % "CLOCK,PERFORMANCE,TEMPERATURE,POWER",
     ),
-    _for_hardware(
+    *_for_hardware(
         "xid", "PAGE_RETIREMENT,ECC", "On {host}, find the errors in the kernel's log, and what each asks for: dmesg | grep Xid"
     ),
-    _for_hardware(
+    *_for_hardware(
         "ecc", "ECC,ROW_REMAPPER", "Reset the GPU of {ranks} once the job is off it; if the errors come again, replace the GPU"
     ),
-    _for_hardware("thermal_throttle", "TEMPERATURE,PERFORMANCE", "Check airflow, fans and coolant of {host}"),
-    _for_hardware("power_brake", "POWER,PERFORMANCE", "Check the power supplies of {host} and what its rack may draw"),
-    _for_hardware(
+    *_for_hardware("thermal_throttle", "TEMPERATURE,PERFORMANCE", "Check airflow, fans and coolant of {host}"),
+    *_for_hardware("power_brake", "POWER,PERFORMANCE", "Check the power supplies of {host} and what its rack may draw"),
+    *_for_hardware(
         "power_cap",
         "POWER",
         "Compare the power limit of rank {rank}'s GPU with the others', and raise it if rack and cooling allow: nvidia-smi -pl",
         drain=False,
     ),
-    _for_hardware(
+    *_for_hardware(
         "clock",
         "CLOCK,PERFORMANCE",
         "Reset the clocks of {host}'s GPUs, if they are locked: nvidia-smi -rgc; nvidia-smi -rac",
         drain=False,
     ),
-    _for_hardware(
+    *_for_hardware(
         "link",
         "PERFORMANCE",
         "Compare the PCIe links of {host}: nvidia-smi --query-gpu=pcie.link.gen.current,pcie.link.width.current --format=csv",
@@ -92,6 +116,13 @@ FOR_RANKS: Final[tuple[Row, ...]] = (
         "Find what {ranks} holds on its GPU and the others do not: longer sequences, work that only it does, or another process "
         "(nvidia-smi)",
         SEGMENTS,
+    ),
+    for_host(
+        "data_loading_of_host",
+        "input",
+        0.02,
+        "Compare the storage of {host} with another host's: mounts, caches, its network, and what else reads there (iostat -x)",
+        LOAD_AHEAD,
     ),
     for_rank(
         "data_loading_of_rank",
@@ -110,6 +141,27 @@ FOR_RANKS: Final[tuple[Row, ...]] = (
     *(
         msgspec.structs.replace(for_rank("kernels_of_rank", "kernels", 0.05, _CHOICE, _GIVEN), reason=reason)
         for reason in ("few_kernels", "other_kernels")
+    ),
+    for_host("compare_hosts", "compute", 0.05, _SERVED, _SHARED, _WITHOUT_HOST, _OUT_OF_SERVICE),
+    for_host(
+        "links_of_host",
+        "communication",
+        0.05,
+        "Check the NICs of {host}, their cables and switch ports for errors and lower rates: ibstat and ibdiagnet, ethtool -S, "
+        "lspci -vv for their PCIe links, nvidia-smi nvlink -e, or the metrics of rankscope exporter",
+        LINKS_ALONE,
+        _WITHOUT_HOST,
+        _OUT_OF_SERVICE,
+    ),
+    for_host(
+        "stalls_of_host",
+        "host",
+        0.05,
+        "Find what differs on {host}: other processes (top, systemd-cgtop), the clock of its CPUs (cpupower frequency-info), "
+        "memory, storage",
+        DUMP % "the ranks of {host}{unseen}",
+        "Look at {stalls_at} in the code: what does it wait for on {host} and not on the other hosts?",
+        _WITHOUT_HOST,
     ),
     for_rank(
         "own_profiler",
@@ -183,6 +235,7 @@ FOR_RANKS: Final[tuple[Row, ...]] = (
         "a sleep)?",
         _RECORD_ALL,
     ),
+    msgspec.structs.replace(for_verdict("straggler", _SERVED, _SHARED, _WITHOUT_HOST, _OUT_OF_SERVICE), whole_host=True),
     # ``{run:.0}`` shows nothing: there is a page for runs only.
     for_verdict("straggler", "Look at {ranks} on the page{run:.0}", _RECORD_ALL),
 )

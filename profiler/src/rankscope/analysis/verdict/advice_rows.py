@@ -47,9 +47,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     - ``{run}``: run directory; ``{record}``: command that records a run, where there is none yet
     - ``{ranks}``: the named ranks; ``{rank}``: the worst of them; ``{host}``: its host
     - ``{without}``: its host, if the job has others; ``{node}``: the same, if the name is safe in a command
+    - ``{nodes}``, ``{node_list}``: the same, separated by spaces or commas
     - ``{stalls_at}``: line of code at which the worst rank stalls; ``{unseen}``: empty, if that is not known
     - ``{steps}``: number of steps to profile; ``{recorded}``: number of recorded steps
     - ``{enough}``: number of steps to record, or "more steps"; ``{until}``: the same as a clause, or empty
+
+    For hosts at fault as a whole, ``{ranks}`` names the hosts with their ranks; ``{host}``, ``{without}`` and the names for
+    commands are those of all these hosts.
     """
 
     actions: tuple[str, ...]
@@ -59,6 +63,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Cause that the verdict must have; ``None``: any."""
     reason: str | None = None
     """``explained_by`` that the verdict must have, or another reason for its next actions; ``None``: any."""
+    whole_host: bool = False
+    """True for a row that is only for hosts at fault as a whole; it replaces those for ranks with the same first figure."""
     name: str = ""
     """Name as a recommendation; empty: the row is no recommendation."""
     when: tuple[When, ...] = ()
@@ -98,6 +104,11 @@ def for_rank(name: str, key: Cause | str, limit: float, *actions: str) -> Row:
         gain=1.0,
         falls="straggler wait",
     )
+
+
+def for_host(name: str, key: Cause | str, limit: float, *actions: str) -> Row:
+    """Return the row for a host at fault as a whole; arguments as for ``for_rank``."""
+    return msgspec.structs.replace(for_rank(name, key, limit, *actions), whole_host=True)
 
 
 def for_figures(

@@ -20,11 +20,11 @@ _CAPS: Final = (1000, 400, 150, 60)
 """Characters per text: the first value with which the body fits is used."""
 _PLACE: Final = (
     ("run", ("run", "run_id")),
-    ("rank", ("rank", "culprit", "verdict_rank", "ranks")),
+    ("rank", ("rank", "culprit", "verdict_rank", "verdict_ranks", "ranks")),
     ("host", ("host", "culprit_host", "verdict_host", "hosts", "node", "instance")),
     ("GPU", ("gpu", "gpu_uuid", "uuid")),
 )
-_SEVERAL: Final = frozenset({"culprit", "culprit_host", "ranks", "hosts"})
+_SEVERAL: Final = frozenset({"culprit", "culprit_host", "verdict_ranks", "ranks", "hosts"})
 """Names of values that may be lists, separated by commas."""
 _TEXTS: Final = (
     ("verdict", ("verdict",)),

@@ -1,0 +1,203 @@
+"""Hosts at fault as a whole: one alert with the host, not one per rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from tests.alerts.watch.watched_world import Told, World
+
+from rankscope.alerts.alert import Notice
+from rankscope.alerts.deliver.templates.facts import facts
+from rankscope.alerts.owners import STRAGGLER
+from rankscope.alerts.payload import PayloadAlert, payload_alert
+from rankscope.alerts.receive.facts import annotations_of, facts_of
+from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
+from rankscope.alerts.watch.findings import FEW_RANKS, MOST_RANKS, candidates, collapsed
+from rankscope.alerts.watch.ledger import Ledger, Policy
+from rankscope.analysis.result.analysis import Analysis
+
+Make = Callable[..., Analysis]
+SUBJECT = Subject(run_id="llama-1")
+
+
+def of_host(make: Make, *hosts: str, single: int | None = None) -> Analysis:
+    """Return an analysis in which whole hosts of 4 ranks are at fault (``node0``: ranks 0 to 3, …), and one rank of another."""
+    found = make(0)
+    rows = [msgspec.structs.replace(found.ranks[0], rank=rank, host=f"node{rank // 4}") for rank in range(16)]
+    findings = []
+    for host in hosts:
+        first = 4 * int(host.removeprefix("node"))
+        ranks = [*range(first, first + 4)]
+        summary = f"The ranks of {host} make the others wait."
+        findings.append(
+            msgspec.structs.replace(found.findings[0], rank=first + 1, ranks=ranks, host=host, whole_host=True, summary=summary)
+        )
+    if single is not None:
+        host = f"node{single // 4}"
+        findings.append(msgspec.structs.replace(found.findings[0], rank=single, ranks=[single], host=host, summary="One rank."))
+    ranks = [rank for finding in findings for rank in finding.ranks]
+    verdict = msgspec.structs.replace(
+        found.verdict, rank=findings[0].rank, ranks=ranks, hosts=list(hosts), summary=findings[0].summary, next=["Drain node0"]
+    )
+    return msgspec.structs.replace(found, ranks=rows, verdict=verdict, findings=findings)
+
+
+def of_ranks(make: Make, *ranks: int) -> Analysis:
+    found = make(*ranks)
+    verdict = msgspec.structs.replace(found.verdict, ranks=list(ranks))
+    findings = [msgspec.structs.replace(one, host=f"node{(one.rank or 0) // 4}") for one in found.findings]
+    return msgspec.structs.replace(found, ranks=of_host(make, "node0").ranks, verdict=verdict, findings=findings)
+
+
+def labels(found: list[Candidate]) -> list[tuple[str, str]]:
+    return [(one.alert.labels.get("rank", ""), one.alert.labels.get("host", "")) for one in found]
+
+
+def heard(told: Told) -> list[tuple[str, str, str]]:
+    return [
+        ("resolved" if notice.ends_at_unix_ns else "firing", notice.alert.labels.get("rank", ""), notice.alert.labels["host"])
+        for call in told.calls
+        for notice in call
+    ]
+
+
+def test_a_host_at_fault_is_one_alert_with_its_ranks(make_analysis: Make) -> None:
+    [found] = candidates(of_host(make_analysis, "node0"))
+    assert (found.alert.labels.get("rank"), found.alert.labels["host"]) == (None, "node0")
+    assert found.alert.annotations["ranks"] == "0,1,2,3"
+    assert "Drain node0" in found.alert.annotations["next"]
+    assert "gpu_uuid" not in found.alert.annotations
+
+
+def test_the_worst_rank_of_a_host_is_not_its_identity(make_analysis: Make) -> None:
+    first = of_host(make_analysis, "node0")
+    other = msgspec.structs.replace(first, findings=[msgspec.structs.replace(first.findings[0], rank=3, ranks=[1, 2, 3])])
+    assert [one.fingerprint for one in candidates(first)] == [one.fingerprint for one in candidates(other)]
+
+
+def test_each_host_has_its_alert_and_a_rank_of_another_its_own(make_analysis: Make) -> None:
+    assert labels(candidates(of_host(make_analysis, "node0", "node2", single=7))) == [
+        ("", "node0"),
+        ("", "node2"),
+        ("7", "node1"),
+    ]
+
+
+def test_a_finding_about_some_ranks_has_an_alert_for_each_of_them(make_analysis: Make) -> None:
+    found = of_ranks(make_analysis, 5)
+    several = msgspec.structs.replace(found, findings=[msgspec.structs.replace(found.findings[0], ranks=[5, 9])])
+    assert [rank for rank, _ in labels(candidates(several))] == ["5", "9"]
+
+
+def test_the_alert_of_a_host_begins_and_ends_once(make_run: Any, make_analysis: Make) -> None:
+    run, told = make_run(), Told()
+    world = World(run.path, receiver=told)
+    for _ in range(4):
+        world.evaluate(of_host(make_analysis, "node0"), run)
+    assert heard(told) == [("firing", "", "node0")]
+    for _ in range(4):
+        world.evaluate(make_analysis(), run)
+    assert heard(told)[1:] == [("resolved", "", "node0")]
+    assert "ended_because" not in told.calls[-1][0].alert.annotations
+    assert world.watcher.ledger.entries == []
+
+
+def test_alerts_of_ranks_end_when_that_of_their_host_begins(make_run: Any, make_analysis: Make) -> None:
+    run, told = make_run(), Told()
+    world = World(run.path, receiver=told, fire_after=3)
+    for _ in range(4):
+        world.evaluate(of_ranks(make_analysis, 1, 9), run)
+    assert {rank for _, rank, _ in heard(told)} == {"1", "9"}
+    told.calls.clear()
+    # While the alert of the host is pending, that of its rank goes on: there is no gap.
+    for _ in range(2):
+        world.evaluate(of_host(make_analysis, "node0", single=9), run)
+    assert "TrainingStraggler 1" in world.firing()
+    for _ in range(3):
+        world.evaluate(of_host(make_analysis, "node0", single=9), run)
+    assert sorted((state, rank) for state, rank, _ in heard(told)) == [("firing", ""), ("resolved", "1")]
+    [ended] = [notice for call in told.calls for notice in call if notice.ends_at_unix_ns]
+    assert "node0" in ended.alert.annotations["ended_because"]
+    assert world.firing() == ["TrainingStraggler", "TrainingStraggler 9"]
+
+
+def test_after_its_host_a_rank_that_stays_slow_has_its_own_alert(make_run: Any, make_analysis: Make) -> None:
+    run, told = make_run(), Told()
+    world = World(run.path, receiver=told)
+    for _ in range(3):
+        world.evaluate(of_host(make_analysis, "node0"), run)
+    for _ in range(4):
+        world.evaluate(of_ranks(make_analysis, 2), run)
+    assert world.firing() == ["TrainingStraggler 2"]
+
+
+def test_an_alert_about_many_ranks_ends_when_all_their_hosts_have_theirs() -> None:
+    ledger, policy = Ledger(), Policy(1, 3)
+    ranks = [SUBJECT.candidate(STRAGGLER, {"summary": "s"}, rank=rank, host=f"n{rank // 8}") for rank in range(40)]
+    ledger.update("x", collapsed(ranks), now_unix_ns=1, policy=policy)
+    hosts = hosts_alerts(5)
+    assert len(collapsed(hosts, together=ledger.names("x", together=True))) == 5
+    ledger.update("x", hosts, now_unix_ns=2, policy=policy)
+    ended = [entry for entry in ledger.entries if entry.ends_at_unix_ns is not None]
+    assert [entry.alert.labels.get("host") for entry in ended] == [None]
+    assert "n0, n1, n2, n3, n4" in ended[0].ended_because
+
+
+def hosts_alerts(count: int) -> list[Candidate]:
+    return [
+        SUBJECT.candidate(
+            STRAGGLER,
+            {"summary": f"Host n{at}.", "ranks": ",".join(str(8 * at + local) for local in range(8))},
+            host=f"n{at}",
+            loss=Loss(gpu_hours=at, per_hour=1),
+        )
+        for at in range(count)
+    ]
+
+
+def test_hosts_do_not_count_as_alerts_about_many_ranks() -> None:
+    ledger = Ledger()
+    ledger.update("x", hosts_alerts(2), now_unix_ns=1, policy=Policy(1, 1))
+    assert ledger.names("x") == {"TrainingStraggler"}
+    assert ledger.names("x", together=True) == set()
+
+
+def test_very_many_hosts_have_one_alert_together() -> None:
+    assert len(collapsed(hosts_alerts(MOST_RANKS))) == MOST_RANKS
+    [together] = collapsed(hosts_alerts(MOST_RANKS + 1))
+    assert not {"rank", "host"} & together.alert.labels.keys()
+    assert len(together.alert.annotations["ranks"].split(",")) == 8 * 33
+    assert len(together.alert.annotations["hosts"].split(",")) == 33
+    assert len(collapsed(hosts_alerts(FEW_RANKS), together=["TrainingStraggler"])) == FEW_RANKS
+
+
+def test_the_alert_of_a_host_stays_while_one_of_its_ranks_cannot_be_read() -> None:
+    ledger = Ledger()
+    ledger.update("x", hosts_alerts(1), now_unix_ns=1, policy=Policy(1, 1))
+    ledger.update("x", [], now_unix_ns=2, policy=Policy(1, 1), unknown=[7])
+    assert ledger.entries[0].ends_at_unix_ns is None
+    ledger.update("x", [], now_unix_ns=3, policy=Policy(1, 1), unknown=[8])
+    assert ledger.entries[0].ends_at_unix_ns == 3
+
+
+def test_a_payload_and_a_message_name_the_host_and_its_ranks(make_analysis: Make) -> None:
+    [found] = candidates(of_host(make_analysis, "node0"))
+    sent = payload_alert(Notice(alert=found.alert, fingerprint=found.fingerprint, starts_at_unix_ns=10**18))
+    assert (sent.labels["host"], sent.annotations["ranks"]) == ("node0", "0,1,2,3")
+    assert "rank" not in sent.labels
+    shown = facts(sent, 400)
+    assert "host node0" in shown.heading
+    assert "ranks 0, 1, 2, 3" in shown.heading
+
+
+def test_a_receiver_explains_the_alert_of_a_host_by_the_verdict_on_it(make_analysis: Make) -> None:
+    known = facts_of(of_host(make_analysis, "node0", "node2"))
+    said = annotations_of(known, {"alertname": "TrainingStraggler", "host": "node0"}, dashboard_url=None)
+    assert (said["verdict_host"], "verdict_rank" in said, "gpu_uuid" in said) == ("node0, node2", False, False)
+    assert said["next"] == "Drain node0"
+    other = annotations_of(known, {"alertname": "TrainingStraggler", "host": "node3"}, dashboard_url=None)
+    assert "verdict_host" not in other
+    anonymous = PayloadAlert(status="firing", labels={"alertname": "x"}, annotations=said, starts_at="2023-11-14T22:13:20Z")
+    assert "hosts node0, node2" in facts(anonymous, 400).heading
