@@ -17,7 +17,7 @@ from rankscope.analysis.evidence.liveness import Liveness
 from rankscope.analysis.inference.cause import Signals
 from rankscope.analysis.inference.named import Named
 from rankscope.analysis.result.analysis import Cost, Evidence, Finding, Kind, Verdict
-from rankscope.analysis.result.text import first_of
+from rankscope.analysis.result.text import units_text
 from rankscope.analysis.verdict.advice import Subject, next_actions, reason_of
 from rankscope.analysis.verdict.advice_sentences import ROTATING
 from rankscope.analysis.verdict.bottleneck import SHOWN, exposed_transfer, largest_besides_compute, limit_of, unknown_share
@@ -110,7 +110,7 @@ def straggler(named: Named, setting: Setting) -> tuple[Verdict, list[Finding]]:
     )
     actions = next_actions(
         "straggler",
-        Subject(setting.run, [] if rotating else named.ranks, setting.hosts),
+        Subject(setting.run, [] if rotating else named.ranks, setting.hosts, whole_hosts=named.hosts),
         cause=found.cause,
         reason=reason_of(found, named.evidence, accelerated=setting.accelerated, recorded=setting.run is not None),
     )
@@ -238,7 +238,6 @@ def _calm(shares: Figures, unit: str) -> str:
     )
 
 
-_SHOWN_RANKS: Final = 8
 _SURE_OF_CAUSE: Final = 0.8
 """Confidence in the cause below which the sentence calls it probable."""
 _TOO_MUCH: Final = 0.1
@@ -369,20 +368,12 @@ def _sentence(named: Named, setting: Setting) -> str:
 
 def _subject(named: Named, setting: Setting) -> tuple[str, str]:
     """Return the ranks or hosts at fault as the subject of a sentence, and its verb."""
-    rest = [rank for rank in sorted(named.ranks) if setting.hosts.get(rank) not in named.hosts]
-    parts = [_host_text(host, named, setting) for host in named.hosts]
-    if rest:
-        on = setting.hosts.get(rest[0]) if len(named.ranks) == 1 else None
-        parts.append(f"{'rank' if len(rest) == 1 else 'ranks'} {first_of(rest, _SHOWN_RANKS)}" + (f" on host {on}" if on else ""))
-    text = " and ".join(parts)
-    return text[0].upper() + text[1:], "makes" if len(parts) == 1 and (named.hosts or len(rest) == 1) else "make"
-
-
-def _host_text(host: str, named: Named, setting: Setting) -> str:
-    every = sum(one == host for one in setting.hosts.values())
-    slow = [rank for rank in sorted(named.ranks) if setting.hosts.get(rank) == host]
-    which = f"all {every} of its ranks" if len(slow) == every else f"{len(slow)} of its {every} ranks"
-    return f"host {host} ({which})"
+    text = units_text(named.ranks, setting.hosts, named.hosts)
+    if len(named.ranks) == 1 and not named.hosts and (host := setting.hosts.get(named.ranks[0])):
+        text += f" on host {host}"
+    others = any(setting.hosts.get(rank) not in named.hosts for rank in named.ranks)
+    units = len(named.hosts) + (others if named.hosts else len(named.ranks))
+    return text[0].upper() + text[1:], "makes" if units == 1 else "make"
 
 
 def _saves(named: Named) -> str:
