@@ -3,7 +3,7 @@
 usage: python benchmarks/watching.py [--days N] [--jobs N] [--starts N] [--seeds N]
 
 Simulates jobs of 64 ranks with steps of one second. The watcher looks every 5 s at the last 500 steps, with its own tests
-(``find_rotating``, ``find_slow``), its own ledger and its own confirmation. "Before" is the same without the confirmation.
+(``judge_ranks``), its own ledger and its own confirmation. "Before" is the same without the confirmation.
 
 Noise (``NOISES``) is that of ``accusations.py``, and some of machines: lasting noise, long pauses, noise that the ranks of a host
 share, and neighbours that slow a rank for up to 20 s. Every rank has a small lasting bias. ``DISTURBED`` is reported beside them.
@@ -49,10 +49,8 @@ from rankscope.alerts.watch.candidate import Candidate, Subject
 from rankscope.alerts.watch.confirmation import Confirmation, next_test
 from rankscope.alerts.watch.ledger import Ledger, Policy
 from rankscope.analysis.evidence.typical import WARM_UP, warm_up
-from rankscope.analysis.inference.rotating import find_rotating
-from rankscope.analysis.inference.significance import farthest
+from rankscope.analysis.inference.judge import judge_ranks, moving_waits
 from rankscope.analysis.inference.slow import FIXED, MINIMUM_EFFECT, Slow
-from rankscope.analysis.inference.stragglers import find_slow, too_short
 from rankscope.analysis.online import RECENT_STEPS, NewSteps
 
 RANKS = 64
@@ -156,6 +154,7 @@ class Times:
     own: Own
     wall_us: float
     ranks: list[int]
+    savings: None = None
 
     @classmethod
     def of(cls, own: Own) -> Times:
@@ -167,7 +166,8 @@ class Times:
 def slow_in(own: Own) -> Slow | None:
     """Return the slow ranks of a look, as the verdict on a run does."""
     times = Times.of(own)
-    return find_rotating(times) or find_slow(times)  # type: ignore[arg-type] # it needs no table
+    moving = moving_waits(times)  # type: ignore[arg-type] # it needs no table
+    return judge_ranks(times).slow or (moving.as_slow(times) if moving.stands_out else None)  # type: ignore[arg-type]
 
 
 def plausible(own: Own, firsts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -184,15 +184,13 @@ def plausible(own: Own, firsts: NDArray[np.int64], ends: NDArray[np.int64]) -> N
         return found
 
     limit = MINIMUM_EFFECT * mean(wall)
-    # The excess counts in full, or up to a limit that depends on the look: twice the usual excess, or more.
-    usual = max(float(np.median(np.abs(own - median))), float(limit.min()))
     found = mean(most - second >= np.maximum(5 * (second - least) / (RANKS - 2), 0.15 * float(wall.min()))) >= FIXED
-    for low, high in ((-np.inf, np.inf), (-2 * 0.8 * usual, 2 * 1.25 * usual)):
-        means = np.stack([mean(np.clip(one - median, np.float32(low), np.float32(high))) for one in own])
-        means.sort(axis=0)
-        middle = (means[RANKS // 2 - 1] + means[RANKS // 2]) / 2
-        between = farthest(RANKS, RANKS) * 1.4826 * np.median(np.abs(means - middle), axis=0)
-        found |= (means[-1] >= 0.95 * limit) & (means[-1] >= MARGIN * between)
+    means = np.stack([mean(one - median) for one in own])
+    means.sort(axis=0)
+    middle = (means[RANKS // 2 - 1] + means[RANKS // 2]) / 2
+    between = 1.4826 * np.median(np.abs(means - middle), axis=0)
+    # Healing a rank saves at most its mean excess, and its lower bound counts.
+    found |= means[-1] >= 0.95 * limit + MARGIN * between
     return found
 
 
@@ -271,7 +269,7 @@ def watched(own: Own, ends: NDArray[np.int64], may_name: NDArray[np.bool_]) -> t
         slow = slow_at(look)
         if slow is None and idle:
             continue
-        decided = slow is not None or too_short(Times.of(own[:, max(0, end - RECENT_STEPS) : end])) is None
+        decided = slow is not None or judge_ranks(Times.of(own[:, max(0, end - RECENT_STEPS) : end])).suspect is None
         for watch in (before, after):
             watch.look(end, slow, decided=decided)
     return before, after, sum(bool(may_name[look]) for look in known)
@@ -425,7 +423,7 @@ def delays(seeds: int) -> dict[str, Any]:
                     slow = slow_in(look)
                     if slow is None and all(watch.idle for watch in watches.values()):
                         continue
-                    decided = slow is not None or too_short(Times.of(look)) is None
+                    decided = slow is not None or judge_ranks(Times.of(look)).suspect is None
                     for watch in watches.values():
                         watch.look(end, slow, decided=decided)
                     if all(watch.fired for watch in watches.values()):

@@ -29,6 +29,7 @@ from rankscope.analysis.evidence.peers import peer_groups
 from rankscope.analysis.evidence.rank_columns import RankColumns, entries_of, tags_of
 from rankscope.analysis.evidence.recent import Earlier
 from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.inference.judge import moving_waits
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.result.analysis import Analysis
@@ -149,7 +150,10 @@ class OnlineAnalysis:
         if count < at_least:
             return None
         compared = judged_groups(table.columns(keep), peer_groups(run.ranks, run.infos))
-        return NewSteps(count, [slow for _, slow in in_pipeline(run, slow_ranks(compared, run.hosts))])
+        slow = [one for _, one in in_pipeline(run, slow_ranks(compared, run.hosts))]
+        moving = [] if slow or run.pipeline is not None else [(one, moving_waits(one)) for one in compared]
+        slow += [waits.as_slow(one) for one, waits in moving if waits.stands_out]
+        return NewSteps(count, slow)
 
 
 class _Attempt:

@@ -23,7 +23,6 @@ from rankscope.analysis.costs.rare_steps import rare_steps_of
 from rankscope.analysis.costs.recorder_cost import recorder_share
 from rankscope.analysis.costs.run_costs import costs_of_run
 from rankscope.analysis.costs.step_costs import usual_steps
-from rankscope.analysis.costs.waterfall import waiting_share
 from rankscope.analysis.durations.blocks import read_durations
 from rankscope.analysis.durations.of_run import durations_of_run
 from rankscope.analysis.evidence.compared import imposed_wait, judged_groups
@@ -87,7 +86,7 @@ def analysis_of(
     verdict, findings = run_verdict(run, costs, price_per_gpu_hour, currency, by_durations)
     rare = rare_steps_of(run)
     setting = replace(setting_of(run, price_per_gpu_hour, currency), judged_ranks=verdict.judged_ranks)
-    verdict, findings = with_rare_steps(verdict, findings, rare, setting, waiting_share(costs(())))
+    verdict, findings = with_rare_steps(verdict, findings, rare, setting, costs(()))
     late = durations.compared.matched.blame if durations is not None and verdict.evidence_source == durations.source else None
     collectives = matching_result(run.matched, run_fabric(run.infos, links))
     verdict, findings = with_slow_links(

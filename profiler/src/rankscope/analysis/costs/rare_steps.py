@@ -20,6 +20,9 @@ MATTERS: Final = 0.05
 _MOST: Final = 0.6
 """Share of the time of rare steps that one rank, or one cause, must have to be named with it."""
 
+_COVERED: Final = 0.95
+"""Share of the time of rare steps that those which are counted take."""
+
 _LISTED: Final = 16
 
 
@@ -52,8 +55,10 @@ def rare_steps_of(run: RunEvidence) -> RareSteps | None:
         cause = "communication"
     host = None if rank is None else run.hosts.get(rank)
     costly = steps[np.argsort(-extra[steps], kind="stable")]
+    # The few steps that take nearly all of this time: the others are not worth a word.
+    costly = costly[: 1 + int(np.searchsorted(np.cumsum(extra[costly]), _COVERED * lost))]
     moves = rank is None and bool(by_rank.sum() >= _MOST * lost)
-    number, every = int(rare.sum()), int(looked_at.sum())
+    number, every = len(costly), int(looked_at.sum())
     longest = float(length[steps].max())
     found = RareSteps(
         count=number,

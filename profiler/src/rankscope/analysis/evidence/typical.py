@@ -51,13 +51,16 @@ class TypicalSteps:
     """True at the rare steps of ``met``."""
     length_us: NDArray[np.float64]
     """Time of each step of ``met``: the middle over the ranks."""
+    per_entry: float
+    """Number of steps that an entry stands for, on average."""
 
 
 def typical_steps(table: StepTable, infos: Mapping[int, RankInfo]) -> TypicalSteps:
     """Divide the step records of a run into typical and rare steps."""
     met = up_to_meetings(table, infos)
     length, rare = rare_steps(met)
-    return TypicalSteps(met.columns(~rare) if rare.any() else met, met, rare, length)
+    per_entry = (len(table.steps) / max(1, len(met.steps))) if met is not table else 1.0
+    return TypicalSteps(met.columns(~rare) if rare.any() else met, met, rare, length, per_entry)
 
 
 def warm_up(steps: int) -> int:

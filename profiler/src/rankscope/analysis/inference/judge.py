@@ -39,6 +39,9 @@ from rankscope.analysis.inference.slow import FIXED, MINIMUM_EFFECT, Slow
 from rankscope.analysis.result.analysis import Pattern
 from rankscope.analysis.statistics import FEWEST_BATCHES, Estimate, mean_of
 
+MOST_WAITING: Final = 0.1
+"""Share of the step that ranks may wait for each other in a verdict that all is balanced."""
+
 LEVEL: Final = 0.95
 """Probability with which an interval of savings holds the true one."""
 
@@ -557,8 +560,25 @@ class Moving:
     """Row of the last rank at each step, [steps]."""
     affected: NDArray[np.bool_]
     """Steps that make up most of the waiting, [steps]."""
+    certainty: float
+    """Probability that ranks wait at least ``MOST_WAITING`` of the step, by the spread over the steps."""
+    stands_out: bool
+    """True if the last rank is an outlier in most steps: pauses or a fault that move. Noise of equal ranks is none."""
     shares: dict[int, float] = field(default_factory=dict)
     """Share of the waiting that each rank imposed, most first."""
+
+    def as_slow(self, times: OwnTimes) -> Slow:
+        """Return the ranks that took part as slow ranks of the pattern ``rotating``."""
+        return Slow(
+            ranks=[rank for rank, share in self.shares.items() if share >= 0.25 / len(self.shares)],
+            pattern="rotating",
+            gain_us=self.share * times.wall_us,
+            excess_us=self.share * times.wall_us,
+            p_value=None,
+            certainty=self.certainty,
+            last_share=1.0,
+            affected=self.affected,
+        )
 
 
 def moving_waits(times: OwnTimes, without: Sequence[int] = ()) -> Moving:
@@ -568,6 +588,9 @@ def moving_waits(times: OwnTimes, without: Sequence[int] = ()) -> Moving:
     leading = leaders(own)
     middle = np.concatenate(of_blocks(own.shape, lambda steps: np.sort(by_step(own[:, steps]), axis=1)[:, (len(own) - 1) // 2]))
     wait = leading.largest - middle
+    # Exponential noise, the worst common kind, leads by half of that.
+    usual = (leading.largest - leading.ahead - ordered(own, [0])[0]) / max(1, len(own) - 2)
+    far = leading.ahead >= np.maximum(5 * usual, 0.15 * times.wall_us)
     imposed = np.bincount(leading.rows, weights=wait, minlength=len(own))
     total = float(imposed.sum())
     order = np.argsort(-imposed, kind="stable").tolist()
@@ -575,6 +598,8 @@ def moving_waits(times: OwnTimes, without: Sequence[int] = ()) -> Moving:
         share=float(wait.mean()) / times.wall_us if times.wall_us > 0 else 0.0,
         last=rows[leading.rows],
         affected=far_steps(wait),
+        certainty=1 - mean_of(wait).chance_below(MOST_WAITING * times.wall_us),
+        stands_out=len(own) > 3 and bool(far.mean() >= FIXED),
         shares={times.ranks[rows[row]]: float(imposed[row]) / total for row in order if imposed[row] > 0} if total > 0 else {},
     )
 

@@ -15,6 +15,7 @@ import msgspec
 from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.evidence.liveness import Liveness
 from rankscope.analysis.inference.cause import Signals
+from rankscope.analysis.inference.judge import MOST_WAITING
 from rankscope.analysis.inference.named import Named
 from rankscope.analysis.result.analysis import Cost, Evidence, Finding, Kind, Verdict
 from rankscope.analysis.result.text import units_text
@@ -66,10 +67,6 @@ class Beside:
 NOTHING_BESIDE: Final = Beside()
 ByDurations = Callable[[Setting, Beside], tuple[Verdict, list[Finding]] | str]
 """Function that judges by durations of collectives: returns a verdict and its findings, or what is missing for one."""
-
-
-MOST_WAITING: Final = 0.1
-"""Share of the step that ranks may wait for each other in a verdict that all is balanced."""
 
 
 def straggler(named: Named, setting: Setting) -> tuple[Verdict, list[Finding]]:

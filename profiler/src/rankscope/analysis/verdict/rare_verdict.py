@@ -6,30 +6,31 @@ from typing import Final
 
 import msgspec
 
+from rankscope.analysis.costs.waterfall import Costs, waiting_share
+from rankscope.analysis.inference.judge import MOST_WAITING
 from rankscope.analysis.inference.significance import LIMIT
 from rankscope.analysis.result.analysis import Cost, Evidence, Finding, Kind, Pattern, RareSteps, Verdict
 from rankscope.analysis.verdict.advice import Subject, next_actions
 from rankscope.analysis.verdict.advice_sentences import ROTATING
-from rankscope.analysis.verdict.builders import MOST_WAITING, Setting, insufficient, loss
+from rankscope.analysis.verdict.bottleneck import limit_of, shares_of
+from rankscope.analysis.verdict.builders import Setting, insufficient, loss
 
 _FEW: Final = "So few do not show what recurs"
 
-_HEALTHY: Final[frozenset[Kind]] = frozenset({"balanced", "compute_bound", "insufficient_data"})
-"""Verdicts on the typical step that name nothing which costs time."""
-
 
 def with_rare_steps(
-    verdict: Verdict, findings: list[Finding], rare: RareSteps | None, setting: Setting, waiting: float
+    verdict: Verdict, findings: list[Finding], rare: RareSteps | None, setting: Setting, costs: Costs | None
 ) -> tuple[Verdict, list[Finding]]:
     """Return the verdict and the findings with what the rare steps cost.
 
     What happened once is no verdict: then there is not enough data. Waiting that several ranks cause in turn is ``rotating``.
-    ``waiting``: share of the typical step that ranks wait for each other.
+    ``costs``: those of the typical step.
     """
     if rare is None:
         return verdict, findings
     kind, pattern = _kind(rare, setting.judged_ranks or setting.world_size)
-    lost = rare.share + (1 - rare.share) * waiting
+    lost = rare.share + (1 - rare.share) * waiting_share(costs)
+    typical_loss = (1 - rare.share) * _typical_loss(verdict, costs)
     hours, cost = loss(rare.lost_us / max(1, setting.step_count), setting)
     if kind is None:
         if verdict.kind != "balanced" or lost < MOST_WAITING:
@@ -38,10 +39,20 @@ def with_rare_steps(
         found = insufficient(missing, run=setting.run, lack="few_steps", recorded=setting.step_count)
         return _as_judged(found, verdict), findings
     finding = _finding(rare, kind, pattern, setting, hours)
-    if verdict.kind not in _HEALTHY or lost < MOST_WAITING:
+    if rare.share <= typical_loss or lost < MOST_WAITING:
         return msgspec.structs.replace(verdict, summary=f"{verdict.summary} {rare.summary}"), [*findings, finding]
     headline = _as_judged(_verdict(rare, finding, verdict, setting, cost), verdict)
     return headline, [finding, *findings]
+
+
+def _typical_loss(verdict: Verdict, costs: Costs | None) -> float:
+    """Return the share of the typical step that the verdict on it is about; 0 where it names nothing that costs time."""
+    if verdict.kind in ("balanced", "compute_bound", "insufficient_data"):
+        return 0.0
+    if verdict.slowdown is not None:
+        return 1 - 1 / verdict.slowdown
+    limit = limit_of(shares_of(costs))
+    return 0.0 if limit is None else limit[1]
 
 
 def _kind(rare: RareSteps, ranks: int) -> tuple[Kind | None, Pattern | None]:

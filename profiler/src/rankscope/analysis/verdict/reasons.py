@@ -117,17 +117,7 @@ def slow_named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
 
 def moving_named(run: RunEvidence, judged: Judged, moving: Moving) -> Named:
     """Return the waiting that moves between ranks, with the cause that the ranks have while they are last."""
-    took_part = [rank for rank, share in moving.shares.items() if share >= 0.25 / len(moving.shares)]
-    slow = Slow(
-        ranks=took_part,
-        pattern="rotating",
-        gain_us=moving.share * judged.wall_us,
-        excess_us=moving.share * judged.wall_us,
-        p_value=None,
-        certainty=0.99,
-        last_share=1.0,
-        affected=moving.affected,
-    )
+    slow = moving.as_slow(judged)
     named = slow_named(run, judged, slow)
     most = ", ".join(f"rank {rank} {share:.0%}" for rank, share in list(moving.shares.items())[:_MOST_SHOWN])
     rest = " …" if len(moving.shares) > _MOST_SHOWN else ""

@@ -17,7 +17,15 @@ from rankscope.analysis.evidence.peers import peer_groups, stage_of
 from rankscope.analysis.evidence.typical import WARM_UP
 from rankscope.analysis.inference.device_stragglers import device_named, device_step_signals, judge_windows
 from rankscope.analysis.inference.explained import explained
-from rankscope.analysis.inference.judge import LEVEL, Judgement, Suspect, by_chance_elsewhere, judge_ranks, moving_waits
+from rankscope.analysis.inference.judge import (
+    LEVEL,
+    MOST_WAITING,
+    Judgement,
+    Suspect,
+    by_chance_elsewhere,
+    judge_ranks,
+    moving_waits,
+)
 from rankscope.analysis.inference.late import late_named, slow_steps
 from rankscope.analysis.inference.pipelined import saved_at_most_us, schedule_of
 from rankscope.analysis.inference.run_evidence import RunEvidence
@@ -27,7 +35,6 @@ from rankscope.analysis.result.analysis import Finding, Verdict
 from rankscope.analysis.verdict.bottleneck import LimitRow, limit_of, shares_of
 from rankscope.analysis.verdict.bubble import bubble_explained
 from rankscope.analysis.verdict.builders import (
-    MOST_WAITING,
     Beside,
     ByDurations,
     Lack,
@@ -103,7 +110,7 @@ def _run_verdict(
     setting = replace(
         setting,
         judged_ranks=sum(len(judged.ranks) for judged in run.compared),
-        judged_steps=max(judged.own.shape[1] for judged in run.compared),
+        judged_steps=round(run.typical.per_entry * max(judged.own.shape[1] for judged in run.compared)),
     )
     slow_groups = [(judged, one.slow) for judged, one in each if one.slow is not None]
     costly = in_pipeline(run, slow_groups)
@@ -226,7 +233,7 @@ def _nobody_slow(
         judged = each[0][0]
         moving = moving_waits(judged)
         if moving.share >= MOST_WAITING:
-            named = replace(moving_named(run, judged, moving), confidence=confidence)
+            named = moving_named(run, judged, moving)
             # Compute is what a step is for: it is no limit beside waiting.
             if limit is None or limit[0].kind == "compute_bound" or limit[1] < moving.share:
                 verdict, findings = straggler(named, setting)
