@@ -21,6 +21,9 @@ from rankscope.runs.records import PHASES
 MOST_PEERS: Final = 128
 """Number of peers compared at most: they suffice for a median, and thousands take longer for the same result."""
 
+MOST_MOVING: Final = 16
+"""Number of ranks at most whose signals make up those of a slowness that moves."""
+
 OTHER_PROFILER: Final = "profiler"
 """Tag of a step in which the script's own profiler was on."""
 
@@ -51,19 +54,21 @@ def signals_of_moving(table: StepTable, last: NDArray[np.intp], affected: NDArra
     """Return the signals of a slowness that moves: in each of the ``affected`` steps [steps], those of the rank that was last.
 
     ``last``: its row of the table, [steps]. ``rows``: rows of the compared ranks; at each step the others of them are its peers.
-    Of more than ``MOST_PEERS`` ranks that were last, those that were it most often count.
+    At most ``MOST_MOVING`` ranks count, those that were last most often, against as many peers each.
     """
     counts = np.bincount(last[affected], minlength=len(table.ranks))
-    often = np.argsort(-counts, kind="stable")[:MOST_PEERS]
+    often = np.argsort(-counts, kind="stable")[:MOST_MOVING]
     found = [
-        _excess_of(table, int(row), affected & (last == row), _some(rows[rows != row]), own=True) for row in often if counts[row]
+        _excess_of(table, int(row), affected & (last == row), _some(rows[rows != row], MOST_MOVING), own=True)
+        for row in often
+        if counts[row]
     ]
     return _signals(found, own_us=None, device_busy_us=None)
 
 
-def _some(rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return at most ``MOST_PEERS`` of the rows, evenly spaced."""
-    return rows[:: max(1, -(-len(rows) // MOST_PEERS))]
+def _some(rows: NDArray[np.intp], most: int = MOST_PEERS) -> NDArray[np.intp]:
+    """Return at most ``most`` of the rows, evenly spaced."""
+    return rows[:: max(1, -(-len(rows) // most))]
 
 
 @dataclass(frozen=True, slots=True)
