@@ -20,10 +20,11 @@ from rankscope.analysis.statistics import t_quantile
 def slow_twin(group: DeviceOwnTimes, suspect: int, calm: Sequence[DeviceOwnTimes]) -> Slow | None:
     """Return the rank ``suspect`` of ``group`` as slow, if neither chance nor noise of any duration explains its excess.
 
-    ``calm``: groups of other stages without slow ranks. Three conditions must hold:
+    ``calm``: groups of other stages without slow ranks. Four conditions must hold:
 
     - Healing the rank saves ``MINIMUM_EFFECT`` of the step.
     - A permutation test among the excess of all these ranks excludes chance.
+    - Its mean excess is an outlier among those of the ranks of other stages, whatever their noise lasts.
     - Its excess is larger than one draw of its own noise. Only steady excess is, as noise may last as long as the steps.
     """
     beside = [one for one in calm if one.steps == group.steps]
@@ -34,8 +35,11 @@ def slow_twin(group: DeviceOwnTimes, suspect: int, calm: Sequence[DeviceOwnTimes
     if not beside or len(mine) < 2 or gain < MINIMUM_EFFECT * group.wall_us:
         return None
     every = np.concatenate(over)
-    chance = p_value(block_sums(every.T), row)
-    if chance > LIMIT or mine.mean() <= t_quantile(LIMIT / len(every), len(mine) - 1) * mine.std(ddof=1):
+    others = every[len(group.ranks) :].mean(axis=1)
+    # In each group, the ranks' deviations from their peers add up to about nothing.
+    between = t_quantile(LIMIT / len(every), len(others) - len(beside)) * float(np.sqrt((others**2).mean()))
+    within = t_quantile(LIMIT / len(every), len(mine) - 1) * float(mine.std(ddof=1))
+    if mine.mean() <= max(between, within) or (chance := p_value(block_sums(every.T), row)) > LIMIT:
         return None
     last = group.own.argmax(axis=0) == row
     return Slow([suspect], "fixed", gain, float(mine.mean()), chance, 1.0, float(last.mean()), np.ones(len(mine), dtype=bool))
