@@ -53,7 +53,7 @@ def test_bars_are_the_means_of_the_records_and_sum_to_the_profiled_step(analysis
 
 
 def test_blamed_and_picked_ranks_are_marked_without_colour(analysis: Analysis) -> None:
-    figure = breakdown_bars(analysis.ranks, LIGHT, blamed=2, picked=0)
+    figure = breakdown_bars(analysis.ranks, LIGHT, blamed=[2], picked=0)
     assert list(figure.layout.yaxis.ticktext) == ["<b>▸ rank 0</b>", "rank 1", "<b>⚑ rank 2</b>", "rank 3"]
     assert len(figure.layout.shapes) == 2
 
@@ -86,7 +86,7 @@ def test_of_many_ranks_the_mean_and_the_odd_ones_are_shown(analysis: Analysis) -
 
 def test_heatmap_shows_the_values_and_leaves_holes_where_there_is_no_record(table: StepTable) -> None:
     own = table.matrix("own_us")
-    figure = step_heatmap(own, table.ranks, table.steps, LIGHT, label="own time", unit="us", blamed=2)
+    figure = step_heatmap(own, table.ranks, table.steps, LIGHT, label="own time", unit="us", blamed=[2])
     np.testing.assert_allclose(np.asarray(figure.data[0].z), own / 1e3, rtol=1e-6)
     assert np.isnan(np.asarray(figure.data[0].z)[1, 30:40]).all()
     assert figure.layout.plot_bgcolor == LIGHT.missing
@@ -151,7 +151,7 @@ def test_a_thousand_ranks_by_a_thousand_steps_fit_in_two_megabytes_and_keep_the_
     matrix = np.random.default_rng(1).normal(40_000, 1_000, (1024, 1000))
     matrix[611] += 30_000
     matrix[200:208, 300:340] = np.nan
-    figure = step_heatmap(matrix, np.arange(1024), np.arange(1000), LIGHT, label="own time", unit="us", blamed=611)
+    figure = step_heatmap(matrix, np.arange(1024), np.arange(1000), LIGHT, label="own time", unit="us", blamed=[611])
     assert len(figure.to_json()) < 2_000_000
     shown = np.asarray(figure.data[0].z)
     slow_row = int(np.nanmedian(shown, axis=1).argmax())
@@ -189,7 +189,7 @@ def test_missing_values_are_null_on_the_wire(table: StepTable) -> None:
 
 
 def test_imposed_wait_shows_who_cost_most(analysis: Analysis) -> None:
-    figure = imposed_bars(analysis.imposed_wait, LIGHT, blamed=2)
+    figure = imposed_bars(analysis.imposed_wait, LIGHT, blamed=[2])
     cost, hidden = figure.data
     assert list(cost.hovertext) == ["2", "0"], "ranks that imposed nothing are left out"
     assert list(cost.x) == pytest.approx([340, 7])

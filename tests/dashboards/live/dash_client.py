@@ -70,7 +70,11 @@ class Caller:
         def filled(items: list[Item]) -> list[Any]:
             keys = [matched(item["id"]) for item in items]
             return [
-                {"id": json.loads(key) if key.startswith("{") else key, "property": item["property"], "value": known.get(key)}
+                {
+                    "id": json.loads(key) if key.startswith("{") else key,
+                    "property": item["property"],
+                    "value": None if item["property"] == "columnDefs" else known.get(key),
+                }
                 for key, item in zip(keys, items, strict=True)
             ]
 

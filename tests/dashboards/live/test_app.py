@@ -16,7 +16,7 @@ from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import InputError
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.live.grid import column_def
-from rankscope.dashboards.ranks.view import COLUMNS as RANK_COLUMNS
+from rankscope.dashboards.ranks.tables import COLUMNS as RANK_COLUMNS
 from rankscope.dashboards.runs.view import COLUMNS as RUN_COLUMNS
 from rankscope.dashboards.web.config import DashboardConfig
 

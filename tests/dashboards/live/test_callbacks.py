@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.dashboards.hosts_at_fault import host_analysis, host_table
 from tests.dashboards.live.dash_client import RANKS, Caller, find
 
 from rankscope.analysis.evidence.steps import StepTable
@@ -42,6 +43,16 @@ def test_parts_captions_and_tables_follow_the_run(memory_runs: Any, analysis: An
     assert "All is well now." in str(call.redrawn(("part", "verdict", "children"), RUN))
     assert [row["rank"] for row in call.redrawn(("grid", "rank-table", "rowData"), RANKS)] == [0, 1, 2]
     assert "60 steps" in call.redrawn(("says", "step-heatmap", "children"), RANKS)
+
+
+def test_a_table_gets_the_columns_of_hosts_with_their_rows(memory_runs: Any, call: Caller) -> None:
+    memory_runs.put(host_analysis(), host_table())
+    by_host = {
+        prop: call.redrawn(("grid", "rank-table", prop), RANKS, "?rows=host") for prop in ("rowData", "columnDefs", "style")
+    }
+    assert [row["host"] for row in by_host["rowData"]] == ["node-0", "node-1", "node-2", "node-3"]
+    assert {column["field"] for column in by_host["columnDefs"]} >= {"host", "slowest"}
+    assert by_host["style"]["height"] == "262px"
 
 
 @pytest.mark.parametrize(("path", "name"), [(RUN, "waterfall"), (RUN, "trend"), (RANKS, "step-heatmap")])

@@ -11,12 +11,14 @@ from typing import Any
 import msgspec
 import numpy as np
 from tests.dashboards.blocks import draw, run_of, run_text, text_of, write
+from tests.dashboards.hosts_at_fault import RARE, host_runs
 
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis, Verdict
 from rankscope.analysis.result.collectives import CollectiveBandwidth
 from rankscope.analysis.result.costs import Advice, AdviceEvidence, Memory, RankMemory, Throughput
 from rankscope.analysis.verdict.advice_table import TABLE
+from rankscope.dashboards.model.page import Link, Text, every, pieces
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.overlap.view import VIEW as OVERLAP
 from rankscope.dashboards.overview.advice import FIGURES
@@ -80,6 +82,41 @@ def test_the_page_of_a_run_says_who_why_how_much_what_next(memory_runs: Any) -> 
     ):  # fmt: skip
         assert expected in said, expected
     assert "SIMULATED" not in said
+
+
+def test_a_host_at_fault_is_named_with_its_ranks_and_the_interval() -> None:
+    text = run_text(host_runs(), VIEW)
+    assert "host node-2" in text
+    assert "ranks 8 to 11" in text
+    assert "19% to 26%" in text
+    assert "20 steps of 16 ranks" in text
+    links = [one for one in every(write(VIEW, "verdict", run_of(host_runs()), PageState())) if isinstance(one, Text)]
+    hrefs = [piece.href for one in links for piece in pieces(one.line) if isinstance(piece, Link)]
+    assert "/run/run-1/ranks?rank=9&rows=host" in hrefs
+    assert any(href.endswith("without=rank:8,rank:9,rank:10,rank:11") for href in hrefs)
+
+
+def test_of_many_hosts_some_are_named() -> None:
+    text = run_text(host_runs(hosts=[f"node-{at}" for at in range(9)], ranks=list(range(36))), VIEW)
+    assert "node-3" in text
+    assert "and 5 more hosts" in text
+    assert "ranks 0 to 35" in text
+
+
+def test_rare_steps_are_beside_the_verdict_with_their_share_and_a_link() -> None:
+    card = write(VIEW, "verdict", run_of(host_runs()), PageState())
+    text = text_of(card, " ")
+    assert "61%" in text
+    assert RARE.summary in text
+    links = [piece.href for one in every(card) if isinstance(one, Text) for piece in pieces(one.line) if isinstance(piece, Link)]
+    assert "/run/run-1/ranks?rank=0&steps=7-14" in links
+
+
+def test_a_verdict_on_no_rank_says_what_is_excluded() -> None:
+    source = host_runs(kind="balanced", rank=None, ranks=[], hosts=[], saves=None, costs_at_most=0.0251)
+    text = run_text(source, VIEW)
+    assert "at most 2.6%" in text
+    assert "Healing saves" not in text
 
 
 def test_a_simulated_run_says_so_loudly(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:

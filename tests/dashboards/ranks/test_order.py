@@ -81,7 +81,7 @@ def test_every_row_is_there_once_whatever_ranks_claim(places: list[Place], sort:
 
 def test_the_map_shows_rows_in_the_order_and_ranks_without_a_row_last() -> None:
     matrix = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]) * 1000
-    figure = step_heatmap(matrix, [0, 1, 3], [0, 1], LIGHT, label="own time", unit="us", order=[2, 0, 1], blamed=1)
+    figure = step_heatmap(matrix, [0, 1, 3], [0, 1], LIGHT, label="own time", unit="us", order=[2, 0, 1], blamed=[1])
     heat: Any = figure.data[0]
     assert list(heat.y) == ["3", "0", "1", "2"]
     np.testing.assert_allclose(np.asarray(heat.z)[:3], [[5, 6], [1, 2], [3, 4]])

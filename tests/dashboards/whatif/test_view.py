@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from tests.dashboards.blocks import draw, figure_names, pick, text_of, write
 
+from rankscope.analysis.result.text import joined
 from rankscope.dashboards.charts.palette import palette
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.run_data import RunData
@@ -17,7 +18,7 @@ from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.store.cache import Store
 from rankscope.dashboards.store.disk import WHATIF_EVERY_S, DiskRuns
 from rankscope.dashboards.store.making import MadeHere
-from rankscope.dashboards.whatif.data import joined, pace_of, step_without
+from rankscope.dashboards.whatif.data import pace_of, step_without
 from rankscope.dashboards.whatif.view import VIEW
 
 COLORS = palette("dark")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from textwrap import wrap
 from typing import Any, Final
@@ -71,10 +71,15 @@ def framed(figure: go.Figure, colors: Palette, *, height: int) -> go.Figure:
     return figure
 
 
-def rank_label(rank: int, blamed: int | None, picked: int | None = None, *, word: str = "rank ") -> str:
-    """Return the axis label. The blamed rank has a flag, the picked one a pointer, so that neither depends on colour."""
-    sign = "⚑ " if rank == blamed else "▸ " if rank == picked else ""
-    return f"<b>{sign}{word}{rank}</b>" if sign else f"{word}{rank}"
+def rank_label(rank: int, blamed: Collection[int], picked: int | None = None) -> str:
+    """Return the axis label of a rank."""
+    return marked_label(f"rank {rank}", blamed=rank in blamed, picked=rank == picked)
+
+
+def marked_label(text: str, *, blamed: bool, picked: bool) -> str:
+    """Return an axis label. What is blamed has a flag, what is picked a pointer, so that neither depends on colour."""
+    sign = "⚑ " if blamed else "▸ " if picked else ""
+    return f"<b>{sign}{text}</b>" if sign else text
 
 
 def rows_axis(figure: go.Figure, labels: Sequence[str], **others: Any) -> None:

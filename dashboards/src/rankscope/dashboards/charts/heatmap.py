@@ -1,8 +1,8 @@
-"""Heat map of one value per rank and step: a slow rank is a row and a slow moment a column."""
+"""Heat map of one value per rank (or host) and step: a slow rank is a row and a slow moment a column."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,11 +11,13 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from rankscope.analysis.result.text import first_of
+from rankscope.base.text import ranges_text
 from rankscope.dashboards.charts.bars import frame_row
 from rankscope.dashboards.charts.cells import bin_worst
-from rankscope.dashboards.charts.frame import framed, note, rank_label
+from rankscope.dashboards.charts.frame import framed, marked_label, note
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.metrics import Worst
+from rankscope.dashboards.words.inert import plotly_text
 from rankscope.dashboards.words.units import shown_unit
 
 CLIP_PERCENTILE: Final = 99.5
@@ -26,6 +28,8 @@ NO_STEP: Final = "No step has been recorded yet.<br>The map fills as soon as ran
 _WIDEST_SPAN: Final = 4096
 _NAMED: Final = 6
 """Maximum number of ranks named per row of cells."""
+_LONGEST_HOST: Final = 28
+"""Maximum characters of a host's name at the axis. Hover text has all of it."""
 _EVERY_STEP_UP_TO: Final = 12
 """Up to this many steps the axis needs an explicit tick distance of 1; with more, Plotly labels whole steps anyway."""
 _FRAMED_UP_TO: Final = 64
@@ -44,14 +48,16 @@ def step_heatmap(
     why_unknown: str = "the recorder had no signal for it",
     order: Sequence[int] | None = None,
     steps_per_column: int = 1,
-    blamed: int | None = None,
+    hosts: Sequence[str] | None = None,
+    blamed: Collection[int] = (),
     picked: int | None = None,
 ) -> go.Figure:
     """Draw ``matrix`` [ranks, steps] as a heat map; NaN stays a visible hole.
 
     ``unit`` is one of ``data.metrics``, converted to the unit that reads best. ``steps``: the first step of each column; a column
     covers ``steps_per_column`` recorded steps. ``order``: matrix rows in display order, from the top; by default the map is in
-    order of ranks. With an ``order``, ranks without a row come last.
+    order of ranks. With an ``order``, ranks without a row come last. ``hosts``: names of the rows, which are then hosts;
+    ``ranks``, ``blamed`` and ``picked`` are then positions in it.
 
     Large matrices are binned (``bin_worst``) and sent as float32. A page of any run stays under a megabyte, and hover text still
     shows values.
@@ -68,13 +74,14 @@ def step_heatmap(
             "The numbers of ranks or steps have gaps too wide to draw:<br>the run's files look damaged.",
             colors,
         )
-    cells = step_cells(matrix, ranks, steps, worst=worst, order=order, steps_per_column=steps_per_column)
+    cells = step_cells(matrix, ranks, steps, worst=worst, order=order, steps_per_column=steps_per_column, hosts=hosts)
     size, in_unit = shown_unit(unit, float(np.nanmax(cells.values)))
     values = cells.values / np.float32(size)
     rows, columns = values.shape
     wide = cells.steps_per_cell
     lowest, highest = color_scale(values[np.isfinite(values)], worst)
-    positions = _positions(cells.rank_of_row, cells.ranks_per_cell, by_rank=order is None)
+    by_rank = order is None and hosts is None
+    positions = cells.positions(by_rank=by_rank)
     figure = go.Figure(
         go.Heatmap(
             z=values,
@@ -91,13 +98,14 @@ def step_heatmap(
                 worst,
                 rows=cells.ranks_per_cell,
                 columns=wide,
-                by_rank=order is None,
+                by_rank=by_rank,
+                unit_of_rows="rank" if hosts is None else "host",
             ),
         )
     )
     framed(figure, colors, height=min(520, max(220, 90 + 26 * rows)))
     figure.update_layout(plot_bgcolor=colors.missing)
-    _rows_axis(figure, positions, cells.rank_of_row, colors, blamed=blamed, picked=picked)
+    _rows_axis(figure, positions, cells, colors, blamed=blamed, picked=picked)
     # Without this, marks above the map would widen its axis.
     ends = [float(cells.at[0]) - wide / 2, float(cells.at[-1]) + wide / 2]
     figure.update_xaxes(title_text="step", showgrid=False, zeroline=False, range=ends)
@@ -118,6 +126,8 @@ class StepCells:
     at: NDArray[np.integer[Any]]
     """[columns], the first step of each column."""
     steps_per_cell: int
+    hosts: Sequence[str] | None = None
+    """Names of the rows if these are hosts: their positions stand in for ranks."""
 
     def ranks(self, row: int) -> list[int]:
         """Return the ranks of a row of cells."""
@@ -126,8 +136,17 @@ class StepCells:
 
     def row(self, position: str | float) -> int:
         """Return the row of cells at an axis position, as a click event reports it. Raises ``ValueError`` if there is none."""
-        positions = _positions(self.rank_of_row, self.ranks_per_cell, by_rank=not isinstance(position, str))
-        return positions.index(position)  # type: ignore[arg-type]  # a float is one of the ints
+        return self.positions(by_rank=not isinstance(position, str)).index(position)  # type: ignore[arg-type]  # a float is an int
+
+    def positions(self, *, by_rank: bool) -> list[int] | list[str]:
+        """Return the axis position of each row of cells: its first rank if ``by_rank``, else its ranks or hosts in words."""
+        if by_rank:
+            return [int(rank) for rank in self.rank_of_row[:: self.ranks_per_cell]]
+        return [first_of(self.names(row), _NAMED) for row in range(len(self.values))]
+
+    def names(self, row: int) -> list[str]:
+        """Return the ranks or hosts of a row of cells in words, which Plotly reads as HTML."""
+        return [str(rank) if self.hosts is None else plotly_text(self.hosts[rank]) for rank in self.ranks(row)]
 
 
 def step_cells(
@@ -138,6 +157,7 @@ def step_cells(
     worst: Worst = "highest",
     order: Sequence[int] | None = None,
     steps_per_column: int = 1,
+    hosts: Sequence[str] | None = None,
 ) -> StepCells:
     """Return the cells of ``matrix``; see ``step_heatmap``."""
     # Columns of several steps cover recorded steps only, so they have no gaps to show.
@@ -152,6 +172,7 @@ def step_cells(
         binned.rows_per_bin,
         at if steps_per_column == 1 else np.asarray(steps)[at],
         binned.columns_per_bin * steps_per_column,
+        hosts,
     )
 
 
@@ -173,38 +194,61 @@ def coloring(in_unit: str, colors: Palette) -> dict[str, Any]:
 def _rows_axis(
     figure: go.Figure,
     positions: list[int] | list[str],
-    rank_of_row: NDArray[np.int64],
+    cells: StepCells,
     colors: Palette,
     *,
-    blamed: int | None,
+    blamed: Collection[int],
     picked: int | None,
 ) -> None:
     """Label about sixteen rows and the rows of marked ranks; frame the latter if there is room.
 
     In order of ranks the axis is the rank number. In another order it has a category per row of cells, at 0, 1, 2 …
     """
-    bins = len(positions)
-    per_bin = -(-len(rank_of_row) // bins)
-    by_rank = isinstance(positions[0], int)
-    row_of = {int(rank): row for row, rank in enumerate(rank_of_row)}
-    marks = [rank for rank in (blamed, picked) if rank is not None and rank in row_of]
-    marked = {row_of[rank] // per_bin: rank for rank in sorted(marks)}
-    at = per_bin if by_rank else 1
-    ticks = _rank_ticks(rank_of_row[::per_bin], marked)
-    half = at / 2
+    per_bin, bins = cells.ranks_per_cell, len(positions)
+    at = per_bin if isinstance(positions[0], int) else 1
+    row_of = {int(rank): row // per_bin for row, rank in enumerate(cells.rank_of_row)}
+    blocks = _blocks({row_of[rank] for rank in blamed if rank in row_of})
+    marked: dict[int, str] = {}
+    for first, last in blocks:
+        inside = sorted(rank for rank in blamed if first <= row_of.get(rank, -1) <= last)
+        marked[(first + last) // 2] = marked_label(_names(cells, inside), blamed=True, picked=False)
+    if picked is not None and picked in row_of and picked not in blamed:
+        marked[row_of[picked]] = marked_label(_names(cells, [picked]), blamed=False, picked=True)
+        blocks.append((row_of[picked], row_of[picked]))
+    every = max(1, -(-bins // 16))
+    regular = {
+        row: _names(cells, cells.ranks(row)[:1])
+        for row in range(0, bins, every)
+        if all(abs(row - other) > every // 2 for other in marked) and not any(first <= row <= last for first, last in blocks)
+    }
+    ticks = dict(sorted({**regular, **marked}.items()))
     figure.update_yaxes(
-        title_text="rank",
-        type="linear" if by_rank else "category",
+        title_text="rank" if cells.hosts is None else "host",
+        type="linear" if isinstance(positions[0], int) else "category",
         tickmode="array",
-        tickvals=[positions[number] for number in ticks],
-        ticktext=[rank_label(rank, blamed, picked, word="") for rank in ticks.values()],
-        range=[bins * at - half, -half],
+        tickvals=[positions[row] for row in ticks],
+        ticktext=list(ticks.values()),
+        range=[(bins - 0.5) * at, -at / 2],
         showgrid=False,
         zeroline=False,
         fixedrange=True,  # dragging chooses steps
     )
-    for number in marked if bins <= _FRAMED_UP_TO else ():
-        frame_row(figure, number * at, colors, half=half)
+    for first, last in blocks if bins <= _FRAMED_UP_TO else ():
+        frame_row(figure, (first + last) / 2 * at, colors, half=(last - first + 1) / 2 * at)
+
+
+def _blocks(rows: Collection[int]) -> list[tuple[int, int]]:
+    """Return the first and the last of each run of consecutive rows."""
+    firsts = sorted(row for row in rows if row - 1 not in rows)
+    lasts = sorted(row for row in rows if row + 1 not in rows)
+    return list(zip(firsts, lasts, strict=True))
+
+
+def _names(cells: StepCells, ranks: Sequence[int]) -> str:
+    """Return the label of ranks or hosts at the axis."""
+    if cells.hosts is None:
+        return ranges_text(ranks, most=2)
+    return first_of([plotly_text(cells.hosts[rank], _LONGEST_HOST) for rank in ranks], 1)
 
 
 def _rank_of_row(rows: int, ranks: NDArray[np.int64], order: Sequence[int] | None) -> NDArray[np.int64]:
@@ -214,14 +258,6 @@ def _rank_of_row(rows: int, ranks: NDArray[np.int64], order: Sequence[int] | Non
         return everybody
     first = ranks[np.asarray(order, dtype=np.intp)]
     return np.concatenate([first, np.setdiff1d(everybody, first)])
-
-
-def _positions(rank_of_row: NDArray[np.int64], per_bin: int, *, by_rank: bool) -> list[int] | list[str]:
-    """Return the axis position of each row of cells: its first rank if ``by_rank``, else its ranks in words."""
-    if by_rank:
-        return [int(rank) for rank in rank_of_row[::per_bin]]
-    bins = (rank_of_row[at : at + per_bin].tolist() for at in range(0, len(rank_of_row), per_bin))
-    return [first_of(ranks, _NAMED) for ranks in bins]
 
 
 def color_scale(finite: NDArray[np.float32], worst: Worst) -> tuple[float, float]:
@@ -252,25 +288,14 @@ def _with_holes(
     return whole, first_step
 
 
-def _hover(label: str, unit: str, worst: Worst, *, rows: int, columns: int, by_rank: bool) -> str:
-    """Return the hover template of cells that cover ``rows`` ranks and ``columns`` steps.
+def _hover(label: str, unit: str, worst: Worst, *, rows: int, columns: int, by_rank: bool, unit_of_rows: str) -> str:
+    """Return the hover template of cells that cover ``rows`` ranks or hosts and ``columns`` steps.
 
     In order of ranks the axis names the first rank of a cell, else all of them.
     """
-    rank = "rank %{y}"
+    rank = f"{unit_of_rows} %{{y}}"
     if rows > 1:
-        rank = f"rank %{{y}} and the {rows - 1} after it" if by_rank else "ranks %{y}"
+        rank = f"rank %{{y}} and the {rows - 1} after it" if by_rank else f"{unit_of_rows}s %{{y}}"
     step = "step %{x}" + (f" and the {columns - 1} after it" if columns > 1 else "")
     which = f"{worst} " if rows * columns > 1 else ""
     return f"<b>{rank}</b><br>{step}<br>{which}{label}: <b>%{{z:,.2f}} {unit}</b><extra></extra>"
-
-
-def _rank_ticks(first_ranks: NDArray[np.int64], marked: dict[int, int]) -> dict[int, int]:
-    """Map rows of cells to ranks for about sixteen labels. ``marked`` rows are included; unmarked rows close to them are not."""
-    every = max(1, -(-len(first_ranks) // 16))
-    regular = {
-        number: int(first_ranks[number])
-        for number in range(0, len(first_ranks), every)
-        if all(abs(number - other) > every // 2 for other in marked)
-    }
-    return dict(sorted({**regular, **marked}.items()))

@@ -11,7 +11,9 @@ from flask import request
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.charts.palette import palette
 from rankscope.dashboards.live.components import drawn, identity, part, part_or_why
+from rankscope.dashboards.live.grid import column_def, grid_style
 from rankscope.dashboards.live.pages import OUR_FAULT, Pages, stale_note, verdict_kind
+from rankscope.dashboards.model.columns import known_columns
 from rankscope.dashboards.model.page import Part, Table
 from rankscope.dashboards.model.run_head import run_head
 from rankscope.dashboards.words.units import time_zone
@@ -28,6 +30,7 @@ _LOG = logging.getLogger(__name__)
 def register(app: Dash, pages: Pages) -> None:
     """Add the callbacks."""
     _follow(app, pages)
+    _fill_tables(app, pages)
     each: Any = MATCH
     every: Any = ALL
 
@@ -74,19 +77,33 @@ def register(app: Dash, pages: Pages) -> None:
             _LOG.exception("part %s", name)
             return html.P(OUR_FAULT, className="reason", role="alert")
 
+
+def _fill_tables(app: Dash, pages: Pages) -> None:
+    """Add the callback that fills tables. Their columns change with the unit of their rows."""
+    each: Any = MATCH
+
     @app.callback(
         Output(identity("grid", each), "rowData"),
+        Output(identity("grid", each), "columnDefs"),
+        Output(identity("grid", each), "style"),
         Input("shown", "data"),
         Input("address", "search"),
         State(identity("grid", each), "id"),
+        State(identity("grid", each), "columnDefs"),
         prevent_initial_call=True,
     )
-    def fill_table(shown: Any, search: Any, which: dict[str, str]) -> Any:
+    def fill_table(shown: Any, search: Any, which: dict[str, str], before: list[dict[str, Any]] | None) -> tuple[Any, ...]:
         try:
             table = pages.block(_path(shown), search, Table, which["name"])
-            return no_update if table is None else table.rows()
+            rows = None if table is None else table.rows()
         except RankscopeError:
-            return no_update  # another part of the page shows the error
+            return (no_update,) * 3  # another part of the page shows the error
+        if table is None or rows is None:
+            return (no_update,) * 3
+        columns = [column_def(column) for column in known_columns(table.columns, rows)]
+        if [column["field"] for column in columns] == [column.get("field") for column in before or []]:
+            return rows, no_update, no_update  # sorting and widths stay as they are
+        return rows, columns, grid_style(rows)
 
 
 def _follow(app: Dash, pages: Pages) -> None:

@@ -373,6 +373,12 @@ def rank_choice(state: PageState) -> Entry:
     return Entry(field="rank", label="Picked rank", value=value, width=110, nothing="none", decimals=0)
 
 
+def rows_choice(state: PageState, *, hosts: int) -> list[Choice]:
+    """Return the choice of rows for each rank or for each host; none for a run on one host."""
+    units = [{"value": "rank", "label": "Rank"}, {"value": "host", "label": "Host"}]
+    return [choice("rows", "One row per", units, state, width=120)] if hosts > 1 else []
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section(Block):
     """Titled card with a line of help (content and use), and tools at its right."""

@@ -32,6 +32,8 @@ class PageState:
     """First and last shown step; ``None``: all."""
     sort: str = "rank"
     """Sort key of the heat map's rows."""
+    rows: str = "rank"
+    """Unit of the rows of heat map, bars and tables of ranks: ``rank`` or ``host``."""
     group: str | None = None
     """Name of a process group."""
     window: int | None = None
@@ -136,6 +138,7 @@ _CODECS: Final[dict[str, _Codec]] = {
     "metric": _WORD,
     "steps": _SPAN,
     "sort": _WORD,
+    "rows": _UNIT,
     "group": _TEXT,
     "window": _WHOLE,
     "span": _SPAN,

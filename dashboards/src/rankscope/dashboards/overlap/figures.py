@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import numpy as np
@@ -55,7 +55,7 @@ def part_times(ranks: Sequence[RankResult]) -> NDArray[np.float64]:
 
 
 def breakdown_bars(
-    ranks: Sequence[RankResult], colors: Palette, *, blamed: int | None = None, picked: int | None = None
+    ranks: Sequence[RankResult], colors: Palette, *, blamed: Collection[int] = (), picked: int | None = None
 ) -> go.Figure:
     """Draw stacked bars per rank. The ``blamed`` and ``picked`` ranks are marked by a sign, bold type and a frame.
 
@@ -70,7 +70,7 @@ def breakdown_bars(
         labels = [rank_label(rank.rank, blamed, picked) for rank in ranks]
         row_of = {rank.rank: row for row, rank in enumerate(ranks)}
     else:
-        chosen = _notable(profiled, times, (blamed, picked))
+        chosen = _notable(profiled, times, {*blamed, picked})
         labels = [f"<i>mean of {len(profiled):,}</i>", *(rank_label(profiled[index].rank, blamed, picked) for index in chosen)]
         row_of = {profiled[index].rank: row for row, index in enumerate(chosen, start=1)}
         times = np.vstack([times.mean(axis=0), times[chosen]])
@@ -80,7 +80,7 @@ def breakdown_bars(
     figure = _stack(times, at, names, colors)
     framed(figure, colors, height=64 + 34 * max(len(labels), 2))
     rows_axis(figure, labels)
-    for row in sorted({row_of[rank] for rank in (blamed, picked) if rank in row_of}):
+    for row in sorted({row_of[rank] for rank in {*blamed, picked} if rank in row_of}):
         frame_row(figure, row, colors, half=0.46)
     return figure
 
@@ -107,7 +107,7 @@ def _stack(times: NDArray[np.float64], at: NDArray[np.int64], names: list[str], 
     return figure
 
 
-def _notable(ranks: Sequence[RankResult], times: NDArray[np.float64], marked: tuple[int | None, ...]) -> list[int]:
+def _notable(ranks: Sequence[RankResult], times: NDArray[np.float64], marked: Collection[int | None]) -> list[int]:
     """Return indices of the marked ranks, then of those whose parts differ most from the mean; ``NOTABLE`` at most."""
     differs = np.abs(times - times.mean(axis=0)).sum(axis=1)
     first = [index for index, rank in enumerate(ranks) if rank.rank in marked]

@@ -11,6 +11,7 @@ import numpy as np
 from rankscope.analysis.result.analysis import RankResult
 from rankscope.analysis.result.collectives import CollectiveBandwidth
 from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.data.hosts import blamed_ranks
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model.drawn import Drawn, FigureData
 from rankscope.dashboards.model.page import Block, Figure, Heading, Items, Legend, Part, Section, Text, choice, rank_choice
@@ -51,7 +52,7 @@ def _bars(run: RunData, state: PageState, colors: Palette) -> Drawn:
     ]  # fmt: skip
     profiled = sum(rank.window_us is not None for rank in ranks)
     return Drawn(
-        breakdown_bars(ranks, colors, blamed=run.analysis.verdict.rank, picked=state.rank),
+        breakdown_bars(ranks, colors, blamed=blamed_ranks(run.analysis.verdict), picked=state.rank),
         FigureData(columns, rows),
         f"Profiled time of {profiled:,} of {count(len(ranks), 'rank')} by what it was spent on",
     )

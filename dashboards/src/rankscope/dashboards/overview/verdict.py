@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rankscope.alerts.watch.findings import reading
-from rankscope.analysis.result.analysis import Analysis, Finding, Source, Verdict
+from rankscope.analysis.result.analysis import Analysis, Finding, RareSteps, Source, Verdict
+from rankscope.analysis.result.text import judged_text
+from rankscope.analysis.whatif.step_scenarios import MOST_RANKS
+from rankscope.base.text import ranges_text, share_bound, shortened
 from rankscope.dashboards.data.source import RunSummary
 from rankscope.dashboards.model.page import (
     Advice,
@@ -23,8 +28,10 @@ from rankscope.dashboards.model.page import (
 )
 from rankscope.dashboards.model.state import PageState, run_path
 from rankscope.dashboards.words import wording
+from rankscope.dashboards.words.units import duration
 
 MAX_FINDINGS = 6
+_SHOWN_HOSTS = 4
 
 
 def verdict_card(run: RunSummary, analysis: Analysis) -> list[Block]:
@@ -36,12 +43,14 @@ def verdict_card(run: RunSummary, analysis: Analysis) -> list[Block]:
         Heading(verdict.summary, 2, "sentence", name="verdict-sentence"),
         Facts(_facts(analysis)),
     ]
+    if analysis.rare_steps is not None:
+        parts.append(_rare(run.run_id, analysis.rare_steps))
     # The reader has the dashboard open already.
     steps = [text for text in verdict.next if not text.startswith("rankscope dashboard")]
     if steps:
         parts.append(Group([Heading("Do next"), *map(Advice, steps)], "next"))
     if verdict.rank is not None and verdict.kind != "hang":
-        parts.append(_where_to_see(run.run_id, verdict.rank))
+        parts.append(_where_to_see(run.run_id, verdict))
     others = [finding for finding in analysis.findings if finding.summary != verdict.summary]
     if others or any(finding.evidence for finding in analysis.findings):
         parts.append(_findings(analysis.findings))
@@ -66,8 +75,14 @@ def _badges(analysis: Analysis, tone: str) -> list[Badge]:
 
 
 def _place(analysis: Analysis) -> list[Badge]:
-    """Return badges with rank, host and GPU of the blamed rank, or with the ranks if there are several."""
+    """Return badges with the hosts at fault and their ranks; else with rank, host and GPU of the blamed rank, or the ranks."""
     verdict = analysis.verdict
+    if verdict.hosts:
+        more = len(verdict.hosts) - _SHOWN_HOSTS
+        hosts = [badge(f"host {host}", tone="emphasis", title="At fault as a whole") for host in verdict.hosts[:_SHOWN_HOSTS]]
+        several = "s" if len(verdict.ranks) > 1 else ""
+        ranks = [badge(f"rank{several} {ranges_text(verdict.ranks)}")] if verdict.ranks else []
+        return [*hosts, *([badge(f"and {wording.count(more, 'more host')}")] if more > 0 else []), *ranks]
     if verdict.rank is None:
         if not verdict.ranks:
             return []
@@ -98,6 +113,25 @@ def _facts(analysis: Analysis) -> list[Fact]:
                 why="Step time as it is over step time without the cause",
             )
         )
+    if verdict.saves is not None:
+        low, high = (max(0.0, bound) for bound in verdict.saves)
+        facts.append(
+            Fact(
+                "Healing saves",
+                f"{share_bound(low, upper=False)} to {share_bound(high, upper=True)}",
+                why="Of the typical step, if what is named were as fast as the others: the interval that the data support",
+                detail="of the typical step",
+            )
+        )
+    if verdict.costs_at_most is not None:
+        facts.append(
+            Fact(
+                "Any rank or host costs",
+                f"at most {share_bound(verdict.costs_at_most, upper=True)}",
+                why="The data exclude that a rank or host costs more",
+                detail="of the typical step",
+            )
+        )
     on_gpus = any(rank.device_kind != "cpu" for rank in analysis.ranks)
     if verdict.gpu_hours_lost is not None or (slow and on_gpus):
         facts.append(
@@ -105,8 +139,10 @@ def _facts(analysis: Analysis) -> list[Fact]:
         )
     if verdict.cost is not None:
         facts.append(Fact("Cost so far", wording.money(verdict.cost.amount, verdict.cost.currency)))
+    judged = judged_text(verdict, source.world_size)
     facts += [
         _evidence(verdict, source),
+        *([Fact("Judged", judged, why="Ranks that were compared, and the steps in which they were")] if judged else []),
         Fact(
             "Coverage",
             wording.percent(source.coverage),
@@ -139,16 +175,43 @@ def _steps(verdict: Verdict, source: Source) -> str:
     return f"steps {verdict.steps[0]} to {verdict.steps[1] - 1}"
 
 
-def _where_to_see(run_id: str, rank: int) -> Block:
-    """Return links to the views of the verdict's evidence, with the blamed rank picked."""
-    picked = PageState(rank=rank).search
+def _rare(run_id: str, rare: RareSteps) -> Block:
+    """Return what rare steps cost, with a link to them. The verdict is about the other, typical steps."""
+    share = f"{rare.share:.0%}" if rare.share >= 0.0995 else f"{rare.share:.1%}"
+    shown = PageState(rank=rare.rank, steps=(rare.steps[0], rare.steps[-1])).search if rare.steps else ""
+    facts = [
+        Fact("Share of the run's time", share, meter=rare.share, detail="beyond as many typical steps"),
+        Fact("Rare steps", f"{rare.count:,}", detail=f"of {wording.count(rare.of_steps, 'step')}"),
+        Fact("The longest", duration(rare.longest_us), detail=f"typical: {duration(rare.typical_us)}"),
+    ]
+    blocks: list[Block] = [Heading("Rare steps beside the typical one"), Text(rare.summary), Facts(facts)]
+    if rare.steps:
+        blocks.append(Text(["See ", Link("these steps of all ranks", run_path(run_id, "ranks") + shown), "."], "see"))
+    return Group(blocks, "rare")
+
+
+def _where_to_see(run_id: str, verdict: Verdict) -> Block:
+    """Return links to the views of the verdict's evidence, with the blamed rank picked; one row per host if hosts are blamed."""
+    several = len(verdict.hosts) > 1
+    what = ("the hosts" if several else f"host {shortened(verdict.hosts[0], 40)}") if verdict.hosts else f"rank {verdict.rank}"
+    picked = PageState(rank=verdict.rank, rows="host" if verdict.hosts else "rank")
     ways = (
-        ("ranks", f"every step of rank {rank}", picked),
-        ("blame", "who waited for it", picked),
-        ("whatif", "the run without its slowness", PageState(rank=rank, without=(f"rank:{rank}",)).search),
+        ("ranks", f"every step of {what}", picked.search),
+        ("blame", f"who waited for {'them' if several else 'it'}", picked.search),
+        (
+            "whatif",
+            f"the run without {'their' if several else 'its'} slowness",
+            replace(picked, without=_without(verdict)).search,
+        ),
     )
     links = [Link(text, run_path(run_id, view) + search) for view, text, search in ways]
     return Text(["See ", links[0], ", ", links[1], ", ", links[2], "."], "see")
+
+
+def _without(verdict: Verdict) -> tuple[str, ...]:
+    """Return the items to remove in the what-if: the ranks of hosts at fault, if it can remove so many, else the worst rank."""
+    ranks = verdict.ranks if verdict.hosts else [verdict.rank]
+    return tuple(f"rank:{rank}" for rank in ranks) if len(ranks) <= MOST_RANKS else ()
 
 
 def _findings(findings: list[Finding]) -> Block:

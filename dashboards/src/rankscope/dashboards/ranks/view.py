@@ -11,79 +11,40 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.result.analysis import Analysis, RankResult
 from rankscope.dashboards.charts.cells import CellRows, Later
 from rankscope.dashboards.charts.heatmap import StepCells, step_cells, step_heatmap
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.events import Events
+from rankscope.dashboards.data.hosts import HostRows, blamed_hosts, blamed_ranks, host_rows, several_hosts
 from rankscope.dashboards.data.metrics import METRICS, Metric, choices, why_unknown
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import StepPart
 from rankscope.dashboards.data.topology import row_order
-from rankscope.dashboards.model.columns import Column, number_column, text_column
 from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
-from rankscope.dashboards.model.page import Block, Figure, Line, Link, Part, Rows, Section, Span, Table, Text, choice, rank_choice
+from rankscope.dashboards.model.page import (
+    Block,
+    Figure,
+    Line,
+    Link,
+    Part,
+    Rows,
+    Section,
+    Span,
+    Table,
+    Text,
+    choice,
+    rank_choice,
+    rows_choice,
+)
 from rankscope.dashboards.model.picks import rank_of_row, steps_of_drag
 from rankscope.dashboards.model.state import DEFAULT_METRIC, PageState, run_path
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.ranks.data import OneStep, OneValue, one_step
 from rankscope.dashboards.ranks.figures import mark_events, within
+from rankscope.dashboards.ranks.tables import COLUMNS, HOST_COLUMNS, host_table, rank_table
 from rankscope.dashboards.words.units import duration, shown_unit
-from rankscope.dashboards.words.wording import count, milliseconds
+from rankscope.dashboards.words.wording import count
 from rankscope.dashboards.words.wording import count as counted
-
-COLUMNS: Final[list[Column]] = [
-    number_column("rank", "Rank", "Global rank", digits=0, width=92, pinned=True),
-    number_column("own_ms", "Own ms, median", "Step time minus time blocked on other ranks", width=140),
-    number_column("blocked_ms", "Blocked ms, median", "Time of a step spent waiting for other ranks", width=160),
-    number_column("wall_ms", "Wall ms, median", "Time of a step: the device's where it is known, else the host's", width=140),
-    number_column("imposed_percent", "Imposed %", "Share of all waiting that was for this rank", digits=1, width=116),
-    text_column("host", "Host"),
-    text_column("gpu", "GPU", hover=True, if_known=True),
-    number_column("steps", "Steps", "Steps with evidence", digits=0, width=92),
-    number_column("profiled_ms", "Profiled ms", "Mean time of a profiled step", width=124, if_known=True),
-    number_column("compute_ms", "Compute ms", "Mean per profiled step, also while communicating", width=130, if_known=True),
-    number_column("exposed_communication_ms", "Exposed comm. ms", "Mean per profiled step", width=150, if_known=True),
-    number_column("overlap_percent", "Overlap %", "Share of communication that compute hid", digits=1, if_known=True),
-    number_column("idle_ms", "Idle ms", "Mean per profiled step", if_known=True),
-    number_column("wait_ms", "Wait ms", "In collectives, without the transfer; mean per profiled step", if_known=True),
-    text_column("end", "Ended", width=110, if_known=True),
-]
-
-
-def rank_rows(analysis: Analysis) -> list[dict[str, Any]]:
-    """Return a row per rank; times in milliseconds, ``None`` if unknown."""
-    imposed = {row.rank: row.share for row in analysis.imposed_wait}
-    return [
-        {
-            "id": str(rank.rank),
-            "rank": rank.rank,
-            "host": rank.host,
-            "gpu": rank.gpu_uuid,
-            "steps": rank.steps,
-            "own_ms": milliseconds(rank.own_us),
-            "blocked_ms": milliseconds(rank.blocked_us),
-            "wall_ms": milliseconds(rank.wall_us),
-            "imposed_percent": _percent(imposed.get(rank.rank)),
-            "profiled_ms": _per_step(rank, rank.window_us),
-            "compute_ms": _per_step(rank, rank.compute_us),
-            "exposed_communication_ms": _per_step(rank, rank.exposed_communication_us),
-            "overlap_percent": _percent(rank.overlap_ratio),
-            "idle_ms": _per_step(rank, rank.idle_us),
-            "wait_ms": _per_step(rank, rank.wait_us),
-            "end": rank.end_reason,
-        }
-        for rank in analysis.ranks
-    ]
-
-
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share
-
-
-def _per_step(rank: RankResult, us: float | None) -> float | None:
-    """Return the mean per profiled step of a sum over them, in milliseconds."""
-    return None if us is None or not rank.profiled_steps else us / rank.profiled_steps / 1e3
 
 
 def step_card(rank: int, step: int, known: OneStep | None, timeline: str) -> list[Block]:
@@ -146,16 +107,33 @@ class _Shown:
     steps: NDArray[np.int64]
     """[columns of the part], the first step of each."""
     order: list[int] | None
+    hosts: HostRows | None
+    """Hosts that the rows are; ``None``: ranks."""
+
+    def rows(self) -> dict[str, Any]:
+        """Return the rows of the heat map, as arguments of ``step_cells``."""
+        if self.hosts is None:
+            return {"matrix": self.part.values, "ranks": self.ranks, "order": self.order}
+        names = self.hosts.names
+        values = self.part.values
+        return {
+            "matrix": self.hosts.reduce(values, self.metric.worst) if values.size else values,
+            "ranks": np.arange(len(names)),
+            "hosts": names,
+        }
 
     def cells(self) -> StepCells:
         return step_cells(
-            self.part.values,
-            self.ranks,
-            self.steps,
+            **self.rows(),
+            steps=self.steps,
             worst=self.metric.worst,
-            order=self.order,
             steps_per_column=self.part.steps_per_column,
         )
+
+    def ranks_of(self, cells: StepCells, row: int) -> list[int]:
+        """Return the ranks of a row of cells."""
+        found = cells.ranks(row)
+        return found if self.hosts is None else [rank for host in found for rank in self.hosts.ranks[host]]
 
 
 def _shown(run: RunData, state: PageState) -> _Shown:
@@ -165,28 +143,35 @@ def _shown(run: RunData, state: PageState) -> _Shown:
     first, last = (0, len(steps)) if state.steps is None else np.searchsorted(steps, (state.steps[0], state.steps[1] + 1))
     part = table.part(name, int(first), int(last))
     columns = steps[part.first :: part.steps_per_column][: part.values.shape[1]]
-    return _Shown(name, METRICS[name], part, np.asarray(table.ranks), columns, _order(run, state.sort))
+    order = _order(run, state.sort)
+    by_host = state.rows == "host" and several_hosts(run.analysis)
+    hosts = host_rows(run.analysis, [int(rank) for rank in table.ranks], order) if by_host else None
+    return _Shown(name, METRICS[name], part, np.asarray(table.ranks), columns, order, hosts)
 
 
 def _heatmap(run: RunData, state: PageState, colors: Palette) -> Drawn:
     shown = _shown(run, state)
     metric, per_column = shown.metric, shown.part.steps_per_column
+    blamed, picked = blamed_ranks(run.analysis.verdict), state.rank
+    if shown.hosts is not None:
+        at_fault = blamed_hosts(run.analysis)
+        blamed = [at for at, host in enumerate(shown.hosts.names) if host in at_fault]
+        picked = shown.hosts.of_rank(state.rank)
     picture = step_heatmap(
-        shown.part.values,
-        shown.ranks,
-        shown.steps,
-        colors,
+        **shown.rows(),
+        steps=shown.steps,
+        colors=colors,
         label=metric.label,
         unit=metric.unit,
         worst=metric.worst,
         why_unknown=why_unknown(shown.name),
-        order=shown.order,
         steps_per_column=per_column,
-        blamed=run.analysis.verdict.rank,
-        picked=state.rank,
+        blamed=blamed,
+        picked=picked,
     )
     count = min(shown.part.values.shape[1] * per_column, len(run.steps.steps))
-    says = f"{metric.label} of {counted(len(shown.ranks), 'rank')} in {counted(count, 'step')}"
+    on = "" if shown.hosts is None else f" on {counted(len(shown.hosts.names), 'host')}"
+    says = f"{metric.label} of {counted(len(shown.ranks), 'rank')}{on} in {counted(count, 'step')}"
     if picture.data:
         across = (int(shown.steps[0]), min(int(shown.steps[-1]) + per_column - 1, int(run.steps.steps[-1])))
         mark_events(picture, run.events.events, colors, steps=across)
@@ -202,12 +187,13 @@ def _table(shown: _Shown) -> FigureData:
 
     def rows() -> CellRows:
         cells = shown.cells()
-        ranks = [(", ".join(map(str, cells.ranks(row))),) for row in range(len(cells.values))]
+        names = {} if shown.hosts is None else dict(enumerate(shown.hosts.names))
+        ranks = [(", ".join(names.get(rank, str(rank)) for rank in cells.ranks(row)),) for row in range(len(cells.values))]
         steps = [(int(step), cells.steps_per_cell) for step in cells.at]
         return CellRows(ranks, steps, cells.values)
 
     which = f"{shown.metric.label}, {shown.metric.worst} [{shown.metric.unit}]"
-    return FigureData(("ranks", "first step", "steps", which), Later(rows))
+    return FigureData(("ranks" if shown.hosts is None else "hosts", "first step", "steps", which), Later(rows))
 
 
 def _happened(events: Events, steps: tuple[int, int]) -> str:
@@ -234,7 +220,7 @@ def _pick(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState
         return replace(state, rank=None if rank is None else int(rank), step=int(point["x"]))
     shown = _shown(run, state)
     cells = shown.cells()
-    ranks = cells.ranks(cells.row(point["y"]))
+    ranks = shown.ranks_of(cells, cells.row(point["y"]))
     begin = int(point["x"])
     table = run.steps
     rows, steps = np.flatnonzero(np.isin(shown.ranks, ranks)), np.asarray(table.steps)
@@ -266,6 +252,8 @@ def _sorts(run: RunData) -> list[dict[str, Any]]:
 
 
 def _blocks(run: RunData, state: PageState) -> list[Block]:
+    several = several_hosts(run.analysis)
+    by_host = state.rows == "host" and several > 0
     return [
         Section(
             name="steps",
@@ -284,6 +272,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             ],
             tools=[
                 choice("metric", "Metric", choices(run.steps.metrics), state),
+                *rows_choice(state, hosts=several),
                 choice("sort", "Rows by", _sorts(run), state),
                 rank_choice(state),
             ],
@@ -293,12 +282,13 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             name="table",
             title="All ranks",
             help="All times are per step. Own, blocked and wall are medians, so own and blocked need not add up to wall. "
-            "The others are means over the profiled steps. A dash means not known.",
+            "The others are means over the profiled steps. A dash means not known."
+            + (" One row per host: medians over its ranks; a click picks the slowest." if several else ""),
             blocks=[
                 Table(
                     name="rank-table",
-                    columns=COLUMNS,
-                    rows=lambda: rank_rows(run.analysis),
+                    columns=HOST_COLUMNS if by_host else COLUMNS,
+                    rows=lambda: host_table(run.analysis) if by_host else rank_table(run.analysis),
                     file_name=f"rankscope-{run.summary.run_id}",
                     pick=partial(rank_of_row, state),
                 )
@@ -314,8 +304,9 @@ VIEW: Final = View(
         shows="One value per rank and step, and every number of every rank.",
         formula="Own time = wall time of a step − time blocked on other ranks. Collectives make wall times equal; "
         "own times differ by rank. Where several ranks or steps share a cell, the worst of them is shown: "
-        "the highest, of ratios and clocks the lowest.",
-        do="Look for lines (a slow rank), columns (a slow moment) and blocks (a slow host). Pick a rank to see it in every view.",
+        "the highest, of ratios and clocks the lowest. A row of a host shows the worst of its ranks in each step.",
+        do="Look for lines (a slow rank), columns (a slow moment) and blocks (a slow host: choose one row per host). Pick a rank "
+        "to see it in every view.",
     ),
     blocks=_blocks,
 )

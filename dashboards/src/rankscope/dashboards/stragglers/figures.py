@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from html import escape
 from typing import Any, Final
 
@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.result.analysis import ImposedWait
 from rankscope.dashboards.charts.bars import Look, row_bars
-from rankscope.dashboards.charts.frame import framed, legend_above, note, rank_label, rows_axis
+from rankscope.dashboards.charts.frame import framed, legend_above, marked_label, note, rank_label, rows_axis
 from rankscope.dashboards.charts.heatmap import coloring
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.stragglers.data import BlamedRank, CauseTimeline, WaitGroup
+from rankscope.dashboards.words.inert import plotly_text
 from rankscope.dashboards.words.units import in_unit, time_unit
 
 MOST_BARS: Final = 10
@@ -26,10 +27,22 @@ NO_RANK_WAITED: Final = "No rank was found waiting for another one."
 NO_EVIDENCE: Final = "Waits are not known: this takes steps with collectives, recorded on at least two ranks, and after warm-up."
 
 
+Hosts = Mapping[int, str]
+"""Hosts of the rows of a figure, by the rank that stands for each."""
+
+
 def imposed_bars(
-    imposed: Sequence[ImposedWait], colors: Palette, *, blamed: int | None = None, picked: int | None = None
+    imposed: Sequence[ImposedWait],
+    colors: Palette,
+    *,
+    blamed: Collection[int] = (),
+    picked: int | None = None,
+    hosts: Hosts | None = None,
 ) -> go.Figure:
-    """Draw bars of the ranks that imposed the most wait, split into wait that cost time and wait hidden by compute."""
+    """Draw bars of the ranks that imposed the most wait, split into wait that cost time and wait hidden by compute.
+
+    ``hosts``: the rows are hosts. ``blamed`` and ``picked`` are then the ranks that stand for hosts.
+    """
     if not imposed:
         return note(NO_EVIDENCE, colors)
     top = [row for row in sorted(imposed, key=lambda row: row.imposed_us, reverse=True) if row.imposed_us > 0][:MOST_BARS]
@@ -38,26 +51,43 @@ def imposed_bars(
     size, unit = time_unit(top[0].imposed_us)
     exposed = np.array([row.imposed_exposed_us for row in top]) / size
     total = np.array([row.imposed_us for row in top]) / size
-    names = [str(row.rank) for row in top]
+    names = _names([row.rank for row in top], hosts)
     figure = go.Figure()
     for look, values in (
         (Look("Cost time", "exposed_communication", "x"), exposed),
         (Look("Hidden by compute", "overlap", "/"), total - exposed),
     ):
-        hover = f"<b>rank %{{hovertext}}</b><br>{look.label}: %{{x:,.2f}} of %{{customdata:,.2f}} {unit}<extra></extra>"
+        hover = f"<b>{_what(hosts)} %{{hovertext}}</b><br>{look.label}: %{{x:,.2f}} of %{{customdata:,.2f}} {unit}<extra></extra>"
         row_bars(figure, look, values, colors, hovertext=names, customdata=total, hovertemplate=hover)
     framed(figure, colors, height=64 + 36 * max(len(top), 2))
     figure.update_layout(barmode="stack", bargap=0.28, showlegend=False)
     shares = ["" if row.share is None else f" · {100 * row.share:.0f}%" for row in top]
     texts = [f"{in_unit(row.imposed_us, (size, unit))}{share}" for row, share in zip(top, shares, strict=True)]
-    rows_axis(figure, _labels([row.rank for row in top], texts, blamed, picked))
+    rows_axis(figure, _labels([row.rank for row in top], texts, blamed, picked, hosts))
     figure.update_xaxes(title_text=f"{unit} imposed on the other ranks", rangemode="tozero")
     return figure
 
 
-def _labels(ranks: Sequence[int], values: Sequence[str], blamed: int | None, picked: int | None) -> list[str]:
-    """Return the labels of bars, with the value below the rank: a narrow screen has no room beside the bars."""
-    return [f"{rank_label(rank, blamed, picked)}<br>{value}" for rank, value in zip(ranks, values, strict=True)]
+def _what(hosts: Hosts | None) -> str:
+    return "rank" if hosts is None else "host"
+
+
+def _names(ranks: Sequence[int], hosts: Hosts | None) -> list[str]:
+    """Return what the bars are of, for their hover text."""
+    return [str(rank) if hosts is None else plotly_text(hosts[rank]) for rank in ranks]
+
+
+def _labels(
+    ranks: Sequence[int], values: Sequence[str], blamed: Collection[int], picked: int | None, hosts: Hosts | None
+) -> list[str]:
+    """Return the labels of bars, with the value below the rank or host: a narrow screen has no room beside the bars."""
+    labels = [
+        rank_label(rank, blamed, picked)
+        if hosts is None
+        else marked_label(plotly_text(hosts[rank], _NAME), blamed=rank in blamed, picked=rank == picked)
+        for rank in ranks
+    ]
+    return [f"{label}<br>{value}" for label, value in zip(labels, values, strict=True)]
 
 
 NO_WAIT_IN_GROUP: Final = "No rank of this group was found waiting for another one."
@@ -78,8 +108,8 @@ def wait_cells(group: WaitGroup) -> NDArray[np.float32]:
     return cells
 
 
-def wait_matrix(group: WaitGroup, colors: Palette, *, blamed: int | None = None, picked: int | None = None) -> go.Figure:
-    """Draw a heat map of ``wait_cells``. Rows of the blamed and the picked rank are framed."""
+def wait_matrix(group: WaitGroup, colors: Palette, *, marked: Collection[str] = ()) -> go.Figure:
+    """Draw a heat map of ``wait_cells``. Rows of the ``marked`` names, of ranks or hosts, are framed."""
     cells = wait_cells(group)
     if not np.nansum(cells):
         return note(NO_WAIT_IN_GROUP, colors)
@@ -115,9 +145,8 @@ def wait_matrix(group: WaitGroup, colors: Palette, *, blamed: int | None = None,
     figure.update_xaxes(title_text=f"{what} that waited", **ticks)
     figure.update_yaxes(title_text=f"because of {what}", autorange="reversed", **ticks)
     figure.update_layout(plot_bgcolor=colors.missing)
-    for rank in {blamed, picked} - {None}:
-        if not group.by_host and str(rank) in group.names:
-            at = group.names.index(str(rank))
+    for at, name in enumerate(group.names):
+        if name in marked:
             figure.add_shape(
                 type="rect", x0=-0.5, x1=count - 0.5, y0=at - 0.5, y1=at + 0.5, line={"color": colors.emphasis, "width": 2}
             )
@@ -152,9 +181,14 @@ CAUSES: Final[dict[str, Look]] = {
 
 
 def cause_bars(
-    ranks: Sequence[BlamedRank], colors: Palette, *, blamed: int | None = None, picked: int | None = None
+    ranks: Sequence[BlamedRank],
+    colors: Palette,
+    *,
+    blamed: Collection[int] = (),
+    picked: int | None = None,
+    hosts: Hosts | None = None,
 ) -> go.Figure:
-    """Draw horizontal stacked bars per cause for the ranks that imposed the most wait."""
+    """Draw horizontal stacked bars per cause for the ranks (or ``hosts``, as in ``imposed_bars``) that imposed the most wait."""
     known = [rank for rank in ranks if rank.steps_us is not None]
     if not known:
         return note(NO_STEPS if not ranks or ranks[0].steps_us is None else NO_CAUSES, colors)
@@ -171,14 +205,14 @@ def cause_bars(
             cause,
             values / size,
             colors,
-            hovertext=[str(rank.rank) for rank in top],
-            hovertemplate=f"<b>rank %{{hovertext}}</b><br>{cause.label}: %{{x:,.2f}} {unit}<extra></extra>",
+            hovertext=_names([rank.rank for rank in top], hosts),
+            hovertemplate=f"<b>{_what(hosts)} %{{hovertext}}</b><br>{cause.label}: %{{x:,.2f}} {unit}<extra></extra>",
         )
     framed(figure, colors, height=110 + 36 * max(len(top), 2))
     figure.update_layout(barmode="stack", bargap=0.28)
     legend_above(figure, **_LEGEND)
     texts = [in_unit(rank.steps_us or 0.0, (size, unit)) for rank in top]
-    rows_axis(figure, _labels([rank.rank for rank in top], texts, blamed, picked))
+    rows_axis(figure, _labels([rank.rank for rank in top], texts, blamed, picked, hosts))
     figure.update_xaxes(title_text=f"{unit} that the other ranks waited", rangemode="tozero")
     return figure
 

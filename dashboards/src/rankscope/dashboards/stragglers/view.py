@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from rankscope.analysis.result.analysis import ImposedWait
 from rankscope.dashboards.charts.frame import note
 from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.data.hosts import UNKNOWN_HOST, blamed_hosts, blamed_ranks, several_hosts
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model.columns import Column, number_column, text_column
 from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
-from rankscope.dashboards.model.page import Block, Choice, Figure, Legend, Part, Section, Table, Text, rank_choice
+from rankscope.dashboards.model.page import Block, Choice, Figure, Legend, Part, Section, Table, Text, rank_choice, rows_choice
 from rankscope.dashboards.model.picks import rank_of_bar, rank_of_row
 from rankscope.dashboards.model.run_head import nothing_yet
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
-from rankscope.dashboards.stragglers.data import BlameBook, WaitGroup
+from rankscope.dashboards.stragglers.data import BlameBook, BlamedRank, WaitGroup
 from rankscope.dashboards.stragglers.figures import (
     ALONE,
     CAUSES,
@@ -28,21 +30,63 @@ from rankscope.dashboards.stragglers.figures import (
     span_of,
     wait_matrix,
 )
+from rankscope.dashboards.stragglers.hosts import blamed_by_host, group_by_host, imposed_by_host
+from rankscope.dashboards.words.inert import plotly_text
 from rankscope.dashboards.words.units import duration
 from rankscope.dashboards.words.wording import count, milliseconds, percent
 
 
+def _hosts(run: RunData, state: PageState) -> dict[int, str] | None:
+    """Return the host of each rank where rows are hosts; ``None`` where they are ranks."""
+    if state.rows != "host" or not several_hosts(run.analysis):
+        return None
+    return {row.rank: row.host or UNKNOWN_HOST for row in run.analysis.ranks}
+
+
+def _marks(run: RunData, state: PageState, hosts: Mapping[int, str] | None, ranks: Sequence[int]) -> dict[str, Any]:
+    """Return the marks of bars of ``ranks``, which stand for their hosts if there are ``hosts``."""
+    if hosts is None:
+        return {"blamed": blamed_ranks(run.analysis.verdict), "picked": state.rank}
+    names = {rank: hosts.get(rank, UNKNOWN_HOST) for rank in ranks}
+    at_fault, of_picked = blamed_hosts(run.analysis), hosts.get(-1 if state.rank is None else state.rank)
+    return {
+        "blamed": [rank for rank, host in names.items() if host in at_fault],
+        "picked": next((rank for rank, host in names.items() if host == of_picked), None),
+        "hosts": names,
+    }
+
+
+def _rank_of_bar(ranks: Callable[[], Sequence[int]], hosts: Mapping[int, str] | None, state: PageState, point: Any) -> PageState:
+    """Select the rank of a bar; of a host, the one that imposed most."""
+    if hosts is None:
+        return rank_of_bar(state, point)
+    names = {plotly_text(hosts.get(rank, UNKNOWN_HOST)): rank for rank in ranks()}
+    return replace(state, rank=names[str(point["hovertext"])])
+
+
+def _imposed_rows(run: RunData, state: PageState) -> list[ImposedWait]:
+    hosts = _hosts(run, state)
+    return run.analysis.imposed_wait if hosts is None else imposed_by_host(run.analysis.imposed_wait, hosts)
+
+
+def _blamed_rows(run: RunData, state: PageState) -> list[BlamedRank]:
+    hosts = _hosts(run, state)
+    return run.blame.ranks if hosts is None else blamed_by_host(run.blame.ranks, hosts)
+
+
 def _imposed(run: RunData, state: PageState, colors: Palette) -> Drawn:
-    analysis = run.analysis
-    imposed = analysis.imposed_wait
-    most = max(imposed, key=lambda row: row.imposed_us, default=None)
+    imposed, hosts = _imposed_rows(run, state), _hosts(run, state)
+    names = {row.rank: row.rank if hosts is None else hosts.get(row.rank, UNKNOWN_HOST) for row in imposed}
+    most, what = max(imposed, key=lambda row: row.imposed_us, default=None), "rank" if hosts is None else "host"
     return Drawn(
-        imposed_bars(imposed, colors, blamed=analysis.verdict.rank, picked=state.rank),
+        imposed_bars(imposed, colors, **_marks(run, state, hosts, list(names))),
         FigureData(
-            ("rank", "imposed wait [us]", "of it exposed [us]", "share"),
-            [(row.rank, row.imposed_us, row.imposed_exposed_us, row.share) for row in imposed],
+            (what, "imposed wait [us]", "of it exposed [us]", "share"),
+            [(names[row.rank], row.imposed_us, row.imposed_exposed_us, row.share) for row in imposed],
         ),
-        "The waits that ranks imposed are not known" if most is None else f"Rank {most.rank} made the others wait most",
+        "The waits that ranks imposed are not known"
+        if most is None
+        else f"{what.capitalize()} {names[most.rank]} made the others wait most",
     )
 
 
@@ -62,8 +106,14 @@ def _group_of(book: BlameBook, state: PageState) -> WaitGroup | None:
     return next((group for group in book.groups if group.key == state.group), next(iter(book.groups), None))
 
 
+def _shown_group(run: RunData, state: PageState) -> WaitGroup | None:
+    """Return the selected group, host by host where rows are hosts."""
+    group, hosts = _group_of(run.blame, state), _hosts(run, state)
+    return group if group is None or hosts is None else group_by_host(group, hosts)
+
+
 def _matrix(run: RunData, state: PageState, colors: Palette) -> Drawn:
-    group = _group_of(run.blame, state)
+    group = _shown_group(run, state)
     if group is None:
         return Drawn(note(NO_EVIDENCE, colors), NO_DATA, "Who waited for whom is not known")
     what = "host" if group.by_host else "rank"
@@ -73,8 +123,11 @@ def _matrix(run: RunData, state: PageState, colors: Palette) -> Drawn:
     if rows:
         victim_name, origin_name, waited = rows[0]
         says = f"In {group.label}, {what} {victim_name} waited longest: {duration(waited)} for {what} {origin_name}"
+    marked = {str(rank) for rank in (*blamed_ranks(run.analysis.verdict), state.rank)}
+    if group.by_host:
+        marked = {*blamed_hosts(run.analysis), *(row.host or "" for row in run.analysis.ranks if row.rank == state.rank)}
     return Drawn(
-        wait_matrix(group, colors, blamed=run.analysis.verdict.rank, picked=state.rank),
+        wait_matrix(group, colors, marked=marked),
         FigureData((f"{what} that waited", f"{what} waited for", "wait [us]"), rows),
         says,
     )
@@ -96,7 +149,7 @@ _SOURCES: Final = {
 def _about_matrix(run: RunData, state: PageState) -> list[Block]:
     """Return the matrix's evidence source, and the groups that it leaves out."""
     book = run.blame
-    group = _group_of(book, state)
+    group = _shown_group(run, state)
     if group is None:
         return []
     if book.matrix_source is None:
@@ -129,18 +182,20 @@ def _group_choice(run: RunData, state: PageState) -> Block:
 
 
 def _cause_bars(run: RunData, state: PageState, colors: Palette) -> Drawn:
-    ranks = run.blame.ranks
+    ranks, hosts = _blamed_rows(run, state), _hosts(run, state)
+    names = {row.rank: row.rank if hosts is None else hosts.get(row.rank, UNKNOWN_HOST) for row in ranks}
+    what = "rank" if hosts is None else "host"
     known = [rank for rank in ranks if rank.steps_us]
     says = "What made ranks late is not known"
     if known:
         cause = max(known[0].causes_us, key=lambda name: known[0].causes_us[name])
         cost = duration(known[0].steps_us or 0.0)
-        says = f"Rank {known[0].rank} cost the others {cost}, most of it by: {CAUSES[cause].label.lower()}"
+        says = f"{what.capitalize()} {names[known[0].rank]} cost the others {cost}, most of it by: {CAUSES[cause].label.lower()}"
     return Drawn(
-        cause_bars(ranks, colors, blamed=run.analysis.verdict.rank, picked=state.rank),
+        cause_bars(ranks, colors, **_marks(run, state, hosts, list(names))),
         FigureData(
-            ("rank", "imposed wait [us]", *(f"{cause.label.lower()} [us]" for cause in CAUSES.values())),
-            [(rank.rank, rank.steps_us, *(rank.causes_us.get(key) for key in CAUSES)) for rank in known],
+            (what, "imposed wait [us]", *(f"{cause.label.lower()} [us]" for cause in CAUSES.values())),
+            [(names[rank.rank], rank.steps_us, *(rank.causes_us.get(key) for key in CAUSES)) for rank in known],
         ),
         says,
     )
@@ -200,7 +255,14 @@ COLUMNS: Final[list[Column]] = [
 ]
 
 
-def _rank_costs(run: RunData) -> list[dict[str, Any]]:
+HOST_COLUMNS: Final[list[Column]] = [
+    text_column("host", "Host", width=180, pinned=True, hover=True),
+    number_column("rank", "Worst rank", "Rank of the host that imposed most", digits=0, width=116),
+    *(column for column in COLUMNS if column.field not in ("rank", "host")),
+]
+
+
+def _rank_costs(run: RunData, state: PageState) -> list[dict[str, Any]]:
     hosts = {rank.rank: rank.host for rank in run.analysis.ranks}
     return [
         {
@@ -214,11 +276,12 @@ def _rank_costs(run: RunData) -> list[dict[str, Any]]:
             "knock_on_ms": milliseconds(rank.knock_on_us),
             "exposed_ms": milliseconds(rank.exposed_us),
         }
-        for rank in run.blame.ranks
+        for rank in _blamed_rows(run, state)
     ]
 
 
 def _blocks(run: RunData, state: PageState) -> list[Block]:
+    hosts = _hosts(run, state)
     if not (run.blame.groups or run.blame.timeline or run.analysis.imposed_wait):
         why = ALONE if run.analysis.source.world_size == 1 else NO_EVIDENCE
         return nothing_yet(run.summary, "No rank is known to wait", why)
@@ -234,9 +297,10 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                     name="imposed-bars",
                     label="Bars of the wait each rank imposed on the others",
                     draw=partial(_imposed, run, state),
-                    pick=partial(rank_of_bar, state),
+                    pick=partial(_rank_of_bar, lambda: [row.rank for row in _imposed_rows(run, state)], hosts, state),
                 ),
             ],
+            tools=rows_choice(state, hosts=several_hosts(run.analysis)),
         ),
         Section(
             name="waits",
@@ -266,7 +330,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                     label="Stacked bars of the wait each rank imposed, by cause",
                     draw=partial(_cause_bars, run, state),
                     height=300,
-                    pick=partial(rank_of_bar, state),
+                    pick=partial(_rank_of_bar, lambda: [row.rank for row in _blamed_rows(run, state)], hosts, state),
                 )
             ],
         ),
@@ -292,8 +356,8 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             blocks=[
                 Table(
                     name="rank-costs",
-                    columns=COLUMNS,
-                    rows=lambda: _rank_costs(run),
+                    columns=COLUMNS if hosts is None else HOST_COLUMNS,
+                    rows=lambda: _rank_costs(run, state),
                     file_name=f"rankscope-{run.summary.run_id}-rank-costs",
                     pick=partial(rank_of_row, state),
                 )

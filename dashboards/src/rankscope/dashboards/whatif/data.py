@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.result.text import joined
 from rankscope.analysis.whatif.outcome import Terms
 from rankscope.analysis.whatif.result import Effect, WhatIf
 from rankscope.analysis.whatif.run_answer import whatif_with_chain
@@ -192,11 +193,6 @@ def _why_not(together: Combinations, items: Sequence[str], ranks: Sequence[int],
 
 def _named(items: Sequence[str], kind: str) -> list[str]:
     return [name for of, _, name in (item.partition(":") for item in items) if of == kind]
-
-
-def joined(words: Sequence[str]) -> str:
-    """Return the words joined as in ``a, b and c``."""
-    return " and ".join([*([", ".join(words[:-1])] if len(words) > 1 else []), *words[-1:]])
 
 
 HOURS_A_WEEK: Final = 168

@@ -92,15 +92,15 @@ def losses_of(analysis: Analysis) -> Losses:
 def _lost(analysis: Analysis, finding: Finding) -> Lost:
     """Return the loss of a finding. A finding on several ranks has one loss for all, charged to their host if they share one."""
     verdict = analysis.verdict
-    said = [finding.rank] if finding.rank is not None else []
-    ranks = (verdict.ranks or said) if finding.summary == verdict.summary else said
+    said = finding.ranks or ([finding.rank] if finding.rank is not None else [])
+    ranks = (verdict.ranks or said) if finding.summary == verdict.summary and not finding.whole_host else said
     blamed = [rank for rank in analysis.ranks if rank.rank in ranks]
     hosts = {rank.host for rank in blamed}
     only = blamed[0] if len(blamed) == 1 else None
     hours = finding.gpu_hours_lost or 0.0
     whole = verdict.gpu_hours_lost
     return Lost(
-        host=hosts.pop() if len(hosts) == 1 else None,
+        host=finding.host if finding.whole_host else hosts.pop() if len(hosts) == 1 else None,
         gpu_uuid=None if only is None else only.gpu_uuid,
         rank=None if only is None else only.rank,
         cause=finding.cause,

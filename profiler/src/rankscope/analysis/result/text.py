@@ -67,10 +67,10 @@ def first_of(items: Sequence[object], most: int) -> str:
     return ", ".join(map(str, items[:most])) + more
 
 
-def joined(items: Sequence[str], most: int) -> str:
-    """Return the first ``most`` items and the number of the others as a phrase: ``a``, ``a and b``, ``a, b and 3 more``."""
-    shown = [*items[:most], *([f"{len(items) - most} more"] if len(items) > most else [])]
-    return " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
+def joined(items: Sequence[str], most: int | None = None) -> str:
+    """Return items as a phrase, ``a``, ``a and b``; the first ``most`` and the number of the others: ``a, b and 3 more``."""
+    shown = [*items[:most], *([f"{len(items) - most} more"] if most is not None and len(items) > most else [])]
+    return " and ".join([*([", ".join(shown[:-1])] if len(shown) > 1 else []), *shown[-1:]])
 
 
 def units_text(ranks: Sequence[int], hosts: Mapping[int, str], whole_hosts: Sequence[str]) -> str:

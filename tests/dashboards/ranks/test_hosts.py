@@ -1,0 +1,105 @@
+"""Heat map and table of ranks with one row per host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from tests.dashboards.blocks import draw, pick, pick_row, run_of, table_rows
+from tests.dashboards.hosts_at_fault import AT_FAULT, SLOW, host_runs
+
+from rankscope.dashboards.charts.heatmap import step_heatmap
+from rankscope.dashboards.charts.palette import PALETTES
+from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.model.page import Choice, Table, find
+from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.ranks.view import VIEW
+
+BY_HOST = PageState(rows="host")
+LIGHT = PALETTES["light"]
+
+
+@pytest.fixture
+def run() -> RunData:
+    return run_of(host_runs())
+
+
+def test_the_map_has_a_row_per_host_with_its_worst_rank(run: RunData) -> None:
+    drawn = draw(VIEW, "step-heatmap", run, BY_HOST)
+    heat: Any = drawn.figure.data[0]
+    assert list(heat.y) == ["node-0", "node-1", "node-2", "node-3"]
+    by_rank = np.asarray(draw(VIEW, "step-heatmap", run, PageState()).figure.data[0].z)
+    np.testing.assert_allclose(np.asarray(heat.z), by_rank.reshape(4, 4, -1).max(axis=1))
+    assert "host %{y}" in heat.hovertemplate
+    assert "<b>⚑ node-2</b>" in drawn.figure.layout.yaxis.ticktext
+    assert drawn.figure.layout.yaxis.title.text == "host"
+    assert "16 ranks on 4 hosts" in drawn.says
+    assert (drawn.table.columns[0], drawn.table.rows[0][0]) == ("hosts", "node-0")
+
+
+def test_a_click_on_a_host_picks_the_rank_whose_value_it_shows(run: RunData) -> None:
+    after = pick(VIEW, "step-heatmap", run, BY_HOST, {"x": 5, "y": "node-3"})
+    assert (after.rank, after.step, after.rows) == (13, 5, "host")
+    assert pick(VIEW, "step-heatmap", run, BY_HOST, {"x": 6, "y": AT_FAULT}).rank in SLOW
+
+
+def test_hosts_are_in_the_chosen_order(run: RunData) -> None:
+    drawn = draw(VIEW, "step-heatmap", run, PageState(rows="host", sort="imposed"))
+    assert next(iter(drawn.figure.data[0].y)) == AT_FAULT
+
+
+def test_the_host_of_the_picked_rank_is_marked(run: RunData) -> None:
+    ticks = draw(VIEW, "step-heatmap", run, PageState(rows="host", rank=5)).figure.layout.yaxis.ticktext
+    assert "<b>▸ node-1</b>" in ticks
+
+
+def test_in_rows_of_ranks_those_of_a_host_at_fault_are_framed_together(run: RunData) -> None:
+    layout = draw(VIEW, "step-heatmap", run, PageState()).figure.layout
+    assert [(shape.y0, shape.y1) for shape in layout.shapes] == [(7.5, 11.5)]
+    assert "<b>⚑ 8 to 11</b>" in layout.yaxis.ticktext
+
+
+def test_the_table_has_a_row_per_host(run: RunData) -> None:
+    rows = table_rows(VIEW, "rank-table", run, BY_HOST)
+    assert [row["host"] for row in rows] == ["node-0", "node-1", "node-2", "node-3"]
+    worst = rows[2]
+    assert (worst["count"], worst["ranks"], worst["at_fault"], worst["slowest"]) == (4, "8 to 11", "yes", 11)
+    assert worst["imposed_percent"] == pytest.approx(100)
+    assert worst["own_ms"] == pytest.approx(80.0095)
+    assert pick_row(VIEW, "rank-table", run, BY_HOST, worst["id"]).rank == 11
+    table = find(VIEW.blocks(run, BY_HOST), Table, "rank-table")
+    assert {column.field for column in table.columns} <= rows[0].keys()
+
+
+@pytest.mark.parametrize("hosts", [["n0"] * 16, [f"n{rank}" for rank in range(16)], [None] * 16])
+def test_there_is_no_choice_where_hosts_say_no_more_than_ranks(hosts: list[str | None]) -> None:
+    source = host_runs()
+    found = source.analyses["run-1"]
+    rows = [msgspec.structs.replace(row, host=host) for row, host in zip(found.ranks, hosts, strict=True)]
+    source.analyses["run-1"] = msgspec.structs.replace(found, ranks=rows)
+    run = run_of(source)
+    blocks = VIEW.blocks(run, BY_HOST)
+    assert not any(isinstance(tool, Choice) and tool.field == "rows" for block in blocks for tool in getattr(block, "tools", ()))
+    assert len(table_rows(VIEW, "rank-table", run, BY_HOST)) == 16
+    assert len(draw(VIEW, "step-heatmap", run, BY_HOST).figure.data[0].z) == 16
+
+
+def test_names_of_hosts_are_no_html_and_a_thousand_fit() -> None:
+    hosts = [f"<b>n{at}</b>" for at in range(1000)]
+    figure = step_heatmap(
+        np.arange(4000.0).reshape(1000, 4),
+        np.arange(1000),
+        range(4),
+        LIGHT,
+        label="own time",
+        unit="us",
+        hosts=hosts,
+        blamed=[999],
+    )
+    heat: Any = figure.data[0]
+    assert len(heat.y) == 250
+    assert "<b>n0" not in heat.y[0]
+    assert "⚑" in figure.layout.yaxis.ticktext[-1]
+    assert len(figure.to_json()) < 100_000

@@ -1,0 +1,89 @@
+"""Imposed wait with one row per host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.dashboards.blocks import draw, pick, pick_row, run_of, table_rows
+from tests.dashboards.hosts_at_fault import AT_FAULT, SLOW, host_runs
+
+from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.model.page import Choice, every
+from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.stragglers.data import BlameBook, BlamedRank, WaitGroup
+from rankscope.dashboards.stragglers.view import VIEW
+
+BY_HOST = PageState(rows="host")
+
+
+@pytest.fixture
+def run() -> RunData:
+    source = host_runs()
+    cells = [(origin, victim, 100.0 * (origin + 1)) for origin in SLOW for victim in range(16) if victim != origin]
+    group = WaitGroup(
+        key="dp", label="dp", ranks=16, imposed_us=sum(us for _, _, us in cells), by_host=False,
+        names=[str(rank) for rank in range(16)], worst=list(range(16)), origins=[origin for origin, _, _ in cells],
+        victims=[victim for _, victim, _ in cells], waited_us=[us for _, _, us in cells],
+    )  # fmt: skip
+    ranks = [
+        BlamedRank(
+            rank=rank,
+            direct_us=1e3,
+            knock_on_us=None,
+            exposed_us=500.0,
+            steps_us=1e4 * (1 + (rank == 10)),
+            last_in=2,
+            causes_us={"forward": 1e4 * (1 + (rank == 10))},
+        )
+        for rank in [*SLOW, 3]
+    ]
+    source.blames["run-1"] = BlameBook(
+        matrix_source="windows", matrix_steps=3, groups=[group], groups_left_out=0, ranks=ranks, timeline=None
+    )
+    return run_of(source)
+
+
+def test_bars_are_sums_over_the_ranks_of_a_host(run: RunData) -> None:
+    drawn = draw(VIEW, "imposed-bars", run, BY_HOST)
+    [row] = drawn.table.rows
+    assert (row[0], row[1]) == (AT_FAULT, pytest.approx(4 * 10e3 + sum(SLOW)))
+    assert drawn.figure.layout.yaxis.ticktext[0].startswith(f"<b>⚑ {AT_FAULT}</b>")
+    assert "Host node-2" in drawn.says
+    causes = draw(VIEW, "cause-bars", run, BY_HOST)
+    assert [(row[0], row[1]) for row in causes.table.rows] == [(AT_FAULT, 5e4), ("node-0", 1e4)]
+
+
+def test_bars_of_ranks_mark_all_ranks_of_a_host_at_fault(run: RunData) -> None:
+    ticks = draw(VIEW, "imposed-bars", run, PageState()).figure.layout.yaxis.ticktext
+    assert all(tick.startswith("<b>⚑ rank") for tick in ticks)
+
+
+def test_a_click_on_the_bar_of_a_host_picks_its_worst_rank(run: RunData) -> None:
+    assert pick(VIEW, "cause-bars", run, BY_HOST, {"hovertext": AT_FAULT}).rank == 10
+    assert pick(VIEW, "cause-bars", run, PageState(), {"hovertext": "9"}).rank == 9
+
+
+def test_the_matrix_is_host_by_host(run: RunData) -> None:
+    drawn = draw(VIEW, "wait-matrix", run, BY_HOST)
+    heat: Any = drawn.figure.data[0]
+    assert list(heat.x) == [f"host node-{at}" for at in range(4)]
+    assert heat.y[2].endswith("most for rank 11")
+    assert sum(row[2] for row in drawn.table.rows) == pytest.approx(run.blame.groups[0].imposed_us)
+    assert [(shape.y0, shape.y1) for shape in drawn.figure.layout.shapes] == [(1.5, 2.5)]
+    assert pick(VIEW, "wait-matrix", run, BY_HOST, {"y": heat.y[2]}).rank == 11
+
+
+def test_the_table_has_a_row_per_host(run: RunData) -> None:
+    rows = table_rows(VIEW, "rank-costs", run, BY_HOST)
+    assert [(row["host"], row["rank"], row["last_in"], row["direct_ms"]) for row in rows] == [
+        (AT_FAULT, 10, 8, 4.0),
+        ("node-0", 3, 2, 1.0),
+    ]
+    assert rows[0]["knock_on_ms"] is None, "not known is not zero"
+    assert pick_row(VIEW, "rank-costs", run, BY_HOST, rows[0]["id"]).rank == 10
+
+
+def test_the_choice_is_there_for_several_hosts(run: RunData) -> None:
+    choices = [one for one in every(VIEW.blocks(run, BY_HOST)) if isinstance(one, Choice) and one.field == "rows"]
+    assert [one.value for one in choices] == ["host"]
