@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes
-from rankscope.analysis.inference.stragglers import find_slow
+from rankscope.analysis.inference.judge import judge_ranks
 from rankscope.analysis.inference.twins import slow_twin
 
 STAGES = 4
@@ -43,7 +43,7 @@ def test_ten_steps_of_two_ranks_do_not_show_it_by_themselves() -> None:
     """Else these rules would not be needed."""
     first, *others = stages(10, seed=1, lasting=0.95)
     first.own[1] += 30.0
-    assert find_slow(first) is None
+    assert judge_ranks(first).slow is None
     assert slow_twin(first, STAGES, others) is not None
     assert slow_twin(first, STAGES, []) is None
 

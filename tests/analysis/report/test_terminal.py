@@ -59,6 +59,7 @@ def test_a_host_at_fault_is_shown_as_one(synthetic: Callable[..., Any]) -> None:
         ranks=[40, 41],
         rank=40,
         hosts=["n20"],
+        summary="Host n20 is slow.",
         saves=(0.31, 0.4),
         judged_ranks=64,
         judged_steps=10,
@@ -97,7 +98,7 @@ def test_rare_steps_and_an_excluded_cost_are_lines_of_the_answer(synthetic: Call
         cause="checkpoint",
         summary="Rank 0 writes checkpoints.",
     )
-    verdict = msgspec.structs.replace(found.verdict, costs_at_most=0.028)
+    verdict = msgspec.structs.replace(found.verdict, costs_at_most=0.028, summary="No rank is slow.")
     head = render_text(msgspec.structs.replace(found, verdict=verdict, rare_steps=rare)).partition("\n\n")[0]
     assert "no rank or host costs more than 2.8% of the typical step" in head
     assert "61% of the run's time: Rank 0 writes checkpoints." in head

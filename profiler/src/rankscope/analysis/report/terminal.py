@@ -93,9 +93,12 @@ def _headline(analysis: Analysis, width: int) -> str:
     if facts:
         lines += textwrap.wrap(" · ".join(facts), width)
     judged = judged_text(verdict, analysis.source.world_size)
-    for text in (saves_text(verdict), excluded_text(verdict), judged and f"judged: {judged}"):
+    # What the sentence has already is not repeated.
+    saves = "" if " saves " in verdict.summary else saves_text(verdict)
+    excluded = "" if "costs more than" in verdict.summary else excluded_text(verdict)
+    for text in (saves, excluded, judged and f"judged: {judged}"):
         lines += textwrap.wrap(text, width)
-    if analysis.rare_steps is not None:
+    if analysis.rare_steps is not None and analysis.rare_steps.summary not in verdict.summary:
         lines += textwrap.wrap(rare_text(analysis.rare_steps), width, subsequent_indent="  ")
     return "\n".join(lines)
 

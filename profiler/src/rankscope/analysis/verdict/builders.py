@@ -22,7 +22,7 @@ from rankscope.analysis.result.text import units_text
 from rankscope.analysis.verdict.advice import Subject, next_actions, reason_of
 from rankscope.analysis.verdict.advice_sentences import ROTATING
 from rankscope.analysis.verdict.bottleneck import SHOWN, exposed_transfer, largest_besides_compute, limit_of, unknown_share
-from rankscope.base.text import duration, ranks_text
+from rankscope.base.text import duration, ranks_text, share_bound
 
 EvidenceSource = Literal["steps", "windows", "traces", "flight_recorder", "nccl_inspector"]
 
@@ -377,6 +377,6 @@ def _saves(named: Named) -> str:
     """Return the clause with the interval of what healing saves; empty where there is none."""
     if named.saves_us is None or named.step_us <= 0:
         return ""
-    low, high = (share / named.step_us for share in named.saves_us)
+    low, high = (max(0.0, share / named.step_us) for share in named.saves_us)
     it = "it" if len(named.ranks) == 1 or len(named.hosts) == 1 else "them"
-    return f", and healing {it} saves {low:.0%} to {high:.0%} of the step"
+    return f", and healing {it} saves {share_bound(low, upper=False)} to {share_bound(high, upper=True)} of the step"

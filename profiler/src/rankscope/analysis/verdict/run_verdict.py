@@ -49,7 +49,7 @@ from rankscope.analysis.verdict.builders import (
 )
 from rankscope.analysis.verdict.endings import endings
 from rankscope.analysis.verdict.reasons import moving_named, signals_beside_windows, slow_named
-from rankscope.base.text import duration, ranks_text
+from rankscope.base.text import duration, ranks_text, share_bound
 
 CAPTURE: Final = 20
 """Number of steps to profile for a verdict from windows: more than ``late.ENOUGH_STEPS``, as some steps may show nothing."""
@@ -248,7 +248,7 @@ def _nobody_slow(
         )
     why = f"No rank makes the others wait beyond chance{restriction}"
     if not is_pipeline:  # what a rank costs in a pipeline depends on its schedule
-        why = f"No {unit} costs more than {at_most:.1%} of the step{restriction}"
+        why = f"No {unit} costs more than {share_bound(at_most, upper=True)} of the step{restriction}"
     verdict, findings = no_straggler(shares, setting, confidence=confidence, why=why + _costless(each))
     return verdict, [*findings, *besides]
 
