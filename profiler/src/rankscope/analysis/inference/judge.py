@@ -48,8 +48,9 @@ LEVEL: Final = 0.95
 FAR: Final = 0.3
 """Minimum share of steps with large excess of a rank with pattern ``fixed``; below, it is intermittent even if usually last."""
 
-_FLOOR: Final = 0.5
-"""Excess from which a rank may be one of several slow ranks, as a share of ``MINIMUM_EFFECT``."""
+_LIMITED: Final = 0.5
+"""Least mean of the limited excess of a slow rank, in multiples of that of the excess itself: a rank that is slow in half of the
+steps has at most half of the limit."""
 
 _TAKES_PART: Final = 0.25
 """Minimum mean excess of a rank of a slow host that is named with it, as a share of the mean over those of its ranks that have
@@ -147,7 +148,7 @@ class _Case:
         """Return the ranks whose excess chance does not explain, most significant first."""
         found: list[_Ahead] = []
         slow = np.zeros(len(self.own), dtype=bool)
-        while (ahead := ranks_ahead(self.own, self.measures, slow, self.excess, _FLOOR * self.limit)) is not None:
+        while (ahead := ranks_ahead(self.own, self.measures, slow, self.excess, self.limit)) is not None:
             if ahead.p_value > LIMIT:
                 break
             found.append(ahead)
@@ -292,7 +293,7 @@ class _Case:
         """Return ranks that may cost enough to be named, but in too few steps to exclude chance; ``None`` without any."""
         steps = self.own.shape[1]
         none = np.zeros(len(self.own), dtype=bool)
-        ahead = ranks_ahead(self.own, self.measures, none, self.excess, _FLOOR * self.limit)
+        ahead = ranks_ahead(self.own, self.measures, none, self.excess, self.limit)
         if ahead is None:
             return None
         slow = none.copy()
@@ -401,7 +402,7 @@ def ranks_ahead(
     for measure in measures:
         able = over[left] >= floor
         if measure.limited:
-            able &= mean_excess(own, left, measure.at_most) >= floor
+            able &= mean_excess(own, left, measure.at_most) >= _LIMITED * floor
         most = min(len(own) // 2 - int(slow.sum()), int(able.sum()))
         if most < 1:
             continue
