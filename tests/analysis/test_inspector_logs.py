@@ -97,6 +97,12 @@ def test_verbose_logs_show_the_slow_rank_of_a_pipeline(tmp_path: Path, layout: s
     assert (verdict.kind, verdict.ranks) == ("straggler" if named else "balanced", named), verdict.summary
 
 
+@pytest.mark.parametrize(("fault", "named"), [("none", []), ("slow device", [1]), ("slow link", [])])
+def test_a_ring_of_sends_and_receives_has_no_stages(tmp_path: Path, fault: str, named: list[int]) -> None:
+    verdict = analyze([write_logs(job("ring attention", fault, late=1), tmp_path / "logs", verbose=True)]).verdict
+    assert (verdict.ranks, verdict.stage) == (named, None), verdict.summary
+
+
 @pytest.mark.parametrize("numbered", [False, True])
 def test_no_rank_of_a_pipeline_is_named_for_messages_that_are_not_logged(tmp_path: Path, *, numbered: bool) -> None:
     # given logs without receives: too small for the plugin, which does not number these, or overwritten before the dump

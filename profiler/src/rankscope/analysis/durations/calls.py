@@ -91,5 +91,5 @@ class Durations:
     """Number of collectives per rank that the source left out, where known."""
     names: Mapping[int, str] = field(default_factory=dict)
     """Process of each rank, where ranks are numbers that only this analysis gives."""
-    stages: Mapping[int, int] = field(default_factory=dict)
+    stages: Mapping[int, int | None] = field(default_factory=dict)
     """Pipeline stage of each rank, where the source shows that from all sends and receives; empty otherwise."""

@@ -21,15 +21,18 @@ _BESIDE: Final = 0.1
 """Share of the time of single sends from which compute goes on during them."""
 
 
-def pipeline_stages(ranks: Mapping[int, RankCalls]) -> dict[int, int]:
+def pipeline_stages(ranks: Mapping[int, RankCalls]) -> dict[int, int | None]:
     """Return the stage of each rank; empty unless all ranks are in pipelines of one form, of which several run the same stages.
 
+    Where all ranks send and receive alike, as in ring attention, they do the same work, and the stage of each is ``None``.
     A rank that sends and receives in several process groups, as for pipeline and context parallelism, has no known stage.
     """
     groups = {rank: {call.group for call in one.calls if call.is_transfer} for rank, one in ranks.items()}
     parts = max((call.elements for one in ranks.values() for call in one.calls if call.is_transfer), default=0)
-    if not groups or not all(groups.values()) or parts > _MOST_PARTS or _is_exchange(ranks.values()):
+    if not groups or not all(groups.values()) or parts > _MOST_PARTS:
         return {}
+    if _is_exchange(ranks.values()):
+        return dict.fromkeys(ranks)
     members = {group: tuple(ranks[rank].members.get(group, ())) for rank, names in groups.items() for group in names}
     if any(rank not in groups for places in members.values() for rank in places):
         return {}
@@ -39,7 +42,7 @@ def pipeline_stages(ranks: Mapping[int, RankCalls]) -> dict[int, int]:
         pipelines = _chains(set(members.values()))
     else:
         return {}
-    stages = {rank: stage for pipeline in pipelines for stage, rank in enumerate(pipeline)}
+    stages: dict[int, int | None] = {rank: stage for pipeline in pipelines for stage, rank in enumerate(pipeline)}
     is_alike = len({len(pipeline) for pipeline in pipelines}) == 1 and len(stages) == sum(map(len, pipelines)) == len(ranks)
     return stages if is_alike and len(pipelines) > 1 else {}
 

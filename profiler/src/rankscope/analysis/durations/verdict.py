@@ -141,9 +141,11 @@ def _by_own_times(evidence: DurationEvidence, setting: Setting, beside: Beside) 
         return _delay_us(evidence) / len(group.steps)
 
     device, calm = slowest(evidence.own, at_most_us)
-    if device is not None and evidence.is_pipeline and (others := _also_slow(device, calm, evidence)):
+    others = [] if device is None or not evidence.is_pipeline else _also_slow(device, calm, evidence)
+    if device is not None and others:
+        where = ", in several stages" if evidence.stages.get(others[0]) is not None else ""
         return (
-            f"{ranks_were([*device.slow.ranks, *others])} slow, in several stages: one may wait for another in messages that are "
+            f"{ranks_were(sorted({*device.slow.ranks, *others}))} slow{where}: one may wait for another in messages that are "
             f"not in the {evidence.wording.many}; {evidence.wording.more_evidence}"
         )
     if device is not None:
@@ -162,8 +164,12 @@ def _by_own_times(evidence: DurationEvidence, setting: Setting, beside: Beside) 
 def _also_slow(device: DeviceStraggler, calm: Sequence[DeviceOwnTimes], evidence: DurationEvidence) -> list[int]:
     """Return the ranks of other stages that are slow, however long compute waited for sends.
 
+    Of ranks that exchange messages without stages, as in a ring, all but the worst of several slow ones are returned.
+
     Where messages are missing, as small ones are by default, all stages before and after a slow one seem slow with it.
     """
+    if evidence.stages.get(device.slow.ranks[0]) is None:
+        return device.slow.ranks[1:]
     surely = {rank for group in evidence.least_own if (slow := judge_ranks(group).slow) is not None for rank in slow.ranks}
     others = [group for group in evidence.own if group is not device.compared and not any(group is one for one in calm)]
     return sorted(rank for group in others if (slow := judge_ranks(group).slow) is not None for rank in surely & set(slow.ranks))

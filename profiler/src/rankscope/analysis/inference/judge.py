@@ -516,7 +516,7 @@ def _as_in_other_steps(over: NDArray[np.float64], of_others: Stored) -> NDArray[
     others, or are nearly all, or where the other ranks have many such steps, too.
     """
     far = far_steps(over)
-    if not far.any() or far.mean() > 1 - _OTHERS:
+    if not far.any() or far.mean() > 1 - _OTHERS or (~far).sum() < FEWEST_BATCHES:
         return None
     others = over[~far]
     gap = np.quantile(over[far], 0.1) - np.quantile(others, 0.9)
