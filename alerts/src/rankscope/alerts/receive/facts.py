@@ -124,7 +124,8 @@ def _about(facts: Facts, alertname: str, rank: int | None, host: str | None) -> 
     verdict = facts.verdict
     kinds = {kind for kind, alerts in _ALERTS_OF_KIND.items() if alertname in alerts}
     if verdict is not None and verdict.kind in kinds and rank in (None, verdict.rank, *verdict.ranks):
-        named = verdict.hosts or [facts.hosts.get(verdict.rank, "") if verdict.rank is not None else ""]
+        of_rank = None if verdict.rank is None else facts.hosts.get(verdict.rank)
+        named = verdict.hosts or ([] if of_rank is None else [of_rank])
         if host is None or host in named:
             return verdict
     return next(
