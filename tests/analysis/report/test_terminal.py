@@ -90,6 +90,8 @@ def test_rare_steps_and_an_excluded_cost_are_lines_of_the_answer(synthetic: Call
         typical_us=1e5,
         longest_us=4e6,
         share=0.61,
+        lost_us=16e6,
+        moves=False,
         rank=0,
         host="n0",
         cause="checkpoint",

@@ -67,6 +67,8 @@ def test_rare_steps_have_their_share_of_the_time() -> None:
         typical_us=85e3,
         longest_us=30e6,
         share=0.37,
+        lost_us=30e6,
+        moves=False,
         rank=None,
         host=None,
         cause=None,

@@ -269,8 +269,12 @@ class RareSteps(msgspec.Struct, frozen=True, kw_only=True):
     """Time of the longest rare step."""
     share: float
     """Share of the run's time that they took beyond as many typical steps."""
+    lost_us: float
+    """Time that they took beyond as many typical steps."""
     rank: int | None
     """Rank that the others waited for in most of this time; ``None``: none, or several in turn."""
+    moves: bool
+    """True if the others waited for one rank in most of this time, and not always for the same."""
     host: str | None
     """Host of ``rank``."""
     cause: Cause | None
