@@ -55,6 +55,25 @@ def test_a_live_run_shows_new_steps_by_itself_and_saves_its_table(
         assert float(rows[2]["Own ms, median"]) > 2 * float(rows[1]["Own ms, median"])
 
 
+def test_map_and_table_have_a_row_per_host_where_that_is_chosen(run_url: str, opened: Opened) -> None:
+    with opened(f"{run_url}/ranks") as page:
+        ranks_drawn(page)
+        table, heat = region(page, "All ranks"), figure(page, HEAT_MAP)
+        page.get_by_role("textbox", name="One row per").click()
+        page.get_by_role("option", name="Host", exact=True).click()
+        expect(page).to_have_url(f"{run_url}/ranks?rows=host")
+        expect(heat).to_contain_text("⚑ node-1")
+        expect(table.get_by_role("columnheader", name="Slowest rank")).to_be_visible()
+        expect(table.get_by_role("gridcell", name="node-1")).to_have_count(1)
+        # A click on the row of a host picks its slowest rank.
+        table.get_by_role("gridcell", name="node-1").click()
+        expect(page).to_have_url(f"{run_url}/ranks?rank=2&rows=host")
+        page.go_back()
+        page.go_back()
+        expect(table.get_by_role("columnheader", name="Slowest rank")).to_have_count(0)
+        expect(table.get_by_role("gridcell", name="node-1")).to_have_count(2)
+
+
 def test_selections_live_in_the_address_and_the_back_button_undoes_them(run_url: str, opened: Opened) -> None:
     with opened(f"{run_url}/ranks?rank=1") as page:
         ranks_drawn(page)

@@ -120,6 +120,15 @@ def test_a_loss_of_ranks_on_several_hosts_is_no_single_hosts(analysis: Analysis)
     assert (charged.host, charged.rank) == ("node-1", None)
 
 
+def test_the_loss_of_a_host_at_fault_is_charged_to_it_whatever_else_the_verdict_names(analysis: Analysis) -> None:
+    verdict = msgspec.structs.replace(analysis.verdict, ranks=[0, 2, 3], hosts=["node-1"])
+    finding = msgspec.structs.replace(
+        analysis.findings[0], gpu_hours_lost=12.4, rank=2, ranks=[2, 3], host="node-1", whole_host=True
+    )
+    (charged,) = losses_of(msgspec.structs.replace(analysis, verdict=verdict, findings=[finding])).lost_by
+    assert (charged.host, charged.rank, charged.gpu_hours) == ("node-1", None, 12.4)
+
+
 def test_gpu_time_trained_is_of_gpus_only(analysis: Analysis) -> None:
     trained = losses_of(analysis).host_gpu_hours
     assert trained == pytest.approx(dict.fromkeys(("node-0", "node-1"), 2 * 60 * 77300.0 / 3600000000.0))

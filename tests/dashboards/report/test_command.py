@@ -32,17 +32,17 @@ def test_the_command_writes_a_file_and_replaces_the_one_before(
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1795000000")
     run, target = write_run(tmp_path / "run"), tmp_path / "report.html"
     target.write_text("old")
-    done = command(run, "-o", target, "--rank", "1", "--steps", "10-30", "--metric", "wall_us")
+    done = command(run, "-o", target, "--rank", "1", "--steps", "10-30", "--metric", "wall_us", "--rows", "host")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("\n") == 1
     assert re.search(rf"bert-base .*{re.escape(str(target))} \(\d\.\d MiB\)", done.stdout)
     text = target.read_text()
-    assert "Selected: rank 1; metric wall_us; steps 10-30." in text
+    assert "Selected: rank 1; metric wall_us; steps 10-30; one row per host." in text
     assert "Made 2026-11-18 11:06:40 UTC" in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "run"]
     # and to standard output, without other output
     first = target.read_bytes()
-    done = command(run, "-o", "-", "--rank", "1", "--steps", "10-30", "--metric", "wall_us")
+    done = command(run, "-o", "-", "--rank", "1", "--steps", "10-30", "--metric", "wall_us", "--rows", "host")
     assert (done.returncode, done.stdout.encode()) == (0, first)
     assert "written to standard output" in done.stderr
 

@@ -253,6 +253,7 @@ class _Steps(click.ParamType[Any]):
 Examples:
   rankscope report RUN                      into report.html
   rankscope report RUN -o bert.html --rank 3 --steps 1000-1200
+  rankscope report RUN --rows host          hosts instead of ranks
   rankscope report RUN -o - | ssh host 'cat >report.html'
 
 The file opens in any browser of 2023 or later, also offline. SOURCE_DATE_EPOCH sets the time it says it was made at.
@@ -271,14 +272,21 @@ The file opens in any browser of 2023 or later, also offline. SOURCE_DATE_EPOCH 
 @click.option("--rank", type=click.IntRange(0), help="Pick out this rank in every view.")
 @click.option("--steps", type=_Steps(), help="Zoom into steps A to B, both included.")
 @click.option("--metric", help="Metric of the heat map, such as wall_us.  [default: own_us]")
-def report(path: Path, *, target: str, rank: int | None, steps: tuple[int, int] | None, metric: str | None) -> None:
+@click.option(
+    "--rows",
+    type=click.Choice(["rank", "host"]),
+    default="rank",
+    show_default=True,
+    help="Show one row per rank or per host in heat map, bars and tables.",
+)
+def report(path: Path, *, target: str, rank: int | None, steps: tuple[int, int] | None, metric: str | None, rows: str) -> None:
     """The pages of a run as one file that needs neither a server nor a network: for a ticket, a mail, an archive.
 
     RUN is a run directory; one that goes on is reported as it is now.
     """
     from rankscope.dashboards.report.command import Wish, write_report
 
-    done = write_report(path, target, Wish(rank, steps, metric))
+    done = write_report(path, target, Wish(rank, steps, metric, rows))
     click.echo(done.sentence, err=target == "-")
     if done.faults:
         raise RankscopeError(f"the report is written, but not all of it could be drawn: {'; '.join(done.faults)}")

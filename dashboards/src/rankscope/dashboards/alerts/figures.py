@@ -181,10 +181,12 @@ def chosen(replay: Replay, rule: str | None) -> list[Replayed]:
 
 
 def about(spell: Spell) -> str:
-    """Return the subject of an alert: ``rank 3 on node-1``."""
+    """Return the subject of an alert: ``rank 3 on node-1``, ``host node-1``."""
     labels = spell.labels
     rank, host = labels.get("rank"), labels.get("host")
-    return " ".join(part for part in (f"rank {rank}" if rank else "", f"on {host}" if host else "") if part) or "the run"
+    if not rank:
+        return f"host {host}" if host else "the run"
+    return f"rank {rank} on {host}" if host else f"rank {rank}"
 
 
 def nothing_fired(replay: Replay, rule: str | None) -> str:

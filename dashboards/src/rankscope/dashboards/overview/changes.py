@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
@@ -11,7 +12,7 @@ import numpy as np
 
 from rankscope.analysis.inference.change_points import LEAST_SHARE, moved_with
 from rankscope.analysis.result.analysis import Finding
-from rankscope.analysis.result.text import first_of
+from rankscope.analysis.result.text import units_text
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.trend import Trend
 from rankscope.dashboards.model.page import Block, Items, Link, Piece, Span, Text
@@ -24,7 +25,6 @@ _LOOKED_AT: Final = 64
 """Number of steps on either side of a change that are compared to find the ranks whose own time changed."""
 _AROUND: Final = 40
 """Number of steps on either side that the link of a moment shows."""
-_NAMED: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,7 @@ def _line(run: RunData, state: PageState, moment: Moment) -> list[Piece]:
 
 
 def _of_step_time(run: RunData, trend: Trend) -> Iterator[Moment]:
+    hosts = {row.rank: row.host for row in run.analysis.ranks if row.host is not None}
     edges = [0, *(change.at for change in trend.changes), len(trend.steps)]
     for change, (low, at), (_, high) in zip(trend.changes, pairwise(edges), list(pairwise(edges))[1:], strict=False):
         first, last = max(low, at - _LOOKED_AT), min(high, at + _LOOKED_AT)
@@ -68,16 +69,17 @@ def _of_step_time(run: RunData, trend: Trend) -> Iterator[Moment]:
         quiet = ~trend.profiled[first:last]
         before, after = own[:, : at - first][:, quiet[: at - first]], own[:, at - first :][:, quiet[at - first :]]
         moved = np.asarray(run.steps.ranks)[moved_with(before, after, change.after - change.before)]
+        whose = _whose(moved.tolist(), own, hosts)
         share = f" ({100 * (change.after / change.before - 1):+.0f}%)" if change.before else ""
         yield Moment(
             int(trend.steps[max(0, at - _AROUND)]),
             int(trend.steps[min(len(trend.steps) - 1, at + _AROUND)]),
             f"From step {trend.steps[at]:,}",
-            f"the step takes {duration(change.after)} instead of {duration(change.before)}{share}: {_whose(moved.tolist(), own)}",
+            f"the step takes {duration(change.after)} instead of {duration(change.before)}{share}: {whose}",
         )
 
 
-def _whose(moved: list[int], own: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> str:
+def _whose(moved: list[int], own: np.ndarray[tuple[int, ...], np.dtype[np.float32]], hosts: Mapping[int, str]) -> str:
     known = int(np.isfinite(own).any(axis=1).sum())
     if not known:
         return "which rank's own time changed is not known"
@@ -87,7 +89,13 @@ def _whose(moved: list[int], own: np.ndarray[tuple[int, ...], np.dtype[np.float3
         return "own time changed on all ranks alike"
     if len(moved) > known / 2:
         return f"own time changed on {len(moved):,} of {known:,} ranks"
-    return f"own time changed on rank{'s' if len(moved) > 1 else ''} {first_of(moved, _NAMED)}"
+    return f"own time changed on {units_text(moved, hosts, _whole_hosts(moved, hosts))}"
+
+
+def _whole_hosts(moved: list[int], hosts: Mapping[int, str]) -> list[str]:
+    """Return the hosts with several ranks that are all among those that moved."""
+    there, on = Counter(hosts.values()), Counter(hosts[rank] for rank in moved if rank in hosts)
+    return [host for host, count in on.items() if count == there[host] > 1]
 
 
 def _of_findings(run: RunData, trend: Trend) -> Iterator[Moment]:

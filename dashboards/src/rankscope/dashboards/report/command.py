@@ -40,6 +40,7 @@ class Wish:
     rank: int | None = None
     steps: tuple[int, int] | None = None
     metric: str | None = None
+    rows: str = "rank"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ def _state(run: RunData, wish: Wish) -> PageState:
         if wish.metric not in offered:
             raise click.BadParameter(f"{wish.metric!r} is none of {', '.join(offered)}", param_hint="--metric")
         state = replace(state, metric=wish.metric)
-    return state
+    return replace(state, rows=wish.rows)
 
 
 def _range(numbers: list[int]) -> str:

@@ -43,7 +43,7 @@ OUR_FAULT: Final = "This could not be drawn: an error in rankscope, not in the r
 LEFT_OUT: Final = (model.Choice, model.Entry, model.Request, model.Button, model.Again, model.Callbacks, model.Listing)
 """Blocks that need a server."""
 
-_WORDS: Final = {"rank": "rank", "metric": "metric", "steps": "steps"}
+_WORDS: Final = {"rank": "rank", "metric": "metric", "steps": "steps", "rows": "one row per"}
 """Selectable fields for which the command has an option, to their name in the report."""
 
 _Path = tuple[str | int, ...]

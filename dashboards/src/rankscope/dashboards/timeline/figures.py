@@ -305,7 +305,7 @@ def arrival_bars(arrivals: Sequence[Arrival], colors: Palette, *, last: int | No
             + ": %{x:,.3f} ms<extra></extra>",
         )
     framed(figure, colors, height=80 + (26 if len(shown) <= 16 else 13) * max(2, len(shown)))
-    labels = [rank_label(one.rank, last, picked) for one in shown]
+    labels = [rank_label(one.rank, () if last is None else (last,), picked) for one in shown]
     if len(shown) < len(arrivals):
         figure.add_hline(y=_FIRST - 0.5, line={"color": colors.muted, "width": 1, "dash": "dot"})
         figure.add_annotation(

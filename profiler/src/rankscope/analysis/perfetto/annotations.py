@@ -57,9 +57,9 @@ def _span(steps: tuple[int, int] | None, step_times: Mapping[int, tuple[int, int
 
 
 def _known(record: msgspec.Struct) -> dict[str, Any]:
-    """Return the fields of ``record`` that are neither ``None`` nor empty."""
+    """Return the fields of ``record`` that are neither ``None``, empty nor false."""
     fields: dict[str, Any] = msgspec.to_builtins(record)
-    return {name: value for name, value in fields.items() if value not in (None, [])}
+    return {name: value for name, value in fields.items() if value not in (None, []) and value is not False}
 
 
 def _finding_args(finding: Finding) -> dict[str, Any]:

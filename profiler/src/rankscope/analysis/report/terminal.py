@@ -131,13 +131,13 @@ def _host_table(analysis: Analysis, width: int) -> str:
     stepped = any(row.own_us is not None for row in hosts)
     header = ["host", "ranks", "imposed"]
     if stepped:
-        header += ["own/step", "slowest", "rank", "blocked/step"]
+        header += ["own/step", "slowest rank", "blocked/step"]
     shown = sorted(hosts, key=_prominence)[:SHOWN_HOSTS]
     rows = [header, *(_host_row(row, stepped=stepped) for row in shown)]
     lines = aligned(fitting(rows, width, _DISPENSABLE_OF_HOSTS), left=(0,))
     legend = "imposed: share of all imposed wait"
     if stepped:
-        legend += "; own and blocked: medians over the ranks of the host, slowest: the longest own time"
+        legend += "; own and blocked: medians over the ranks of the host; slowest rank: that with the longest own time"
     if any(row.at_fault for row in shown):
         legend = f"{_AT_FAULT} at fault; {legend}"
     lines += textwrap.wrap(legend, width)
@@ -154,8 +154,8 @@ def _host_row(row: HostResult, *, stepped: bool) -> list[str]:
     share = UNKNOWN if row.imposed_share is None else f"{row.imposed_share:.1%}"
     cells = [shortened(row.host, 24) + (f" {_AT_FAULT}" if row.at_fault else ""), ranges_text(row.ranks, most=3), share]
     if stepped:
-        slowest = UNKNOWN if row.slowest is None else str(row.slowest)
-        cells += [_duration(row.own_us), _duration(row.slowest_own_us), slowest, _duration(row.blocked_us)]
+        slowest = UNKNOWN if row.slowest is None else f"{row.slowest}: {_duration(row.slowest_own_us)}"
+        cells += [_duration(row.own_us), slowest, _duration(row.blocked_us)]
     return cells
 
 
