@@ -37,7 +37,7 @@ def with_stalled_line(verdict: Verdict, findings: list[Finding], run: RunEvidenc
     summary = f"{verdict.summary} {note}"
     if line is not None:
         ranks = [rank, *(one for one in verdict.ranks if one != rank)]
-        subject = Subject(run.path, ranks, run.hosts, stalls_at=place(line))
+        subject = Subject(run.path, ranks, run.hosts, whole_hosts=verdict.hosts, stalls_at=place(line))
         actions = next_actions("straggler", subject, cause=verdict.cause, reason=verdict.explained_by)
         verdict = msgspec.structs.replace(verdict, next=actions)
     told = [msgspec.structs.replace(findings[0], summary=summary), *findings[1:]]
