@@ -50,9 +50,11 @@ def rare_steps_of(run: RunEvidence) -> RareSteps | None:
     # Where no rank is alone to blame, what takes the time of all of them may still be known.
     weights = alone if rank is not None or by_rank.sum() >= _MOST * lost else excess
     steps = np.flatnonzero(rare)
-    cause = _cause(run, steps, weights if rank is None else np.where(np.arange(len(weights))[:, None] == row, weights, 0.0))
-    if cause is None and by_rank.sum() < (1 - _MOST) * lost and excess.max(axis=0, initial=0.0).sum() < (1 - _MOST) * lost:
-        cause = "communication"
+    if rank is not None:
+        weights = np.where(np.arange(len(weights))[:, None] == row, weights, 0.0)
+    # Where no rank worked for as long, all of them waited.
+    waited = excess.max(axis=0, initial=0.0).sum() < (1 - _MOST) * lost
+    cause: Cause | None = "communication" if waited else _cause(run, steps, weights)
     host = None if rank is None else run.hosts.get(rank)
     costly = steps[np.argsort(-extra[steps], kind="stable")]
     # The few steps that take nearly all of this time: the others are not worth a word.

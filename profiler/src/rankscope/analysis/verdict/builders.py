@@ -370,7 +370,8 @@ def _subject(named: Named, setting: Setting) -> tuple[str, str]:
         text += f" on host {host}"
     others = any(setting.hosts.get(rank) not in named.hosts for rank in named.ranks)
     units = len(named.hosts) + (others if named.hosts else len(named.ranks))
-    return text[0].upper() + text[1:], "makes" if units == 1 else "make"
+    text = f"The {text}" if named.hosts else text[0].upper() + text[1:]
+    return text, "makes" if units == 1 else "make"
 
 
 def _saves(named: Named) -> str:
