@@ -23,7 +23,7 @@ import numpy as np
 
 from rankscope.analysis.evidence.compared import Judged
 from rankscope.analysis.evidence.steps import StepTable
-from rankscope.analysis.inference.judge import Suspect, judge_ranks
+from rankscope.analysis.inference.judge import Suspect, judge_ranks, moving_waits
 from rankscope.analysis.inference.slow import Slow
 
 STEP_US = 100_000.0
@@ -63,8 +63,8 @@ def verdict(own: np.ndarray) -> Slow | Suspect | None:
         tags={},
     )
     judged = Judged(table, np.arange(ranks), own, float(wall.mean()))
-    found = judge_ranks(judged)
-    return found.slow or found.suspect
+    found, moving = judge_ranks(judged), moving_waits(judged)
+    return found.slow or (moving.as_slow(judged) if moving.stands_out else None) or found.suspect
 
 
 def accusations(seeds: int) -> dict[str, Any]:

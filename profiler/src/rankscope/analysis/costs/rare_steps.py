@@ -118,7 +118,7 @@ _DOING: Final[dict[Cause, str]] = {
     "evaluation": "evaluation",
     "gc": "garbage collection",
     "input": "the data loader",
-    "communication": "waiting of all ranks: communication, or a rank without records",
+    "communication": "all ranks waited: communication, a stopped process, or a rank without records",
 }
 
 
