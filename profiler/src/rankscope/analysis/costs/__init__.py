@@ -5,6 +5,7 @@ all steps) and ``window_costs`` (profiled windows and traces). ``run_costs`` mer
 
 The other modules answer one question each:
 
+- what do the few steps cost that take much longer: ``rare_steps``;
 - which rank delayed which, and by how much: ``ledger``;
 - how long a pipeline waits, and how much of that its schedule explains: ``pipeline``;
 - does memory grow or leak: ``memory``;

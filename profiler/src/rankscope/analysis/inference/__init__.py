@@ -4,9 +4,10 @@ The input is a table of own times, [ranks, steps], of ranks that do the same wor
 ``late`` makes such a table from matched collectives, ``evidence/device_times.py`` from the work of devices. The output is a
 ``Named`` (``named``): ranks, cause, cost and evidence.
 
-Which ranks are slow? Read ``stragglers`` first: it finds the ranks whose ``excess`` over their peers is beyond chance and costs
-enough (``slow.Slow``). ``significance`` has the tests, ``rotating`` finds slowness that moves between ranks. ``late`` finds
-ranks that come last at collectives, ``device_stragglers`` ranks that are slow on their devices, and chooses between the two.
+Which ranks are slow? Read ``judge`` first: it finds the ranks and hosts whose ``excess`` over their peers is beyond chance, and
+names them if healing them saves enough (``slow.Slow``). ``significance`` has the tests, ``noise`` the error of the saving.
+``late`` finds ranks that come last at collectives, ``device_stragglers`` ranks that are slow on their devices, and chooses
+between the two. ``pipelined`` bounds what healing a rank of a pipeline saves, ``twins`` judges stages of few replicas.
 
 Why are they slow? ``step_signals`` measures the excess of each phase and signal, ``cause`` looks up the cause in a table,
 ``physical`` looks up the reason in the readings of the GPU, which ``explained`` fetches. For traces, ``trace_signals`` measures
