@@ -87,8 +87,8 @@ def _excess(run: RunEvidence, rare: NDArray[np.bool_], typical_us: float) -> tup
         usual = np.array([np.median(known) if len(known := row[np.isfinite(row)]) else typical_us for row in own[:, ~rare]])
     at = own[:, rare]
     excess = np.nan_to_num(at - usual[:, None]).clip(min=0.0)
-    if len(at) < 2:
-        return excess, excess
+    if len(at) < 2:  # no rank is seen to wait for it
+        return excess, np.zeros_like(excess)
     # The second longest tells what the others waited for this rank.
     second = np.sort(excess, axis=0)[-2]
     return excess, np.where(excess == excess.max(axis=0), excess - second, 0.0)

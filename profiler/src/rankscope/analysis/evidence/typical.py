@@ -180,8 +180,9 @@ def _without_waiting(table: StepTable, infos: Mapping[int, RankInfo]) -> dict[st
     known = np.isfinite(blocked)
     unknown = recorded & ~known
     somewhere: NDArray[np.bool_] = np.logical_or.reduce(known, axis=0)
-    if any(info.device_kind != "cpu" for info in infos.values()) and not _is_periodic(somewhere):
-        return None  # on a device, own times are known in some steps only
+    on_device = any(info.device_kind != "cpu" for info in infos.values())
+    if on_device and unknown.any(axis=0).mean() > 1 - _MEETS and not _is_periodic(somewhere):
+        return None  # on a device, own times may be known in some steps only
     fill = unknown & (known.any(axis=1) & (unknown.sum(axis=1) >= _UNKNOWN * recorded.sum(axis=1)))[:, None]
     result = {"blocked_us": np.where(fill, 0.0, blocked)}
     for name in METRICS:

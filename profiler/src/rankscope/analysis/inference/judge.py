@@ -27,6 +27,7 @@ from rankscope.analysis.inference.noise import noise_of
 from rankscope.analysis.inference.significance import (
     LIMIT,
     UNCLEAR,
+    block_slices,
     block_sums,
     blocks_needed,
     gap_p_value,
@@ -169,7 +170,9 @@ class _Case:
         own = _longest(self.own, list(rest.values()))
         floor = np.zeros(len(own), dtype=bool)
         measures = measures_of(own, self.limit, self.blocks)
-        over = mean_excess(own, np.arange(len(own)))
+        # Ranks that pause at other steps than their neighbours make a host slower, but not by more than they are slower themselves.
+        longer = np.array([(self.excess[rows] - np.median(self.excess)).sum() for rows in rest.values()])
+        over = np.minimum(mean_excess(own, np.arange(len(own))), longer)
         found = []
         while (ahead := ranks_ahead(own, measures, floor, over, self.limit)) is not None and ahead.p_value <= LIMIT:
             floor[ahead.rows] = True
@@ -269,14 +272,14 @@ class _Case:
     def _whole_hosts(self, slow: set[int]) -> list[str]:
         """Return the hosts most of whose ranks are slow, and more than chance puts there if slow ranks are placed at random."""
         most = {host: rows for host, rows in self.hosts.items() if 2 * len(slow & set(rows)) > len(rows)}
-        every = {host for host, rows in most.items() if slow >= set(rows)}
+        every = {host for host, rows in most.items() if len(self._taking_part(rows)) == len(rows)}
         there = sum(len(self.hosts[host]) for host in every)
         if 2 * there > len(slow):
             return sorted(most)
         return [
             host
             for host, rows in sorted(most.items())
-            if len(self.hosts) * _chance_of_overlap(len(self.own), len(slow), len(rows), len(slow & set(rows))) <= LIMIT
+            if len(self.hosts) * _chance_of_overlap(len(self.own), len(slow), len(rows), len(slow & set(rows))) <= UNCLEAR
         ]
 
     def _slow_steps(
@@ -473,8 +476,12 @@ def _healed(own: Stored, slow: NDArray[np.bool_], last: NDArray[np.intp], ahead:
     if not alike:
         return longest
     if len(others) < 2:
-        # One other rank does not show how ranks vary: what it costs is what it does beside the slow ones.
-        costs: NDArray[np.float64] = longest + float(ahead[~slow[last]].sum() / steps)
+        # One other rank does not show how ranks vary. Of two equal ranks each costs half of their mean difference: here the lead of
+        # the other rank, or half of how far the difference of the two is from its middle, if that is more.
+        apart = own[0].astype(np.float64) - own[1]
+        parts = [apart[part] for part in block_slices(steps)]
+        noise = 0.5 * float(np.concatenate([np.abs(part - np.median(part)) for part in parts]).mean())
+        costs: NDArray[np.float64] = longest + max(float(ahead[~slow[last]].sum() / steps), noise)
         return costs
     # The middle of few ranks varies with them: deviations from it are too small by this.
     wider = np.sqrt(len(others) / (len(others) - 1))

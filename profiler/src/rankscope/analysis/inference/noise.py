@@ -13,7 +13,8 @@ from rankscope.analysis.evidence.steps import Matrix, Stored
 from rankscope.analysis.inference.significance import BLOCKS, block_slices
 
 MOST_BLOCKS: Final = 32
-"""Largest number of blocks: more would only make permutations slower."""
+"""Largest number of blocks: more would only make permutations slower. Of two ranks, which one block separates least, it is twice
+as many."""
 
 _APART: Final = 4.0
 """Least length of a block, where there are more than ``BLOCKS``, in multiples of the time that noise lasts."""
@@ -40,7 +41,8 @@ class Noise:
     @property
     def blocks(self) -> int:
         """Number of blocks of steps, several times as long as the noise lasts, within which ranks can be exchanged."""
-        return min(self.steps, max(BLOCKS, min(MOST_BLOCKS, int(self.steps / (_APART * self.lasts)))))
+        most = MOST_BLOCKS if len(self.rows) > 2 else 2 * MOST_BLOCKS
+        return min(self.steps, max(BLOCKS, min(most, int(self.steps / (_APART * self.lasts)))))
 
     def error_of_mean(self, slow: NDArray[np.bool_]) -> tuple[float, float]:
         """Return the standard error of the mean excess of a rank that is not ``slow`` [ranks], and its degrees of freedom."""

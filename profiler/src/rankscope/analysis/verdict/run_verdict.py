@@ -215,31 +215,36 @@ def _of_stages(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[Ver
 def _nobody_slow(
     run: RunEvidence, setting: Setting, shares: Figures, each: Sequence[tuple[Judged, Judgement]]
 ) -> tuple[Verdict, list[Finding]]:
+    is_pipeline = run.pipeline is not None or len(each) > 1
+    moving = None if is_pipeline else moving_waits(each[0][0])
+    # The waterfall and the judge fill missing records differently, and so differ a little.
+    waiting = shares["share.straggler_wait"].value if "share.straggler_wait" in shares else 0.0
+    if moving is not None and max(moving.share, waiting) < MOST_WAITING:
+        moving = None
     for judged, one in each:
-        if one.suspect is not None and _may_cost(run, judged, one.suspect.ranks):
+        if one.suspect is None or not _may_cost(run, judged, one.suspect.ranks):
+            continue
+        # Where ranks wait for each other in turn, one of them is ahead by chance.
+        if moving is None or one.suspect.p_value <= LIMIT or moving.share * judged.wall_us < 2 * one.suspect.gain.mean:
             return _too_little(run, _suspected(one.suspect, judged), needed=_in_run(one.suspect.steps_needed))
     compared = sum(len(judged.ranks) for judged in run.compared)
     restriction = among(compared, setting.world_size, "records")
     # A rank that is slow at no cost, as its pipeline's schedule leaves time for it, raises no doubt.
     sure = math.prod(one.sure_of_none for _, one in each if one.slow is None)
     at_most = max((one.at_most_us / judged.wall_us for judged, one in each if one.slow is None), default=0.0)
-    is_pipeline = run.pipeline is not None or len(each) > 1
     if not is_pipeline:
         setting = replace(setting, costs_at_most=at_most)
     confidence = round(min(0.99, sure) * min(1.0, compared / setting.world_size), 3)
     limit = limit_of(shares)
     besides: list[Finding] = []
-    if not is_pipeline:
-        judged = each[0][0]
-        moving = moving_waits(judged)
-        if moving.share >= MOST_WAITING:
-            named = moving_named(run, judged, moving)
-            # Compute is what a step is for: it is no limit beside waiting.
-            if limit is None or limit[0].kind == "compute_bound" or limit[1] < moving.share:
-                verdict, findings = straggler(named, setting)
-                return verdict, [*findings, *limits(shares, setting, lead="Besides that, ")]
-            besides = [finding_of_moving(named, setting, lead="Besides that, ")]
-    if (lacking := _waits_for_unseen(run, setting, limit)) is not None:
+    if moving is not None:
+        named = moving_named(run, each[0][0], moving)
+        # Compute is what a step is for: it is no limit beside waiting.
+        if limit is None or limit[0].kind == "compute_bound" or limit[1] < moving.share:
+            verdict, findings = straggler(named, setting)
+            return verdict, [*findings, *limits(shares, setting, lead="Besides that, ")]
+        besides = [finding_of_moving(named, setting, lead="Besides that, ")]
+    if (lacking := _waits_for_unseen(run, setting, shares, limit)) is not None:
         return lacking
     unit = "rank or host" if len(set(run.hosts.values())) > 1 else "rank"
     if limit is None and (sure < _SURE or at_most >= MOST_WAITING):
@@ -277,16 +282,18 @@ def _may_cost(run: RunEvidence, judged: Judged, ranks: Sequence[int]) -> bool:
 
 
 def _waits_for_unseen(
-    run: RunEvidence, setting: Setting, limit: tuple[LimitRow, float] | None
+    run: RunEvidence, setting: Setting, shares: Figures, limit: tuple[LimitRow, float] | None
 ) -> tuple[Verdict, list[Finding]] | None:
-    """Return the verdict where the recorded ranks wait, and the reason may be a rank without records; else ``None``."""
+    """Return the verdict where the compared ranks wait, and the reason may be a rank that is not compared; else ``None``."""
     compared = setting.judged_ranks or 0
-    if limit is None or limit[0].kind != "communication_bound" or compared >= setting.world_size or run.matching.matches:
+    waiting = shares.get("share.exposed_communication")
+    is_limited = limit is not None and limit[0].kind not in ("communication_bound", "compute_bound")
+    if is_limited or compared >= setting.world_size or run.matching.matches or waiting is None or waiting.value < MOST_WAITING:
         return None
     return _too_little(
         run,
-        f"the {compared} ranks with records wait {limit[1]:.0%} of the step, all at the same time: for communication, or for one "
-        f"of the {setting.world_size - compared} ranks without records",
+        f"the {compared} ranks with enough records wait {waiting.value:.0%} of the step, all at the same time: for communication, "
+        f"or for one of the {setting.world_size - compared} other ranks",
         "few_ranks",
     )
 
