@@ -170,7 +170,7 @@ class _Case:
         own = _longest(self.own, list(rest.values()))
         floor = np.zeros(len(own), dtype=bool)
         measures = measures_of(own, self.limit, self.blocks)
-        # Ranks that pause at other steps than their neighbours make a host slower, but not by more than they are slower themselves.
+        # Ranks that pause at other steps than their neighbours make a host slower, but not by more than they are slower.
         longer = np.array([(self.excess[rows] - np.median(self.excess)).sum() for rows in rest.values()])
         over = np.minimum(mean_excess(own, np.arange(len(own))), longer)
         found = []
@@ -258,7 +258,9 @@ class _Case:
             if usual is not None:
                 noise = noise_of(np.stack([usual, np.zeros(len(usual))]))
         error, freedom = noise.error_of_mean(slow)
-        if len(others) >= _ENOUGH_RANKS:
+        error *= np.sqrt(gain.estimated)
+        # Ranks that are compared with their own other steps may always differ a little.
+        if len(others) >= _ENOUGH_RANKS and gain.estimated == 1.0:
             means = self.excess[others]
             error = max(error, 1.4826 * float(np.median(np.abs(means - np.median(means)))))
         return Estimate(float(gain.saved.mean()), error, freedom)
@@ -435,6 +437,8 @@ class Gain:
     """Time saved at each step, [steps]; negative where a healed rank would have been last by chance."""
     last: NDArray[np.bool_]
     """True at the steps in which one of the slow ranks costs most, [steps]."""
+    estimated: float = 1.0
+    """Share of the steps at which the time of a healed rank is an estimate; at the others it is as recorded."""
 
 
 def gain_of(times: OwnTimes, slow: NDArray[np.bool_]) -> Gain:
@@ -446,7 +450,8 @@ def gain_of(times: OwnTimes, slow: NDArray[np.bool_]) -> Gain:
     """
     own = times.own
     leading = leaders(own)
-    whole = Gain(leading.largest - _healed(own, slow, leading.rows, leading.ahead), slow[leading.rows])
+    healed, estimated = _healed(own, slow, leading.rows, leading.ahead)
+    whole = Gain(leading.largest - healed, slow[leading.rows], estimated)
     if times.savings is None:
         return whole
     others = np.flatnonzero(~slow)
@@ -455,8 +460,10 @@ def gain_of(times: OwnTimes, slow: NDArray[np.bool_]) -> Gain:
     return met if met.saved.mean() > whole.saved.mean() else whole
 
 
-def _healed(own: Stored, slow: NDArray[np.bool_], last: NDArray[np.intp], ahead: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the longest own time at each step, [steps], were the ranks ``slow`` healed.
+def _healed(
+    own: Stored, slow: NDArray[np.bool_], last: NDArray[np.intp], ahead: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], float]:
+    """Return the longest own time at each step, [steps], were the ranks ``slow`` healed, and ``Gain.estimated``.
 
     ``last``, ``ahead``: the last rank at each step, and its lead.
     """
@@ -466,6 +473,7 @@ def _healed(own: Stored, slow: NDArray[np.bool_], last: NDArray[np.intp], ahead:
     sample = others[:: max(1, len(others) // _DRAWS)]
     apart = own[sample] - middle
     alike = 0
+    replaced = np.zeros(steps, dtype=bool)
     for row in np.flatnonzero(slow).tolist():
         over = own[row] - middle
         usual = _as_in_other_steps(over, apart if len(others) > 1 else -over[None])
@@ -473,8 +481,9 @@ def _healed(own: Stored, slow: NDArray[np.bool_], last: NDArray[np.intp], ahead:
             alike += 1
         else:
             np.maximum(longest, middle + usual, out=longest)
+            replaced |= usual != over
     if not alike:
-        return longest
+        return longest, float(replaced.mean())
     if len(others) < 2:
         # One other rank does not show how ranks vary. Of two equal ranks each costs half of their mean difference: here the lead of
         # the other rank, or half of how far the difference of the two is from its middle, if that is more.
@@ -482,7 +491,7 @@ def _healed(own: Stored, slow: NDArray[np.bool_], last: NDArray[np.intp], ahead:
         parts = [apart[part] for part in block_slices(steps)]
         noise = 0.5 * float(np.concatenate([np.abs(part - np.median(part)) for part in parts]).mean())
         costs: NDArray[np.float64] = longest + max(float(ahead[~slow[last]].sum() / steps), noise)
-        return costs
+        return costs, 1.0
     # The middle of few ranks varies with them: deviations from it are too small by this.
     wider = np.sqrt(len(others) / (len(others) - 1))
     draws = -(-_DRAWS // alike)
@@ -495,7 +504,7 @@ def _healed(own: Stored, slow: NDArray[np.bool_], last: NDArray[np.intp], ahead:
             shift = steps * (1 + number // len(donors)) // (2 + draws * alike // len(donors))
             np.maximum(deviation, np.roll(own[donor] - middle, shift), out=deviation)
         healed += np.maximum(longest, middle + wider * deviation) / draws
-    return healed
+    return healed, 1.0
 
 
 _DRAWS: Final = 16
