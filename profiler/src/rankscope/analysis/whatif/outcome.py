@@ -235,13 +235,13 @@ def _ratio(time: float, ideal: float) -> float | None:
 def _sentence(result: WhatIf, actual: float, ideal: float) -> str:
     source = result.source
     step = "a typical step" if source.evidence == "steps" else "a step"
-    rare = "" if (left_out := rare_text(source)) is None else f" {left_out[0].upper()}{left_out[1:]}."
-    if result.m_worker is None:
+    rare = "" if (left_out := rare_steps_text(source)) is None else f" {left_out[0].upper()}{left_out[1:]}."
+    if (share := result.m_worker) is None:
         return f"Without any straggler {step} would hardly be shorter than the {_time(actual)} it takes now.{rare}"
-    return _of_slowest(result, actual, ideal, step) + rare
+    return _of_slowest(result, actual, ideal, step, share) + rare
 
 
-def rare_text(source: WhatIfSource) -> str | None:
+def rare_steps_text(source: WhatIfSource) -> str | None:
     """Return the clause about the rare steps that are not in the graph, and what they cost; ``None`` without any."""
     if not source.rare_steps:
         return None
@@ -255,19 +255,19 @@ _LEAST_SHARE: Final = 0.01
 """Least share that is shown as a number."""
 
 
-def _of_slowest(result: WhatIf, actual: float, ideal: float, step: str) -> str:
-    """Return what the stragglers cost, and how much of it the slowest ranks explain."""
+def _of_slowest(result: WhatIf, actual: float, ideal: float, step: str, share: float) -> str:
+    """Return what the stragglers cost, and the ``share`` of it that the slowest ranks explain."""
     text = f"Without any straggler {step} would take {_time(ideal)}; it takes {_time(actual)}, {actual / ideal:.2f} times as long"
     slowest, source = result.slowest_ranks, result.source
     if result.gpu_hours_lost is not None:
         steps = source.steps if source.trained_steps is None else source.trained_steps
         text += f": {hours_text(result.gpu_hours_lost)} GPU-hours lost in {counted(steps, 'step')}"
     who = f"rank {slowest[0]}" if len(slowest) == 1 else f"the {len(slowest)} slowest ranks"
-    gained = "next to nothing" if result.m_worker < _HARDLY else f"{min(result.m_worker, 1.0):.0%}"
-    if (result.m_stage or 0.0) >= max(_MOST, result.m_worker):
+    gained = "next to nothing" if share < _HARDLY else f"{min(share, 1.0):.0%}"
+    if (result.m_stage or 0.0) >= max(_MOST, share):
         return f"{text}. The last pipeline stage explains {min(result.m_stage or 0.0, 1.0):.0%} of that."
     # If each of R ranks is the last equally often, making one ideal gains about 1/R.
-    if result.m_worker >= min(2 * len(slowest) / source.ranks, _MOST):
+    if share >= min(2 * len(slowest) / source.ranks, _MOST):
         return f"{text}. Fixing {who} alone would recover {gained} of that."
     who = f"rank {slowest[0]}, the slowest," if len(slowest) == 1 else who
     return f"{text}. No rank explains that alone: fixing {who} would recover {gained} of it."

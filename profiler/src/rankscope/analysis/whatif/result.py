@@ -118,7 +118,8 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     """Speed of the job without stragglers, and the parts to blame. Step times are means over the steps in the graph; from step
-    records, these are the typical steps that the verdict is about."""
+    records, these are the typical steps that the verdict is about.
+    """
 
     schema: str = WHATIF_SCHEMA
     status: Status

@@ -15,9 +15,10 @@ from rankscope.analysis.costs.rare_steps import rare_time
 from rankscope.analysis.evidence.compared import MINIMUM_STEPS, comparable
 from rankscope.analysis.evidence.damage import table_warnings
 from rankscope.analysis.evidence.peers import peer_groups
+from rankscope.analysis.evidence.rank_columns import LOADED_METRICS, TIME_METRICS
 from rankscope.analysis.evidence.rank_files import Report, ignore
-from rankscope.analysis.evidence.steps import StepTable
-from rankscope.analysis.evidence.typical import typical_steps
+from rankscope.analysis.evidence.steps import METRICS, Matrices, StepTable
+from rankscope.analysis.evidence.typical import TypicalSteps, typical_steps
 from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible_collective
 from rankscope.analysis.whatif.causes import CAUSE_METRICS, Causes
 from rankscope.analysis.whatif.graph import Times
@@ -28,9 +29,9 @@ from rankscope.analysis.whatif.step_scenarios import MOST_CAUSES, StepScenarios,
 from rankscope.analysis.whatif.windows_answer import Profiled, whatif_of_profiled
 from rankscope.runs.named import NamedRun
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import RankInfo, StepBreakdown
+from rankscope.runs.records import PHASES, RankInfo, StepBreakdown
 
-TABLE_METRICS: Final = (*GRAPH_METRICS, *CAUSE_METRICS)
+TABLE_METRICS: Final = (*GRAPH_METRICS, *CAUSE_METRICS, "blocked_us")
 """Metrics of the step records that an answer needs."""
 _SECONDS: Final = 1e-6
 
@@ -129,6 +130,8 @@ def _from_steps(
         told = "stages of a pipeline wait for each other at every micro-batch, which step records do not tell apart"
         return insufficient(source, told), None
     typical = typical_steps(table, infos)
+    if typical.per_entry > 1:
+        typical = _up_to_meetings(reader, table, infos)
     found = comparable(typical.table, ranks)
     if found is None:
         return insufficient(source, _missing(source, table)), None
@@ -144,7 +147,7 @@ def _from_steps(
         ranks=len(rows),
         steps=steps,
         steps_left_out=len(table.steps) - steps,
-        rare_steps=round(typical.per_entry * int(typical.rare.sum())),
+        rare_steps=int(typical.rare.sum()),
         rare_share=rare_time(typical).share,
         estimated_share=0.0 if graph.gaps is None else len(graph.gaps.rows) / (len(rows) * int(keep.sum())),
         warnings=source.warnings
@@ -183,6 +186,19 @@ def _busy(rows: Sequence[StepBreakdown]) -> float:
     """Return the mean compute and exposed copies per profiled step; NaN without a complete one."""
     known = [row.compute_us + row.exposed_memcpy_us for row in rows if not row.truncated]
     return float(np.mean(known)) if known else float("nan")
+
+
+def _up_to_meetings(reader: RunReader, table: StepTable, infos: dict[int, RankInfo]) -> TypicalSteps:
+    """Return the typical steps of a run whose ranks meet only every N steps: once in each entry, after its last phase."""
+    if not all(table.is_known(metric) for metric in TIME_METRICS if table.is_known(f"own_{metric}")):
+        table = StepTable.load(reader, table.attempt, metrics=(*LOADED_METRICS, *TABLE_METRICS))
+    typical = typical_steps(table, infos)
+    found = typical.table
+    known = {metric: found.stored(metric).astype(np.float32) for metric in METRICS if found.is_known(metric)}
+    last = [phase for phase in PHASES if f"own_{phase}_us" in known][-1:]
+    known |= {f"blocked_{phase}_us": known["blocked_us"] for phase in last}
+    values = Matrices(known, found.ranks, np.arange(len(found.steps)))
+    return replace(typical, table=replace(found, values=values))
 
 
 def _missing(source: WhatIfSource, table: StepTable) -> str:

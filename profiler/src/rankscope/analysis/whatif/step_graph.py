@@ -246,7 +246,9 @@ class Gaps:
 
 def _gaps(table: StepTable, rows: NDArray[np.intp]) -> Gaps | None:
     def lacking(steps: slice) -> NDArray[np.intp]:
-        return np.argwhere(np.isnan(_some(table, rows, "own_us", steps).T)) + (steps.start, 0)
+        places: NDArray[np.intp] = np.argwhere(np.isnan(_some(table, rows, "own_us", steps).T))
+        places[:, 0] += steps.start
+        return places
 
     places = np.concatenate(of_blocks((len(rows), len(table.steps)), lacking))
     if not len(places):
