@@ -261,7 +261,7 @@ VIEW: Final = View(
         shows="The rank that the others wait for, why, what it costs, what to do next; where a step's time goes; the course of "
         "the run.",
         formula="The verdict has the time that the others wait for the blamed rank in a typical step; the waterfall has the mean "
-        "over all steps and ranks; what to try and what-if have the gain of a fix, which is smaller if another rank is then the "
+        "over the typical steps; what to try and what-if have the gain of a fix, which is smaller if another rank is then the "
         "last. GPU time lost: additional time of the steps × ranks. The parts of the waterfall sum to the mean step after "
         "warm-up. Bands: percentiles over the ranks at each step; where a point covers several steps, their median, and the "
         "highest own time. Changes: lasting changes of the median step time of 5% or more, without profiled steps, that occur in "

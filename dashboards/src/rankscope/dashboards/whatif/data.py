@@ -203,7 +203,7 @@ class Pace:
     """Cost of a week of this job."""
 
     step_seconds: float
-    """Measured step time: the mean over all steps, the rare ones included, of which a week has fewer."""
+    """Measured step time: mean over all steps, the rare ones included."""
     gpu_hours: float | None
     """Per week; ``None`` for ranks on CPUs without a price."""
     price_per_gpu_hour: float | None
