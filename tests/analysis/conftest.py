@@ -69,6 +69,8 @@ class SyntheticRun:
     transfer_us: float = 4_000
     lost_after: dict[int, int] = field(default_factory=dict)
     """Rank to the number of steps that it recorded before it was lost."""
+    dropped: dict[int, set[int]] = field(default_factory=dict)
+    """Rank to the steps whose records are missing."""
     end_reasons: dict[int, EndReason] = field(default_factory=dict)
     coordinates: dict[int, dict[str, int]] = field(default_factory=dict)
     """Rank to its coordinates in the parallel layout."""
@@ -99,6 +101,7 @@ class SyntheticRun:
         rows = self._records(rng)
         for rank in range(self.ranks):
             kept = rows[rank][: self.lost_after.get(rank, self.steps)]
+            kept = [record for record in kept if record.step not in self.dropped.get(rank, ())]
             if not kept:
                 continue
             folder = rank_dir(self.path, 0, rank)

@@ -53,6 +53,7 @@ def straggler_analysis() -> Analysis:
     return Analysis(
         source=Source(
             kind="run",
+            gpu_hour=Cost(amount=2.5, currency="USD"),
             path="runs/bert",
             ranks=4,
             world_size=4,

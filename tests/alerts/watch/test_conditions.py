@@ -19,7 +19,7 @@ from rankscope.alerts.watch.findings import FEW_RANKS, MOST_RANKS, candidates, c
 from rankscope.alerts.watch.following import LONGEST_PAUSE_S, Pace
 from rankscope.alerts.watch.ledger import Ledger, Policy
 from rankscope.alerts.watch.regressions import Regressions
-from rankscope.analysis.result.analysis import Analysis, Cost, Evidence, Finding
+from rankscope.analysis.result.analysis import Analysis, Cost, Evidence, Finding, RareSteps
 from rankscope.analysis.result.costs import MEANING, Waterfall, WaterfallPart
 
 RUN = Path("/runs/bob's llama")
@@ -32,7 +32,8 @@ def with_shares(analysis: Analysis, *, device: str = "cuda", **shares: float) ->
     parts = [WaterfallPart(name=name, us=None, share=shares.get(name)) for name in MEANING]
     ranks = [msgspec.structs.replace(rank, device_kind=device) for rank in analysis.ranks]
     fall = Waterfall(unit="step", step_us=360_000, steps=100, parts=parts)
-    return msgspec.structs.replace(analysis, waterfall=fall, ranks=ranks)
+    source = msgspec.structs.replace(analysis.source, steps=100)
+    return msgspec.structs.replace(analysis, source=source, waterfall=fall, ranks=ranks)
 
 
 def names(found: list[Candidate] | None) -> list[str]:
@@ -68,6 +69,22 @@ def test_one_very_long_step_is_no_habit(make_analysis: Callable[..., Analysis]) 
     analysis = with_shares(make_analysis(), exposed_communication=0.5)
     assert names(candidates(analysis, rare_share=past.rare_share(500))) == []
     assert names(candidates(analysis, rare_share=0.19)) == ["TrainingCommunicationBound"]
+
+
+def test_an_hour_of_a_run_with_rare_steps_loses_less_in_typical_ones(make_analysis: Callable[..., Analysis]) -> None:
+    analysis = with_shares(make_analysis(), input=0.4)
+    rare = RareSteps(
+        count=3, of_steps=100, steps=[60], typical_us=1e5, longest_us=4e6, share=0.25, lost_us=12e6, rank=None, moves=False,
+        host=None, cause=None, summary="3 of 100 steps",
+    )  # fmt: skip
+    of_rare = Finding(kind="straggler", rank=0, slowdown=1 / 0.75, gpu_hours_lost=0.01, summary=rare.summary)
+    found = {
+        one.finding.rank if one.finding else None: one.loss
+        for one in candidates(msgspec.structs.replace(analysis, rare_steps=rare, findings=[of_rare]))
+    }
+    per_hour = {rank: loss.per_hour for rank, loss in found.items() if loss is not None}
+    # of 4 GPU-hours the rare steps take a quarter, and input 40 % of the rest
+    assert per_hour == {0: pytest.approx(1.0), None: pytest.approx(1.2)}
 
 
 def test_where_no_gpu_time_is_lost_none_is_told(make_analysis: Callable[..., Analysis]) -> None:

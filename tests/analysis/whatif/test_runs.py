@@ -47,7 +47,7 @@ def test_what_a_planted_straggler_costs(synthetic: Synthetic, phase: str) -> Non
     assert (first.rank, first.host, first.saved_seconds, first.share) == (2, "n1", near(0.06), near(1.0))
     assert [row.saved_seconds for row in others] == near([0.0] * 3)
     assert (result.by_op[0].op, result.by_op[0].share) == (phase, near(1.0))
-    hours = 0.06 * result.source.steps * 4 / 3600
+    hours = 0.06 * 40 * 4 / 3600  # of all steps that were trained, as in the verdict
     assert result.gpu_hours_lost == near(hours)
     assert result.cost is not None
     assert (result.cost.amount, result.cost.currency) == (near(3 * hours), "USD")
@@ -171,7 +171,7 @@ def test_the_recorded_price_is_used_unless_another_is_given(synthetic: Synthetic
     ("options", "said"),
     [
         ({"ranks": 1}, "there is one rank"),
-        ({"steps": 4}, "4 steps recorded, 5 steps complete on all ranks after warm-up needed"),
+        ({"steps": 4}, "4 steps recorded, 5 steps after warm-up"),
         ({"steps": 0}, "no rank has left step records"),
         ({"signals": False}, "do not separate own time from waiting"),
         ({"lost_after": {1: 0, 2: 0, 3: 0}}, "step records of 1 rank only, of a world of 4"),
@@ -198,11 +198,12 @@ def test_a_rank_without_records_is_said_to_be_missing(synthetic: Synthetic) -> N
     assert any("1 of 4 ranks are not in it" in warning for warning in result.source.warnings)
 
 
-def test_steps_that_a_rank_lacks_are_left_out(synthetic: Synthetic) -> None:
-    result = asked(synthetic(plan=always(2, us=60_000), lost_after={1: 30}, noise=0.0))
-    # then of 40 steps 5 are warm-up and 10 without rank 1
-    assert (result.source.steps, result.source.steps_left_out) == (25, 15)
-    assert result.slowdown == near(164 / 104)
+def test_times_of_steps_that_a_rank_lacks_are_estimated(synthetic: Synthetic) -> None:
+    result = asked(synthetic(plan=always(2, us=60_000), lost_after={2: 30}, noise=0.0))
+    # then of 40 steps 5 are warm-up, and rank 2 is as slow in the last 10 as in those that it recorded
+    assert (result.source.steps, result.source.steps_left_out) == (35, 5)
+    assert (result.slowdown, result.m_worker) == (near(164 / 104), near(1.0))
+    assert result.source.estimated_share == near(10 / (4 * 35))
 
 
 def test_the_ranks_are_reported_as_they_are_read(synthetic: Synthetic) -> None:

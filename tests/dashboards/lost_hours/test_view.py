@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.dashboards.blocks import draw_at, page_text
 
 from rankscope.analysis.evidence.steps import StepTable
-from rankscope.analysis.result.analysis import Analysis, Verdict
+from rankscope.analysis.result.analysis import Analysis, RareSteps, Verdict
 from rankscope.analysis.result.stored import Losses, Lost, losses_of
 from rankscope.base.errors import InputError
 from rankscope.dashboards.app import create_app
@@ -20,6 +20,7 @@ from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError, RunSummary
 from rankscope.dashboards.live.site_lists import ASKED_AT_ONCE, analyse_some
 from rankscope.dashboards.lost_hours.data import RunLoss, cluster_ledger
+from rankscope.dashboards.lost_hours.figures import lost_hours_table
 from rankscope.dashboards.lost_hours.view import PAGE
 
 
@@ -62,6 +63,38 @@ def test_a_host_that_several_runs_blame_comes_first() -> None:
     assert first.rate == pytest.approx(3 / 15), "also what it trained while nobody blamed it"
     assert (second.host, second.repeated) == ("node-2", False)
     assert [one.run_id for one in ledger.counted] == ["a", "b", "c", "d"]
+
+
+def test_hours_of_rare_steps_are_told_apart(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
+    told = [
+        RunLoss(run("a"), brief(lost("node-1", 1.0, "checkpoint", steps="rare"), lost("node-1", 3.0, "compute"))),
+        RunLoss(run("b"), brief(lost("node-1", 2.0, "compute", steps="rare"))),
+    ]
+    (host,) = cluster_ledger(told).hosts
+    assert (host.by_cause, host.rare_by_cause) == ({"checkpoint": 1.0, "compute": 5.0}, {"checkpoint": 1.0, "compute": 2.0})
+    rows = {row[1]: (row[2], row[-1]) for row in lost_hours_table(cluster_ledger(told)).rows}
+    assert rows == {"checkpoint": (1.0, 1.0), "compute": (5.0, 2.0)}
+    rare = msgspec.structs.replace(with_loss(analysis), rare_steps=rare_of(with_loss(analysis).findings[0].summary))
+    memory_runs.put(rare, table)
+    memory_runs.known.add("run-1")
+    assert "12.4 GPU-h in rare steps" in page(memory_runs)
+
+
+def rare_of(summary: str) -> RareSteps:
+    return RareSteps(
+        count=1, of_steps=60, steps=[9], typical_us=1e5, longest_us=9e5, share=0.1, lost_us=8e5, rank=None, moves=False,
+        host=None, cause=None, summary=summary,
+    )  # fmt: skip
+
+
+def test_a_loss_has_its_price_whatever_the_verdict_costs(analysis: Analysis) -> None:
+    # given a finding beside a verdict that costs nothing
+    finding = msgspec.structs.replace(analysis.findings[0], gpu_hours_lost=2.0)
+    verdict = msgspec.structs.replace(analysis.verdict, kind="balanced", gpu_hours_lost=None, cost=None)
+    found = brief_of(msgspec.structs.replace(analysis, verdict=verdict, findings=[finding]))
+    assert found.losses is not None
+    assert [one.cost for one in found.losses.lost_by] == pytest.approx([5.0])
+    assert found.currency == "USD"
 
 
 def test_what_is_not_in_the_sum_is_told_apart() -> None:

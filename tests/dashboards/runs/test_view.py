@@ -59,6 +59,12 @@ def test_rows_come_at_once_and_verdicts_when_they_are_asked_for(memory_runs: Any
     assert "ask" not in told
 
 
+def test_columns_of_hours_and_rates_name_the_steps_they_are_of(memory_runs: Any) -> None:
+    hints = {column.field: column_def(column).get("headerTooltip", "") for column in listed(memory_runs).columns}
+    assert all("typical" in hints[field] for field in ("lost", "step_ms", "samples", "tokens"))
+    assert "rare" in hints["lost"]
+
+
 def test_folder_start_and_state_come_before_the_verdict(memory_runs: Any) -> None:
     runs = listed(memory_runs)
 

@@ -19,7 +19,7 @@ from rankscope.dashboards.store.cache import Store
 from rankscope.dashboards.store.disk import WHATIF_EVERY_S, DiskRuns
 from rankscope.dashboards.store.making import MadeHere
 from rankscope.dashboards.whatif.data import pace_of, step_without
-from rankscope.dashboards.whatif.view import VIEW
+from rankscope.dashboards.whatif.view import VIEW, fleet, without
 
 COLORS = palette("dark")
 SLOW = 2
@@ -118,6 +118,18 @@ def test_ranks_on_cpus_without_a_price_have_no_gpu_hours(tmp_path: Path, write_r
     assert "enter a price" in text
     assert "not known" in text
     assert all(row[-2:] == (None, None) for row in draw(VIEW, "whatif-ranks", run, PageState(), COLORS).table.rows)
+
+
+def test_savings_of_a_week_count_its_rare_steps_and_the_page_names_them(run: RunData) -> None:
+    answer = run.scenarios.answer
+    source = msgspec.structs.replace(answer.result.source, rare_steps=3, rare_share=0.25, steps_left_out=8, estimated_share=0.031)
+    rare = msgspec.structs.replace(answer, result=msgspec.structs.replace(answer.result, source=source))
+    assert pace_of(rare).gpu_hours_of(0.01) == pytest.approx(0.75 * (pace_of(answer).gpu_hours_of(0.01) or 0))
+    thought = step_without(run.scenarios, ("rank:2",))
+    shown = text_of(without(rare.result, thought, pace_of(rare), price_given=False))
+    assert all(fact in shown for fact in ("typical step", "3 rare steps", "25%", "rankscope analyze"))
+    about = text_of(fleet(rare, goes_on=False))
+    assert all(fact in about for fact in ("rare", "3.1%", "estimated"))
 
 
 def test_bars_go_from_as_it_is_to_without_any_straggler(run: RunData) -> None:

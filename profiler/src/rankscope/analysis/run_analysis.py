@@ -38,7 +38,7 @@ from rankscope.analysis.evidence.typical import typical_steps
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.report.ranks import rank_result, typical_values
 from rankscope.analysis.report.run_assessment import assessed_run
-from rankscope.analysis.result.analysis import Analysis, CollectiveMatching, ImposedWait, Source
+from rankscope.analysis.result.analysis import Analysis, CollectiveMatching, Cost, ImposedWait, Source
 from rankscope.analysis.result.costs import LedgerSource
 from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible_collective
 from rankscope.analysis.trace_analysis import imposed_result, matching_result
@@ -116,6 +116,7 @@ def analysis_of(
             name=recorded.name,
             recorder_share=recorder_share(table, run.infos, earlier_us=run.earlier.wall_us),
             recorder_budget=max((info.budget for info in run.infos.values() if info.budget is not None), default=None),
+            gpu_hour=None if price_per_gpu_hour is None else Cost(amount=price_per_gpu_hour, currency=currency),
             unreadable=unreadable_files(run.reader),
             warnings=[*_warnings(run, ended), *about_durations],
         ),

@@ -13,7 +13,7 @@ from rankscope.alerts.owners import ALERT_OF_KIND
 from rankscope.alerts.watch.budgets import PARTS, SAYS, Budgets
 from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
 from rankscope.analysis.result.analysis import Analysis, Cost, Evidence, Finding, Verdict
-from rankscope.analysis.result.text import first_of
+from rankscope.analysis.result.text import first_of, is_about_rare
 from rankscope.base.text import duration, factor
 
 _HOUR_US: Final = 3.6e9
@@ -159,16 +159,20 @@ def _loss(analysis: Analysis, finding: Finding, price: Cost | None) -> Loss | No
     """Loss of a finding; ``None`` when no GPU time is lost or the amount is unknown."""
     world = analysis.source.world_size or analysis.source.ranks
     amount, currency = (None, None) if price is None else (price.amount, price.currency)
+    rare = analysis.rare_steps
+    # Slowdown and shares are of the typical step, and an hour also has rare ones.
+    typical = 1.0 if rare is None or is_about_rare(finding, analysis) else 1 - rare.share
     if finding.slowdown is not None and finding.gpu_hours_lost is not None:
-        per_hour = world * (1 - 1 / finding.slowdown) if finding.slowdown > 1 else 0.0
+        per_hour = typical * world * (1 - 1 / finding.slowdown) if finding.slowdown > 1 else 0.0
         return Loss(gpu_hours=finding.gpu_hours_lost, per_hour=per_hour, price=amount, currency=currency)
     part = next((part for part, kind in PARTS.values() if kind == finding.kind), None)
     share = next((one.value for one in finding.evidence if one.name == f"share.{part}"), None)
     accelerated = any(rank.device_kind not in (None, "cpu") for rank in analysis.ranks)
     if share is None or analysis.waterfall is None or not (accelerated or price is not None):
         return None
-    hours = share * analysis.waterfall.step_us * analysis.waterfall.steps * world / _HOUR_US
-    return Loss(gpu_hours=hours, per_hour=share * world, price=amount, currency=currency)
+    # As for the verdict, all trained steps count.
+    hours = share * analysis.waterfall.step_us * analysis.source.steps * world / _HOUR_US
+    return Loss(gpu_hours=hours, per_hour=typical * share * world, price=amount, currency=currency)
 
 
 def reading(item: Evidence) -> tuple[str, str]:

@@ -72,7 +72,7 @@ def _brief(verdict: Verdict, source: Source, rates: Throughput | None) -> Brief:
         slowdown=verdict.slowdown,
         gpu_hours_lost=verdict.gpu_hours_lost,
         cost=None if verdict.cost is None else verdict.cost.amount,
-        currency=None if verdict.cost is None else verdict.cost.currency,
+        currency=next((price.currency for price in (verdict.cost, source.gpu_hour) if price is not None), None),
         steps=source.steps,
         step_us=None if rates is None else rates.step_us,
         samples_per_second=None if rates is None else rates.samples_per_second,

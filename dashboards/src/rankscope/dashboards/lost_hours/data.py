@@ -36,6 +36,8 @@ class HostLoss:
     gpu_hours: float = 0.0
     by_cause: dict[Cause, float] = field(default_factory=dict)
     """GPU-hours."""
+    rare_by_cause: dict[Cause, float] = field(default_factory=dict)
+    """GPU-hours of ``by_cause`` that were lost in rare steps."""
     cost: dict[str, float] = field(default_factory=dict)
     """Cost by currency, over the runs with a recorded price."""
     unpriced_hours: float = 0.0
@@ -134,6 +136,8 @@ def _add(loss: HostLoss, lost: Lost, run: RunSummary, currency: str | None) -> N
     cause: Cause = lost.cause or "unknown"
     loss.gpu_hours += lost.gpu_hours
     loss.by_cause[cause] = loss.by_cause.get(cause, 0.0) + lost.gpu_hours
+    if lost.steps == "rare":
+        loss.rare_by_cause[cause] = loss.rare_by_cause.get(cause, 0.0) + lost.gpu_hours
     if lost.cost is None or currency is None:
         loss.unpriced_hours += lost.gpu_hours
     else:

@@ -68,11 +68,27 @@ def lost_hours_bars(ledger: ClusterLedger, colors: Palette) -> Drawn:
 def lost_hours_table(ledger: ClusterLedger) -> FigureData:
     """Return a table with a row per host and cause."""
     rows = [
-        (_name(host), cause, hours, len(host.runs), host.trained_gpu_hours, " ".join(host.runs))
+        (
+            _name(host),
+            cause,
+            hours,
+            len(host.runs),
+            host.trained_gpu_hours,
+            " ".join(host.runs),
+            host.rare_by_cause.get(cause, 0.0),
+        )
         for host in ledger.hosts
         for cause, hours in sorted(host.by_cause.items(), key=lambda item: -item[1])
     ]
-    columns = ("host", "cause", "lost [GPU-h]", "runs blamed in", "trained on the host [GPU-h]", "run ids")
+    columns = (
+        "host",
+        "cause",
+        "lost [GPU-h]",
+        "runs blamed in",
+        "trained on the host [GPU-h]",
+        "run ids",
+        "lost in rare steps [GPU-h]",
+    )
     return FigureData(columns, rows)
 
 

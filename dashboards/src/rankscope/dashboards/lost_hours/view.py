@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from rankscope.analysis.result.analysis import Cause
 from rankscope.dashboards.data.source import RunSource, RunSummary
 from rankscope.dashboards.lost_hours.data import (
     DAY_NS,
@@ -60,8 +61,9 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
         Section(
             name="lost-hours",
             title="GPU time lost, by host and cause",
-            help="Sum over the verdicts of all runs, charged to the host of the blamed rank. Hosts that several runs blame come "
-            "first (⚑): drain them, and check what their runs have in common.",
+            help="Sum over the findings of all runs, in typical and in rare steps, charged to the host of the blamed rank. The "
+            "list of runs shows only what a verdict itself names. Hosts that several runs blame come first (⚑): drain them, and "
+            "check what their runs have in common.",
             blocks=[
                 Part("lost-hours-sum", lambda: lost_hours_body(lost_hours_of(source, state))),
                 Figure(
@@ -155,9 +157,17 @@ def _row(host: HostLoss) -> tuple[Line, ...]:
         wording.gpu_hours(host.gpu_hours),
         "-" if host.rate is None else f"{host.rate:,.3g}",
         _cost(host),
-        "; ".join(f"{wording.CAUSE_LABELS[cause]} {wording.gpu_hours(hours)}" for cause, hours in causes),
+        "; ".join(f"{wording.CAUSE_LABELS[cause]} {wording.gpu_hours(hours)}{_rare(host, cause)}" for cause, hours in causes),
         first_pieces([named_link(run_name, run_path(run_id)) for run_id, run_name in host.runs.items()], _NAMED),
     )
+
+
+def _rare(host: HostLoss, cause: Cause) -> str:
+    """Return how much of the loss to a cause is in rare steps; empty without any."""
+    rare = host.rare_by_cause.get(cause, 0.0)
+    if rare <= 0:
+        return ""
+    return " in rare steps" if rare >= host.by_cause[cause] else f", of which {wording.gpu_hours(rare)} in rare steps"
 
 
 def _cost(host: HostLoss) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rankscope.alerts.watch.findings import reading
 from rankscope.analysis.result.analysis import Analysis, Finding, RareSteps, Source, Verdict
-from rankscope.analysis.result.text import judged_text
+from rankscope.analysis.result.text import judged_text, steps_of_verdict
 from rankscope.analysis.whatif.step_scenarios import MOST_RANKS
 from rankscope.base.text import ranges_text, share_bound, shortened
 from rankscope.dashboards.data.source import RunSummary
@@ -135,7 +135,12 @@ def _facts(analysis: Analysis) -> list[Fact]:
     on_gpus = any(rank.device_kind != "cpu" for rank in analysis.ranks)
     if verdict.gpu_hours_lost is not None or (slow and on_gpus):
         facts.append(
-            Fact("GPU time lost", wording.gpu_hours(verdict.gpu_hours_lost), why="Excess time x number of ranks, so far")
+            Fact(
+                "GPU time lost",
+                wording.gpu_hours(verdict.gpu_hours_lost),
+                why="Excess time x number of ranks, so far",
+                detail=steps_of_verdict(analysis) or None,
+            )
         )
     if verdict.cost is not None:
         facts.append(Fact("Cost so far", wording.money(verdict.cost.amount, verdict.cost.currency)))

@@ -37,13 +37,13 @@ def work_and_memory(analysis: Analysis) -> list[Fact]:
     """Return the run's throughput, its model FLOP/s utilisation, and its memory use."""
     on_gpus = any(rank.device_kind not in (None, "cpu") for rank in analysis.ranks)
     memory = [one for one in _memory(analysis.memory) if on_gpus or one.name != _GPU_MEMORY]
-    return [*_work(analysis.throughput), *memory]
+    return [*_work(analysis.throughput, "of the job" if analysis.rare_steps is None else "of the job, in typical steps"), *memory]
 
 
-def _work(work: Throughput | None) -> Iterator[Fact]:
+def _work(work: Throughput | None, of: str) -> Iterator[Fact]:
     rates = [] if work is None else [("Samples", work.samples_per_second), ("Tokens", work.tokens_per_second)]
     known = [(name, rate) for name, rate in rates if rate is not None]
-    yield from (Fact(name, wording.rate(rate), detail="of the job") for name, rate in known)
+    yield from (Fact(name, wording.rate(rate), detail=of) for name, rate in known)
     if not known:
         missing = "the script does not report samples or tokens, or not all ranks are recorded"
         yield Fact("Throughput", wording.UNKNOWN, detail=missing)
@@ -261,7 +261,7 @@ VIEW: Final = View(
         shows="The rank that the others wait for, why, what it costs, what to do next; where a step's time goes; the course of "
         "the run.",
         formula="The verdict has the time that the others wait for the blamed rank in a typical step; the waterfall has the mean "
-        "over all steps and ranks; what to try and what-if have the gain of a fix, which is smaller if another rank is then the "
+        "over the typical steps; what to try and what-if have the gain of a fix, which is smaller if another rank is then the "
         "last. GPU time lost: additional time of the steps × ranks. The parts of the waterfall sum to the mean step after "
         "warm-up. Bands: percentiles over the ranks at each step; where a point covers several steps, their median, and the "
         "highest own time. Changes: lasting changes of the median step time of 5% or more, without profiled steps, that occur in "

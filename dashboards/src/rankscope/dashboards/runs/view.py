@@ -25,7 +25,14 @@ COLUMNS: Final[list[Column]] = [
     text_column("start", "Started", width=166, renderer="LocalTime", tooltip=LOCAL_TIME),
     text_column("state", "State", width=204, renderer="RunState", hover=True),
     text_column("verdict", "Verdict", width=420, renderer="RunVerdict", hover=True, fills=420),
-    number_column("lost", "GPU-h lost", "GPU time lost to what the verdict blames", digits=3, width=106, if_known=True),
+    number_column(
+        "lost",
+        "GPU-h lost",
+        "GPU time lost to what the verdict blames: in typical steps, or, where it is about rare steps, in these",
+        digits=3,
+        width=106,
+        if_known=True,
+    ),
     number_column(
         "cost",
         "Cost",
@@ -34,13 +41,13 @@ COLUMNS: Final[list[Column]] = [
         unit_field="currency",
         if_known=True,
     ),
-    number_column("step_ms", "Step ms", "Mean wall time of a step", width=94),
-    number_column("samples", "Samples/s", "Of the whole job", digits=1, width=104, if_known=True),
+    number_column("step_ms", "Step ms", "Mean wall time of a typical step", width=94),
+    number_column("samples", "Samples/s", "Of the whole job, in typical steps", digits=1, width=104, if_known=True),
     text_column("health", "Health", width=170, hover=True),
     number_column("ranks", "Ranks", "World size; ranks with records where it is not known", digits=0, width=92),
     number_column("hosts", "Hosts", "Hosts of the last attempt", digits=0, width=88),
     number_column("steps", "Steps", "Steps with evidence", digits=0, width=96),
-    number_column("tokens", "Tokens/s", "Of the whole job", digits=0, width=116, if_known=True),
+    number_column("tokens", "Tokens/s", "Of the whole job, in typical steps", digits=0, width=116, if_known=True),
     number_column("hours", "Duration h", "From its start to what was written last", width=112),
 ]
 

@@ -203,14 +203,14 @@ class Pace:
     """Cost of a week of this job."""
 
     step_seconds: float
-    """Measured step time."""
+    """Measured step time: mean over all steps, the rare ones included."""
     gpu_hours: float | None
     """Per week; ``None`` for ranks on CPUs without a price."""
     price_per_gpu_hour: float | None
     currency: str
 
     def gpu_hours_of(self, seconds: float) -> float | None:
-        """Return the GPU-hours per week that ``seconds`` of each step take."""
+        """Return the GPU-hours per week that ``seconds`` of each typical step take."""
         return None if self.gpu_hours is None else self.gpu_hours * seconds / self.step_seconds
 
     def money_of(self, seconds: float) -> float | None:
@@ -227,7 +227,7 @@ def pace_of(answer: Answer, *, price: float | None = None, currency: str | None 
     # Ranks on CPUs lose no GPU time unless a price is given for them.
     counts = answer.accelerated or price is not None
     return Pace(
-        step_seconds=result.measured_step_seconds,
+        step_seconds=result.measured_step_seconds / (1 - (result.source.rare_share or 0.0)),
         gpu_hours=HOURS_A_WEEK * float(result.source.world_size or result.source.ranks) if counts else None,
         price_per_gpu_hour=price,
         currency=currency or answer.currency or "USD",

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from rankscope.analysis.whatif.outcome import rare_steps_text
 from rankscope.analysis.whatif.result import Effect, WhatIf
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
@@ -49,16 +50,19 @@ def without(result: WhatIf, thought: Thought | None, pace: Pace, *, price_given:
         return [Text(f"Without {thought.label}: not known. {thought.why}", "reason")]
     actual = result.step_seconds or 0.0
     saved = actual - thought.step_seconds
+    step = "typical step" if result.source.evidence == "steps" else "step"
+    rare = rare_steps_text(result.source)
     change = f"{seconds_text(saved)} shorter ({percent(saved / actual, digits=1)})" if saved > 0 else "no shorter"
     hours, amount = pace.gpu_hours_of(saved), pace.money_of(saved)
     of_job = (
         "CPU ranks lose no GPU time; enter a price to count it" if hours is None else "of the GPU time of this job, at its pace"
     )
     return [
-        Text(f"Without {thought.label} a step would be {change}.", "whatif-sentence", live=True),
+        Text(f"Without {thought.label} a {step} would be {change}.", "whatif-sentence", live=True),
+        *([] if rare is None else [Text(f"{rare[0].upper()}{rare[1:]}.", "help")]),
         Facts(
             [
-                Fact("Step", seconds_text(thought.step_seconds), detail=f"it takes {seconds_text(actual)}"),
+                Fact(step.capitalize(), seconds_text(thought.step_seconds), detail=f"it takes {seconds_text(actual)}"),
                 Fact("Saved a week", gpu_hours(hours), detail=of_job),
                 Fact(
                     "Worth a week",
@@ -85,8 +89,12 @@ def fleet(answer: Answer, *, goes_on: bool) -> list[Block]:
         f"Simulated from {_EVIDENCE[source.evidence or 'steps']}: {count(source.ranks, 'rank')}, {count(source.steps, 'step')}"
     )
     about += (
-        f" ({count(source.steps_left_out, 'step')} left out: warm-up, profiled or incomplete)." if source.steps_left_out else "."
+        f" ({count(source.steps_left_out, 'step')} left out: warm-up, profiled, rare or incomplete)."
+        if source.steps_left_out
+        else "."
     )
+    if source.estimated_share:
+        about += f" Of the ranks' steps, {percent(source.estimated_share, digits=1)} are not recorded, and estimated."
     if goes_on:
         about += f" The run goes on: this is as of {moment(answer.made_unix_ns)}."
     return [
@@ -271,7 +279,8 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             name="whatif-ranks-of",
             title="Without each rank",
             help=f"At most {RANKS_SHOWN} slow ranks, largest gain first; the CSV has all. Of two equally slow ranks, fixing one "
-            "gains nothing: click both bars.",
+            "gains nothing: click both bars. A removed rank is as the median one, while a rank that the verdict heals still "
+            "varies as the others do: so the verdict's saving differs a little.",
             blocks=[
                 Figure(
                     name="whatif-ranks",
@@ -314,7 +323,8 @@ VIEW: Final = View(
     help=Help(
         shows="How long a step would take without a rank, stage, cause, phase or all stragglers, and what that saves.",
         formula="Between two collectives the longest own time decides: T = Σ (longest own time + shortest blocked time). Removed "
-        "parts take as long as on the median rank. Saved a week = 168 h × ranks × saved ÷ measured step.",
+        "parts take as long as on the median rank. Saved a week = 168 h × ranks × saved ÷ measured step. Simulated are "
+        "the typical steps, as for the verdict; a week has rare steps, too.",
         do="Remove what you could fix, several parts together if you could fix several. Jitter alone makes S slightly larger "
         "than 1; the verdict decides whether a rank is slower than by chance.",
     ),

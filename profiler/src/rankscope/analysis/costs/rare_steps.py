@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.activities import ACTIVITIES
-from rankscope.analysis.evidence.typical import warm_up
+from rankscope.analysis.evidence.typical import TypicalSteps, warm_up
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.result.analysis import Cause, RareSteps
 from rankscope.base.text import duration
@@ -26,6 +27,31 @@ _COVERED: Final = 0.95
 _LISTED: Final = 16
 
 
+@dataclass(frozen=True, slots=True)
+class RareTime:
+    """Time of rare steps beyond as many typical ones."""
+
+    looked_at: NDArray[np.bool_]
+    """Steps among which they were found, [entries of ``TypicalSteps.met``]."""
+    typical_us: float
+    """Time of the typical step."""
+    extra_us: NDArray[np.float64]
+    """Time beyond that of all steps of each entry; 0 where it is not rare, [entries]."""
+    share: float
+    """Share of the time of the steps looked at."""
+
+
+def rare_time(typical: TypicalSteps) -> RareTime:
+    """Return the time of the rare steps of a run beyond as many typical ones."""
+    length, rare = typical.length_us, typical.rare
+    looked_at = np.isfinite(length) & (np.arange(len(length)) >= warm_up(len(length)))
+    if not rare.any():
+        return RareTime(looked_at, 0.0, np.zeros(len(length)), 0.0)
+    middle = float(np.median(length[looked_at & ~rare]))
+    extra = typical.per_entry * np.where(rare, np.nan_to_num(length) - middle, 0.0).clip(min=0.0)
+    return RareTime(looked_at, middle, extra, float(extra.sum() / (typical.per_entry * length[looked_at].sum())))
+
+
 def rare_steps_of(run: RunEvidence) -> RareSteps | None:
     """Return the cost of the rare steps of a run; ``None`` where they do not matter.
 
@@ -33,17 +59,12 @@ def rare_steps_of(run: RunEvidence) -> RareSteps | None:
     that the records are tagged with, or garbage collection, if it takes most of that time.
     """
     table, rare = run.typical.met, run.typical.rare
-    length = run.typical.length_us
-    count = len(length)
-    if not rare.any():
+    time = rare_time(run.typical)
+    if time.share < MATTERS:
         return None
-    looked_at = np.isfinite(length) & (np.arange(count) >= warm_up(count))
-    typical = float(np.median(length[looked_at & ~rare]))
-    extra = np.where(rare, np.nan_to_num(length) - typical, 0.0).clip(min=0.0)
-    lost, share = float(extra.sum()), float(extra.sum() / length[looked_at].sum())
-    if share < MATTERS:
-        return None
-    excess, alone = _excess(run, rare, typical)
+    typical, extra, share = time.typical_us, time.extra_us, time.share
+    lost = float(extra.sum())
+    excess, alone = (run.typical.per_entry * times for times in _excess(run, rare, typical))
     by_rank = np.maximum(alone, 0.0).sum(axis=1)
     row = int(by_rank.argmax()) if len(by_rank) else 0
     rank = run.ranks[row] if len(by_rank) and by_rank[row] >= _MOST * max(lost, float(by_rank.sum())) else None
@@ -60,8 +81,9 @@ def rare_steps_of(run: RunEvidence) -> RareSteps | None:
     # The few steps that take nearly all of this time: the others are not worth a word.
     costly = costly[: 1 + int(np.searchsorted(np.cumsum(extra[costly]), _COVERED * lost))]
     moves = rank is None and bool(by_rank.sum() >= _MOST * lost)
-    number, every = len(costly), int(looked_at.sum())
-    longest = float(length[steps].max())
+    number, every = len(costly), round(run.typical.per_entry * int(time.looked_at.sum()))
+    # Of the steps up to a meeting, one is as long as that.
+    longest = typical + float(extra.max())
     found = RareSteps(
         count=number,
         of_steps=every,

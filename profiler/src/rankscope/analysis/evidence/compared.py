@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.savings import Savings
-from rankscope.analysis.evidence.order import last_ranks, of_blocks
+from rankscope.analysis.evidence.order import by_step, last_ranks, of_blocks
 from rankscope.analysis.evidence.steps import Matrix, StepTable, Stored
 from rankscope.analysis.evidence.typical import warm_up
 
@@ -68,16 +68,14 @@ class Judged:
         return [int(rank) for rank in self.table.ranks[self.rows]]
 
 
-def comparable(
-    table: StepTable, peers: Sequence[int], *, complete: bool = False
-) -> tuple[NDArray[np.intp], NDArray[np.bool_]] | None:
+def comparable(table: StepTable, peers: Sequence[int]) -> tuple[NDArray[np.intp], NDArray[np.bool_]] | None:
     """Return the rows of those ``peers`` that can be compared, and a mask of the steps [steps] in which they can.
 
     ``None`` with fewer than ``MINIMUM_STEPS`` such steps or fewer than two such ranks. Left out are warm-up steps; steps in which
     any rank was profiled, where enough others remain; ranks without own time, or with less than half of the steps of the peer
-    that has most; and steps in which fewer than half of the compared ranks, or two, have own time. ``complete``: steps that any
-    of them lacks are left out, too. On devices not every step has own time, on a slow host fewer than on others: a rank is left
-    out if it has it in less than ``SPARSEST`` of the steps of the peer that has most. Steps that such a rank lacks are left out.
+    that has most; and steps in which fewer than half of the compared ranks, or two, have own time. On devices not every step has
+    own time, on a slow host fewer than on others: a rank is left out if it has it in less than ``SPARSEST`` of the steps of the
+    peer that has most. Steps that such a rank lacks are left out.
     """
     count = len(table.steps)
     keep = np.arange(count) >= warm_up(count)
@@ -93,7 +91,7 @@ def comparable(
     rows = np.flatnonzero(candidates & whole & (per_rank > 0) & (per_rank >= SPARSEST * most))
     if len(rows) < 2:
         return None
-    sparse = rows if complete else rows[2 * per_rank[rows] < most]
+    sparse = rows[2 * per_rank[rows] < most]
     keep = keep & known[sparse].all(axis=0)
     keep &= known[rows].sum(axis=0) >= max(2, (len(rows) + 1) // 2)
     return (rows, keep) if keep.sum() >= MINIMUM_STEPS else None
@@ -125,17 +123,33 @@ def filled(own: Stored) -> Stored:
     """Return own times [ranks, steps] with an estimate where a rank lacks a step; the same array if none does.
 
     The estimate is the median of the other ranks at this step, and the rank's mean excess over them in its other steps. So a step
-    without a record changes neither the mean of its rank nor that of the others.
+    without a record changes neither the mean of its rank nor that of the others. It is NaN for a rank, or at a step, of which
+    nothing is known.
     """
     missing = ~np.isfinite(own)
     if not missing.any():
         return own
-    middle: NDArray[np.float64] = np.asarray(np.nanmedian(own, axis=0))
-    over: NDArray[np.float64] = np.asarray(np.nanmean(own - middle, axis=1, dtype=np.float64))
+    middle = np.concatenate(of_blocks(own.shape, lambda steps: _known_medians(own[:, steps])))
+    over = own - middle
+    known = np.isfinite(over)
+    counts = known.sum(axis=1)
+    mean = np.full(len(own), np.nan)
+    mean[counts > 0] = over.sum(axis=1, dtype=np.float64, where=known)[counts > 0] / counts[counts > 0]
     result = own.copy()
     row, step = np.nonzero(missing)
-    result[row, step] = middle[step] + over[row]
+    result[row, step] = middle[step] + mean[row]
     return result
+
+
+def _known_medians(values: Stored) -> NDArray[np.float64]:
+    """Return the median of the known values [ranks, steps] of each step; NaN where none is known."""
+    rows = by_step(values)
+    rows.sort(axis=1)  # NaN last
+    known = np.isfinite(rows).sum(axis=1)
+    each = np.arange(len(rows))
+    middles = rows[each, np.maximum(known - 1, 0) // 2], rows[each, np.minimum(known // 2, rows.shape[1] - 1)]
+    found: NDArray[np.float64] = np.mean(middles, axis=0, dtype=np.float64)
+    return found
 
 
 def judged_groups(table: StepTable, groups: Iterable[Sequence[int]]) -> list[Judged]:

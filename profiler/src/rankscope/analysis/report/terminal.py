@@ -26,6 +26,7 @@ from rankscope.analysis.result.text import (
     page,
     rare_text,
     saves_text,
+    steps_of_verdict,
     units_text,
     warning_lines,
 )
@@ -86,6 +87,8 @@ def _headline(analysis: Analysis, width: int) -> str:
     if verdict.slowdown is not None:
         facts.append(f"slowdown {factor(verdict.slowdown)}")
     facts += losses(verdict.gpu_hours_lost, verdict.cost)
+    if facts and (steps := steps_of_verdict(analysis)):
+        facts[0] = f"{steps}: {facts[0]}"
     if verdict.confidence is not None:
         facts.append(f"confidence {verdict.confidence:.0%}")
     if verdict.evidence_source is not None:

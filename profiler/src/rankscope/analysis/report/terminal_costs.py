@@ -25,7 +25,8 @@ def waterfall_text(analysis: Analysis, width: int) -> str:
     found = analysis.waterfall
     if found is None:
         return ""
-    count = f"mean of {found.steps:,} steps" if found.unit == "step" else "mean over the ranks"
+    typical = "" if analysis.rare_steps is None else "typical "
+    count = f"mean of {found.steps:,} {typical}steps" if found.unit == "step" else "mean over the ranks"
     if found.extent_us is not None and found.extent_us > _CLEARLY * found.step_us:
         count += f"; {duration(found.extent_us)} from the first start on any to the last end on any"
     lines = textwrap.wrap(f"where the {found.unit} goes: {duration(found.step_us)} ({count})", width, subsequent_indent="  ")
@@ -61,7 +62,8 @@ def throughput_text(analysis: Analysis, width: int) -> str:
         facts.append(f"{found.flops_per_second_per_rank / 1e12:.3g} TFLOP/s per rank")
     if found.mfu is not None:
         facts.append(f"MFU {found.mfu:.1%} of {found.gpu_name}'s {found.peak_dtype} peak")
-    return "\n".join(textwrap.wrap(f"throughput {' · '.join(facts)}", width)) if facts else ""
+    of = "" if analysis.rare_steps is None else " (in typical steps)"
+    return "\n".join(textwrap.wrap(f"throughput {' · '.join(facts)}{of}", width)) if facts else ""
 
 
 def memory_text(analysis: Analysis, width: int) -> str:

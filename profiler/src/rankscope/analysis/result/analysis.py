@@ -31,6 +31,13 @@ Pattern = Literal["fixed", "intermittent", "rotating"]
 Cause = Literal["input", "host", "gc", "checkpoint", "evaluation", "compute", "imbalance", "communication", "unknown"]
 
 
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """Amount of money."""
+
+    amount: float
+    currency: str
+
+
 class Source(msgspec.Struct, frozen=True, kw_only=True):
     """Source of the analysis, and how complete it was."""
 
@@ -50,6 +57,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     """Largest share of the step time that the recorder took on any rank; known once a rank has ended."""
     recorder_budget: float | None = None
     """Share of the step time that the recorder was allowed."""
+    gpu_hour: Cost | None = None
+    """Price of a GPU-hour of a run, given or recorded with it; ``None``: unknown, or not a run."""
     unreadable: list[str] = []
     """Unreadable files and folders of a run, as paths inside it; their content is missing from the analysis."""
     warnings: list[str] = []
@@ -148,13 +157,6 @@ class ImposedWait(msgspec.Struct, frozen=True, kw_only=True):
     """Share of all imposed wait; ``None`` when no rank waited."""
 
 
-class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """Amount of money."""
-
-    amount: float
-    currency: str
-
-
 class StalledLine(msgspec.Struct, frozen=True, kw_only=True):
     """Line of code at which the named rank spends more of its time than the others: the evidence of sampled Python stacks."""
 
@@ -216,6 +218,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     judged_steps: int | None = None
     """Number of steps in which they were compared."""
     gpu_hours_lost: float | None = None
+    """GPU-hours lost to what the verdict names: what healing it saves in a typical step, in each step that was trained; for a
+    verdict on rare steps, what these took beyond as many typical ones."""
     cost: Cost | None = None
     summary: str
     """One sentence for a person."""

@@ -51,7 +51,8 @@ class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
 
     unit: Literal["step", "window"]
     step_us: float
-    """Mean step time after warm-up, without profiled steps if enough others remain; for traces, the mean window."""
+    """Mean step time after warm-up, without rare steps, and without profiled ones if enough others remain; for traces, the mean
+    window."""
     steps: int
     """Number of steps (for windows: profiled steps) in the mean."""
     parts: list[WaterfallPart]
@@ -133,7 +134,7 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: int
     step_us: float
-    """Mean wall time of a step."""
+    """Mean wall time of a typical step."""
     replicas: int | None
     """Number of different batches per step: ranks that share one (tensor, pipeline, … parallel) count once. ``None``: not all
     ranks of the world are recorded."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
 from rankscope.analysis.result.analysis import Analysis, Cause, Finding, Source, Verdict
 from rankscope.analysis.result.costs import Throughput
+from rankscope.analysis.result.text import is_about_rare
 from rankscope.runs.paths import verdict_file
 from rankscope.runs.segments import UNDECODABLE, open_regular
 from rankscope.runs.writer import write_record
@@ -17,6 +18,9 @@ from rankscope.runs.writer import write_record
 VERDICT_SCHEMA: Final = "rankscope.verdict/1"
 MOST_BYTES: Final = 1 << 20
 """Largest file that is read."""
+
+
+StepKind = Literal["typical", "rare"]
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +35,8 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True):
     gpu_hours: float
     cost: float | None
     """In the ``currency`` of the run."""
+    steps: StepKind = "typical"
+    """Steps in which the time was lost: the typical ones, or a few rare ones beyond that."""
 
 
 class Losses(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +44,7 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True):
 
     lost_by: list[Lost] = []
     host_gpu_hours: dict[str, float] = {}
-    """GPU time of the trained steps, per host."""
+    """GPU time of the trained steps, the rare ones included, per host."""
     on_gpus: bool = False
     """True if any rank trained on a device other than the CPU; otherwise there is no GPU time to lose."""
 
@@ -98,23 +104,28 @@ def _lost(analysis: Analysis, finding: Finding) -> Lost:
     hosts = {rank.host for rank in blamed}
     only = blamed[0] if len(blamed) == 1 else None
     hours = finding.gpu_hours_lost or 0.0
-    whole = verdict.gpu_hours_lost
+    price = analysis.source.gpu_hour
     return Lost(
         host=finding.host if finding.whole_host else hosts.pop() if len(hosts) == 1 else None,
         gpu_uuid=None if only is None else only.gpu_uuid,
         rank=None if only is None else only.rank,
         cause=finding.cause,
         gpu_hours=hours,
-        cost=verdict.cost.amount * hours / whole if verdict.cost is not None and whole else None,
+        cost=None if price is None else price.amount * hours,
+        steps="rare" if is_about_rare(finding, analysis) else "typical",
     )
 
 
 def _host_gpu_hours(analysis: Analysis) -> dict[str, float]:
-    """Return GPU-hours per host: steps times the mean step time, as losses are counted. Skips ranks without host or step time."""
+    """Return GPU-hours per host: typical steps, as losses are counted, and what rare ones took beyond that.
+
+    Ranks without host or step time are skipped.
+    """
+    rare_us = 0.0 if analysis.rare_steps is None else analysis.rare_steps.lost_us
     mean_us = None if analysis.throughput is None else analysis.throughput.step_us
     found: dict[str, float] = {}
     for rank in analysis.ranks:
         step_us = mean_us if mean_us is not None else rank.wall_us
         if rank.host is not None and rank.device_kind not in (None, "cpu") and step_us is not None:
-            found[rank.host] = found.get(rank.host, 0.0) + rank.steps * step_us / 3.6e9
+            found[rank.host] = found.get(rank.host, 0.0) + (rank.steps * step_us + rare_us) / 3.6e9
     return found

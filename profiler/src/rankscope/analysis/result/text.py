@@ -12,7 +12,9 @@ from rankscope.base.text import one_line, printable, ranges_text, share_bound
 
 if TYPE_CHECKING:
     from rankscope.analysis.result.analysis import (
+        Analysis,
         Cost,
+        Finding,
         RareSteps,
         Verdict,
     )  # text alone needs no types of results, which take longer to import
@@ -137,6 +139,19 @@ def losses(gpu_hours: float | None, cost: Cost | None) -> list[str]:
     """Return the known facts of a loss: ``12.3 GPU-hours lost``, ``30.75 USD``."""
     found = [] if gpu_hours is None else [f"{hours_text(gpu_hours)} GPU-hours lost"]
     return found if cost is None else [*found, f"{cost.amount:.2f} {cost.currency}"]
+
+
+def is_about_rare(finding: Finding, analysis: Analysis) -> bool:
+    """Return whether a finding is about the rare steps of a run."""
+    return analysis.rare_steps is not None and finding.summary == analysis.rare_steps.summary
+
+
+def steps_of_verdict(analysis: Analysis) -> str:
+    """Return the steps that slowdown and hours of the verdict are of; empty where there are no rare steps to tell apart."""
+    if analysis.rare_steps is None:
+        return ""
+    first = analysis.findings[0] if analysis.findings else None
+    return "in rare steps" if first is not None and is_about_rare(first, analysis) else "in typical steps"
 
 
 def hours_text(hours: float) -> str:

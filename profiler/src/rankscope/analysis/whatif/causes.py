@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.activities import ACTIVITIES, ActivityTimes, activity_times
 from rankscope.analysis.evidence.steps import Matrix, Stored
-from rankscope.analysis.whatif.step_graph import Block, StepGraph
+from rankscope.analysis.whatif.step_graph import SIGNALS, Block, StepGraph
 from rankscope.runs.records import Phase
 
-CAUSE_METRICS: Final = ("gc_us", "run_queue_us", "cpu_us", "model_elements", "input_elements", "samples", "own_us")
+CAUSE_METRICS: Final = (*SIGNALS, "own_us")
 """Metrics that a table needs for the causes, in addition to those of the graph."""
 
 _INPUT: Final[tuple[Phase, ...]] = ("data", "h2d")

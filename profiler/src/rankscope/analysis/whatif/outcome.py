@@ -10,8 +10,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.costs.rare_steps import MATTERS
 from rankscope.analysis.result.analysis import Cost
-from rankscope.analysis.result.text import hours_text
+from rankscope.analysis.result.text import counted, hours_text
 from rankscope.analysis.whatif.graph import Times
 from rankscope.analysis.whatif.result import (
     CauseEffect,
@@ -95,6 +96,8 @@ class Terms:
     accelerated: bool
     """True if ranks run on accelerators, so that lost time is GPU time."""
     world_size: int
+    trained_steps: int | None = None
+    """Number of steps with which hours are counted; ``None``: the played ones."""
     price_per_gpu_hour: float | None = None
     currency: str = "USD"
     per_step: bool = False
@@ -180,7 +183,8 @@ class _Telling:
         # Ranks on CPUs lose no GPU time; a given price counts their hours all the same.
         if not terms.accelerated and price is None:
             return None, None
-        hours = seconds * len(self._outcome.steps) * terms.world_size / 3600
+        steps = len(self._outcome.steps) if terms.trained_steps is None else terms.trained_steps
+        hours = seconds * steps * terms.world_size / 3600
         return hours, None if price is None else Cost(amount=hours * price, currency=terms.currency)
 
     def effects(self, parts: Sequence[Part], kind: type[_E]) -> list[_E]:
@@ -229,20 +233,41 @@ def _ratio(time: float, ideal: float) -> float | None:
 
 
 def _sentence(result: WhatIf, actual: float, ideal: float) -> str:
-    if result.m_worker is None:
-        return f"Without any straggler a step would hardly be shorter than the {_time(actual)} it takes now."
-    text = f"Without any straggler a step would take {_time(ideal)}; it takes {_time(actual)}, {actual / ideal:.2f} times as long"
+    source = result.source
+    step = "a typical step" if source.evidence == "steps" else "a step"
+    rare = "" if (left_out := rare_steps_text(source)) is None else f" {left_out[0].upper()}{left_out[1:]}."
+    if (share := result.m_worker) is None:
+        return f"Without any straggler {step} would hardly be shorter than the {_time(actual)} it takes now.{rare}"
+    return _of_slowest(result, actual, ideal, step, share) + rare
+
+
+def rare_steps_text(source: WhatIfSource) -> str | None:
+    """Return the clause about the rare steps that are not in the graph, and what they cost; ``None`` without any."""
+    if not source.rare_steps:
+        return None
+    share = source.rare_share or 0.0
+    seen = ": see rankscope analyze" if share >= MATTERS else ""
+    cost = f"{share:.0%}" if share >= _LEAST_SHARE else f"less than {_LEAST_SHARE:.0%}"
+    return f"{counted(source.rare_steps, 'rare step')} left out, which cost {cost} of the run's time{seen}"
+
+
+_LEAST_SHARE: Final = 0.01
+"""Least share that is shown as a number."""
+
+
+def _of_slowest(result: WhatIf, actual: float, ideal: float, step: str, share: float) -> str:
+    """Return what the stragglers cost, and the ``share`` of it that the slowest ranks explain."""
+    text = f"Without any straggler {step} would take {_time(ideal)}; it takes {_time(actual)}, {actual / ideal:.2f} times as long"
     slowest, source = result.slowest_ranks, result.source
     if result.gpu_hours_lost is not None:
-        text += (
-            f": {hours_text(result.gpu_hours_lost)} GPU-hours lost in {source.steps} {'step' if source.steps == 1 else 'steps'}"
-        )
+        steps = source.steps if source.trained_steps is None else source.trained_steps
+        text += f": {hours_text(result.gpu_hours_lost)} GPU-hours lost in {counted(steps, 'step')}"
     who = f"rank {slowest[0]}" if len(slowest) == 1 else f"the {len(slowest)} slowest ranks"
-    gained = "next to nothing" if result.m_worker < _HARDLY else f"{min(result.m_worker, 1.0):.0%}"
-    if (result.m_stage or 0.0) >= max(_MOST, result.m_worker):
+    gained = "next to nothing" if share < _HARDLY else f"{min(share, 1.0):.0%}"
+    if (result.m_stage or 0.0) >= max(_MOST, share):
         return f"{text}. The last pipeline stage explains {min(result.m_stage or 0.0, 1.0):.0%} of that."
     # If each of R ranks is the last equally often, making one ideal gains about 1/R.
-    if result.m_worker >= min(2 * len(slowest) / source.ranks, _MOST):
+    if share >= min(2 * len(slowest) / source.ranks, _MOST):
         return f"{text}. Fixing {who} alone would recover {gained} of that."
     who = f"rank {slowest[0]}, the slowest," if len(slowest) == 1 else who
     return f"{text}. No rank explains that alone: fixing {who} would recover {gained} of it."

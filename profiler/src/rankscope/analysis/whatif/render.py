@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
+from rankscope.analysis.costs.rare_steps import MATTERS
 from rankscope.analysis.result.text import (
     GREEN,
     RED,
@@ -21,7 +22,7 @@ from rankscope.analysis.result.text import (
     wrapped,
 )
 from rankscope.analysis.whatif.result import CauseEffect, Effect, WhatIf
-from rankscope.base.text import duration, factor
+from rankscope.base.text import duration, factor, share_bound
 
 SHOWN: Final = 9
 """Maximum rows of a table in a terminal; the JSON has all rows."""
@@ -51,13 +52,15 @@ def render_text(result: WhatIf, *, width: int = 100, color: bool = False) -> str
     ]
     parts = [_headline(result, width), _source(result, width), *tables, _legend(result, width)]
     slow = result.slowdown
-    chosen = YELLOW if slow is None else RED if slow >= _TELLING else GREEN
+    rare = (result.source.rare_share or 0.0) >= MATTERS
+    chosen = RED if slow is not None and slow >= _TELLING else YELLOW if slow is None or rare else GREEN
     return page(parts, chosen if color else None)
 
 
 def _headline(result: WhatIf, width: int) -> str:
     title = "INSUFFICIENT DATA" if result.slowdown is None else f"SLOWDOWN {factor(result.slowdown)}"
     facts = losses(result.gpu_hours_lost, result.cost)
+    facts[:1] = [f"{fact} to all stragglers" for fact in facts[:1]]
     if result.m_worker is not None:
         facts.append(f"{_percent(result.m_worker)} by the slowest 3% of ranks (M_W)")
     if result.m_stage is not None:
@@ -77,12 +80,17 @@ def _percent(share: float) -> str:
 def _source(result: WhatIf, width: int) -> str:
     source = result.source
     lines = [source.path]
-    about = f"{counted(source.ranks, 'rank')}, {counted(source.steps, 'step')}"
+    steps = counted(source.steps, "typical step" if source.evidence == "steps" else "step")
+    if source.rare_steps:
+        steps += f" ({counted(source.rare_steps, 'rare step')} left out)"
+    about = f"{counted(source.ranks, 'rank')}, {steps}"
     if source.evidence is not None:
         about += f", from {_EVIDENCE[source.evidence]}"
     if result.measured_step_seconds is not None and result.step_seconds is not None:
         measured, played = duration(result.measured_step_seconds * 1e6), duration(result.step_seconds * 1e6)
         about += f"; a step took {measured}, the graph plays {played}"
+    if source.estimated_share:
+        about += f"; {share_bound(source.estimated_share, upper=True)} of the ranks' steps are not recorded, and estimated"
     if source.simulated:
         about += ", GPU readings SIMULATED"
     return "\n".join([*lines, *textwrap.wrap(about, width), *warning_lines(source.warnings, width)])
@@ -150,6 +158,11 @@ def _legend(result: WhatIf, width: int) -> str:
         "slowdown: a step with only this as it was and all else ideal, against the ideal one; saved: what a step gains with "
         "only this ideal; share: of all that is lost"
     )
+    if result.source.evidence == "steps":
+        text += (
+            "; an ideal rank is as the typical one, while a rank that the verdict heals still varies as the others do: so the "
+            "verdict's saving differs a little"
+        )
     if result.by_cause:
         text += (
             "; lost to it: the part of this cause in the time that the last rank needs longer than the typical one, while the "

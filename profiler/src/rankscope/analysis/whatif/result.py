@@ -34,7 +34,16 @@ class WhatIfSource(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     """Number of steps in the graph."""
     steps_left_out: int
-    """Number of steps seen that are not in the graph: incomplete, profiled, or warm-up."""
+    """Number of steps seen that are not in the graph: incomplete, profiled, rare, or warm-up."""
+    trained_steps: int | None = None
+    """Number of steps with which hours are counted, as in the verdict: all that the run trained; ``None``: those in the graph."""
+    rare_steps: int = 0
+    """Number of steps left out because they took much longer than the typical one."""
+    rare_share: float | None = None
+    """Share of the run's time that these took beyond as many typical steps; ``None``: not from step records."""
+    estimated_share: float | None = None
+    """Share of the ranks' steps in the graph that a rank did not record, so that its times are estimated; ``None``: not from
+    step records."""
     simulated: bool = False
     warnings: list[str] = []
 
@@ -52,7 +61,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     share: float | None
     """``saved_seconds`` of the part over those of the job (``WhatIf``); ``None`` when hardly any time is lost."""
     gpu_hours_lost: float | None
-    """``saved_seconds`` over all steps and ranks; ``None`` for ranks on CPUs unless a price is given."""
+    """``saved_seconds`` over all steps and ranks of the run; ``None`` for ranks on CPUs unless a price is given."""
     cost: Cost | None
     slowdown_per_step: list[float | None] | None = None
     """``slowdown`` in each of ``steps``, if requested."""
@@ -108,7 +117,9 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
-    """Speed of the job without stragglers, and the parts to blame. Step times are means over the steps."""
+    """Speed of the job without stragglers, and the parts to blame. Step times are means over the steps in the graph; from step
+    records, these are the typical steps that the verdict is about.
+    """
 
     schema: str = WHATIF_SCHEMA
     status: Status
@@ -133,7 +144,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     saved_seconds: float | None = None
     """Seconds per step saved without any straggler."""
     gpu_hours_lost: float | None = None
-    """GPU-hours lost in the steps of the graph."""
+    """GPU-hours lost to all stragglers: ``saved_seconds`` x ``trained_steps`` x ``world_size`` of the source."""
     cost: Cost | None = None
     by_rank: list[RankEffect] = []
     """Effects of at most 64 ranks; as in the other lists but ``by_cause``, the largest slowdown comes first."""

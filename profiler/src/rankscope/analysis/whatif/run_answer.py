@@ -11,11 +11,14 @@ import msgspec
 import numpy as np
 
 from rankscope.analysis.collectives.windows import Reduction
+from rankscope.analysis.costs.rare_steps import rare_time
 from rankscope.analysis.evidence.compared import MINIMUM_STEPS, comparable
 from rankscope.analysis.evidence.damage import table_warnings
 from rankscope.analysis.evidence.peers import peer_groups
+from rankscope.analysis.evidence.rank_columns import LOADED_METRICS, TIME_METRICS
 from rankscope.analysis.evidence.rank_files import Report, ignore
-from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.steps import METRICS, Matrices, StepTable
+from rankscope.analysis.evidence.typical import TypicalSteps, typical_steps
 from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible_collective
 from rankscope.analysis.whatif.causes import CAUSE_METRICS, Causes
 from rankscope.analysis.whatif.graph import Times
@@ -26,9 +29,9 @@ from rankscope.analysis.whatif.step_scenarios import MOST_CAUSES, StepScenarios,
 from rankscope.analysis.whatif.windows_answer import Profiled, whatif_of_profiled
 from rankscope.runs.named import NamedRun
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import RankInfo, StepBreakdown
+from rankscope.runs.records import PHASES, RankInfo, StepBreakdown
 
-TABLE_METRICS: Final = (*GRAPH_METRICS, *CAUSE_METRICS)
+TABLE_METRICS: Final = (*GRAPH_METRICS, *CAUSE_METRICS, "blocked_us")
 """Metrics of the step records that an answer needs."""
 _SECONDS: Final = 1e-6
 
@@ -70,7 +73,10 @@ def whatif_with_chain(
     if terms.price_per_gpu_hour is None and recorded.price_per_gpu_hour is not None:
         terms = replace(terms, price_per_gpu_hour=recorded.price_per_gpu_hour, currency=recorded.currency or terms.currency)
     terms = replace(
-        terms, accelerated=any(info.device_kind != "cpu" for info in infos.values()), world_size=world_size or len(ranks) or 1
+        terms,
+        accelerated=any(info.device_kind != "cpu" for info in infos.values()),
+        world_size=world_size or len(ranks) or 1,
+        trained_steps=len(table.steps) or None,
     )
     source = WhatIfSource(
         kind="run",
@@ -81,6 +87,7 @@ def whatif_with_chain(
         world_size=world_size,
         steps=0,
         steps_left_out=len(table.steps),
+        trained_steps=len(table.steps) or None,
         simulated=recorded.simulated,
         warnings=table_warnings(reader, table),
     )
@@ -122,21 +129,27 @@ def _from_steps(
     if len(peer_groups(ranks, infos)) > 1:
         told = "stages of a pipeline wait for each other at every micro-batch, which step records do not tell apart"
         return insufficient(source, told), None
-    found = comparable(table, ranks, complete=True)
+    typical = typical_steps(table, infos)
+    if typical.per_entry > 1:
+        typical = _up_to_meetings(reader, table, infos)
+    found = comparable(typical.table, ranks)
     if found is None:
         return insufficient(source, _missing(source, table)), None
     rows, keep = found
-    graph = build_step_graph(table.columns(keep), rows)
+    graph = build_step_graph(typical.table.columns(keep), rows)
     if graph is None:
         told = "no rank ever waited for another, as far as the step records tell, so it is not known where they meet"
         return insufficient(source, told), None
     missing = (source.world_size or 0) - len(rows)
-    steps = int(keep.sum())
+    steps = min(round(typical.per_entry * int(keep.sum())), len(table.steps))
     source = msgspec.structs.replace(
         source,
         ranks=len(rows),
         steps=steps,
         steps_left_out=len(table.steps) - steps,
+        rare_steps=int(typical.rare.sum()),
+        rare_share=rare_time(typical).share,
+        estimated_share=0.0 if graph.gaps is None else len(graph.gaps.rows) / (len(rows) * int(keep.sum())),
         warnings=source.warnings
         + (
             [f"{missing} of {source.world_size} ranks are not in it: what they did counts as communication"]
@@ -148,10 +161,13 @@ def _from_steps(
     causes = Causes(graph, _busy_above(reader, table.attempt, compared) if terms.accelerated else None)
     played = play_steps(causes)
     if not played.measured.any():
-        return insufficient(source, "the steps took no time by the clock that they were measured with"), None
+        return insufficient(source, _NO_TIME), None
     costly = sorted(played.causes, key=lambda part: -_total(part.lost))
     chain = Chain(causes, compared, [part.key["cause"] for part in costly[:MOST_CAUSES]])
     return answer(_outcome(played, chain, infos), source, terms), chain
+
+
+_NO_TIME: Final = "the steps took no time by the clock that they were measured with"
 
 
 def _total(times: Times | None) -> float:
@@ -172,6 +188,19 @@ def _busy(rows: Sequence[StepBreakdown]) -> float:
     return float(np.mean(known)) if known else float("nan")
 
 
+def _up_to_meetings(reader: RunReader, table: StepTable, infos: dict[int, RankInfo]) -> TypicalSteps:
+    """Return the typical steps of a run whose ranks meet only every N steps: once in each entry, after its last phase."""
+    if not all(table.is_known(metric) for metric in TIME_METRICS if table.is_known(f"own_{metric}")):
+        table = StepTable.load(reader, table.attempt, metrics=(*LOADED_METRICS, *TABLE_METRICS))
+    typical = typical_steps(table, infos)
+    found = typical.table
+    known = {metric: found.stored(metric).astype(np.float32) for metric in METRICS if found.is_known(metric)}
+    last = [phase for phase in PHASES if f"own_{phase}_us" in known][-1:]
+    known |= {f"blocked_{phase}_us": known["blocked_us"] for phase in last}
+    values = Matrices(known, found.ranks, np.arange(len(found.steps)))
+    return replace(typical, table=replace(found, values=values))
+
+
 def _missing(source: WhatIfSource, table: StepTable) -> str:
     if source.world_size == 1:
         return "there is one rank, so no rank waits for another"
@@ -181,7 +210,9 @@ def _missing(source: WhatIfSource, table: StepTable) -> str:
         return f"step records of {source.ranks} rank only, of a world of {source.world_size or 'unknown size'}"
     if not table.is_known("own_us"):
         return "the step records do not separate own time from waiting"
-    return f"{len(table.steps)} steps recorded, {MINIMUM_STEPS} steps complete on all ranks after warm-up needed"
+    if not (table.stored("wall_us") > 0).any():
+        return _NO_TIME
+    return f"{len(table.steps)} steps recorded, {MINIMUM_STEPS} steps after warm-up with own times of half of the ranks needed"
 
 
 def _outcome(played: StepScenarios, chain: Chain, infos: dict[int, RankInfo]) -> Outcome:

@@ -14,7 +14,7 @@ only one number per stretch is kept of all steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, TypeVar
@@ -22,6 +22,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.evidence.compared import filled
 from rankscope.analysis.evidence.order import blocks, by_step, of_blocks
 from rankscope.analysis.evidence.rank_columns import BLOCKED_METRICS
 from rankscope.analysis.evidence.steps import Matrix, StepTable, Stored
@@ -30,6 +31,9 @@ from rankscope.runs.records import PHASES, Phase
 
 GRAPH_METRICS: Final = ("wall_us", "own_us", *(f"own_{phase}_us" for phase in PHASES), *BLOCKED_METRICS)
 """Metrics that a table needs for a graph, and for choosing the graph's steps and ranks."""
+
+SIGNALS: Final = ("gc_us", "run_queue_us", "cpu_us", "model_elements", "input_elements", "samples")
+"""Metrics that the causes of slowness are taken from."""
 
 _Result = TypeVar("_Result")
 
@@ -49,6 +53,8 @@ class StepGraph:
     """Number of stretches that have ended before each step, and of all, [steps + 1]."""
     transfers: NDArray[np.float64]
     """Time of the meetings themselves, the same in every scenario, [steps]."""
+    gaps: Gaps | None = None
+    """Steps that a rank lacks; ``None`` without any."""
     middles: dict[tuple[str, int], NDArray[np.float64]] = field(default_factory=dict)
     """Values of the rank in the middle, by their name and the first step of the block: most of the time of a scenario."""
 
@@ -66,8 +72,8 @@ class StepGraph:
         return of_blocks((len(self.rows), len(self.transfers)), lambda steps: function(Block(self, steps)))
 
     def values(self, metric: str, steps: slice) -> Stored:
-        """Return a metric of the table, [steps, ranks]."""
-        return by_step(_some(self.table, self.rows, metric, steps))
+        """Return a metric of the table, [steps, ranks], with estimates where a rank lacks a step."""
+        return by_step(_some(self.table, self.rows, metric, steps, self.gaps))
 
 
 class Block:
@@ -167,15 +173,16 @@ def build_step_graph(table: StepTable, rows: NDArray[np.intp]) -> StepGraph | No
     """Build the graph of own and blocked times of the ranks in ``rows`` of a table; ``None`` if the ranks meet in no phase.
 
     Ranks meet in the phases in which some rank was blocked in half of the steps or more. They also meet where steps are missing
-    from the table.
+    from the table. Where a rank lacks a step, its times are estimated (see ``Gaps``).
     """
+    gaps = _gaps(table, rows)
     phases = [phase for phase in PHASES if _is_known(table, rows, f"own_{phase}_us")]
     count = len(table.steps)
     transfers = np.zeros(count)
     ends = np.zeros((count, len(phases)), dtype=bool)
     for at, phase in enumerate(phases):
         if table.is_known(f"blocked_{phase}_us"):
-            longest, least = _blocked(table, rows, f"blocked_{phase}_us")
+            longest, least = _blocked(table, rows, f"blocked_{phase}_us", gaps)
             if (longest > 0).mean() >= _MEETS:
                 ends[:, at] = True
                 transfers += least
@@ -190,6 +197,7 @@ def build_step_graph(table: StepTable, rows: NDArray[np.intp]) -> StepGraph | No
         stretch=(np.cumsum(ends) - ends.ravel()).reshape(ends.shape),
         ended=np.concatenate([[0], np.cumsum(ends.sum(axis=1))]),
         transfers=transfers,
+        gaps=gaps,
     )
 
 
@@ -204,16 +212,69 @@ def _is_known(table: StepTable, rows: NDArray[np.intp], metric: str) -> bool:
     )
 
 
-def _some(table: StepTable, rows: NDArray[np.intp], metric: str, steps: slice) -> Stored:
-    """Return a metric of the ranks in ``rows``, [ranks, steps]; not copied if these are all ranks."""
-    return table.some(metric, steps, None if len(rows) == len(table.ranks) else rows)
+def _some(table: StepTable, rows: NDArray[np.intp], metric: str, steps: slice, gaps: Gaps | None = None) -> Stored:
+    """Return a metric of the ranks in ``rows``, [ranks, steps]; not copied if these are all ranks, and none lacks a step."""
+    found = table.some(metric, steps, None if len(rows) == len(table.ranks) else rows)
+    return found if gaps is None else gaps.filled(metric, found, steps)
 
 
-def _blocked(table: StepTable, rows: NDArray[np.intp], metric: str) -> Matrix:
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """Places, a rank and a step each, at which a rank has no own time, and estimates of its metrics there.
+
+    They are estimated as for the verdict (``evidence.compared.filled``): also blocked times, which are shorter on a slow rank.
+    Else the time that the others wait for a slow rank without a record would count as the time of the communication.
+    """
+
+    rows: NDArray[np.intp]
+    """Position of the rank among those of the graph, [places]."""
+    steps: NDArray[np.intp]
+    """Step, ascending, [places]."""
+    estimates: Mapping[str, Stored]
+    """Estimates of each metric, [places]; NaN where unknown."""
+
+    def filled(self, metric: str, values: Stored, steps: slice) -> Stored:
+        """Return values of a metric, [ranks, some steps], with the estimates instead of unknown ones at the places."""
+        some = slice(*np.searchsorted(self.steps, (steps.start, steps.stop)).tolist())
+        if some.start == some.stop or metric not in self.estimates:
+            return values
+        result = values.copy()
+        at = self.rows[some], self.steps[some] - steps.start
+        result[at] = np.where(np.isfinite(result[at]), result[at], self.estimates[metric][some])
+        return result
+
+
+def _gaps(table: StepTable, rows: NDArray[np.intp]) -> Gaps | None:
+    def lacking(steps: slice) -> NDArray[np.intp]:
+        places: NDArray[np.intp] = np.argwhere(np.isnan(_some(table, rows, "own_us", steps).T))
+        places[:, 0] += steps.start
+        return places
+
+    places = np.concatenate(of_blocks((len(rows), len(table.steps)), lacking))
+    if not len(places):
+        return None
+    step, row = places.T
+    every = slice(0, len(table.steps))
+
+    def estimated(metric: str) -> Stored:
+        values = _some(table, rows, metric, every).copy()
+        if metric in _OF_PHASES:  # a phase that a recorded step does not have took no time
+            values = np.nan_to_num(values)
+        values[row, step] = np.nan
+        found: Stored = filled(values)[row, step]
+        return found
+
+    return Gaps(row, step, {metric: estimated(metric) for metric in (*GRAPH_METRICS, *SIGNALS) if table.is_known(metric)})
+
+
+_OF_PHASES: Final = frozenset((*(f"own_{phase}_us" for phase in PHASES), *BLOCKED_METRICS))
+
+
+def _blocked(table: StepTable, rows: NDArray[np.intp], metric: str, gaps: Gaps | None) -> Matrix:
     """Return the longest and the least blocked time of any rank, [2, steps]. Unknown times are 0."""
 
     def of(steps: slice) -> Matrix:
-        times = possible(_some(table, rows, metric, steps))
+        times = possible(_some(table, rows, metric, steps, gaps))
         return np.stack([times.max(axis=0), times.min(axis=0)]).astype(np.float64)
 
     return np.concatenate(of_blocks((len(rows), len(table.steps)), of), axis=1)

@@ -1,0 +1,189 @@
+"""One number for GPU-hours, slowdown and step time of a run, or a word for the steps that it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from tests.analysis.conftest import SyntheticRun
+
+from rankscope.analysis.engine import analyze
+from rankscope.analysis.report.terminal import render_text
+from rankscope.analysis.result.analysis import Analysis
+from rankscope.analysis.result.stored import losses_of, store_verdict, stored_verdict
+from rankscope.analysis.result.text import GREEN, YELLOW
+from rankscope.analysis.whatif import render
+from rankscope.analysis.whatif.engine import whatif
+from rankscope.analysis.whatif.result import WhatIf
+from rankscope.runs.records import PhaseTimes
+
+near: Any = pytest.approx
+
+Synthetic = Callable[..., SyntheticRun]
+RARE = (60, 120, 180)
+PRICE = 2.5
+CLOSE = 0.02
+"""The what-if's ideal rank is the one in the middle, the verdict's varies as the others do."""
+
+
+def slow_and_rare(rank: int, step: int) -> dict[str, Any] | None:
+    """Plan a rank that is a quarter slower, and three checkpoints of 4 s of another one."""
+    if rank == 0 and step in RARE:
+        return {"phase": "between_steps", "us": 4e6, "tags": ["checkpoint"]}
+    return {"us": 25_000, "cpu": True} if rank == 2 else None
+
+
+@pytest.fixture
+def run(synthetic: Synthetic) -> Path:
+    return synthetic(ranks=8, steps=200, plan=slow_and_rare, price=PRICE, noise=0.03, gpus=True).write()
+
+
+@pytest.fixture
+def analysis(run: Path) -> Analysis:
+    return analyze([run])
+
+
+@pytest.fixture
+def simulated(run: Path) -> WhatIf:
+    return whatif([run])
+
+
+def test_the_step_of_all_is_the_typical_one(analysis: Analysis, simulated: WhatIf) -> None:
+    assert analysis.waterfall is not None
+    assert analysis.throughput is not None
+    assert analysis.rare_steps is not None
+    typical_s = analysis.waterfall.step_us / 1e6
+    assert simulated.measured_step_seconds == near(typical_s)
+    assert simulated.step_seconds == near(typical_s, rel=1e-3)
+    assert analysis.throughput.step_us == near(analysis.waterfall.step_us)
+    assert analysis.rare_steps.typical_us == near(analysis.waterfall.step_us, rel=CLOSE)
+
+
+def test_the_slow_rank_costs_the_same_hours_and_share_in_both(analysis: Analysis, simulated: WhatIf) -> None:
+    (of_rank,) = (finding for finding in analysis.findings if finding.rank == 2)
+    first = simulated.by_rank[0]
+    assert of_rank.slowdown is not None
+    assert simulated.step_seconds is not None
+    assert (first.rank, simulated.source.trained_steps) == (2, 200)
+    assert first.gpu_hours_lost == near(of_rank.gpu_hours_lost, rel=CLOSE)
+    assert first.saved_seconds / simulated.step_seconds == near(1 - 1 / of_rank.slowdown, rel=CLOSE)
+    assert first.cost is not None
+    assert first.cost.amount == near(PRICE * (of_rank.gpu_hours_lost or 0), rel=CLOSE)
+
+
+def test_rare_steps_are_left_out_with_the_share_that_the_analysis_reports(analysis: Analysis, simulated: WhatIf) -> None:
+    assert analysis.rare_steps is not None
+    source = simulated.source
+    assert (source.rare_steps, source.rare_share) == (3, near(analysis.rare_steps.share))
+    assert (source.steps, source.steps_left_out) == (192, 8)
+    share = f"{analysis.rare_steps.share:.0%}"
+    for text in (simulated.summary, render.render_text(simulated)):
+        assert all(fact in text for fact in ("typical", "3 rare steps", share, "rankscope analyze"))
+
+
+def test_steps_without_stragglers_are_no_green_light_beside_rare_ones(synthetic: Synthetic) -> None:
+    # given equal ranks, and checkpoints of one of them
+    run = synthetic(
+        ranks=4, steps=200, noise=0.0, plan=lambda rank, step: slow_and_rare(rank, step) if rank == 0 else None
+    ).write()
+    result = whatif([run])
+    assert result.slowdown == near(1.0)
+    assert YELLOW in render.render_text(result, color=True)
+    without = msgspec.structs.replace(result.source, rare_steps=0, rare_share=0.0)
+    assert GREEN in render.render_text(msgspec.structs.replace(result, source=without), color=True)
+
+
+def test_the_terminal_says_which_steps_its_figures_are_of(analysis: Analysis) -> None:
+    text = render_text(analysis)
+    (headline,) = (line for line in text.splitlines() if "GPU-hours lost" in line)
+    assert "in rare steps" in headline
+    assert "mean of 192 typical steps" in text
+    assert any("throughput" in line and "typical steps" in line for line in text.splitlines())
+
+
+def test_losses_add_up_to_the_findings_and_have_their_steps(analysis: Analysis, run: Path) -> None:
+    by_rank = {lost.rank: lost for lost in losses_of(analysis).lost_by}
+    hours = {finding.rank: finding.gpu_hours_lost for finding in analysis.findings}
+    assert {rank: lost.gpu_hours for rank, lost in by_rank.items()} == hours
+    assert {rank: lost.steps for rank, lost in by_rank.items()} == {0: "rare", 2: "typical"}
+    assert {rank: lost.cost for rank, lost in by_rank.items()} == near({rank: PRICE * (of or 0) for rank, of in hours.items()})
+    store_verdict(run, analysis, as_of_unix_ns=1)
+    stored = stored_verdict(run)
+    assert stored is not None
+    assert stored.losses == losses_of(analysis)
+    assert stored.verdict.gpu_hours_lost == hours[0]
+
+
+def test_trained_hours_include_the_rare_steps(analysis: Analysis) -> None:
+    assert analysis.throughput is not None
+    whole_s = 195 * analysis.throughput.step_us / 1e6 + 3 * 4.0  # and 5 of warm-up, as long as typical
+    hours = losses_of(analysis).host_gpu_hours
+    assert hours == near(dict.fromkeys(("n0", "n1", "n2", "n3"), 2 * (whole_s + 5 * 0.129) / 3600), rel=CLOSE)
+
+
+def test_hours_of_rare_steps_are_whole_where_ranks_meet_every_few_steps(synthetic: Synthetic) -> None:
+    # given ranks that meet at every 4th step only, and three checkpoints of 4 s of rank 0
+    def meets(_rank: int, step: int) -> dict[str, Any]:
+        return {} if step % 4 == 3 else {"blocked_us": None}
+
+    run = synthetic(
+        ranks=4,
+        steps=400,
+        noise=0.02,
+        plan=lambda rank, step: (
+            {"phase": "between_steps", "us": 4e6, "tags": ["checkpoint"]} if rank == 0 and step in (103, 203, 303) else None
+        ),
+        fields=meets,
+    ).write()
+    analysis = analyze([run])
+    assert analysis.rare_steps is not None
+    assert (analysis.rare_steps.rank, analysis.rare_steps.cause, analysis.rare_steps.count) == (0, "checkpoint", 3)
+    assert analysis.rare_steps.lost_us == near(12e6, rel=0.03)
+    assert analysis.rare_steps.longest_us == near(4.1e6, rel=0.03)
+    assert analysis.rare_steps.of_steps == 4 * 95  # without the five entries of warm-up
+    (rare,) = (lost for lost in losses_of(analysis).lost_by if lost.steps == "rare")
+    assert rare.gpu_hours == near(12 * 4 / 3600, rel=0.03)
+
+
+def test_a_what_if_where_ranks_meet_every_few_steps_is_that_of_the_verdict(synthetic: Synthetic) -> None:
+    # given ranks that meet at every 4th step, one of which is 25 ms slower in each: 404 ms become 504
+    jitter = np.random.default_rng(0).normal(0.0, 500.0, (4, 400))
+
+    def meets(rank: int, step: int) -> dict[str, Any]:
+        own = 100_000 + jitter[:, step] + np.array([0, 0, 25_000, 0])
+        so_far = 4 * np.array([100_000, 100_000, 125_000, 100_000]) + jitter[:, step - 3 : step + 1].sum(axis=1)
+        blocked = float((so_far.max() - so_far + 4_000)[rank]) if step % 4 == 3 else None
+        return {
+            "wall_us": float(own[rank]) + (blocked or 0.0),
+            "phases_us": PhaseTimes(forward=float(own[rank]) - 50_000, backward=50_000 + (blocked or 0.0)),
+            "blocked_us": None if blocked is None else PhaseTimes(backward=blocked),
+        }
+
+    run = synthetic(ranks=4, steps=400, fields=meets, gpus=True).write()
+    verdict, result = analyze([run]).verdict, whatif([run])
+    first = result.by_rank[0]
+    assert (verdict.rank, first.rank, result.discrepancy) == (2, 2, near(1.0, abs=0.005))
+    assert (result.step_seconds, first.saved_seconds) == (near(0.126, rel=CLOSE), near(0.025, rel=CLOSE))
+    assert first.gpu_hours_lost == near(verdict.gpu_hours_lost, rel=CLOSE)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.03])
+def test_records_missing_at_random_leave_the_what_if_that_of_the_verdict(synthetic: Synthetic, share: float) -> None:
+    # given 64 ranks, so many that with 3 % of the records missing hardly a step is complete
+    run = synthetic(ranks=64, steps=60, noise=0.02, plan=lambda rank, _: {"us": 40_000, "cpu": True} if rank == 5 else None)
+    rng = np.random.default_rng(1)
+    run.dropped = {rank: set(np.flatnonzero(rng.random(60) < share).tolist()) for rank in range(64)}
+    path = run.write()
+    verdict, result = analyze([path]).verdict, whatif([path])
+    assert (verdict.rank, result.status) == (5, "ok")
+    assert result.source.steps == 55
+    assert result.source.estimated_share == near(share, abs=0.01)
+    assert (result.by_rank[0].rank, result.by_cause[0].cause) == (5, "compute")
+    assert result.by_rank[0].gpu_hours_lost == near(verdict.gpu_hours_lost, rel=0.05)
+    assert result.by_rank[0].saved_seconds == near(0.04, rel=0.1)
+    assert result.discrepancy == near(1.0, abs=0.005)
+    assert ("estimated" in render.render_text(result)) == (share > 0)
