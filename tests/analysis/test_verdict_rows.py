@@ -224,7 +224,7 @@ def test_the_more_noise_the_less_is_excluded_and_waiting_is_never_balanced(noise
     for scatter in (0.01, 0.05, 0.2, 0.6):
         verdict = analyse(noise.noise(np.random.default_rng(2), 8, 500, scatter=scatter)).verdict
         assert (verdict.kind, verdict.rank) == (("balanced" if scatter < 0.1 else "straggler"), None)
-        bounds.append(verdict.costs_at_most)
+        bounds.append(verdict.costs_at_most or 0.0)
     assert bounds == sorted(bounds)
     assert bounds[-1] > 2 * bounds[0]
 
@@ -266,6 +266,15 @@ def test_rare_steps_of_a_single_rank_blame_it_for_no_waiting(noise: Any, analyse
     assert analysis.rare_steps is not None
     assert (analysis.rare_steps.rank, analysis.rare_steps.cause) == (None, "evaluation")
     assert (analysis.verdict.kind, analysis.verdict.ranks) == ("host_bound", [])
+
+
+def test_rare_pauses_of_any_of_two_ranks_name_neither(noise: Any, analyse: Analyse) -> None:
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        own = noise.noise(rng, 2, 600)
+        own[rng.integers(0, 2, 12), 20 + 45 * np.arange(12)] += rng.uniform(2e6, 5e6, 12)
+        verdict = analyse(own).verdict
+        assert (verdict.kind, verdict.pattern, verdict.rank) == ("straggler", "rotating", None)
 
 
 @pytest.mark.parametrize(("every", "waits_known"), [(8, True), (8, False), (25, True), (40, True), (40, False)])
