@@ -268,6 +268,16 @@ def test_rare_steps_of_a_single_rank_blame_it_for_no_waiting(noise: Any, analyse
     assert (analysis.verdict.kind, analysis.verdict.ranks) == ("host_bound", [])
 
 
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_steps_about_twice_as_long_are_not_divided_into_rare_and_typical(noise: Any, analyse: Analyse, ranks: int) -> None:
+    for seed in range(3):
+        own = noise.noise(np.random.default_rng(seed), ranks, 600)
+        analysis = analyse(own, fault=slowed(own, [1], 1.3 * STEP_US, slice(7, None, 21)))
+        assert is_named(analysis, [1])
+        assert analysis.rare_steps is not None
+        assert analysis.rare_steps.count >= 27
+
+
 def test_rare_pauses_of_any_of_two_ranks_name_neither(noise: Any, analyse: Analyse) -> None:
     for seed in range(6):
         rng = np.random.default_rng(seed)
