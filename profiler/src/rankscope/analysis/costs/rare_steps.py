@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import comb
 from typing import Final
 
 import msgspec
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.evidence.activities import ACTIVITIES
 from rankscope.analysis.evidence.typical import TypicalSteps, warm_up
 from rankscope.analysis.inference.run_evidence import RunEvidence
+from rankscope.analysis.inference.significance import LIMIT
 from rankscope.analysis.result.analysis import Cause, RareSteps
 from rankscope.base.text import duration
 
@@ -55,8 +57,9 @@ def rare_time(typical: TypicalSteps) -> RareTime:
 def rare_steps_of(run: RunEvidence) -> RareSteps | None:
     """Return the cost of the rare steps of a run; ``None`` where they do not matter.
 
-    A rank is named if it alone needed most of the time that these steps took beyond the typical one. The cause is an activity
-    that the records are tagged with, or garbage collection, if it takes most of that time.
+    A rank is named if it alone needed most of the time that these steps took beyond the typical one, and was alone in all of
+    them or in more than chance explains. The cause is an activity that the records are tagged with, or garbage collection, if it
+    takes most of that time.
     """
     table, rare = run.typical.met, run.typical.rare
     time = rare_time(run.typical)
@@ -68,18 +71,22 @@ def rare_steps_of(run: RunEvidence) -> RareSteps | None:
     by_rank = np.maximum(alone, 0.0).sum(axis=1)
     row = int(by_rank.argmax()) if len(by_rank) else 0
     rank = run.ranks[row] if len(by_rank) and by_rank[row] >= _MOST * max(lost, float(by_rank.sum())) else None
-    # Where no rank is alone to blame, what takes the time of all of them may still be known.
-    weights = alone if rank is not None or by_rank.sum() >= _MOST * lost else excess
     steps = np.flatnonzero(rare)
-    if rank is not None:
-        weights = np.where(np.arange(len(weights))[:, None] == row, weights, 0.0)
+    costly = np.argsort(-extra[steps], kind="stable")
+    # The few steps that take nearly all of this time: the others are not worth a word.
+    costly = costly[: 1 + int(np.searchsorted(np.cumsum(extra[steps][costly]), _COVERED * lost))]
     # Where no rank worked for as long, all of them waited.
     waited = excess.max(axis=0, initial=0.0).sum() < (1 - _MOST) * lost
-    cause: Cause | None = "communication" if waited else _cause(run, steps, weights)
+    cause: Cause | None = "communication" if waited else None
+    if rank is not None:
+        cause = _cause(run, steps, np.where(np.arange(len(alone))[:, None] == row, alone, 0.0))
+        if cause not in ACTIVITIES and _is_by_chance(int((alone[row, costly] > 0).sum()), len(costly), len(alone)):
+            rank = None
+    if rank is None and not waited:
+        # Where no rank is alone to blame, what takes the time of all of them may still be known.
+        cause = _cause(run, steps, alone if by_rank.sum() >= _MOST * lost else excess)
     host = None if rank is None else run.hosts.get(rank)
-    costly = steps[np.argsort(-extra[steps], kind="stable")]
-    # The few steps that take nearly all of this time: the others are not worth a word.
-    costly = costly[: 1 + int(np.searchsorted(np.cumsum(extra[costly]), _COVERED * lost))]
+    costly = steps[costly]
     moves = rank is None and bool(by_rank.sum() >= _MOST * lost)
     number, every = len(costly), round(run.typical.per_entry * int(time.looked_at.sum()))
     # Of the steps up to a meeting, one is as long as that.
@@ -114,6 +121,12 @@ def _excess(run: RunEvidence, rare: NDArray[np.bool_], typical_us: float) -> tup
     # The second longest tells what the others waited for this rank.
     second = np.sort(excess, axis=0)[-2]
     return excess, np.where(excess == excess.max(axis=0), excess - second, 0.0)
+
+
+def _is_by_chance(count: int, steps: int, ranks: int) -> bool:
+    """Return whether one of equal ranks may have been alone in ``count`` of so many steps, but not in all of them, by chance."""
+    ways = sum(comb(steps, number) * (ranks - 1) ** (steps - number) for number in range(count, steps + 1))
+    return count < steps and ways / ranks ** (steps - 1) > LIMIT
 
 
 def _cause(run: RunEvidence, steps: NDArray[np.intp], weights: NDArray[np.float64]) -> Cause | None:

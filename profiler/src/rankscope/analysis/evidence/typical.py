@@ -71,8 +71,9 @@ def warm_up(steps: int) -> int:
 def rare_steps(table: StepTable) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return the time of each step in microseconds, and a mask of the rare ones, both [steps].
 
-    A step is rare if its time, or the longest own time in it, is more than twice that of 19 of 20 steps. A delay of one rank may
-    show in the waiting of the others only at their next step, so both count. Profiled steps and warm-up are not rare.
+    A step is rare if its time, or the longest own time in it, is more than twice that of 19 of 20 steps, or closer to such times
+    than to theirs. A delay of one rank may show in the waiting of the others only at their next step, so both count. Profiled
+    steps and warm-up are not rare.
     """
     walls = table.some("wall_us", slice(None), np.arange(len(table.ranks))[:: -(-len(table.ranks) // _SAMPLED) or 1])
     length = _middle(walls)
@@ -94,7 +95,12 @@ def rare_steps(table: StepTable) -> tuple[NDArray[np.float64], NDArray[np.bool_]
 
 def _far_longer(times: NDArray[np.float64], usual: NDArray[np.bool_]) -> NDArray[np.bool_]:
     most = np.quantile(times[usual], _RARE, method="lower")
-    found: NDArray[np.bool_] = usual & (times > _LONGER * most)
+    if not (times[usual] > _LONGER * most).any():
+        return np.zeros(len(times), dtype=bool)
+    # The limit is moved down to the widest gap: it must not divide steps that are slow for the same reason.
+    above = np.sort(times[usual & (times >= most)])
+    below = above[:-1][above[:-1] <= _LONGER * most]
+    found: NDArray[np.bool_] = usual & (times > below[np.argmax(above[1 : len(below) + 1] / below)])
     return found
 
 

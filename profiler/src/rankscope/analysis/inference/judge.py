@@ -170,7 +170,7 @@ class _Case:
         own = _longest(self.own, list(rest.values()))
         floor = np.zeros(len(own), dtype=bool)
         measures = measures_of(own, self.limit, self.blocks)
-        # Ranks that pause at other steps than their neighbours make a host slower, but not by more than they are slower.
+        # A host whose ranks pause at different steps is slower, but costs no more than its ranks are slower themselves.
         longer = np.array([(self.excess[rows] - np.median(self.excess)).sum() for rows in rest.values()])
         over = np.minimum(mean_excess(own, np.arange(len(own))), longer)
         found = []
@@ -485,8 +485,8 @@ def _healed(
     if not alike:
         return longest, float(replaced.mean())
     if len(others) < 2:
-        # One other rank does not show how ranks vary. Of two equal ranks each costs half of their mean difference: here the lead of
-        # the other rank, or half of how far the difference of the two is from its middle, if that is more.
+        # One other rank does not show how ranks vary. Each of two equal ranks costs half of their mean difference: here the lead
+        # of the other rank or, if that is more, half of how far the difference of the two is from its middle.
         apart = own[0].astype(np.float64) - own[1]
         parts = [apart[part] for part in block_slices(steps)]
         noise = 0.5 * float(np.concatenate([np.abs(part - np.median(part)) for part in parts]).mean())

@@ -1,4 +1,7 @@
-"""Verdict with its rare steps: they are the headline where they cost a tenth of the time, and the typical step is healthy."""
+"""Verdict with its rare steps.
+
+They are the headline if they cost more than what is wrong with the typical step, and are one rank's or a tenth of the time is lost.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ def with_rare_steps(
         found = insufficient(missing, run=setting.run, lack="few_steps", recorded=setting.step_count)
         return _as_judged(found, verdict), findings
     finding = _finding(rare, kind, pattern, setting, hours)
-    if rare.share <= typical_loss or lost < MOST_WAITING:
+    if rare.share <= typical_loss or (lost < MOST_WAITING and rare.rank is None):
         return msgspec.structs.replace(verdict, summary=f"{verdict.summary} {rare.summary}"), [*findings, finding]
     headline = _as_judged(_verdict(rare, finding, verdict, setting, cost), verdict)
     return headline, [finding, *findings]

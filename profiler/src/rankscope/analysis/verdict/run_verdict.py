@@ -21,6 +21,7 @@ from rankscope.analysis.inference.judge import (
     LEVEL,
     MOST_WAITING,
     Judgement,
+    Moving,
     Suspect,
     by_chance_elsewhere,
     judge_ranks,
@@ -216,16 +217,13 @@ def _nobody_slow(
     run: RunEvidence, setting: Setting, shares: Figures, each: Sequence[tuple[Judged, Judgement]]
 ) -> tuple[Verdict, list[Finding]]:
     is_pipeline = run.pipeline is not None or len(each) > 1
-    moving = None if is_pipeline else moving_waits(each[0][0])
-    # The waterfall and the judge fill missing records differently, and so differ a little.
-    waiting = shares["share.straggler_wait"].value if "share.straggler_wait" in shares else 0.0
-    if moving is not None and max(moving.share, waiting) < MOST_WAITING:
-        moving = None
+    moving = None if is_pipeline else _waiting_in_turn(each[0][0], shares)
     for judged, one in each:
-        if one.suspect is None or not _may_cost(run, judged, one.suspect.ranks):
-            continue
-        # Where ranks wait for each other in turn, one of them is ahead by chance.
-        if moving is None or one.suspect.p_value <= LIMIT or moving.share * judged.wall_us < 2 * one.suspect.gain.mean:
+        if (
+            one.suspect is not None
+            and _may_cost(run, judged, one.suspect.ranks)
+            and not _is_one_in_turn(one.suspect, judged, moving)
+        ):
             return _too_little(run, _suspected(one.suspect, judged), needed=_in_run(one.suspect.steps_needed))
     compared = sum(len(judged.ranks) for judged in run.compared)
     restriction = among(compared, setting.world_size, "records")
@@ -275,6 +273,19 @@ def _costless(each: Sequence[tuple[Judged, Judgement]]) -> str:
     )
 
 
+def _waiting_in_turn(judged: Judged, shares: Figures) -> Moving | None:
+    """Return the waiting for whichever rank is last; ``None`` below ``MOST_WAITING`` of the step."""
+    moving = moving_waits(judged)
+    # The waterfall treats missing records in another way, and so differs a little.
+    waiting = shares["share.straggler_wait"].value if "share.straggler_wait" in shares else 0.0
+    return moving if max(moving.share, waiting) >= MOST_WAITING else None
+
+
+def _is_one_in_turn(suspect: Suspect, judged: Judged, moving: Moving | None) -> bool:
+    """Return whether the suspect may be ahead by chance of others that cause most of the waiting."""
+    return moving is not None and suspect.p_value > LIMIT and 2 * suspect.gain.mean <= moving.share * judged.wall_us
+
+
 def _may_cost(run: RunEvidence, judged: Judged, ranks: Sequence[int]) -> bool:
     """Return whether slow ranks cost enough to be named, as far as their pipeline's schedule shows."""
     at_most_us = saved_at_most_us(ranks, schedule_of(judged, run.infos, run.pipeline))
@@ -292,8 +303,8 @@ def _waits_for_unseen(
         return None
     return _too_little(
         run,
-        f"the {compared} ranks with enough records wait {waiting.value:.0%} of the step, all at the same time: for communication, "
-        f"or for one of the {setting.world_size - compared} other ranks",
+        f"the {compared} ranks with enough records wait {waiting.value:.0%} of the step, all at the same time: for "
+        f"communication, or for one of the {setting.world_size - compared} other ranks",
         "few_ranks",
     )
 
