@@ -283,10 +283,12 @@ def _waits_for_unseen(
     compared = setting.judged_ranks or 0
     if limit is None or limit[0].kind != "communication_bound" or compared >= setting.world_size or run.matching.matches:
         return None
+    unseen = setting.world_size - compared
+    which = "the rank" if unseen == 1 else f"one of the {unseen} ranks"
     return _too_little(
         run,
-        f"the {compared} ranks with records wait {limit[1]:.0%} of the step, all at the same time: for communication, or for one "
-        f"of the {setting.world_size - compared} ranks without records",
+        f"the {compared} ranks with records wait {limit[1]:.0%} of the step, all at the same time: for communication, or for "
+        f"{which} without records",
         "few_ranks",
     )
 
