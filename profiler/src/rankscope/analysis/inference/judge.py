@@ -11,6 +11,7 @@ Every source of own times is judged here, by the same rules, in this order:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import comb
@@ -258,7 +259,7 @@ class _Case:
             if usual is not None:
                 noise = noise_of(np.stack([usual, np.zeros(len(usual))]))
         error, freedom = noise.error_of_mean(slow)
-        error *= np.sqrt(gain.estimated)
+        error *= math.sqrt(gain.estimated)
         # Ranks that are compared with their own other steps may always differ a little.
         if len(others) >= _ENOUGH_RANKS and gain.estimated == 1.0:
             means = self.excess[others]

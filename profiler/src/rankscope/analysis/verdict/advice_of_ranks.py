@@ -38,7 +38,8 @@ _ADDITIONAL: Final = (
 _READINGS: Final = "Look at the readings of rank {rank}'s GPU on {host}: nvidia-smi -q -d %s"
 
 _CAPTURE: Final = (
-    "While it trains, profile steps to see whether the GPU or the host of {ranks} is late: rankscope capture {run} --steps 20"
+    "While it trains, profile steps to see whether the GPU work or the CPU work of {ranks} is late: "
+    "rankscope capture {run} --steps 20"
 )
 _RECORD_WINDOWS: Final = "If it has ended, record a run with profiled steps: rankscope run --window-every 50 -- ..."
 

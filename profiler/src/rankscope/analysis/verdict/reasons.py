@@ -120,7 +120,7 @@ def moving_named(run: RunEvidence, judged: Judged, moving: Moving) -> Named:
     slow = moving.as_slow(judged)
     named = slow_named(run, judged, slow)
     most = ", ".join(f"rank {rank} {share:.0%}" for rank, share in list(moving.shares.items())[:_MOST_SHOWN])
-    rest = " …" if len(moving.shares) > _MOST_SHOWN else ""
+    rest = ", other ranks the rest" if len(moving.shares) > _MOST_SHOWN else ""
     evidence = [
         Evidence(name="waited_for", value=share, unit="ratio", detail=f"of the waiting, for rank {rank}")
         for rank, share in list(moving.shares.items())[:_MOST_SHOWN]

@@ -301,6 +301,8 @@ def _waits_for_unseen(
     is_limited = limit is not None and limit[0].kind not in ("communication_bound", "compute_bound")
     if is_limited or compared >= setting.world_size or run.matching.matches or waiting is None or waiting.value < MOST_WAITING:
         return None
+    unseen = setting.world_size - compared
+    which = "the rank" if unseen == 1 else f"one of the {unseen} ranks"
     return _too_little(
         run,
         f"the {compared} ranks with enough records wait {waiting.value:.0%} of the step, all at the same time: for "
