@@ -95,7 +95,7 @@ def rare_steps(table: StepTable) -> tuple[NDArray[np.float64], NDArray[np.bool_]
 
 def _far_longer(times: NDArray[np.float64], usual: NDArray[np.bool_]) -> NDArray[np.bool_]:
     most = np.quantile(times[usual], _RARE, method="lower")
-    if not (times[usual] > _LONGER * most).any():
+    if most <= 0 or not (times[usual] > _LONGER * most).any():
         return np.zeros(len(times), dtype=bool)
     # The limit is moved down to the widest gap: it must not divide steps that are slow for the same reason.
     above = np.sort(times[usual & (times >= most)])
@@ -125,8 +125,10 @@ def up_to_meetings(table: StepTable, infos: Mapping[int, RankInfo]) -> StepTable
     own = _without_waiting(table, infos)
     if own is None:
         return table
-    blocked = np.nan_to_num(table.matrix("blocked_us"))
-    meets = (blocked > _WAITED * np.nan_to_num(table.matrix("wall_us"))).any(axis=0)
+    wall, blocked = np.nan_to_num(table.matrix("wall_us")), np.nan_to_num(table.matrix("blocked_us"))
+    # Where ranks take equally long, none has to wait, although they meet.
+    longest, least = wall.max(axis=0, initial=0.0), np.where(wall > 0, wall, np.inf).min(axis=0, initial=np.inf)
+    meets = (blocked > _WAITED * wall).any(axis=0) | (longest - least <= _WAITED * longest)
     if not meets.any() or meets.mean() >= _MEETS:
         return table
     firsts = np.concatenate([[0], np.flatnonzero(meets)[:-1] + 1])

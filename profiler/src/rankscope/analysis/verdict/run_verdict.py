@@ -302,11 +302,11 @@ def _waits_for_unseen(
     if is_limited or compared >= setting.world_size or run.matching.matches or waiting is None or waiting.value < MOST_WAITING:
         return None
     unseen = setting.world_size - compared
-    which = "the rank" if unseen == 1 else f"one of the {unseen} ranks"
+    which = "the other rank" if unseen == 1 else f"one of the {unseen} other ranks"
     return _too_little(
         run,
         f"the {compared} ranks with enough records wait {waiting.value:.0%} of the step, all at the same time: for "
-        f"communication, or for one of the {setting.world_size - compared} other ranks",
+        f"communication, or for {which}",
         "few_ranks",
     )
 
