@@ -125,10 +125,11 @@ def up_to_meetings(table: StepTable, infos: Mapping[int, RankInfo]) -> StepTable
     own = _without_waiting(table, infos)
     if own is None:
         return table
-    wall, blocked = np.nan_to_num(table.matrix("wall_us")), np.nan_to_num(table.matrix("blocked_us"))
+    wall, blocked = np.nan_to_num(table.matrix("wall_us")), table.matrix("blocked_us")
+    known, blocked = np.isfinite(blocked).any(axis=0), np.nan_to_num(blocked)
     # Where ranks take equally long, none has to wait, although they meet.
     longest, least = wall.max(axis=0, initial=0.0), np.where(wall > 0, wall, np.inf).min(axis=0, initial=np.inf)
-    meets = (blocked > _WAITED * wall).any(axis=0) | (longest - least <= _WAITED * longest)
+    meets = (blocked > _WAITED * wall).any(axis=0) | (known & (longest - least <= _WAITED * longest))
     if not meets.any() or meets.mean() >= _MEETS:
         return table
     firsts = np.concatenate([[0], np.flatnonzero(meets)[:-1] + 1])

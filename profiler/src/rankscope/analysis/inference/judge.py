@@ -580,10 +580,15 @@ class Moving:
     """Steps that make up most of the waiting, [steps]."""
     certainty: float
     """Probability that ranks wait at least ``MOST_WAITING`` of the step, by the spread over the steps."""
-    stands_out: bool
-    """True if the last rank is an outlier in most steps: pauses or a fault that move. Noise of equal ranks is none."""
+    outlying: float
+    """Share of the steps in which the last rank is an outlier: pauses or a fault that move. Noise of equal ranks makes none."""
     shares: dict[int, float] = field(default_factory=dict)
     """Share of the waiting that each rank imposed, most first."""
+
+    @property
+    def stands_out(self) -> bool:
+        """True if the last rank is an outlier in most steps."""
+        return self.outlying >= FIXED
 
     def as_slow(self, times: OwnTimes) -> Slow:
         """Return the ranks that took part as slow ranks of the pattern ``rotating``."""
@@ -617,7 +622,7 @@ def moving_waits(times: OwnTimes, without: Sequence[int] = ()) -> Moving:
         last=rows[leading.rows],
         affected=far_steps(wait),
         certainty=1 - mean_of(wait).chance_below(MOST_WAITING * times.wall_us),
-        stands_out=len(own) > 3 and bool(far.mean() >= FIXED),
+        outlying=float(far.mean()) if len(own) > 3 else 0.0,
         shares={times.ranks[rows[row]]: float(imposed[row]) / total for row in order if imposed[row] > 0} if total > 0 else {},
     )
 

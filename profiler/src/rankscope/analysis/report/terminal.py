@@ -321,7 +321,7 @@ def _ledger_table(analysis: Analysis, width: int) -> str:
 
 
 def _more_findings(analysis: Analysis, width: int) -> str:
-    rest = [finding for finding in analysis.findings if finding.summary != analysis.verdict.summary]
+    rest = [finding for finding in analysis.findings if finding.summary not in analysis.verdict.summary]
     lines: list[str] = []
     for finding in rest:
         lines += textwrap.wrap(f"also: {finding.summary}", width, subsequent_indent="  ")

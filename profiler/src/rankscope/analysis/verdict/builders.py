@@ -148,6 +148,7 @@ def _per_host(finding: Finding, named: Named, setting: Setting) -> list[Finding]
             ranks=sorted(ranks),
             host=setting.hosts.get(ranks[0]),
             whole_host=host is not None,
+            summary=_sentence(named, setting, ranks) if len(units) > 1 else finding.summary,
         )
         for host, ranks in units
     ]
@@ -332,7 +333,8 @@ def loss(gain_us: float, setting: Setting) -> tuple[float | None, Cost | None]:
     return hours, None if price is None else Cost(amount=hours * price, currency=setting.currency)
 
 
-def _sentence(named: Named, setting: Setting) -> str:
+def _sentence(named: Named, setting: Setting, first: Sequence[int] = ()) -> str:
+    """Return the sentence about slow ranks. ``first``: those that it begins with, of several units."""
     whole = f"the window's {duration(named.step_us)}" if setting.unit == "window" else f"the {setting.unit}"
     share = f"{named.wait_us / named.step_us:.0%} of {whole}" if named.step_us > 0 else ""
     per = f"{duration(named.wait_us)} {named.at_hand or f'per {setting.unit}'} ({share})"
@@ -347,7 +349,8 @@ def _sentence(named: Named, setting: Setting) -> str:
             f"cause {doubt}{cause.called or cause.cause}",
             f"explained by {cause.explained_by.replace('_', ' ')}" if cause.explained_by else "",
             f"phase {named.phase}" if named.phase else "",
-            sure,
+            # Of waiting that moves, it is the certainty of the waiting, not of a rank.
+            "" if named.pattern == "rotating" else sure,
         )
         if part
     )
@@ -355,7 +358,7 @@ def _sentence(named: Named, setting: Setting) -> str:
         text = f"The ranks wait for each other {per}, for {len(named.ranks)} of them in turn"
         text += f": on the rank that is last at the time, {cause.says} ({known})"
     else:
-        who, verb = _subject(named, setting)
+        who, verb = _subject(named, setting, first)
         often = " intermittently," if named.pattern == "intermittent" and len(named.ranks) == 1 else ""
         worst = "" if len(named.ranks) == 1 else f"for the worst of them, rank {named.ranks[0]}, "
         saves = _saves(named)
@@ -363,9 +366,17 @@ def _sentence(named: Named, setting: Setting) -> str:
     return f"{text}. {named.note}" if named.note else f"{text}."
 
 
-def _subject(named: Named, setting: Setting) -> tuple[str, str]:
+def _subject(named: Named, setting: Setting, first: Sequence[int]) -> tuple[str, str]:
     """Return the ranks or hosts at fault as the subject of a sentence, and its verb."""
     text = units_text(named.ranks, setting.hosts, named.hosts)
+    if first and (rest := [rank for rank in named.ranks if rank not in first]):
+        mine, theirs = (
+            units_text(ranks, setting.hosts, sorted({setting.hosts[rank] for rank in ranks} & set(named.hosts)))
+            for ranks in (first, rest)
+        )
+        return f"{mine[0].upper()}{mine[1:]}, together with {theirs},", "makes" if setting.hosts[
+            first[0]
+        ] in named.hosts else "make"
     if len(named.ranks) == 1 and not named.hosts and (host := setting.hosts.get(named.ranks[0])):
         text += f" on host {host}"
     others = any(setting.hosts.get(rank) not in named.hosts for rank in named.ranks)

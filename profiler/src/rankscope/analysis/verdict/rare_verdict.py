@@ -5,6 +5,7 @@ They are the headline if they cost more than what is wrong with the typical step
 
 from __future__ import annotations
 
+import shlex
 from typing import Final
 
 import msgspec
@@ -16,9 +17,9 @@ from rankscope.analysis.result.analysis import Cost, Evidence, Finding, Kind, Pa
 from rankscope.analysis.verdict.advice import Subject, next_actions
 from rankscope.analysis.verdict.advice_sentences import ROTATING
 from rankscope.analysis.verdict.bottleneck import limit_of, shares_of
-from rankscope.analysis.verdict.builders import Setting, insufficient, loss
+from rankscope.analysis.verdict.builders import Setting, loss
 
-_FEW: Final = "So few do not show what recurs"
+_FEW: Final = "Whether this recurs is not known."
 
 
 def with_rare_steps(
@@ -38,14 +39,25 @@ def with_rare_steps(
     if kind is None:
         if verdict.kind != "balanced" or lost < MOST_WAITING:
             return msgspec.structs.replace(verdict, summary=f"{verdict.summary} {rare.summary}"), findings
-        missing = f"{rare.summary} {_FEW}. The typical step: {_lowered(verdict.summary)}".rstrip(".")
-        found = insufficient(missing, run=setting.run, lack="few_steps", recorded=setting.step_count)
+        found = Verdict(
+            kind="insufficient_data",
+            summary=f"{rare.summary} {_FEW} The typical step: {_lowered(verdict.summary)}",
+            next=_look_around(rare, setting),
+        )
         return _as_judged(found, verdict), findings
     finding = _finding(rare, kind, pattern, setting, hours)
     if rare.share <= typical_loss or (lost < MOST_WAITING and rare.rank is None):
         return msgspec.structs.replace(verdict, summary=f"{verdict.summary} {rare.summary}"), [*findings, finding]
     headline = _as_judged(_verdict(rare, finding, verdict, setting, cost), verdict)
     return headline, [finding, *findings]
+
+
+def _look_around(rare: RareSteps, setting: Setting) -> list[str]:
+    """Return what to look at after steps that may not recur."""
+    what = f"step{'s' if len(rare.steps) > 1 else ''} {', '.join(map(str, rare.steps))}"
+    where = "host " + rare.host if rare.host is not None else "the hosts"
+    found = [f"Look at {where} around {what}: dmesg -T, journalctl, the log of the scheduler, storage"]
+    return found if setting.run is None else [*found, f"rankscope dashboard {shlex.quote(setting.run)}"]
 
 
 def _typical_loss(verdict: Verdict, costs: Costs | None) -> float:

@@ -115,15 +115,23 @@ def slow_named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
     return found if found.cause is named.cause else replace(found, cause_confidence=None)
 
 
+OUTLIER_STEPS: Final = "outlier_steps"
+"""Evidence of waiting that moves: share of the steps in which the last rank is an outlier."""
+
+
 def moving_named(run: RunEvidence, judged: Judged, moving: Moving) -> Named:
     """Return the waiting that moves between ranks, with the cause that the ranks have while they are last."""
     slow = moving.as_slow(judged)
     named = slow_named(run, judged, slow)
-    most = ", ".join(f"rank {rank} {share:.0%}" for rank, share in list(moving.shares.items())[:_MOST_SHOWN])
+    waited_for = list(moving.shares.items())[:_MOST_SHOWN]
+    most = ", ".join(f"rank {rank} {share:.0%}" for rank, share in waited_for)
     rest = ", other ranks the rest" if len(moving.shares) > _MOST_SHOWN else ""
     evidence = [
-        Evidence(name="waited_for", value=share, unit="ratio", detail=f"of the waiting, for rank {rank}")
-        for rank, share in list(moving.shares.items())[:_MOST_SHOWN]
+        Evidence(name=OUTLIER_STEPS, value=moving.outlying, unit="ratio", detail="of the steps, in which the last rank is one"),
+        *(
+            Evidence(name="waited_for", value=share, unit="ratio", detail=f"of the waiting, for rank {rank}")
+            for rank, share in waited_for
+        ),
     ]
     return replace(
         named,
