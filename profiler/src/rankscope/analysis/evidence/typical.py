@@ -190,8 +190,11 @@ def _without_waiting(table: StepTable, infos: Mapping[int, RankInfo]) -> dict[st
     unknown = recorded & ~known
     somewhere: NDArray[np.bool_] = np.logical_or.reduce(known, axis=0)
     on_device = any(info.device_kind != "cpu" for info in infos.values())
-    if on_device and unknown.any(axis=0).mean() > 1 - _MEETS and not _is_periodic(somewhere):
-        return None  # on a device, own times may be known in some steps only
+    if on_device and not _is_periodic(somewhere):
+        # Own times may be known in some steps only. Where ranks meet, even the last one waits for the transfer.
+        without_transfer = (blocked == 0) & (np.nan_to_num(blocked) > 0).any(axis=0)
+        if without_transfer.any() or unknown.any(axis=0).mean() > 1 - _MEETS:
+            return None
     fill = unknown & (known.any(axis=1) & (unknown.sum(axis=1) >= _UNKNOWN * recorded.sum(axis=1)))[:, None]
     result = {"blocked_us": np.where(fill, 0.0, blocked)}
     for name in METRICS:

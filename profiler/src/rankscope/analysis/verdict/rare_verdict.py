@@ -1,6 +1,7 @@
 """Verdict with its rare steps.
 
-They are the headline if they cost more than what is wrong with the typical step, and are one rank's or cost a tenth of the time.
+They are the headline if they cost more than what is wrong with the typical step, and either are one rank's or a tenth of the time
+is lost.
 """
 
 from __future__ import annotations
