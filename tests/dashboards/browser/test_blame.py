@@ -36,7 +36,7 @@ def test_from_who_delayed_whom_to_what_it_would_gain(run_url: str, opened: Opene
         page.mouse.click(*place(figure(page, BARS), 0.1, 0.5))  # the second of three bars: without rank 2
         page.wait_for_url(re.compile(r"without=rank:2"))
         answer = region(page, "What if it were not slow")
-        expect(answer).to_contain_text("Without rank 2 a step would be")
+        expect(answer).to_contain_text("Without rank 2 a typical step would be")
         expect(answer).to_contain_text("as recorded with the run")
 
         page.get_by_label("Price of a GPU-hour").fill("5")

@@ -12,10 +12,8 @@ from rankscope.alerts.alert import Alert, fingerprint, ranks_of
 from rankscope.alerts.owners import ALERT_OF_KIND
 from rankscope.alerts.watch.budgets import PARTS, SAYS, Budgets
 from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
-from rankscope.analysis.inference.slow import FIXED
 from rankscope.analysis.result.analysis import Analysis, Cost, Evidence, Finding, Verdict
-from rankscope.analysis.result.text import first_of, is_about_rare
-from rankscope.analysis.verdict.reasons import OUTLIER_STEPS
+from rankscope.analysis.result.text import first_of, is_about_rare, is_of_equal_ranks
 from rankscope.base.text import duration, factor
 
 _HOUR_US: Final = 3.6e9
@@ -78,8 +76,8 @@ def _of_each_unit(analysis: Analysis) -> Iterator[Finding]:
     for finding in analysis.findings:
         if finding.kind in {kind for _, kind in PARTS.values()}:
             continue  # decided by their budgets
-        if finding.pattern == "rotating" and _is_noise(finding):
-            continue
+        if is_of_equal_ranks(finding):
+            continue  # no reason to wake anybody
         if finding.whole_host:
             yield msgspec.structs.replace(finding, rank=None)
             continue
@@ -89,11 +87,6 @@ def _of_each_unit(analysis: Analysis) -> Iterator[Finding]:
         yield finding
         others = [rank for rank in ranks if rank != finding.rank and rank not in with_host] if finding.rank is not None else []
         yield from (msgspec.structs.replace(finding, rank=rank, host=hosts.get(rank)) for rank in others)
-
-
-def _is_noise(finding: Finding) -> bool:
-    """Return whether waiting for different ranks in turn is that of equal ranks whose times vary: no reason to wake anybody."""
-    return any(one.name == OUTLIER_STEPS and one.value < FIXED for one in finding.evidence)
 
 
 def _over_budget(analysis: Analysis, budgets: Budgets, rare_share: float) -> Iterator[Finding]:

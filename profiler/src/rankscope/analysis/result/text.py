@@ -141,6 +141,18 @@ def losses(gpu_hours: float | None, cost: Cost | None) -> list[str]:
     return found if cost is None else [*found, f"{cost.amount:.2f} {cost.currency}"]
 
 
+OUTLIER_STEPS: Final = "outlier_steps"
+"""Evidence of waiting that moves: share of the steps in which the last rank is an outlier."""
+
+_OUTLIERS: Final = 0.6
+"""Share of such steps from which pauses or a fault move; the waiting of equal ranks whose times vary has fewer."""
+
+
+def is_of_equal_ranks(finding: Finding) -> bool:
+    """Return whether a finding is about waiting for different ranks in turn that noise of equal ranks explains."""
+    return finding.pattern == "rotating" and any(one.name == OUTLIER_STEPS and one.value < _OUTLIERS for one in finding.evidence)
+
+
 def is_about_rare(finding: Finding, analysis: Analysis) -> bool:
     """Return whether a finding is about the rare steps of a run."""
     return analysis.rare_steps is not None and finding.summary == analysis.rare_steps.summary

@@ -24,6 +24,7 @@ from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.inference.stalled_line import evenly, line_of_run
 from rankscope.analysis.inference.step_signals import signals_of, signals_of_moving
 from rankscope.analysis.result.analysis import Evidence
+from rankscope.analysis.result.text import OUTLIER_STEPS
 from rankscope.base.text import ranks_text
 from rankscope.runs.records import PHASES
 
@@ -113,10 +114,6 @@ def slow_named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
     named = _named(run, judged, slow)
     found = explained(named, run.witness, late, looked_at)
     return found if found.cause is named.cause else replace(found, cause_confidence=None)
-
-
-OUTLIER_STEPS: Final = "outlier_steps"
-"""Evidence of waiting that moves: share of the steps in which the last rank is an outlier."""
 
 
 def moving_named(run: RunEvidence, judged: Judged, moving: Moving) -> Named:
