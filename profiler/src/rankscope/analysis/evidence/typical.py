@@ -119,8 +119,8 @@ def up_to_meetings(table: StepTable, infos: Mapping[int, RankInfo]) -> StepTable
     """Return the table itself, or, where ranks meet only every N steps, one with an entry for the steps up to each meeting.
 
     Between meetings each rank runs on by itself, so single steps say nothing about waiting. An entry is the mean over its steps,
-    and has the number of the last. On CPUs a step without a collective has no waiting, where a rank waited in others: its own
-    time is its whole time.
+    and has the number of the last. A step without a collective has no waiting, where a rank waited in others: its own time is its
+    whole time.
     """
     own = _without_waiting(table, infos)
     if own is None:
@@ -174,8 +174,9 @@ def _is_periodic(steps: NDArray[np.bool_]) -> bool:
 
 
 def _without_waiting(table: StepTable, infos: Mapping[int, RankInfo]) -> dict[str, Matrix] | None:
-    """Return own and blocked times with no waiting where a CPU rank recorded none; ``None`` unless that is in many steps.
+    """Return own and blocked times with no waiting where none was recorded; ``None`` where ranks meet in nearly every step.
 
+    On a device this is done only where steps with waiting are every N-th one: else own times may be known in some steps only.
     Where waiting is known in every step, ranks may still meet only in some.
     """
     if not table.is_known("own_us"):

@@ -39,6 +39,7 @@ from rankscope.analysis.inference.significance import (
 )
 from rankscope.analysis.inference.slow import FIXED, MINIMUM_EFFECT, Slow
 from rankscope.analysis.result.analysis import Pattern
+from rankscope.analysis.result.text import OUTLIERS
 from rankscope.analysis.statistics import FEWEST_BATCHES, Estimate, mean_of
 
 MOST_WAITING: Final = 0.1
@@ -588,7 +589,7 @@ class Moving:
     @property
     def stands_out(self) -> bool:
         """True if the last rank is an outlier in most steps."""
-        return self.outlying >= FIXED
+        return self.outlying >= OUTLIERS
 
     def as_slow(self, times: OwnTimes) -> Slow:
         """Return the ranks that took part as slow ranks of the pattern ``rotating``."""

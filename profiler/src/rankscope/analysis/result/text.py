@@ -144,13 +144,13 @@ def losses(gpu_hours: float | None, cost: Cost | None) -> list[str]:
 OUTLIER_STEPS: Final = "outlier_steps"
 """Evidence of waiting that moves: share of the steps in which the last rank is an outlier."""
 
-_OUTLIERS: Final = 0.6
+OUTLIERS: Final = 0.6
 """Share of such steps from which pauses or a fault move; the waiting of equal ranks whose times vary has fewer."""
 
 
 def is_of_equal_ranks(finding: Finding) -> bool:
     """Return whether a finding is about waiting for different ranks in turn that noise of equal ranks explains."""
-    return finding.pattern == "rotating" and any(one.name == OUTLIER_STEPS and one.value < _OUTLIERS for one in finding.evidence)
+    return finding.pattern == "rotating" and any(one.name == OUTLIER_STEPS and one.value < OUTLIERS for one in finding.evidence)
 
 
 def is_about_rare(finding: Finding, analysis: Analysis) -> bool:
