@@ -23,7 +23,8 @@ import numpy as np
 
 from rankscope.analysis.evidence.compared import Judged
 from rankscope.analysis.evidence.steps import StepTable
-from rankscope.analysis.inference.judge import Suspect, judge_ranks, moving_waits
+from rankscope.analysis.inference.judge import Suspect, judge_ranks
+from rankscope.analysis.inference.moving import moving_waits
 from rankscope.analysis.inference.slow import Slow
 
 STEP_US = 100_000.0

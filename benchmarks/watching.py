@@ -49,7 +49,8 @@ from rankscope.alerts.watch.candidate import Candidate, Subject
 from rankscope.alerts.watch.confirmation import Confirmation, next_test
 from rankscope.alerts.watch.ledger import Ledger, Policy
 from rankscope.analysis.evidence.typical import WARM_UP, warm_up
-from rankscope.analysis.inference.judge import judge_ranks, moving_waits
+from rankscope.analysis.inference.judge import judge_ranks
+from rankscope.analysis.inference.moving import moving_waits
 from rankscope.analysis.inference.slow import FIXED, MINIMUM_EFFECT, Slow
 from rankscope.analysis.online import RECENT_STEPS, NewSteps
 

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.evidence.compared import Judged
 from rankscope.analysis.evidence.steps import StepTable
-from rankscope.analysis.inference.judge import Judgement, Suspect, judge_ranks, moving_waits, period
+from rankscope.analysis.inference.healing import period
+from rankscope.analysis.inference.judge import Judgement, Suspect, judge_ranks
+from rankscope.analysis.inference.moving import moving_waits
 from rankscope.analysis.inference.slow import Slow
 
 Matrix = NDArray[np.float64]

@@ -29,7 +29,7 @@ from rankscope.analysis.evidence.peers import peer_groups
 from rankscope.analysis.evidence.rank_columns import RankColumns, entries_of, tags_of
 from rankscope.analysis.evidence.recent import Earlier
 from rankscope.analysis.evidence.steps import StepTable
-from rankscope.analysis.inference.judge import moving_waits
+from rankscope.analysis.inference.moving import moving_waits
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.result.analysis import Analysis

@@ -5,7 +5,8 @@ The input is a table of own times, [ranks, steps], of ranks that do the same wor
 ``Named`` (``named``): ranks, cause, cost and evidence.
 
 Which ranks are slow? Read ``judge`` first: it finds the ranks and hosts whose ``excess`` over their peers is beyond chance, and
-names them if healing them saves enough (``slow.Slow``). ``significance`` has the tests, ``noise`` the error of the saving.
+names them if healing them saves enough (``slow.Slow``). ``significance`` has the tests, ``healing`` what is saved, ``noise`` its
+error. ``moving`` has the waiting that no single rank causes.
 ``late`` finds ranks that come last at collectives, ``device_stragglers`` ranks that are slow on their devices, and chooses
 between the two. ``pipelined`` bounds what healing a rank of a pipeline saves, ``twins`` judges stages of few replicas.
 

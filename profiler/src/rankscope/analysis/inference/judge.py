@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import comb
 from typing import Final
 
@@ -21,14 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.compared import OwnTimes
-from rankscope.analysis.evidence.order import by_step, leaders, of_blocks, ordered
+from rankscope.analysis.evidence.order import leaders, ordered
 from rankscope.analysis.evidence.steps import Matrix, Stored
 from rankscope.analysis.inference.excess import Measure, excess, mean_excess, measures_of
+from rankscope.analysis.inference.healing import Gain, as_in_other_steps, far_steps, gain_of
 from rankscope.analysis.inference.noise import noise_of
 from rankscope.analysis.inference.significance import (
     LIMIT,
     UNCLEAR,
-    block_slices,
     block_sums,
     blocks_needed,
     gap_p_value,
@@ -39,11 +39,7 @@ from rankscope.analysis.inference.significance import (
 )
 from rankscope.analysis.inference.slow import FIXED, MINIMUM_EFFECT, Slow
 from rankscope.analysis.result.analysis import Pattern
-from rankscope.analysis.result.text import OUTLIERS
 from rankscope.analysis.statistics import FEWEST_BATCHES, Estimate, mean_of
-
-MOST_WAITING: Final = 0.1
-"""Share of the step that ranks may wait for each other in a verdict that all is balanced."""
 
 LEVEL: Final = 0.95
 """Probability with which an interval of savings holds the true one."""
@@ -256,7 +252,7 @@ class _Case:
             # Both ranks' excess shows the slow steps, which are no noise.
             row = int(slow.argmax())
             over = self.own[row].astype(np.float64) - self.own[1 - row]
-            usual = _as_in_other_steps(over, -over[None])
+            usual = as_in_other_steps(over, -over[None])
             if usual is not None:
                 noise = noise_of(np.stack([usual, np.zeros(len(usual))]))
         error, freedom = noise.error_of_mean(slow)
@@ -429,203 +425,6 @@ def ranks_ahead(
             if best is None or found.p_value < best.p_value:
                 best = found
     return best
-
-
-@dataclass(frozen=True, slots=True)
-class Gain:
-    """Time that healing slow ranks saves."""
-
-    saved: NDArray[np.float64]
-    """Time saved at each step, [steps]; negative where a healed rank would have been last by chance."""
-    last: NDArray[np.bool_]
-    """True at the steps in which one of the slow ranks costs most, [steps]."""
-    estimated: float = 1.0
-    """Share of the steps at which the time of a healed rank is an estimate; at the others it is as recorded."""
-
-
-def gain_of(times: OwnTimes, slow: NDArray[np.bool_]) -> Gain:
-    """Return the time that healing the ranks ``slow`` [ranks] saves: of whole steps, or of their collectives if that is more.
-
-    This is the one definition of what healing saves. A healed rank is as it is in its other steps, where its slow steps are
-    clearly apart from these. Else it is as the others are: at each step it takes the time of the rank in the middle, and the
-    deviation that another rank had from it at another time.
-    """
-    own = times.own
-    leading = leaders(own)
-    healed, estimated = _healed(own, slow, leading.rows, leading.ahead)
-    whole = Gain(leading.largest - healed, slow[leading.rows], estimated)
-    if times.savings is None:
-        return whole
-    others = np.flatnonzero(~slow)
-    together, each = times.savings.together(np.flatnonzero(slow).tolist()), times.savings.each()[others]
-    met = Gain(together - float(np.median(each.mean(axis=1))), together > each.max(axis=0))
-    return met if met.saved.mean() > whole.saved.mean() else whole
-
-
-def _healed(
-    own: Stored, slow: NDArray[np.bool_], last: NDArray[np.intp], ahead: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], float]:
-    """Return the longest own time at each step, [steps], were the ranks ``slow`` healed, and ``Gain.estimated``.
-
-    ``last``, ``ahead``: the last rank at each step, and its lead.
-    """
-    others, steps = np.flatnonzero(~slow), own.shape[1]
-    longest = leaders(own, others).largest
-    middle = ordered(own, [(len(others) - 1) // 2, len(others) // 2], others).mean(axis=0, dtype=np.float64)
-    sample = others[:: max(1, len(others) // _DRAWS)]
-    apart = own[sample] - middle
-    alike = 0
-    replaced = np.zeros(steps, dtype=bool)
-    for row in np.flatnonzero(slow).tolist():
-        over = own[row] - middle
-        usual = _as_in_other_steps(over, apart if len(others) > 1 else -over[None])
-        if usual is None:
-            alike += 1
-        else:
-            np.maximum(longest, middle + usual, out=longest)
-            replaced |= usual != over
-    if not alike:
-        return longest, float(replaced.mean())
-    if len(others) < 2:
-        # One other rank does not show how ranks vary. Each of two equal ranks costs half of their mean difference: here the lead
-        # of the other rank or, if that is more, half of how far the difference of the two is from its middle.
-        apart = own[0].astype(np.float64) - own[1]
-        parts = [apart[part] for part in block_slices(steps)]
-        noise = 0.5 * float(np.concatenate([np.abs(part - np.median(part)) for part in parts]).mean())
-        costs: NDArray[np.float64] = longest + max(float(ahead[~slow[last]].sum() / steps), noise)
-        return costs, 1.0
-    # The middle of few ranks varies with them: deviations from it are too small by this.
-    wider = np.sqrt(len(others) / (len(others) - 1))
-    draws = -(-_DRAWS // alike)
-    donors = others[np.linspace(0, len(others), min(draws * alike, len(others)), endpoint=False).astype(int)]
-    healed = np.zeros(steps)
-    for draw in range(draws):
-        deviation = np.full(steps, -np.inf)
-        for number in range(draw * alike, (draw + 1) * alike):
-            donor = donors[number % len(donors)]
-            shift = steps * (1 + number // len(donors)) // (2 + draws * alike // len(donors))
-            np.maximum(deviation, np.roll(own[donor] - middle, shift), out=deviation)
-        healed += np.maximum(longest, middle + wider * deviation) / draws
-    return healed, 1.0
-
-
-_DRAWS: Final = 16
-"""Number of deviations, at least, that the saving is averaged over."""
-
-_APART: Final = 3.0
-"""Least gap between the excess in slow steps and in a rank's other steps, in standard deviations of these. It is that between the
-lower tenth and the upper tenth: steps of one kind, cut in two, have nearly none."""
-
-_OTHERS: Final = 0.2
-"""Minimum share of a rank's steps that are not slow for them to show how it is without the fault."""
-
-
-_OF_OTHERS: Final = 0.25
-"""Maximum share of such steps on the other ranks, in multiples of that on the rank itself: more are usual for any rank."""
-
-_REST: Final = 0.1
-"""Maximum share of a rank's excess in its other steps: else the fault is in these, too."""
-
-
-def _as_in_other_steps(over: NDArray[np.float64], of_others: Stored) -> NDArray[np.float64] | None:
-    """Return the excess ``over`` of a rank over the middle, with that of its other steps in its slow steps.
-
-    ``of_others``: that of some of the other ranks, [ranks, steps]. ``None`` where its slow steps are not clearly apart from the
-    others, or are nearly all, or where the other ranks have many such steps, too.
-    """
-    far = far_steps(over)
-    if not far.any() or far.mean() > 1 - _OTHERS or (~far).sum() < FEWEST_BATCHES:
-        return None
-    others = over[~far]
-    gap = np.quantile(over[far], 0.1) - np.quantile(others, 0.9)
-    if gap < _APART * others.std() or others.sum() > _REST * over.sum():
-        return None
-    if (of_others >= over[far].min()).mean() > _OF_OTHERS * far.mean():
-        return None
-    usual = over.copy()
-    usual[far] = np.resize(np.roll(others, len(others) // 2), int(far.sum()))
-    return usual
-
-
-def far_steps(over: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return the steps that make up a rank's excess: those with at least half of its mean, weighted by the excess itself."""
-    positive = np.maximum(over, 0.0)
-    total = positive.sum()
-    far: NDArray[np.bool_] = over >= 0.5 * (positive**2).sum() / total if total > 0 else np.zeros(len(over), dtype=bool)
-    return far
-
-
-REGULAR: Final = 0.75
-"""Minimum share of distances between slow steps that are a multiple of their median, for the steps to be periodic."""
-
-
-def period(steps: NDArray[np.int64]) -> int | None:
-    """Return the period of ascending ``steps`` if most distances are multiples of it; ``None`` otherwise or below 5 steps."""
-    apart = np.diff(steps)
-    if len(apart) < 4:
-        return None
-    usual = int(np.median(apart))
-    # Some of the periodic steps may be missing from ``steps``, so multiples count.
-    return usual if usual > 1 and (apart % usual == 0).mean() >= REGULAR else None
-
-
-@dataclass(frozen=True, slots=True)
-class Moving:
-    """Waiting of ranks for each other that no single rank causes."""
-
-    share: float
-    """Share of the step that a typical rank waits for the last one."""
-    last: NDArray[np.intp]
-    """Row of the last rank at each step, [steps]."""
-    affected: NDArray[np.bool_]
-    """Steps that make up most of the waiting, [steps]."""
-    certainty: float
-    """Probability that ranks wait at least ``MOST_WAITING`` of the step, by the spread over the steps."""
-    outlying: float
-    """Share of the steps in which the last rank is an outlier: pauses or a fault that move. Noise of equal ranks makes none."""
-    shares: dict[int, float] = field(default_factory=dict)
-    """Share of the waiting that each rank imposed, most first."""
-
-    @property
-    def stands_out(self) -> bool:
-        """True if the last rank is an outlier in most steps."""
-        return self.outlying >= OUTLIERS
-
-    def as_slow(self, times: OwnTimes) -> Slow:
-        """Return the ranks that took part as slow ranks of the pattern ``rotating``."""
-        return Slow(
-            ranks=[rank for rank, share in self.shares.items() if share >= 0.25 / len(self.shares)],
-            pattern="rotating",
-            gain_us=self.share * times.wall_us,
-            excess_us=self.share * times.wall_us,
-            p_value=None,
-            certainty=self.certainty,
-            last_share=1.0,
-            affected=self.affected,
-        )
-
-
-def moving_waits(times: OwnTimes, without: Sequence[int] = ()) -> Moving:
-    """Return the waiting for whichever rank is last. ``without``: ranks that are named already; they neither wait nor delay."""
-    rows = np.array([row for row, rank in enumerate(times.ranks) if rank not in without])
-    own = times.own if len(rows) == len(times.own) else times.own[rows]
-    leading = leaders(own)
-    middle = np.concatenate(of_blocks(own.shape, lambda steps: np.sort(by_step(own[:, steps]), axis=1)[:, (len(own) - 1) // 2]))
-    wait = leading.largest - middle
-    # Exponential noise, the worst common kind, leads by half of that.
-    usual = (leading.largest - leading.ahead - ordered(own, [0])[0]) / max(1, len(own) - 2)
-    far = leading.ahead >= np.maximum(5 * usual, 0.15 * times.wall_us)
-    imposed = np.bincount(leading.rows, weights=wait, minlength=len(own))
-    total = float(imposed.sum())
-    order = np.argsort(-imposed, kind="stable").tolist()
-    return Moving(
-        share=float(wait.mean()) / times.wall_us if times.wall_us > 0 else 0.0,
-        last=rows[leading.rows],
-        affected=far_steps(wait),
-        certainty=1 - mean_of(wait).chance_below(MOST_WAITING * times.wall_us),
-        outlying=float(far.mean()) if len(own) > 3 else 0.0,
-        shares={times.ranks[rows[row]]: float(imposed[row]) / total for row in order if imposed[row] > 0} if total > 0 else {},
-    )
 
 
 def by_chance_elsewhere(times: OwnTimes, slow: Slow, others: Sequence[OwnTimes]) -> float:

@@ -15,7 +15,7 @@ import msgspec
 from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.evidence.liveness import Liveness
 from rankscope.analysis.inference.cause import Signals
-from rankscope.analysis.inference.judge import MOST_WAITING
+from rankscope.analysis.inference.moving import MOST_WAITING
 from rankscope.analysis.inference.named import Named
 from rankscope.analysis.result.analysis import Cost, Evidence, Finding, Kind, Verdict
 from rankscope.analysis.result.text import units_text

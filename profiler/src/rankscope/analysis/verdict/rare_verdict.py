@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from rankscope.analysis.costs.waterfall import Costs, waiting_share
-from rankscope.analysis.inference.judge import MOST_WAITING
+from rankscope.analysis.inference.moving import MOST_WAITING
 from rankscope.analysis.inference.significance import LIMIT
 from rankscope.analysis.result.analysis import Cost, Evidence, Finding, Kind, Pattern, RareSteps, Verdict
 from rankscope.analysis.verdict.advice import Subject, next_actions

@@ -17,17 +17,9 @@ from rankscope.analysis.evidence.peers import peer_groups, stage_of
 from rankscope.analysis.evidence.typical import WARM_UP
 from rankscope.analysis.inference.device_stragglers import device_named, device_step_signals, judge_windows
 from rankscope.analysis.inference.explained import explained
-from rankscope.analysis.inference.judge import (
-    LEVEL,
-    MOST_WAITING,
-    Judgement,
-    Moving,
-    Suspect,
-    by_chance_elsewhere,
-    judge_ranks,
-    moving_waits,
-)
+from rankscope.analysis.inference.judge import LEVEL, Judgement, Suspect, by_chance_elsewhere, judge_ranks
 from rankscope.analysis.inference.late import late_named, slow_steps
+from rankscope.analysis.inference.moving import MOST_WAITING, Moving, moving_waits
 from rankscope.analysis.inference.pipelined import saved_at_most_us, schedule_of
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.inference.significance import LIMIT
