@@ -193,6 +193,19 @@ def test_the_jobs_of_a_server_that_is_killed_end_with_it(tmp_path: Path, run: Ru
     assert not folder.exists()
 
 
+@pytest.mark.slow
+def test_a_job_that_reports_to_a_server_that_has_ended_leaves_nothing(tmp_path: Path, run: RunSummary) -> None:
+    script = (
+        "import sys; from multiprocessing import Pipe; from pathlib import Path; from rankscope.dashboards.store import tasks\n"
+        "tasks._end_with = lambda *_: None  # the report is faster\n"
+        "ours, theirs = Pipe(); ours.close(); tasks.main(theirs, 'follow', Path(sys.argv[1]), [sys.argv[2]])"
+    )
+    (folder := tmp_path / "live").mkdir()
+    ended = subprocess.run([sys.executable, "-c", script, str(folder), run.path], stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (1, "")
+    assert not folder.exists()
+
+
 def test_one_large_analysis_runs_at_a_time_and_small_ones_beside_it(
     tmp_path: Path, run: RunSummary, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ FOLLOW: Final = "follow"
 """Task that does not end by itself; it reports each update of its folder."""
 
 _TELL_EVERY_S: Final = 0.2
+_TRIES: Final = 10
 
 Task = Callable[[Sequence[str], Path, Tell], None]
 """(arguments, folder to fill, receiver of progress)"""
@@ -83,7 +84,10 @@ def main(server: Connection, task: str, folder: Path, arguments: Sequence[str]) 
         Path("/proc/self/oom_score_adj").write_text("500")  # the kernel ends this process before the server and a training job
 
     def send(state: State) -> None:
-        server.send_bytes(msgspec.json.encode(state))
+        try:
+            server.send_bytes(msgspec.json.encode(state))
+        except OSError:  # the server has ended; the thread may not have noticed yet
+            _leave(folder)
 
     try:
         if task == FOLLOW:
@@ -115,7 +119,15 @@ class _Throttle:
 def _end_with(server: Connection, folder: Path) -> None:
     with contextlib.suppress(EOFError, OSError):
         server.recv_bytes()  # the server sends nothing
-    shutil.rmtree(folder, ignore_errors=True)
+    _leave(folder)
+
+
+def _leave(folder: Path) -> None:
+    """Remove the folder that nobody will read, and end this process."""
+    for _ in range(_TRIES):  # the task may write one more file while its folder is being removed
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            break
     os._exit(1)
 
 
