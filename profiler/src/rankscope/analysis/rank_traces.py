@@ -16,13 +16,16 @@ import numpy as np
 from rankscope.analysis.collectives.windows import (
     Reduction,
     exchanged_rows,
+    quality_of,
     reduce_file,
     step_breakdowns,
     step_numbers,
 )
 from rankscope.analysis.collectives.world import least_ranks, least_ranks_of_groups
+from rankscope.analysis.evidence.data_quality import quality_warnings
 from rankscope.analysis.evidence.device_times import DeviceTimes
 from rankscope.analysis.parallel.workers import Engine
+from rankscope.analysis.result.data_quality import DataQuality
 from rankscope.analysis.result.detail import RankDetail
 from rankscope.analysis.trace.annotations import host_times
 from rankscope.analysis.trace.columns import KERNEL, Trace, read_trace
@@ -63,6 +66,14 @@ class RankTrace(msgspec.Struct, frozen=True):
     input_us: float | None
     device: DeviceTimes
     """Times on the device; the pipeline stage is not known before all traces are."""
+    quality: DataQuality
+
+    @property
+    def lacks(self) -> str | None:
+        """What the trace lacks for its figures to count, as the end of a sentence about it; ``None`` for a usable trace."""
+        if self.torn:
+            return "is cut off"
+        return self.quality.reason
 
 
 def find_traces(paths: Sequence[Location]) -> tuple[list[Location], set[Location]]:
@@ -139,7 +150,8 @@ def read_ranks(
     if not traces:
         assert first_error is not None, "without files find_traces raises"
         raise first_error
-    return [traces[rank] for rank in sorted(traces)], warnings
+    ordered = [traces[rank] for rank in sorted(traces)]
+    return ordered, [*warnings, *quality_warnings({trace.rank: trace.quality for trace in ordered})]
 
 
 def _text_bytes(files: Sequence[Location]) -> int:
@@ -190,6 +202,7 @@ def _read_one(file: Location, *, pattern: re.Pattern[str] | None, only: bool, de
                 host_times(trace, events, by_step),
                 exchanged_rows(trace),
             ),
+            quality=quality_of(trace, events),
         )
     except InputError as error:
         return error
@@ -209,6 +222,7 @@ def _kernel_names(trace: Trace) -> list[str]:
 
 
 def _warnings(trace: RankTrace) -> Iterator[str]:
+
     if trace.torn:
         yield f"truncated: {trace.torn}; what comes before that is used"
     if trace.damaged:

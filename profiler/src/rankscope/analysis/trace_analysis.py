@@ -49,9 +49,9 @@ def analyze_traces(
     traces, warnings = read_ranks(files, named, communication_pattern, detail=detail, engine=engine)
     if communication_pattern is not None and not any(trace.pattern_found for trace in traces):
         warnings.append(f"the communication pattern {communication_pattern.pattern!r} is in no kernel's name")
-    # A collective missing from a torn trace would look as if its rank took no part and another rank came last.
-    # So a rank with a torn trace counts as missing.
-    whole = {trace.rank: trace.reduction for trace in traces if not trace.torn}
+    # A collective missing from a trace would look as if its rank took no part and another rank came last.
+    # So a rank whose trace lacks a part counts as missing.
+    whole = {trace.rank: trace.reduction for trace in traces if not trace.lacks}
     told, world_size = _told_world_size(traces), _world_size(traces)
     if told is not None and told != world_size:
         warnings.append(f"the traces state {told} ranks, but their process groups are of a job of at least {world_size}")
@@ -105,7 +105,8 @@ def analyze_traces(
                 communication_parts=parts.get(trace.rank),
                 detail=trace.detail,
                 clock=matched.clocks.found.get(trace.rank),
-                truncated=trace.torn is not None,
+                truncated=trace.lacks is not None,
+                data_quality=trace.quality,
             )
             for trace in traces
         ],
@@ -121,7 +122,7 @@ def analyze_traces(
 
 def _costs(traces: Sequence[RankTrace], matched: Matched, *, without: Collection[int] = ()) -> Costs | None:
     """Return the costs of the mean window of all whole traces ``without`` some ranks."""
-    those = [trace for trace in traces if not trace.torn and trace.rank not in without]
+    those = [trace for trace in traces if not trace.lacks and trace.rank not in without]
     has_matches = bool(matched.matching.matches)
     return costs_of_windows(
         {trace.rank: trace.reduction for trace in those},
@@ -156,8 +157,8 @@ def _with_uncalled(matched: Matched, uncalled: int) -> Matched:
 
 
 def _extent_us(traces: Sequence[RankTrace], matched: Matched) -> float:
-    """Return the time from the first start on any rank to the last end on any. At least one trace must be whole."""
-    windows = {trace.rank: trace.reduction.breakdowns[0] for trace in traces if not trace.torn}
+    """Return the time from the first start on any rank to the last end on any. At least one trace must lack nothing."""
+    windows = {trace.rank: trace.reduction.breakdowns[0] for trace in traces if not trace.lacks}
     return longest_extent_us(windows, matched.matching.matches, matched.clocks)
 
 
@@ -227,8 +228,15 @@ def _of_ranks(traces: Sequence[RankTrace]) -> str:
 def _coverage(traces: Sequence[RankTrace], files: Sequence[Location], steps: Sequence[int]) -> float:
     expected = max(_world_size(traces) or len(files), len(traces))
     # The missing part of a torn trace is of unknown length, so its last step counts half.
-    seen = sum(max(1, len(trace.steps)) - (0.5 if trace.torn else 0) for trace in traces)
+    seen = sum(_whole_steps(trace) for trace in traces)
     return seen / (expected * max(1, len(steps)))
+
+
+def _whole_steps(trace: RankTrace) -> float:
+    """Return the number of steps that a trace shows; one without annotations is one step."""
+    if trace.quality.problem is not None:
+        return 0
+    return max(1, len(trace.steps)) - trace.quality.damaged_steps - (0.5 if trace.torn else 0)
 
 
 def _verdict(
@@ -280,7 +288,7 @@ def _verdict(
 
 def _device_times(traces: Sequence[RankTrace], world_size: int | None) -> dict[int, DeviceTimes]:
     """Return the times on the devices by rank; empty unless all ranks of the job have whole traces with steps."""
-    if len(traces) < (world_size or 0) or any(trace.torn or not trace.device.by_step for trace in traces):
+    if len(traces) < (world_size or 0) or any(trace.lacks or not trace.device.by_step for trace in traces):
         return {}
     stages = stages_of_records({trace.rank: trace.reduction.collectives for trace in traces})
     return {trace.rank: msgspec.structs.replace(trace.device, stage=stages.get(trace.rank)) for trace in traces}
@@ -290,24 +298,29 @@ def _without_matches(
     traces: Sequence[RankTrace], world_size: int | None, shares: Figures, setting: Setting
 ) -> tuple[Verdict, list[Finding]]:
     """Return the verdict without matched collectives: no rank can be named, and a job of one rank has none to name."""
-    torn = [trace.rank for trace in traces if trace.torn]
-    lack: Lack | None = None
+    lacking = [trace for trace in traces if trace.lacks]
+    lack: Lack | None = "torn_trace" if any(trace.torn for trace in lacking) else lacking[0].quality.problem if lacking else None
     lead = "On the ranks at hand " if len(traces) > 1 else "On this rank "
-    if (world_size or 1) == 1 and len(traces) == 1:
-        if not torn:
-            return no_straggler(shares, setting, confidence=None, why="There is one rank, so no rank waits for another")
-        missing, lack = "the trace is cut off, and what it lacks may be most of the step; give a whole one", "torn_trace"
-    elif len(traces) == 1:
+    if len(lacking) == len(traces):
         missing = (
-            f"the trace of 1 rank of {_of_ranks(traces)} cannot show which rank waits for which; give the traces of all ranks"
+            f"the trace of rank {traces[0].rank} {traces[0].lacks}"
+            if len(traces) == 1
+            else (f"no trace can be used: that of rank {traces[0].rank} {traces[0].lacks}")
+        )
+    elif (world_size or 1) == 1 and len(traces) == 1:
+        return no_straggler(shares, setting, confidence=None, why="There is one rank, so no rank waits for another")
+    elif len(traces) == 1:
+        missing, lack = (
+            (f"the trace of 1 rank of {_of_ranks(traces)} cannot show which rank waits for which; give the traces of all ranks"),
+            None,
         )
     elif world_size and len(traces) < world_size:
-        missing = (
-            f"the traces of {len(traces)} ranks of {_of_ranks(traces)} cannot show who was last; give the traces of all ranks"
+        missing, lack = (
+            (f"the traces of {len(traces)} ranks of {_of_ranks(traces)} cannot show who was last; give the traces of all ranks"),
+            None,
         )
-    elif torn:
-        missing = f"the trace of rank {torn[0]} is cut off, and that rank may have been last; give whole traces of all ranks"
-        lack = "torn_trace"
+    elif lacking:
+        missing = f"the trace of rank {lacking[0].rank} {lacking[0].lacks}, and that rank may have been last"
     else:
         missing = "no collective could be matched across the ranks"
     return insufficient(missing, lack=lack), limits(shares, setting, lead=lead)

@@ -11,11 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.extract import Instance, collective_instances, integers, uncalled
+from rankscope.analysis.result.data_quality import DataQuality
 from rankscope.analysis.trace.breakdown import Work, partition
 from rankscope.analysis.trace.classify import operation_name
 from rankscope.analysis.trace.columns import KERNEL, Trace
 from rankscope.analysis.trace.intervals import clips
 from rankscope.analysis.trace.kernels import kernel_class
+from rankscope.analysis.trace.quality import are_damaged
 from rankscope.analysis.trace.steps import Steps, annotated_steps
 from rankscope.analysis.trace.work import KINDS, WorkEvents, work_events
 from rankscope.base.errors import InputError
@@ -62,7 +64,9 @@ def reduce_trace(trace: Trace, *, steps: Collection[int] | None = None) -> Reduc
             reduction.kernels.extend(_costliest(trace, events, np.flatnonzero(owner == position), number))
     wanted = set(annotated.numbers) if steps is None else set(steps)
     instances = collective_instances(trace, events)
-    reduction.collectives.extend(record for record in _records(instances, annotated, work) if record.step in wanted)
+    reduction.collectives.extend(
+        record for record in _records(instances, annotated, work, trace.missing) if record.step in wanted
+    )
     return reduction
 
 
@@ -77,13 +81,50 @@ def step_breakdowns(trace: Trace, events: WorkEvents) -> list[StepBreakdown]:
 def _step_breakdowns(trace: Trace, events: WorkEvents, steps: Steps, work: Work, owner: NDArray[np.intp]) -> list[StepBreakdown]:
     windows = _device_windows(steps, events, owner) if trace.has_device_work else list(zip(steps.start, steps.end, strict=True))
     breakdowns: list[StepBreakdown] = []
+    damaged = damaged_steps(trace, steps, owner)
     for position, number in enumerate(steps.numbers):
         start, end = map(int, windows[position])
         count = int((owner == position).sum())
         # A step without device work, launched or recorded, has its host interval as window.
-        truncated = trace.has_device_work and not count
+        truncated = trace.has_device_work and (not count or bool(damaged[position]))
         breakdowns.append(_breakdown(number, trace.device_kind, work, (start, end), count, truncated=truncated, basis="steps"))
     return breakdowns
+
+
+def damaged_steps(trace: Trace, steps: Steps, owner: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Return which steps miss, or have cut, so many of their device events that their figures do not count, [steps].
+
+    ``owner``: position of the step of each event.
+    """
+    present = np.bincount(owner[owner >= 0], minlength=len(steps.numbers))
+    missing, cut = (
+        np.bincount(position[position >= 0], minlength=len(steps.numbers))
+        for position in (steps.position(trace.missing), steps.position(trace.cut))
+    )
+    return are_damaged(present, missing, cut)
+
+
+def quality_of(trace: Trace, events: WorkEvents) -> DataQuality:
+    """Return the quality of a trace with what its steps lack: a trace of which no step is whole is unusable."""
+    quality = trace.quality
+    if quality.problem is not None or not (len(trace.missing) or len(trace.cut)):
+        return quality
+    annotated = annotated_steps(trace)
+    if annotated is not None:
+        damaged = damaged_steps(trace, annotated, annotated.position(events.launch))
+        quality = msgspec.structs.replace(quality, damaged_steps=int(damaged.sum()))
+        if not damaged.all():
+            return quality
+        reason = "misses device events in every step, or has some of unknown length"
+        return msgspec.structs.replace(quality, problem="damaged", reason=reason)
+    present, missing, cut = (
+        np.array([count]) for count in (events.is_on_device(trace).sum(), len(trace.missing), len(trace.cut))
+    )
+    if not are_damaged(present, missing, cut).any():
+        return quality
+    share = float(((missing + cut) / (missing + present))[0])
+    reason = f"misses {share:.0%} of its device events, or does not know their length"
+    return msgspec.structs.replace(quality, problem="damaged", reason=reason)
 
 
 def reduce_file(trace: Trace, events: WorkEvents | None = None) -> Reduction:
@@ -95,18 +136,26 @@ def reduce_file(trace: Trace, events: WorkEvents | None = None) -> Reduction:
     events = work_events(trace) if events is None else events
     work = events.work()
     extent = work.extent()
+    if trace.quality.problem:
+        extent = (0, 0)
     if extent is None:
         raise InputError(trace.path, "nothing to analyse: no kernel, copy, operator or collective takes any time")
     annotated = annotated_steps(trace)
     number = annotated.numbers[0] if annotated else 0
     breakdown = _breakdown(
-        number, trace.device_kind, work, extent, len(events.rows), truncated=trace.torn is not None, basis="file"
+        number,
+        trace.device_kind,
+        work,
+        extent,
+        len(events.rows),
+        truncated=trace.torn is not None or trace.quality.problem is not None,
+        basis="file",
     )
     everything = np.arange(len(events.rows))
     instances = collective_instances(trace, events)
     return Reduction(
         breakdowns=[breakdown],
-        collectives=_records(instances, annotated, work, whole_file=True),
+        collectives=_records(instances, annotated, work, trace.missing, whole_file=True),
         kernels=_costliest(trace, events, everything, number),
         uncalled=uncalled(trace, instances),
     )
@@ -172,24 +221,30 @@ def _breakdown(
 
 
 def _records(
-    instances: Sequence[Instance], steps: Steps | None, work: Work, *, whole_file: bool = False
+    instances: Sequence[Instance], steps: Steps | None, work: Work, missing: NDArray[np.int64], *, whole_file: bool = False
 ) -> list[CollectiveRecord]:
     """Return the instances as records, numbered per (step, group).
 
-    Instances enqueued outside every step are left out, unless the whole file is the window.
+    Instances enqueued outside every step are left out, unless the whole file is the window. So are those without a sequence
+    number in a step from which device events are ``missing``: a missing collective would shift the order of the others.
     """
     if not instances:
         return []
-    times = np.array([instance.enqueue for instance in instances], dtype=np.int64)
-    positions = steps.position(times) if steps is not None else np.zeros(len(instances), dtype=np.intp)
-    if steps is not None and whole_file:
+
+    def position_of(times: NDArray[np.int64]) -> NDArray[np.intp]:
+        if steps is None:
+            return np.zeros(len(times), dtype=np.intp)
         # Enqueued before the first annotation: counts to the first step. Between two steps: to the earlier one.
-        positions = np.maximum(np.searchsorted(steps.start, times, side="right") - 1, 0)
+        return np.maximum(np.searchsorted(steps.start, times, side="right") - 1, 0) if whole_file else steps.position(times)
+
+    times = np.array([instance.enqueue for instance in instances], dtype=np.int64)
+    positions = position_of(times)
+    shifted = set(position_of(missing).tolist())
     counted: dict[tuple[int, str], int] = {}
     records: list[CollectiveRecord] = []
     inside = clips(work.compute, times, np.array([instance.end for instance in instances], dtype=np.int64))
     for instance, position, compute in zip(instances, positions.tolist(), inside, strict=True):
-        if position < 0:
+        if position < 0 or (instance.stream is not None and instance.sequence is None and position in shifted):
             continue
         number = steps.numbers[position] if steps is not None else 0
         index = counted.get((number, instance.group), 0)

@@ -16,6 +16,7 @@ from rankscope.analysis.collectives.blame import Blame
 from rankscope.analysis.evidence.order import in_parallel
 from rankscope.analysis.result.analysis import RankResult
 from rankscope.analysis.result.collectives import RankClock
+from rankscope.analysis.result.data_quality import DataQuality
 from rankscope.analysis.result.detail import CommunicationPart, RankDetail
 from rankscope.runs.records import DeviceKind, RankInfo, StepBreakdown
 
@@ -91,6 +92,7 @@ def rank_result(
     detail: RankDetail | None = None,
     clock: RankClock | None = None,
     truncated: bool = False,
+    data_quality: DataQuality | None = None,
 ) -> RankResult:
     """Return the result row of a rank, with times summed over ``breakdowns``; ``None`` for everything that was not measured.
 
@@ -137,6 +139,7 @@ def rank_result(
         detail=detail,
         clock=clock,
         truncated=truncated,
+        data_quality=data_quality,
     )
 
 

@@ -188,7 +188,7 @@ def _rank_table(analysis: Analysis, width: int) -> str:
     if profiled or stepped:
         lines += textwrap.wrap(_legend(rows[0]), width)
     if any(row.truncated for row in shown):
-        lines += textwrap.wrap(f"{_TRUNCATED} truncated: {_OF_WHAT_IS_LEFT}", width)
+        lines += textwrap.wrap(f"{_TRUNCATED} incomplete: {_OF_WHAT_IS_LEFT}", width)
     if len(shown) < len(analysis.ranks):
         lines += textwrap.wrap(f"{len(analysis.ranks) - len(shown)} more ranks not shown; --format json has them all", width)
     return "\n".join(lines)

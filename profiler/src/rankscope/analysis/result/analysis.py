@@ -11,6 +11,7 @@ import msgspec
 
 from rankscope.analysis.result.collectives import CollectiveBandwidth, DirectedWait, RankClock
 from rankscope.analysis.result.costs import Advice, Ledger, Memory, PipelineResult, Throughput, Waterfall
+from rankscope.analysis.result.data_quality import DataQuality
 from rankscope.analysis.result.detail import CommunicationPart, RankDetail
 from rankscope.runs.records import DeviceKind, Phase, WindowBasis
 
@@ -122,6 +123,8 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     """Number of profiled steps over which the times are summed (runs); ``None`` for traces, and without any."""
     truncated: bool = False
     """True if the rank's trace lacks a part. Times then cover the rest of it (``None`` if there is none) and enter no mean."""
+    data_quality: DataQuality | None = None
+    """Result of checking the device events of the rank's trace; ``None`` for runs."""
 
 
 class CollectiveMatching(msgspec.Struct, frozen=True, kw_only=True):

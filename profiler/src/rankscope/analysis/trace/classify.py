@@ -37,7 +37,14 @@ COMMUNICATION_NAMES: Final[tuple[tuple[str, tuple[str, ...], str], ...]] = (
 COPY_NAMES: Final[tuple[tuple[str, str], ...]] = (
     # ROCm may implement copies and fills as kernels of its own.
     ("ROCm", r"^__amd_rocclr_(copy|fill)Buffer"),
+    ("MTIA", r"^dma_request$"),
+    ("Ascend", r"^(MEMCPY|Memcpy|memcpy)_?(ASYNC|Async|async)$"),
 )
+
+NO_WORK_NAMES: Final = frozenset(
+    {"event_wait", "event_record", "notify_wait", "notify_record", "stream_wait_event", "wait_event"}
+)
+"""Events on queues of devices (lower case) that only wait for others, or tell them to go on: neither compute nor copying."""
 
 GPU_KERNEL: Final = frozenset({"kernel", "concurrent_kernel", "mtia_ccp_events", "mtia_insight", "privateuse1_kernel"})
 GPU_COPY: Final = frozenset({"gpu_memcpy", "gpu_memset", "memcpy", "memset"})
@@ -96,6 +103,11 @@ def classify_kernel(name: str) -> WorkKind:
     lower = name.lower()
     talks = any(pattern.search(name) for words, pattern in _COMMUNICATION if any(word in lower for word in words))
     return "communication" if talks else "compute"
+
+
+def is_work(name: str) -> bool:
+    """Return whether an event on a device is work, rather than waiting for other work."""
+    return name.lower().replace(" ", "_") not in NO_WORK_NAMES
 
 
 def asks_for_communication(name: str) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import compress
 from typing import Any, Final, TypeVar
 
@@ -10,6 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.result.data_quality import DataQuality
 from rankscope.analysis.trace.classify import (
     ANNOTATION,
     CPU_COMMUNICATION,
@@ -25,6 +27,7 @@ from rankscope.analysis.trace.events import EventStream
 from rankscope.analysis.trace.files import TraceText
 from rankscope.analysis.trace.locations import Location, rank_in_name
 from rankscope.analysis.trace.possible import MAX_US
+from rankscope.analysis.trace.quality import Checked, DeviceEvents, HostEvents, check, untimed
 from rankscope.analysis.trace.schema import (
     ANY_DETAIL_EVENT,
     ANY_EVENT,
@@ -34,12 +37,15 @@ from rankscope.analysis.trace.schema import (
     Device,
     Event,
     EventArgs,
+    Label,
     Number,
     Time,
     number,
+    process_name,
     read_metadata,
     whole,
 )
+from rankscope.analysis.trace.vendors import device_events
 from rankscope.base.errors import InputError
 from rankscope.runs.records import DeviceKind
 
@@ -51,6 +57,10 @@ LAUNCHED: Final = 4
 DEVICE_NOTE: Final = 5
 _FUNCTION: Final = 6
 """Python function: kept as an annotation if it is an activity that interrupts training."""
+_UNLABELLED: Final = 7
+"""Event without a category: work of a device if its process is a device's."""
+LEFT_OUT: Final = 8
+"""Event of a device without a believable time, or of no known kind."""
 
 RECORDED: Final = 1
 BACKWARD: Final = 2
@@ -58,8 +68,7 @@ BACKWARD: Final = 2
 
 # Each argument occurs in some categories only. Reading it from all events would take as long as all other work together.
 _WORKS, _LINKS, _MOVES, _OPERATES = (
-    np.isin(np.arange(DEVICE_NOTE + 1), kinds)
-    for kinds in ((KERNEL, COPY), (KERNEL, COPY, LAUNCHED), (COPY, LAUNCHED), (OPERATOR,))
+    np.isin(np.arange(LEFT_OUT + 1), kinds) for kinds in ((KERNEL, COPY), (KERNEL, COPY, LAUNCHED), (COPY, LAUNCHED), (OPERATOR,))
 )
 _TOLD_BY: Final[dict[str, tuple[NDArray[np.bool_], int]]] = {
     # column: (mask of the categories that have it, value in rows of the others)
@@ -84,6 +93,9 @@ _CATEGORIES: Final[dict[str, int]] = {
     **dict.fromkeys(PYTHON_FUNCTION, _FUNCTION),
 }
 
+_UNKNOWN_VENDOR: Final = re.compile(r"^(?!cpu)\w+_(?:(kernel|memcpy|memset)|runtime|driver)$", re.IGNORECASE)
+"""Category of another vendor that spells its categories as CUDA's are: ``musa_runtime``, ``gcu_kernel``."""
+
 _ABSURD_TIME_US: Final = 4e15
 """Latest possible Unix time, in the year 2096; with a base of the same size it still fits 64 bits of nanoseconds."""
 
@@ -93,6 +105,10 @@ MAX_THREADS: Final = 1_000_000
 MAX_NAME_CHARACTERS: Final = 256 * 1024**2
 """Limits above which a trace is refused: no real trace reaches them, but well-compressed data can."""
 
+_ONE_AFTER_THE_OTHER: Final = frozenset({"cuda", "rocm", "xpu"})
+"""Kinds of devices of which the events of a stream run one after the other."""
+_PROCESS_NAME: Final = "process_name"
+_STEP: Final = "ProfilerStep#"
 _COMMUNICATION_NOTES: Final = ("nccl:", *CPU_COMMUNICATION)
 _SPELLINGS: Final = 1000
 _NO_ARGS: Final = DetailArgs()
@@ -144,6 +160,12 @@ class Trace(msgspec.Struct, frozen=True):
     """Number of events left out because their times or types are invalid."""
     torn: str | None = None
     """Reason why the file ends too early, so that later events are missing; ``None`` for a complete file."""
+    quality: DataQuality = DataQuality(device_events=0)
+    missing: NDArray[np.int64] = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
+    """Launch times of the device events that are missing or left out, ascending; those of cut ones are in ``cut``."""
+    cut: NDArray[np.int64] = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
+    is_of_cpu: bool = False
+    """True if the work is on the CPU: nothing ran on a device, and nothing was launched."""
 
     @property
     def has_device_work(self) -> bool:
@@ -170,7 +192,7 @@ def read_trace(path: Location, *, detail: bool = True) -> Trace:
     trace = columns.trace(stream, torn=text.torn or stream.torn)
     # Kineto writes the device's events last: a torn trace without them looks like a run on the CPU.
     cut_before_device = trace.torn is not None and len(trace.rows(LAUNCHED)) > 0
-    if trace.has_device_work or (len(trace.rows(OPERATOR)) and not cut_before_device):
+    if trace.has_device_work or trace.quality.problem or (len(trace.rows(OPERATOR)) and not cut_before_device):
         return trace
     if trace.torn:
         raise InputError(path, f"truncated: {trace.torn}, before anything that could be analysed")
@@ -197,6 +219,7 @@ class _Columns:
         self._names = _Names()
         self._threads: _Numbers[tuple[object, object]] = _Numbers()
         self._grids = _Names({bytes(NO_TEXT): -1})
+        self._processes: dict[object, str] = {}
         self._metadata: dict[int, EventArgs] = {}
         self._rows = 0
         self._damaged = 0
@@ -206,6 +229,7 @@ class _Columns:
         codes, names, threads, grids, wanted = self._codes, self._names, self._threads, self._grids, self._event
         found = [codes[event.cat] if type(event) is wanted else -1 for event in events]
         category = _numbers(found, np.int8)
+        self._name_processes(event for event in events if type(event) is Label)
         for row in np.flatnonzero(category == _FUNCTION).tolist():
             category[row] = -1 if activity_of_function(str(events[row].name)) is None else NOTE
         matters = category >= 0
@@ -215,6 +239,10 @@ class _Columns:
         length_us = _floats([event.dur for event in kept])
         sane = (np.abs(start_us) < _ABSURD_TIME_US) & (length_us >= 0) & (length_us < MAX_US)
         if not sane.all():
+            # A device event without a believable time counts as one without any; its launch tells where it belongs.
+            nowhere = ~sane & (category <= COPY)
+            start_us[nowhere] = length_us[nowhere] = 0.0
+            sane |= nowhere
             self._damaged += int((~sane).sum())
             kept = [kept[row] for row in np.flatnonzero(sane)]
             start_us, length_us, category = start_us[sane], length_us[sane], category[sane]
@@ -238,6 +266,11 @@ class _Columns:
         self._describe(kept, args, np.flatnonzero(category == NOTE))
         self._rows += len(kept)
         self._check_size()
+
+    def _name_processes(self, labels: Iterable[Label]) -> None:
+        for label in labels:
+            if label.name == _PROCESS_NAME and len(self._processes) < _SPELLINGS:
+                self._processes[label.pid] = process_name(label)
 
     def _details(self, args: Sequence[Any], category: NDArray[np.int8]) -> dict[str, NDArray[Any]]:
         works, moves, operators = (_telling(args, category, kinds) for kinds in (_WORKS, _MOVES, _OPERATES))
@@ -275,20 +308,21 @@ class _Columns:
         if not self._detail:
             columns |= self._details([], columns["category"][:0])
         columns["device"] = np.where(columns["device"] < 2**15, columns["device"], -1).astype(np.int16)
-        base = about.base_unix_ns
-        columns["start"] += base
-        columns["end"] += base
         names = [str(name) for name in self._names]
-        distributed = about.distributed
         calls = {names[at] for at in set(columns["name"][columns["category"] == LAUNCHED].tolist())}
         categories = {str(category) for category, code in self._codes.items() if code >= 0}
+        device_kind = "other" if self._label(columns, names) else _device_kind(about.devices, categories, calls)
+        checked = _check(columns, names, about.base_unix_ns, device_kind, torn=torn is not None)
+        columns["start"] += about.base_unix_ns
+        columns["end"] += about.base_unix_ns
+        distributed = about.distributed
         return Trace(
             path=self._path,
             rank=distributed.rank if distributed.rank is not None else rank_in_name(self._path),
             world_size=distributed.world_size,
             backend=distributed.backend,
             host=about.host,
-            device_kind=_device_kind(about.devices, categories, calls) if (columns["category"] <= COPY).any() else "cpu",
+            device_kind=device_kind if checked.launches_work or (columns["category"] <= COPY).any() else "cpu",
             groups=distributed.groups(),
             names=names,
             metadata=self._metadata,
@@ -297,19 +331,80 @@ class _Columns:
             events=stream.events,
             damaged=stream.damaged + self._damaged,
             torn=torn,
+            quality=checked.quality,
+            missing=checked.missing + about.base_unix_ns,
+            cut=checked.cut + about.base_unix_ns,
+            is_of_cpu=not checked.launches_work and not (columns["category"] <= COPY).any(),
             **columns,
         )
+
+    def _label(self, columns: Mapping[str, NDArray[Any]], names: Sequence[str]) -> bool:
+        """Give the events without a category one, and steps that are told as operators theirs.
+
+        Return whether there is any device event among them.
+        """
+        category, name = columns["category"], columns["name"]
+        step = np.array([spelling.startswith(_STEP) for spelling in names], dtype=bool)
+        category[step[name] & (category == OPERATOR)] = NOTE
+        unlabelled = np.flatnonzero(category == _UNLABELLED)
+        category[unlabelled] = LEFT_OUT
+        if not self._processes or not len(unlabelled):
+            return False
+        numbers: _Numbers[object] = _Numbers()
+        process_of = np.array([numbers[pid] for pid, _ in self._threads], dtype=np.int64)
+        processes = {numbers[pid]: name for pid, name in self._processes.items()}
+        thread = columns["thread"][unlabelled]
+        works = device_events(names, name[unlabelled], process_of[thread], processes)
+        category[unlabelled[works]] = KERNEL
+        columns["stream"][unlabelled[works]] = thread[works]
+        return bool(works.any())
 
     def _joined(self, column: str) -> NDArray[Any]:
         # Columns release their parts one by one, so that memory never holds all data twice.
         return np.concatenate([part.pop(column) for part in self._parts])
 
 
+def _check(columns: Mapping[str, NDArray[Any]], names: Sequence[str], base_ns: int, kind: DeviceKind, *, torn: bool) -> Checked:
+    """Check the device events, mark those that are left out, and cut those that last too long. Times have no base yet."""
+    start, end, category = columns["start"], columns["end"], columns["category"]
+    device = np.flatnonzero(category <= COPY)
+    host = np.flatnonzero((category >= OPERATOR) & (category <= LAUNCHED))
+    calls = np.flatnonzero(category[host] == LAUNCHED)
+    # Numbers of streams are below 2**46. The queues of other devices are not known to run one event after the other.
+    queue = (columns["stream"][device] << 16) + columns["device"][device].astype(np.int64) + 1
+    in_order = (columns["stream"][device] >= 0) & (kind in _ONE_AFTER_THE_OTHER)
+    called, name = np.unique(columns["name"][host[calls]], return_inverse=True)
+    checked = check(
+        DeviceEvents(
+            start=start[device],
+            end=end[device],
+            queue=np.where(in_order, queue, -1),
+            correlation=columns["correlation"][device],
+            kernel=(columns["name"][device].astype(np.int64) << 32) + columns["grid"][device] + 1,
+            untimed=untimed(start[device], end[device], base_ns),
+        ),
+        HostEvents(
+            start=start[host],
+            end=end[host],
+            calls=calls,
+            correlation=columns["correlation"][host[calls]],
+            names=[names[at] for at in called.tolist()],
+            name=name,
+        ),
+        torn=torn,
+    )
+    category[device[~checked.keep]] = LEFT_OUT
+    end[device] = checked.end
+    return checked
+
+
 class _Codes(dict[str | None, int]):
     """Category codes by their spelling in the file; -1 for irrelevant categories."""
 
     def __missing__(self, category: str | None) -> int:
-        code = _CATEGORIES.get((category or "").lower(), -1)
+        code = _UNLABELLED if category is None else _CATEGORIES.get(category.lower(), -1)
+        if code < 0 and (found := _UNKNOWN_VENDOR.search(category or "")):
+            code = {"kernel": KERNEL, "memcpy": COPY, "memset": COPY}.get(found[1] or "", LAUNCHED)
         if len(self) < _SPELLINGS:
             self[category] = code
         return code

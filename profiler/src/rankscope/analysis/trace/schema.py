@@ -86,15 +86,35 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
     """Event of any other kind, such as a flow, an instant or the name of a process; no field of it is decoded."""
 
 
+class Label(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="M"):
+    """Metadata of a process or thread, such as its name."""
+
+    name: Any = None
+    pid: Any = None
+    args: msgspec.Raw = NO_TEXT
+
+
+class _NameArgs(msgspec.Struct):
+    name: str | int | float | None = None
+
+
+def process_name(label: Label) -> str:
+    """Return the name that a label gives; empty where it is missing or invalid."""
+    try:
+        return str(msgspec.json.decode(label.args, type=_NameArgs).name or "")
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
+
+
 _MARKS = [
     msgspec.defstruct(f"Mark_{kind}", [], bases=(Mark,), frozen=True, gc=False, tag_field="ph", tag=kind)
     for kind in (*string.ascii_letters, "(", ")")
-    if kind != "X"
+    if kind not in {"X", "M"}
 ]
-ANY_EVENT: Any = functools.reduce(operator.or_, _MARKS, Event)
-"""Type to decode, ``Event | Mark``. Marks are half of a trace; only their kind is decoded."""
-ANY_DETAIL_EVENT: Any = functools.reduce(operator.or_, _MARKS, DetailEvent)
-"""Type to decode for the detailed analysis, ``DetailEvent | Mark``."""
+ANY_EVENT: Any = functools.reduce(operator.or_, _MARKS, Event | Label)
+"""Type to decode, ``Event | Label | Mark``. Marks are half of a trace; only their kind is decoded."""
+ANY_DETAIL_EVENT: Any = functools.reduce(operator.or_, _MARKS, DetailEvent | Label)
+"""Type to decode for the detailed analysis, ``DetailEvent | Label | Mark``."""
 
 
 class Group(msgspec.Struct, frozen=True):

@@ -18,6 +18,7 @@ from rankscope.analysis.trace.classify import (
     direction_of,
     is_cpu_communication,
     is_cpu_work,
+    is_work,
 )
 from rankscope.analysis.trace.columns import COPY, KERNEL, LAUNCHED, NOTE, OPERATOR, Trace
 from rankscope.analysis.trace.intervals import distinct, union
@@ -69,7 +70,8 @@ def work_events(trace: Trace, communication: re.Pattern[str] | None = None) -> W
     for one in distinct(trace.name[kernels]):
         name = trace.names[one]
         told = communication is not None and communication.search(name) is not None
-        by_name[one] = COMMUNICATION if told else KINDS.index(classify_kernel(name))
+        if told or is_work(name):
+            by_name[one] = COMMUNICATION if told else KINDS.index(classify_kernel(name))
     kind[kernels] = by_name[trace.name[kernels]]
     # Metadata from the communication library overrides the kernel's name.
     for row in trace.metadata:
@@ -80,7 +82,7 @@ def work_events(trace: Trace, communication: re.Pattern[str] | None = None) -> W
     kind[copy_engine_rows(trace, calls)] = COMMUNICATION
     cpu_communication = np.array([is_cpu_communication(name) for name in trace.names], dtype=bool)
     kind[notes & cpu_communication[trace.name]] = COMMUNICATION
-    if not trace.has_device_work:
+    if trace.is_of_cpu:
         computes = np.array([is_cpu_work(name) for name in trace.names], dtype=bool)
         operators = (trace.category == OPERATOR) & computes[trace.name]
         kind[outermost(trace, operators)] = COMPUTE

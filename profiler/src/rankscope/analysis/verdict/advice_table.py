@@ -345,5 +345,13 @@ TABLE: Final[tuple[Row, ...]] = (
         "Trace again, and let every rank finish its file before it ends (export after prof.stop()); or record a run: {record}",
         reason="torn_trace",
     ),
+    for_verdict(
+        "insufficient_data",
+        "Let the profiler see the device: ask for ProfilerActivity.CUDA, install and permit CUPTI or roctracer (NVIDIA's driver "
+        "may restrict it to root; WSL and some containers lack it), run no other profiler beside it; then trace again",
+        reason="no_activity",
+    ),
+    for_verdict("insufficient_data", "Trace the steps that launch the graph, after its capture", reason="captured_graph"),
+    for_verdict("insufficient_data", "Trace again, with fewer steps or less detail, or record a run: {record}", reason="damaged"),
     for_verdict("insufficient_data", "Analyse the traces of all ranks together, or record a run: {record}"),
 )

@@ -18,6 +18,7 @@ from rankscope.analysis.inference.cause import Signals
 from rankscope.analysis.inference.moving import MOST_WAITING
 from rankscope.analysis.inference.named import Named
 from rankscope.analysis.result.analysis import Cost, Evidence, Finding, Kind, Verdict
+from rankscope.analysis.result.data_quality import Problem
 from rankscope.analysis.result.text import units_text
 from rankscope.analysis.verdict.advice import Subject, next_actions, reason_of
 from rankscope.analysis.verdict.advice_sentences import ROTATING
@@ -290,7 +291,7 @@ def limits(shares: Figures, setting: Setting, *, lead: str, confidence: float | 
     ]
 
 
-Lack = Literal["few_steps", "few_ranks", "few_windows", "one_rank_per_stage", "short_capture", "torn_trace"]
+Lack = Literal["few_steps", "few_ranks", "few_windows", "one_rank_per_stage", "short_capture", "torn_trace"] | Problem
 """Reason for insufficient data."""
 
 

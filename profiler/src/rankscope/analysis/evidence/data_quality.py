@@ -1,0 +1,50 @@
+"""Warnings of what the check of device events found in the traces of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from rankscope.analysis.result.data_quality import DataQuality
+from rankscope.analysis.result.text import counted
+from rankscope.base.text import ranks_text
+
+_WARNED: Final = 0.005
+"""Share of launches without their kernel from which they are worth a warning."""
+
+
+def quality_warnings(qualities: Mapping[int, DataQuality]) -> list[str]:
+    """Return at most one sentence each on events left out or cut, on launches without their kernel, and on unused traces."""
+    found = []
+    unused = {rank: quality for rank, quality in qualities.items() if quality.problem is not None}
+    used = {rank: quality for rank, quality in qualities.items() if rank not in unused}
+    damaged = {rank: quality for rank, quality in used.items() if quality.without_time or quality.far or quality.overlong}
+    if damaged:
+        events = sum(quality.device_events for quality in damaged.values())
+        parts = [
+            (sum(quality.without_time for quality in damaged.values()), "left out without a time"),
+            (sum(quality.far for quality in damaged.values()), "left out far in time from the rest"),
+            (sum(quality.overlong for quality in damaged.values()), "cut where the next event of their stream begins"),
+        ]
+        said = ", ".join(f"{count:,} {what}" for count, what in parts if count)
+        share = sum(count for count, _ in parts) / events
+        found.append(f"{share:.1%} of the {counted(events, 'device event')} of {ranks_text(sorted(damaged))} are damaged: {said}")
+    lost = {rank: quality for rank, quality in used.items() if _lost(quality)}
+    if lost:
+        launches, kernels = (sum(getattr(quality, name) for quality in lost.values()) for name in ("launches", "without_kernel"))
+        worst = max(lost, key=lambda rank: (lost[rank].without_kernel_share or 0.0, -rank))
+        share = lost[worst].without_kernel_share or 0.0
+        most = f", {share:.0%} of rank {worst}" if len(lost) > 1 else ""
+        found.append(
+            f"{kernels:,} of {launches:,} kernel launches of {ranks_text(sorted(lost))} have no kernel in the trace "
+            f"({kernels / launches:.0%}{most}): the profiler lost those kernels, and the figures are of the others"
+        )
+    if unused:
+        rank, quality = next(iter(unused.items()))
+        others = f", and those of {ranks_text(sorted(unused.keys() - {rank}))} are like it" if len(unused) > 1 else ""
+        found.append(f"not used: the trace of rank {rank} {quality.reason}{others}")
+    return found
+
+
+def _lost(quality: DataQuality) -> bool:
+    return quality.without_kernel > 1 and (quality.without_kernel_share or 0.0) >= _WARNED

@@ -1,0 +1,40 @@
+"""Result of checking the device events of a trace."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Problem = Literal["no_activity", "captured_graph", "damaged"]
+"""The device's events are not in the trace, only the capture of a device graph is, or too many events are damaged."""
+
+
+class DataQuality(msgspec.Struct, frozen=True, kw_only=True):
+    """What the check of a trace's device events found: counts, and shares of the events or launches they are of.
+
+    Shares are 0 to 1; ``None`` where there is nothing to take a share of.
+    """
+
+    device_events: int
+    """Kernels and copies in the file, also those left out."""
+    without_time: int = 0
+    """Events left out because the profiler could not time them: it then writes a start or a length of 0."""
+    without_time_share: float | None = None
+    far: int = 0
+    """Events left out because they are far in time from everything else."""
+    far_share: float | None = None
+    overlong: int = 0
+    """Events cut where the next event of their stream begins."""
+    overlong_share: float | None = None
+    launches: int = 0
+    """Calls that launch a kernel by itself; launches of device graphs are not counted."""
+    without_kernel: int = 0
+    """Launches whose kernel is not in the trace."""
+    without_kernel_share: float | None = None
+    damaged_steps: int = 0
+    """Annotated steps that miss, or have cut, more than 2 % of their device events; no figure of a step rests on them."""
+    problem: Problem | None = None
+    """Why no figure and no verdict rests on this trace; ``None`` if they do."""
+    reason: str | None = None
+    """The same as the end of a sentence about the trace: ``shows no device activity: …``."""

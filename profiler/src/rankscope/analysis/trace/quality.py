@@ -1,0 +1,259 @@
+"""Check of a trace's device events: events without times, far from the rest or too long, and launches without their kernel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.result.data_quality import DataQuality, Problem
+from rankscope.analysis.result.text import counted
+
+MOST_MISSING: Final = 0.02
+"""Largest share of device events that may be missing from a step for its figures to count."""
+MOST_CUT: Final = 0.2
+"""The same for events that were cut: their new length is an estimate, which is about right."""
+
+_NS_PER_S: Final = 1_000_000_000
+_LEAST_GAP_NS: Final = _NS_PER_S
+_OWN_CLUSTER: Final = 0.1
+"""Share of a trace's host events that makes a place in time one of the trace, however far it is from the others."""
+_APART_NS: Final = 60 * _NS_PER_S
+_LONGEST_QUEUE_NS: Final = 600 * _NS_PER_S
+"""Longest time from a launch to its event: a device queues about a thousand launches."""
+_OVERLAP_NS: Final = 2_000
+"""Overlap of two events of one stream that is no damage: rounding to whole microseconds, and the resolution of clocks."""
+_MOST_WITHOUT_KERNEL: Final = 0.5
+"""Share of launches without their kernel above which a trace does not show what its device did."""
+_UNBOUNDED_NS: Final = 1 << 62
+
+_KERNEL_LAUNCH: Final = re.compile(r"launch\w*kernel|kernellaunch", re.IGNORECASE)
+_GRAPH_LAUNCH: Final = re.compile(r"graph\w*launch", re.IGNORECASE)
+_GIVES_WORK: Final = re.compile(r"launch|enqueue|memcpy|memset", re.IGNORECASE)
+_CAPTURE: Final = re.compile("BeginCapture")
+_EARLY_START: Final = re.compile(r"Launch\w*Kernel\w*Ex")
+"""Calls that may let a kernel start before the one before it on its stream has ended (programmatic dependent launch)."""
+
+
+class DeviceEvents(msgspec.Struct, frozen=True):
+    """Device events of a trace in arrays [events]. Times are int64 nanoseconds; missing integers are -1."""
+
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    queue: NDArray[np.int64]
+    """Device and stream as one number; -1 where events may overlap, or the stream is not known."""
+    correlation: NDArray[np.int64]
+    kernel: NDArray[np.int64]
+    """Name and launch grid as one number: events with the same number usually take about as long."""
+    untimed: NDArray[np.bool_]
+    """True where the file says that there is no time, or an impossible one."""
+
+
+class HostEvents(msgspec.Struct, frozen=True):
+    """Events of the host in arrays [events], and those of its calls that launch kernels, as positions in them."""
+
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    calls: NDArray[np.intp]
+    """Positions of calls of the device's runtime, in which ``correlation`` and ``names`` are."""
+    correlation: NDArray[np.int64]
+    names: Sequence[str]
+    """Distinct names of calls."""
+    name: NDArray[np.intp]
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """Result of the check."""
+
+    keep: NDArray[np.bool_]
+    """Device events with believable times, [events]."""
+    end: NDArray[np.int64]
+    """Their ends, cut where the next event of the stream begins, [events]."""
+    missing: NDArray[np.int64]
+    """Launch times of the device events that are missing from the trace or left out, ascending."""
+    cut: NDArray[np.int64]
+    """Launch times of the device events that were cut, ascending."""
+    quality: DataQuality
+    launches_work: bool
+    """True if the host gave any work to a device."""
+
+
+def check(device: DeviceEvents, host: HostEvents, *, torn: bool) -> Checked:
+    """Check the device events of a trace. ``torn``: the end of the file is missing, so that kernels may be missing, too."""
+    call_of = _calls_of(device.correlation, host)
+    launch = np.where(call_of >= 0, host.start[call_of] if len(host.start) else -1, -1)
+    far = ~device.untimed & _far(device, host, launch)
+    keep = ~device.untimed & ~far
+    end = device.end.copy()
+    cut = np.zeros(len(end), dtype=bool)
+    kept = np.flatnonzero(keep)
+    end[kept], cut[kept] = _without_overruns(device, host, call_of, kept)
+
+    is_launch = np.array([_is_kernel_launch(name) for name in host.names], dtype=bool)[host.name]
+    launched = is_launch & (host.correlation >= 0)
+    # Without correlation ids on the device's side nothing can be said of single launches.
+    known = bool((device.correlation >= 0).any()) or not len(device.start)
+    lost = launched & ~np.isin(host.correlation, device.correlation) & known & (not torn)
+    left_out = ~keep
+    missing = [host.start[host.calls[lost]], launch[left_out & (launch >= 0)]]
+    if (left_out & (launch < 0)).any():
+        # It is not known where they belong, so they may be missing anywhere.
+        missing.append(device.start[keep])
+    gives_work = any(_GIVES_WORK.search(host.names[at]) for at in np.unique(host.name).tolist())
+    quality = DataQuality(
+        device_events=len(device.start),
+        without_time=int(device.untimed.sum()),
+        without_time_share=_share(device.untimed.sum(), len(device.start)),
+        far=int(far.sum()),
+        far_share=_share(far.sum(), len(device.start)),
+        overlong=int(cut.sum()),
+        overlong_share=_share(cut.sum(), len(device.start)),
+        launches=int(launched.sum()),
+        without_kernel=int(lost.sum()),
+        without_kernel_share=_share(lost.sum(), launched.sum()),
+    )
+    captures = any(_CAPTURE.search(name) for name in host.names)
+    problem, reason = _no_activity(quality, bool(keep.any()), captures=captures, gives_work=gives_work and not torn)
+    return Checked(
+        keep=keep,
+        end=end,
+        missing=np.sort(np.concatenate(missing)),
+        cut=np.sort(np.where(launch >= 0, launch, device.start)[cut]),
+        quality=msgspec.structs.replace(quality, problem=problem, reason=reason),
+        launches_work=gives_work,
+    )
+
+
+def untimed(start: NDArray[np.int64], end: NDArray[np.int64], base_ns: int) -> NDArray[np.bool_]:
+    """Return which device events the profiler could not time: it then writes 0 for start and end on the clock of its device.
+
+    ``start`` and ``end`` are as in the file, in nanoseconds; ``base_ns`` is to be added. A length of 0 alone means the same where
+    times are finer than microseconds: no kernel and no copy takes no time.
+    """
+    length = end - start
+    is_fine = bool((length % 1000 != 0).any())
+    return (length == 0) & ((start == 0) | (start <= -base_ns) | is_fine)
+
+
+def are_damaged(present: NDArray[np.int_], missing: NDArray[np.int_], cut: NDArray[np.int_]) -> NDArray[np.bool_]:
+    """Return for which steps so many device events are missing or cut that their figures do not count, [steps].
+
+    ``present``: events that are there, the cut ones included.
+    """
+    damaged: NDArray[np.bool_] = (missing > MOST_MISSING * (missing + present)) | (cut > MOST_CUT * present)
+    return damaged
+
+
+def _is_kernel_launch(name: str) -> bool:
+    return _KERNEL_LAUNCH.search(name) is not None and _GRAPH_LAUNCH.search(name) is None
+
+
+def _calls_of(correlation: NDArray[np.int64], host: HostEvents) -> NDArray[np.intp]:
+    """Return, per device event, the position of the host event that launched it, or -1."""
+    known = np.flatnonzero(host.correlation >= 0)
+    found = np.full(len(correlation), -1, dtype=np.intp)
+    if not len(known):
+        return found
+    order = known[np.argsort(host.correlation[known], kind="stable")]
+    at = np.minimum(np.searchsorted(host.correlation[order], correlation), len(order) - 1)
+    linked = (correlation >= 0) & (host.correlation[order[at]] == correlation)
+    found[linked] = host.calls[order[at[linked]]]
+    return found
+
+
+def _far(device: DeviceEvents, host: HostEvents, launch: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which events are far in time from their launch, or from everything that the host did."""
+    wait = device.start - launch
+    far: NDArray[np.bool_] = (launch >= 0) & ((wait < -_LEAST_GAP_NS) | (wait > _LONGEST_QUEUE_NS))
+    times = host.start if len(host.start) else device.start[~device.untimed]
+    if not len(times):
+        return far
+    reference = np.sort(times)
+    edges = np.concatenate(([0], np.flatnonzero(np.diff(reference) > _APART_NS) + 1, [len(reference)]))
+    near = np.zeros(len(far), dtype=bool)
+    for first, past in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        if past - first < _OWN_CLUSTER * len(reference):
+            continue
+        begin, last = int(reference[first]), int(reference[past - 1])
+        if len(host.start):
+            inside = (host.start >= begin) & (host.start <= last)
+            last = max(last, int(np.minimum(host.end[inside], last + _APART_NS).max()))
+        slack = max(_LEAST_GAP_NS, last - begin)
+        near |= (device.start >= begin - slack) & (device.start <= last + slack)
+    return far | ~near
+
+
+def _without_overruns(
+    device: DeviceEvents, host: HostEvents, call_of: NDArray[np.intp], kept: NDArray[np.intp]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the ends of the ``kept`` events, cut where they last beyond the start of the next of their stream, and which are.
+
+    They end then after the median length of the same kernel, but before the next of their stream begins. The nodes of a device
+    graph may run side by side. A kernel launched to start early does so before its predecessor ends.
+    """
+    end = device.end[kept].copy()
+    cut = np.zeros(len(kept), dtype=bool)
+    if not len(kept):
+        return end, cut
+    start, queue, correlation = device.start[kept], device.queue[kept], device.correlation[kept]
+    order = np.lexsort((start, queue))
+    this, following = order[:-1], order[1:]
+    overlap = end[this] - start[following]
+    together = (correlation[this] >= 0) & (correlation[this] == correlation[following])
+    over = (overlap > _OVERLAP_NS) & (queue[this] >= 0) & (queue[this] == queue[following]) & ~together
+    if over.any():
+        early = np.array([_EARLY_START.search(name) is not None for name in host.names], dtype=bool)
+        starts_early = np.zeros(len(host.start) + 1, dtype=bool)
+        starts_early[host.calls] = early[host.name]
+        over &= ~(starts_early[call_of[kept[following]]] & (end[this] <= end[following] + _OVERLAP_NS))
+        cut[this[over]] = True
+        end[this[over]] = np.minimum(
+            start[following[over]], start[this[over]] + _usual(device.kernel[kept], end - start, cut)[this[over]]
+        )
+    # The last of a stream has no next one. It is too long if it goes on for as long again as the whole rest of the trace.
+    last = order[np.concatenate((queue[this] != queue[following], [True]))]
+    begin, latest = int(start.min()), int(start.max())
+    near = host.end[(host.start >= begin - _APART_NS) & (host.start <= latest + _APART_NS)]
+    latest = max(latest, int(np.minimum(near, latest + _APART_NS).max())) if len(near) else latest
+    others = np.delete(end - start, last)
+    longest = max(latest - begin, int(others.max()) if len(others) else 0)
+    if latest > begin:
+        far = last[(end[last] > latest + longest) & (end[last] - start[last] > 2 * longest)]
+        cut[far] = True
+        end[far] = start[far] + np.minimum(longest, _usual(device.kernel[kept], end - start, cut)[far])
+    return end, cut
+
+
+def _usual(kernel: NDArray[np.int64], length: NDArray[np.int64], cut: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return, per event, the median length of those of its kernel that are not cut; beyond all bounds where there is none."""
+    usual = np.full(len(length), _UNBOUNDED_NS)
+    for one in np.unique(kernel[cut]).tolist():
+        same = kernel == one
+        if (same & ~cut).any():
+            usual[same] = int(np.median(length[same & ~cut]))
+    return usual
+
+
+def _no_activity(quality: DataQuality, has_work: bool, *, captures: bool, gives_work: bool) -> tuple[Problem | None, str | None]:
+    """Return why the trace does not show what the device did, see ``DataQuality``; nothing if it does."""
+    lost, launches = quality.without_kernel, quality.launches
+    if has_work and (quality.without_kernel_share or 0.0) <= _MOST_WITHOUT_KERNEL:
+        return None, None
+    if quality.device_events and not has_work:
+        return "damaged", f"has no time for any of its {counted(quality.device_events, 'device event')}"
+    if not gives_work:
+        return None, None
+    if not launches:
+        return "no_activity", "shows calls that give work to a device, but no device activity"
+    said = f"{lost:,} of {launches:,} kernel launches have no kernel"
+    if captures:
+        return "captured_graph", f"shows the capture of a device graph, which does not run it: {said}"
+    return "no_activity", f"shows no device activity: {said}"
+
+
+def _share(count: np.integer | int, of: np.integer | int) -> float | None:
+    return int(count) / int(of) if of else None
