@@ -224,7 +224,7 @@ def test_traces_do_not_pile_up_while_one_takes_long_to_reduce(
 ) -> None:
     began = threading.Event()
 
-    def slow(_: Path) -> Reduced:
+    def slow(_: Path, _kind: DeviceKind) -> Reduced:
         began.set()
         gate.wait()
         return Reduced()

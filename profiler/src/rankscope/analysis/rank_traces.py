@@ -151,7 +151,7 @@ def read_ranks(
         assert first_error is not None, "without files find_traces raises"
         raise first_error
     ordered = [traces[rank] for rank in sorted(traces)]
-    return ordered, [*warnings, *quality_warnings({trace.rank: trace.quality for trace in ordered})]
+    return ordered, [*warnings, *_quality_warnings(ordered)]
 
 
 def _text_bytes(files: Sequence[Location]) -> int:
@@ -221,9 +221,11 @@ def _kernel_names(trace: Trace) -> list[str]:
     return [trace.names[name] for name in np.unique(trace.name[trace.rows(KERNEL)])]
 
 
+def _quality_warnings(traces: Sequence[RankTrace]) -> list[str]:
+    return quality_warnings({trace.rank: trace.quality for trace in traces}, {trace.rank: trace.damaged for trace in traces})
+
+
 def _warnings(trace: RankTrace) -> Iterator[str]:
 
     if trace.torn:
         yield f"truncated: {trace.torn}; what comes before that is used"
-    if trace.damaged:
-        yield f"{trace.damaged} events left out, they are damaged or their times make no sense"

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from rankscope.analysis.result.data_quality import DataQuality
 from rankscope.analysis.result.text import counted
 from rankscope.base.text import ranks_text
 
+NO_OTHERS: Final[Mapping[int, int]] = MappingProxyType({})
+
 _WARNED: Final = 0.005
 """Share of launches without their kernel from which they are worth a warning."""
 
 
-def quality_warnings(qualities: Mapping[int, DataQuality]) -> list[str]:
-    """Return at most one sentence each on events left out or cut, on launches without their kernel, and on unused traces."""
+def quality_warnings(qualities: Mapping[int, DataQuality], others: Mapping[int, int] = NO_OTHERS) -> list[str]:
+    """Return at most one sentence each on events left out or cut, on launches without their kernel, and on unused traces.
+
+    ``others``: number of other events that are left out, by rank.
+    """
     found = []
     unused = {rank: quality for rank, quality in qualities.items() if quality.problem is not None}
     used = {rank: quality for rank, quality in qualities.items() if rank not in unused}
@@ -39,10 +45,13 @@ def quality_warnings(qualities: Mapping[int, DataQuality]) -> list[str]:
             f"{kernels:,} of {launches:,} kernel launches of {ranks_text(sorted(lost))} have no kernel in the trace "
             f"({kernels / launches:.0%}{most}): the profiler lost those kernels, and the figures are of the others"
         )
+    if left_out := {rank: count for rank, count in others.items() if count}:
+        events = f"{counted(sum(left_out.values()), 'event')} of {ranks_text(sorted(left_out))}"
+        found.append(f"{events}{' besides' if damaged else ''} left out: damaged, or their times make no sense")
     if unused:
         rank, quality = next(iter(unused.items()))
-        others = f", and those of {ranks_text(sorted(unused.keys() - {rank}))} are like it" if len(unused) > 1 else ""
-        found.append(f"not used: the trace of rank {rank} {quality.reason}{others}")
+        alike = f", and those of {ranks_text(sorted(unused.keys() - {rank}))} are like it" if len(unused) > 1 else ""
+        found.append(f"not used: the trace of rank {rank} {quality.reason}{alike}")
     return found
 
 

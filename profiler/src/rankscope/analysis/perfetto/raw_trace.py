@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from typing import Final
 
@@ -13,17 +13,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.perfetto.chrome_json import HORIZON_NS, Thread, TraceWriter, Track
+from rankscope.analysis.perfetto.chrome_json import Thread, TraceWriter, Track
 from rankscope.analysis.trace.classify import GPU_ANNOTATION, GPU_COPY, GPU_KERNEL
 from rankscope.analysis.trace.events import EventStream
 from rankscope.analysis.trace.files import TraceText
 from rankscope.analysis.trace.locations import Location
 from rankscope.analysis.trace.possible import LATEST_NS, MAX_US
-from rankscope.analysis.trace.schema import read_metadata
+from rankscope.analysis.trace.schema import read_metadata, whole
 from rankscope.base.errors import InputError
 
 _ABSENT: Final = msgspec.Raw(b"null")
 _ON_DEVICE: Final = frozenset({*GPU_KERNEL, *GPU_COPY})
+_SLACK_NS: Final = 1_000_000_000
 _STEP: Final = re.compile(r"ProfilerStep#(\d{1,18})")
 
 
@@ -94,22 +95,41 @@ class RawTrace:
         return found
 
     @property
+    def host_slices(self) -> int:
+        """Number of slices that are not work of a device."""
+        return sum((one.event.cat or "").lower() not in _ON_DEVICE for one in self.slices)
+
+    @property
     def sizes(self) -> Sizes:
         """See ``Sizes``."""
         lengths = np.fromiter((one.end_ns - one.start_ns for one in self.slices), np.int64, len(self.slices))
         return lengths, len(self.moments), len(self.flows)
 
-    def extent(self) -> tuple[int, int] | None:
+    def extent(self, near: tuple[int, int]) -> tuple[int, int] | None:
         """Return the first start and the time after the last end; ``None`` without a slice.
 
-        Slices that damage moved to a far time are left out.
+        Slices that damage moved far from the time ``near``, that of the events that count, are left out.
         """
-        if not self.slices:
-            return None
-        starts = np.fromiter((one.start_ns for one in self.slices), np.int64, len(self.slices))
-        near = np.abs(starts - np.median(starts)) < HORIZON_NS / 2
-        ends = (one.end_ns for one, is_near in zip(self.slices, near, strict=True) if is_near)
-        return int(starts[near].min()), max(ends) + 1
+        slack = max(_SLACK_NS, near[1] - near[0])
+        kept = [one for one in self.slices if near[0] - slack <= one.start_ns and one.end_ns <= near[1] + slack]
+        return (min(one.start_ns for one in kept), max(one.end_ns for one in kept) + 1) if kept else None
+
+    def with_ends(self, ends: Mapping[int, int]) -> RawTrace:
+        """Return the trace with other ends of the device events with these correlation ids."""
+        if not ends:
+            return self
+        slices = [
+            replace(one, end_ns=max(one.start_ns, min(one.end_ns, ends.get(_correlation(one.event), one.end_ns))))
+            if (one.event.cat or "").lower() in _ON_DEVICE
+            else one
+            for one in self.slices
+        ]
+        return replace(self, slices=slices)
+
+
+def _correlation(event: RawEvent) -> int:
+    found = args_of(event).get("correlation")
+    return whole(found) if isinstance(found, (int, float, str)) else -1
 
 
 def read_raw_trace(path: Location) -> RawTrace:

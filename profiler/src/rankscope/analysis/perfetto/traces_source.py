@@ -10,12 +10,14 @@ from functools import partial
 from rankscope.analysis.collectives.clock import consistent, fit_clocks
 from rankscope.analysis.collectives.matching import arrival_ns, match_collectives
 from rankscope.analysis.collectives.windows import reduce_file
+from rankscope.analysis.evidence.data_quality import quality_warnings
 from rankscope.analysis.perfetto.chrome_json import HORIZON_NS, TraceWriter
 from rankscope.analysis.perfetto.raw_trace import RawTrace, Sizes, read_raw_trace, threshold, write_raw
 from rankscope.analysis.perfetto.selection import Selection
 from rankscope.analysis.perfetto.source import Plan, Progress, clock_of, none_of_these, process_name, step_range
 from rankscope.analysis.rank_traces import find_traces
-from rankscope.analysis.trace.columns import read_whole_trace
+from rankscope.analysis.result.data_quality import DataQuality
+from rankscope.analysis.trace.columns import Trace, read_whole_trace
 from rankscope.analysis.trace.locations import Location, base_name
 from rankscope.base.errors import InputError
 from rankscope.runs.records import CollectiveRecord
@@ -45,6 +47,9 @@ class _Known:
     steps: dict[int, tuple[int, int]]
     """Exported step to its start and end."""
     sizes: Sizes
+    cut_ends: Mapping[int, int]
+    """See ``Trace``."""
+    quality: DataQuality
     other: Counter[str]
     """Events that are not shown, see ``RawTrace``."""
 
@@ -63,6 +68,7 @@ class TracesSource:
         self._shown = threshold(sizes, selection.max_events)
         other = sum((known.other for known in self._exported.values()), Counter[str]())
         left_out += [f"{count:,} {_OTHER.get(kind, f'events of kind {kind!r}')}" for kind, count in sorted(other.items())]
+        left_out += quality_warnings({rank: known.quality for rank, known in self._exported.items()})
         left_out += self._shown.sentences(sizes)
         self.plan = self._make_plan(everything, left_out)
 
@@ -96,13 +102,15 @@ class TracesSource:
             raise InputError(
                 file, "the rank is not known: neither distributedInfo nor the file's name (such as rank-3.json.gz) gives it"
             )
-        raw = read_raw_trace(file) if self._selection.has_rank(rank) else RawTrace(file)
+        if trace.quality.problem is not None:
+            raise InputError(file, f"the trace {trace.quality.reason}")
+        raw = read_raw_trace(file).with_ends(trace.cut_ends) if self._selection.has_rank(rank) else RawTrace(file)
         annotated = raw.steps()
         steps = {step: span for step, span in annotated.items() if self._selection.has_step(step)}
-        extent = self._extent(raw, steps)
+        extent = self._extent(trace, raw, steps)
         cut = raw.within(*extent) if extent else RawTrace(file)
         if not self._selection.chose_steps and len(cut.slices) < len(raw.slices):
-            cut.other["far"] += len(raw.slices) - len(cut.slices)
+            cut.other["far"] += raw.host_slices - cut.host_slices
         return rank, _Known(
             file=file,
             host=trace.host,
@@ -112,12 +120,14 @@ class TracesSource:
             annotated=sorted(annotated),
             steps=steps,
             sizes=cut.sizes,
+            cut_ends=trace.cut_ends,
+            quality=trace.quality,
             other=cut.other,
         )
 
-    def _extent(self, raw: RawTrace, steps: Mapping[int, tuple[int, int]]) -> tuple[int, int] | None:
+    def _extent(self, trace: Trace, raw: RawTrace, steps: Mapping[int, tuple[int, int]]) -> tuple[int, int] | None:
         if not self._selection.chose_steps:
-            return raw.extent()
+            return None if trace.extent is None else raw.extent(trace.extent)
         return (min(start for start, _ in steps.values()), max(end for _, end in steps.values())) if steps else None
 
     def _nothing(self, everything: Mapping[int, _Known]) -> str:
@@ -176,7 +186,7 @@ class TracesSource:
         """Write the events of a rank's trace that are shown."""
         known = self._exported[rank]
         assert known.extent is not None, "else it is not exported"
-        raw = read_raw_trace(known.file).within(*known.extent)
+        raw = read_raw_trace(known.file).with_ends(known.cut_ends).within(*known.extent)
         write_raw(writer, pid, raw, self._shown, self.plan.on_common_clock(rank))
 
     def write_hosts(self, writer: TraceWriter) -> None:

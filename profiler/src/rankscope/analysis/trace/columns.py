@@ -27,7 +27,7 @@ from rankscope.analysis.trace.events import EventStream
 from rankscope.analysis.trace.files import TraceText
 from rankscope.analysis.trace.locations import Location, rank_in_name
 from rankscope.analysis.trace.possible import MAX_US
-from rankscope.analysis.trace.quality import Checked, DeviceEvents, HostEvents, check, untimed
+from rankscope.analysis.trace.quality import Checked, DeviceEvents, HostEvents, check, near_most, untimed
 from rankscope.analysis.trace.schema import (
     ANY_DETAIL_EVENT,
     ANY_EVENT,
@@ -164,6 +164,8 @@ class Trace(msgspec.Struct, frozen=True):
     missing: NDArray[np.int64] = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
     """Launch times of the device events that are missing or left out, ascending; those of cut ones are in ``cut``."""
     cut: NDArray[np.int64] = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
+    cut_ends: dict[int, int] = msgspec.field(default_factory=dict)
+    """End of each device event that was cut, by its correlation id."""
     is_of_cpu: bool = False
     """True if the work is on the CPU: nothing ran on a device, and nothing was launched."""
 
@@ -171,6 +173,12 @@ class Trace(msgspec.Struct, frozen=True):
     def has_device_work(self) -> bool:
         """True if anything ran on an accelerator."""
         return bool((self.category <= COPY).any())
+
+    @property
+    def extent(self) -> tuple[int, int] | None:
+        """First start and last end of the rows that are not left out; ``None`` without any."""
+        used = self.category != LEFT_OUT
+        return (int(self.start[used].min()), int(self.end[used].max())) if used.any() else None
 
     def rows(self, category: int) -> NDArray[np.intp]:
         """Return the indices of the events of one category."""
@@ -312,6 +320,7 @@ class _Columns:
         calls = {names[at] for at in set(columns["name"][columns["category"] == LAUNCHED].tolist())}
         categories = {str(category) for category, code in self._codes.items() if code >= 0}
         device_kind = "other" if self._label(columns, names) else _device_kind(about.devices, categories, calls)
+        as_told, host_events = columns["end"].copy(), int(_is_of_host(columns["category"]).sum())
         checked = _check(columns, names, about.base_unix_ns, device_kind, torn=torn is not None)
         columns["start"] += about.base_unix_ns
         columns["end"] += about.base_unix_ns
@@ -329,11 +338,12 @@ class _Columns:
             grids=[spelling.decode("utf-8", "replace") if isinstance(spelling, bytes) else "" for spelling in self._grids],
             gpu_names=[device.name for device in about.devices if device.name],
             events=stream.events,
-            damaged=stream.damaged + self._damaged,
+            damaged=stream.damaged + self._damaged + host_events - int(_is_of_host(columns["category"]).sum()),
             torn=torn,
             quality=checked.quality,
             missing=checked.missing + about.base_unix_ns,
             cut=checked.cut + about.base_unix_ns,
+            cut_ends=_cut_ends(columns, as_told + about.base_unix_ns),
             is_of_cpu=not checked.launches_work and not (columns["category"] <= COPY).any(),
             **columns,
         )
@@ -368,7 +378,11 @@ def _check(columns: Mapping[str, NDArray[Any]], names: Sequence[str], base_ns: i
     """Check the device events, mark those that are left out, and cut those that last too long. Times have no base yet."""
     start, end, category = columns["start"], columns["end"], columns["category"]
     device = np.flatnonzero(category <= COPY)
-    host = np.flatnonzero((category >= OPERATOR) & (category <= LAUNCHED))
+    host = np.flatnonzero(_is_of_host(category))
+    timed = ~untimed(start[host], end[host], base_ns, on_device=False)
+    timed[timed] = near_most(start[host[timed]], start[host[timed]], end[host[timed]])
+    category[host[~timed]] = LEFT_OUT
+    host = host[timed]
     calls = np.flatnonzero(category[host] == LAUNCHED)
     # Numbers of streams are below 2**46. The queues of other devices are not known to run one event after the other.
     queue = (columns["stream"][device] << 16) + columns["device"][device].astype(np.int64) + 1
@@ -381,7 +395,7 @@ def _check(columns: Mapping[str, NDArray[Any]], names: Sequence[str], base_ns: i
             queue=np.where(in_order, queue, -1),
             correlation=columns["correlation"][device],
             kernel=(columns["name"][device].astype(np.int64) << 32) + columns["grid"][device] + 1,
-            untimed=untimed(start[device], end[device], base_ns),
+            untimed=untimed(start[device], end[device], base_ns, on_device=True),
         ),
         HostEvents(
             start=start[host],
@@ -396,6 +410,17 @@ def _check(columns: Mapping[str, NDArray[Any]], names: Sequence[str], base_ns: i
     category[device[~checked.keep]] = LEFT_OUT
     end[device] = checked.end
     return checked
+
+
+def _is_of_host(category: NDArray[np.int8]) -> NDArray[np.bool_]:
+    of_host: NDArray[np.bool_] = (category >= OPERATOR) & (category <= LAUNCHED)
+    return of_host
+
+
+def _cut_ends(columns: Mapping[str, NDArray[Any]], as_told: NDArray[np.int64]) -> dict[int, int]:
+    """Return the end of each device event whose end is not ``as_told``, by its correlation id."""
+    rows = np.flatnonzero((columns["category"] <= COPY) & (columns["end"] != as_told) & (columns["correlation"] >= 0))
+    return dict(zip(columns["correlation"][rows].tolist(), columns["end"][rows].tolist(), strict=True))
 
 
 class _Codes(dict[str | None, int]):

@@ -54,7 +54,7 @@ class DeviceEvents(msgspec.Struct, frozen=True):
 
 
 class HostEvents(msgspec.Struct, frozen=True):
-    """Events of the host in arrays [events], and those of its calls that launch kernels, as positions in them."""
+    """Events of the host with a time in arrays [events], and those of its calls that launch kernels, as positions in them."""
 
     start: NDArray[np.int64]
     end: NDArray[np.int64]
@@ -99,6 +99,7 @@ def check(device: DeviceEvents, host: HostEvents, *, torn: bool) -> Checked:
     known = bool((device.correlation >= 0).any()) or not len(device.start)
     lost = launched & ~np.isin(host.correlation, device.correlation) & known & (not torn)
     left_out = ~keep
+    launch[left_out & (call_of < 0)] = _about(device.correlation[left_out & (call_of < 0)], host)
     missing = [host.start[host.calls[lost]], launch[left_out & (launch >= 0)]]
     if (left_out & (launch < 0)).any():
         # It is not known where they belong, so they may be missing anywhere.
@@ -128,15 +129,16 @@ def check(device: DeviceEvents, host: HostEvents, *, torn: bool) -> Checked:
     )
 
 
-def untimed(start: NDArray[np.int64], end: NDArray[np.int64], base_ns: int) -> NDArray[np.bool_]:
-    """Return which device events the profiler could not time: it then writes 0 for start and end on the clock of its device.
+def untimed(start: NDArray[np.int64], end: NDArray[np.int64], base_ns: int, *, on_device: bool) -> NDArray[np.bool_]:
+    """Return which events the profiler could not time: it then writes 0 for start and end on the clock of its device.
 
-    ``start`` and ``end`` are as in the file, in nanoseconds; ``base_ns`` is to be added. A length of 0 alone means the same where
-    times are finer than microseconds: no kernel and no copy takes no time.
+    ``start`` and ``end`` are as in the file, in nanoseconds; ``base_ns`` is to be added. ``on_device``: a length of 0 alone means
+    the same where times are finer than microseconds, as no kernel and no copy takes no time.
     """
     length = end - start
-    is_fine = bool((length % 1000 != 0).any())
-    return (length == 0) & ((start == 0) | (start <= -base_ns) | is_fine)
+    is_fine = on_device and bool((length % 1000 != 0).any())
+    without_time: NDArray[np.bool_] = (length == 0) & ((start == 0) | (start <= -base_ns) | is_fine)
+    return without_time
 
 
 def are_damaged(present: NDArray[np.int_], missing: NDArray[np.int_], cut: NDArray[np.int_]) -> NDArray[np.bool_]:
@@ -165,26 +167,42 @@ def _calls_of(correlation: NDArray[np.int64], host: HostEvents) -> NDArray[np.in
     return found
 
 
+def _about(correlation: NDArray[np.int64], host: HostEvents) -> NDArray[np.int64]:
+    """Return the launch times of device events whose call is not known, by those before it: ids ascend; -1 without an id."""
+    known = host.correlation >= 0
+    if not known.any():
+        return np.full(len(correlation), -1)
+    order = np.argsort(host.correlation[known], kind="stable")
+    ids, times = host.correlation[known][order], host.start[host.calls[known]][order]
+    at = np.searchsorted(ids, correlation)
+    # Ids before the first and after the last that is known: of steps before and after those that are known.
+    times = np.concatenate(([host.start.min() - 1], times[:-1], [host.end.max() + 1]))
+    return np.where(correlation < 0, -1, times[at])
+
+
 def _far(device: DeviceEvents, host: HostEvents, launch: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which events are far in time from their launch, or from everything that the host did."""
     wait = device.start - launch
     far: NDArray[np.bool_] = (launch >= 0) & ((wait < -_LEAST_GAP_NS) | (wait > _LONGEST_QUEUE_NS))
     times = host.start if len(host.start) else device.start[~device.untimed]
-    if not len(times):
-        return far
-    reference = np.sort(times)
-    edges = np.concatenate(([0], np.flatnonzero(np.diff(reference) > _APART_NS) + 1, [len(reference)]))
-    near = np.zeros(len(far), dtype=bool)
+    return far | ~near_most(device.start, times, host.end if len(host.start) else times)
+
+
+def near_most(start: NDArray[np.int64], reference: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which times in ``start`` are near one of the places in time that have a tenth or more of the ``reference``.
+
+    ``ends``: ends of the events that begin at ``reference``.
+    """
+    near = np.zeros(len(start), dtype=bool)
+    order = np.argsort(reference, kind="stable")
+    times, until = reference[order], np.minimum(ends, reference + _APART_NS)[order]
+    edges = np.concatenate(([0], np.flatnonzero(np.diff(times) > _APART_NS) + 1, [len(times)]))
     for first, past in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        if past - first < _OWN_CLUSTER * len(reference):
-            continue
-        begin, last = int(reference[first]), int(reference[past - 1])
-        if len(host.start):
-            inside = (host.start >= begin) & (host.start <= last)
-            last = max(last, int(np.minimum(host.end[inside], last + _APART_NS).max()))
-        slack = max(_LEAST_GAP_NS, last - begin)
-        near |= (device.start >= begin - slack) & (device.start <= last + slack)
-    return far | ~near
+        if past > first and past - first >= _OWN_CLUSTER * len(times):
+            begin, end = int(times[first]), int(until[first:past].max())
+            slack = max(_LEAST_GAP_NS, end - begin)
+            near |= (start >= begin - slack) & (start <= end + slack)
+    return near
 
 
 def _without_overruns(

@@ -36,4 +36,5 @@ def device_events(
     on_device = np.isin(process, [number for number, only in role.items() if not only]) & ~part
     # A collective is on both; the process of collectives has it as a whole.
     on_device &= ~(collective & bool(of_collectives.any()))
-    return of_collectives | on_device
+    found: NDArray[np.bool_] = of_collectives | on_device
+    return found

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.collectives.clock import Clocks, consistent, fit_clocks
 from rankscope.analysis.collectives.matching import Match, match_collectives
 from rankscope.analysis.collectives.windows import Reduction, reduce_file, reduce_trace
+from rankscope.analysis.evidence.data_quality import quality_warnings
 from rankscope.analysis.rank_traces import find_traces, least_ranks_of
 from rankscope.analysis.trace.columns import Trace, read_whole_trace
 from rankscope.analysis.trace.locations import Location, common_folder
@@ -71,9 +72,15 @@ def whatif_of_traces(paths: Sequence[Location], terms: Terms) -> WhatIf:
             )
         if rank in traces:
             raise InputError(file, f"a second trace of rank {rank}; look at one window at a time")
+        if trace.quality.problem is not None:
+            if file in named:
+                raise InputError(file, f"the trace {trace.quality.reason}")
+            warnings.append(f"left out: {file}: the trace {trace.quality.reason}")
+            continue
         traces[rank] = trace
     if not traces:
-        raise InputError(paths[0], f"no trace could be read; {warnings[0]}")
+        raise InputError(paths[0], f"no trace can be used; {warnings[0]}")
+    warnings += quality_warnings({rank: trace.quality for rank, trace in traces.items()})
     reductions = {rank: _reduced(trace) for rank, trace in sorted(traces.items())}
     told = max((trace.world_size for trace in traces.values() if trace.world_size), default=0)
     least = max(least_ranks_of(trace, reductions[rank]) for rank, trace in traces.items())

@@ -39,11 +39,6 @@ class Reduced:
         """True if the trace itself is worth keeping: the window has no records, or something looked wrong in a step."""
         return self.reason is not None or any(row.looked_wrong for row in self.breakdowns)
 
-    @property
-    def has_no_device(self) -> bool:
-        """True if the trace of the window has no work on a device."""
-        return self.reason is None and all(row.device_kind == "cpu" for row in self.breakdowns)
-
 
 class Reducing:
     """Worker that reduces the traces in ``scratch`` one after the other; ``keeping`` then keeps or removes them.
@@ -93,10 +88,7 @@ class Reducing:
     def _work(self) -> None:
         while (window := self._windows.get()) is not None:
             path = Path(window.path)
-            reduced = _reduce(path)
-            if self._device_kind != "cpu" and reduced.has_no_device:
-                # As a trace of a CPU build, it would tell operators on the host for the work.
-                reduced = Reduced(reason_without_activity(self._device_kind))
+            reduced = _reduce(path, self._device_kind)
             if self._judge is not None:
                 reduced = replace(reduced, breakdowns=self._judge(window, reduced.breakdowns))
             self._done.put(reduced)
@@ -104,14 +96,20 @@ class Reducing:
             self._keeping.take(path, asked=window.keep_trace, wrong=reduced.looked_wrong)
 
 
-def _reduce(path: Path) -> Reduced:
+def _reduce(path: Path, device_kind: DeviceKind) -> Reduced:
     try:
         # Imported at the first window: without windows a rank needs no numpy.
         from rankscope.analysis.collectives.windows import reduce_trace
         from rankscope.analysis.trace.columns import read_whole_trace
 
         # A torn trace is rejected here, because the records of a run must describe whole steps.
-        reduction = reduce_trace(read_whole_trace(path))
+        trace = read_whole_trace(path)
+        # As a trace of a CPU build, one without any device work would tell operators on the host for the work.
+        if (device_kind != "cpu" and trace.is_of_cpu) or trace.quality.problem == "no_activity":
+            return Reduced(reason_without_activity(trace.device_kind if device_kind == "cpu" else device_kind))
+        if trace.quality.problem is not None:
+            return Reduced(f"its trace {trace.quality.reason}")
+        reduction = reduce_trace(trace)
     except InputError as error:
         return Reduced(str(error))
     except Exception as error:  # noqa: BLE001  # no malformed trace may cost the step records
