@@ -12,7 +12,7 @@ import pytest
 from rankscope.analysis.report.terminal_costs import SHOWN_ROWS, bandwidth_table
 from rankscope.analysis.result.analysis import CollectiveMatching
 from rankscope.analysis.result.collectives import CollectiveBandwidth, DirectedWait
-from rankscope.analysis.result.text import size
+from rankscope.analysis.result.text import reasons_text, size
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -58,7 +58,17 @@ def test_a_terminal_shows_the_costliest_rows_and_the_longest_waits() -> None:
     assert "1 more row not shown; --format json has all" in lines
     assert "send: rank 1 waited 5.0 ms for rank 0, once" in lines
     assert "send: rank 2 waited 5.0 ms for rank 1, 2 times" in lines
-    assert lines[-3:] == ["and 2 more pairs of ranks", "left out: 3 p2p", "not matched: 2 rank missing"]
+    assert lines[-3] == "and 2 more pairs of ranks"
+    assert lines[-2:] == [
+        "left out: 3 operations between two ranks",
+        "not matched: 2 operations with a rank that is not recorded",
+    ]
+
+
+def test_counts_of_reasons_are_sentences_in_either_number() -> None:
+    assert reasons_text({"call_missing": 10}) == "10 operations without a call in the trace"
+    assert reasons_text({"incomplete": 1, "p2p": 1200}) == "1 operation missing on some ranks, 1,200 between two ranks"
+    assert reasons_text({"of_a_later_version": 2}) == "2 operations (of a later version)"
 
 
 def test_the_table_fits_80_columns_whatever_the_group_is_called() -> None:

@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.analysis.hang.reports import report_of
 from tests.flight_dumps import START_NS, Call, Job, as_json, p2p, write
 
 from rankscope.analysis.hang.diagnosis import analyze_hang, diagnose
 from rankscope.analysis.hang.files import Dumps
 from rankscope.analysis.hang.records import parse
-from rankscope.analysis.hang.result import HangReport
 
 WORLD = {"0": (0, 1, 2, 3)}
-
-
-def report_of(
-    documents: dict[int, dict[str, Any]], *, waited_s: dict[int, float] | None = None, world_size: int | None = None
-) -> HangReport:
-    dumps = Dumps("dumps", world_size=world_size)
-    for rank, document in documents.items():
-        dump = parse(document)
-        assert dump is not None
-        dumps.ranks[rank] = [dump]
-    dumps.taken_ns = {rank: START_NS + int(seconds * 1e9) for rank, seconds in (waited_s or {}).items()}
-    return diagnose(dumps)
 
 
 def planted(folder: Path) -> list[int]:
@@ -231,7 +218,7 @@ def test_two_that_disagree_are_both_shown_and_neither_accused() -> None:
         dump["entries"][-1] |= {"state": "scheduled", "retired": False, "time_discovered_completed_ns": None}
     report = report_of(dumps)
     assert (report.kind, report.cause, report.culprits) == ("hang", "mismatch", [])
-    assert report.mismatches[0].values == {"1 elements": [0], "2 elements": [1]}
+    assert report.mismatches[0].values == {"1 element": [0], "2 elements": [1]}
 
 
 def test_where_all_have_come_the_group_is_named_and_no_rank() -> None:

@@ -392,3 +392,30 @@ def test_dumps_of_an_attempt_are_read_by_its_folder(tmp_path: Path) -> None:
         analyze_hang([run / "attempts" / "001"])
     with pytest.raises(InputError, match="no such attempt"):
         analyze_hang([run / "attempts" / "002"])
+
+
+@pytest.mark.parametrize("form", ["pickle", "json"])
+@pytest.mark.parametrize("version", ["2.11", "2.99", "3.0", "10"])
+def test_dumps_of_a_newer_version_are_read_with_one_warning(tmp_path: Path, version: str, form: str) -> None:
+    job = Job.of_events({"0": range(4)}, ["0"] * 3, stops={2: 2})
+    dumps = {rank: {**dump, "version": version, "later": [1]} for rank, dump in job.dumps().items()}
+    report = analyze_hang([write(tmp_path / "dumps", dumps, form=form)])
+    assert report.culprits == [2]
+    [warning] = report.warnings
+    assert version in warning
+    assert "2.10" in warning
+
+
+@pytest.mark.parametrize("version", ["2.10", "2.4", "2.0", "1.5", "", "next", 3, None])
+def test_versions_that_are_known_or_are_none_give_no_warning(tmp_path: Path, version: object) -> None:
+    job = Job.of_events({"0": range(4)}, ["0"] * 3, stops={2: 2})
+    dumps = {rank: {**dump, "version": version} for rank, dump in job.dumps().items()}
+    assert analyze_hang([write(tmp_path / "dumps", dumps)]).warnings == []
+
+
+@pytest.mark.parametrize("change", [{"entries": [{"id": 1}]}, {"entries": {"0": []}}, {"entries": None, "pg_config": None}])
+def test_a_newer_version_that_cannot_be_read_is_named(tmp_path: Path, change: dict[str, Any]) -> None:
+    dump = Job.of_events({"0": range(2)}, ["0"]).dumps()[0]
+    document = {key: value for key, value in {**dump, "version": "3.0", **change}.items() if value is not None}
+    with pytest.raises(InputError, match=r"version 3\.0.*2\.10"):
+        analyze_hang([write(tmp_path / "dumps", {0: document})])

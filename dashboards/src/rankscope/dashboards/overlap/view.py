@@ -10,6 +10,7 @@ import numpy as np
 
 from rankscope.analysis.result.analysis import RankResult
 from rankscope.analysis.result.collectives import CollectiveBandwidth
+from rankscope.analysis.result.text import reasons_text
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.hosts import blamed_ranks
 from rankscope.dashboards.data.run_data import RunData
@@ -130,11 +131,10 @@ def _about_collectives(run: RunData, state: PageState) -> list[Block]:
             f"The transfer of {unknown:,} of {len(rows):,} is not known: no instance was matched on all ranks of its group."
         )
     if found.unmatched:
-        reasons = ", ".join(f"{reason.replace('_', ' ')} {number:,}" for reason, number in found.unmatched_by.items())
+        reasons = reasons_text(found.unmatched_by)
         lines.append(f"{found.unmatched:,} instances could not be matched{f' ({reasons})' if reasons else ''}.")
     if found.excluded:
-        reasons = ", ".join(f"{reason.replace('_', ' ')} {number:,}" for reason, number in found.excluded.items())
-        lines.append(f"Left out, since their records do not show which rank waited: {reasons}.")
+        lines.append(f"Left out, since their records do not show which rank waited: {reasons_text(found.excluded)}.")
     whys = {row.expected_unknown for row in rows if row.expected_unknown is not None}
     lines += [f"Why the expected bandwidth is not known: {why}." for why in sorted(whys)]
     return [Items(lines, "help")] if lines else []

@@ -1,7 +1,7 @@
 """Table of communication operations, and the message size of a collective.
 
-The table says which ranks wait for which, and the factor from size to bus bandwidth. Message sizes follow from element types and
-the shapes of inputs.
+The table says which ranks wait for which, which sizes must agree, and the factor from size to bus bandwidth. Message sizes follow
+from element types and the shapes of inputs.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ Rule = Literal["everybody", "from_root", "to_root", "pair"]
 - ``to_root``: the root waits for the last of the other ranks, which leave once they have handed over their part.
 - ``pair``: either side of a send and its receive waits for the later one.
 """
+
+Side = Literal["input", "output"]
+_BOTH: Final[tuple[Side, ...]] = ("input", "output")
 
 
 def _two_passes(ranks: int) -> float:
@@ -49,35 +52,55 @@ class Operation(msgspec.Struct, frozen=True):
     ``input_is_message``: true if the size of the input is that size, so that a trace with input shapes only is enough.
 
     ``excluded``: reason under which instances are counted that cannot be judged by the rule.
+
+    ``equal``: sides that need the same number of elements on all ranks.
+
+    ``parts``: sides that may be a list with a part for each rank. Where parts have different sizes, only the two ends of each
+    part must agree, and ``equal`` does not hold.
     """
 
     rule: Rule | None = "everybody"
     factor: Callable[[int], float] | None = None
     input_is_message: bool = False
     excluded: str = ""
+    equal: tuple[Side, ...] = ()
+    parts: tuple[Side, ...] = ()
+
+    @property
+    def is_symmetric(self) -> bool:
+        """True if no rank can end it before all ranks have begun it."""
+        return self.rule == "everybody"
+
+    @property
+    def has_one_type(self) -> bool:
+        """True if all ranks need the same data type."""
+        return bool(self.equal or self.parts)
 
 
 _UNKNOWN: Final = Operation(rule=None, excluded="unknown_operation")
 """Row of an operation that is not in the table: it may be a transfer between two ranks."""
 
 OPERATIONS: Final[dict[str, Operation]] = {
-    "all_reduce": Operation(factor=_two_passes, input_is_message=True),
-    "all_reduce_coalesced": Operation(factor=_two_passes, input_is_message=True),
-    "all_gather": Operation(factor=_one_pass),
-    "all_gather_base": Operation(factor=_one_pass),
-    "all_gather_coalesced": Operation(factor=_one_pass),
-    "reduce_scatter": Operation(factor=_one_pass, input_is_message=True),
-    "reduce_scatter_base": Operation(factor=_one_pass, input_is_message=True),
-    "reduce_scatter_coalesced": Operation(factor=_one_pass, input_is_message=True),
-    "all_to_all": Operation(factor=_one_pass, input_is_message=True),
+    "all_reduce": Operation(factor=_two_passes, input_is_message=True, equal=_BOTH),
+    "all_reduce_coalesced": Operation(factor=_two_passes, input_is_message=True, equal=_BOTH),
+    "all_gather": Operation(factor=_one_pass, equal=_BOTH, parts=("output",)),
+    "all_gather_base": Operation(factor=_one_pass, equal=_BOTH),
+    "all_gather_coalesced": Operation(factor=_one_pass, equal=_BOTH),
+    "all_gatherv": Operation(rule=None, excluded="unknown_operation", parts=("output",)),
+    "reduce_scatter": Operation(factor=_one_pass, input_is_message=True, equal=_BOTH, parts=("input",)),
+    "reduce_scatter_base": Operation(factor=_one_pass, input_is_message=True, equal=_BOTH),
+    "reduce_scatter_coalesced": Operation(factor=_one_pass, input_is_message=True, equal=_BOTH),
+    "reduce_scatterv": Operation(rule=None, excluded="unknown_operation", parts=("input",)),
+    "all_to_all": Operation(factor=_one_pass, input_is_message=True, parts=_BOTH),
     # Ranks that exchange little leave early, so the shortest duration is no transfer time, and no link carries the whole size.
-    "all_to_allv": Operation(rule=None, excluded="uneven_all_to_all"),
+    "all_to_allv": Operation(rule=None, excluded="uneven_all_to_all", parts=_BOTH),
     "barrier": Operation(),
+    # Ranks may have any number of values that are not zero.
     "sparse_all_reduce": Operation(),
-    "broadcast": Operation(rule="from_root", factor=_whole, input_is_message=True, excluded="broadcast"),
-    "scatter": Operation(rule="from_root", factor=_one_pass, excluded="rooted"),
-    "reduce": Operation(rule="to_root", factor=_whole, input_is_message=True, excluded="rooted"),
-    "gather": Operation(rule="to_root", factor=_one_pass, excluded="rooted"),
+    "broadcast": Operation(rule="from_root", factor=_whole, input_is_message=True, excluded="broadcast", equal=_BOTH),
+    "scatter": Operation(rule="from_root", factor=_one_pass, excluded="rooted", parts=("input",)),
+    "reduce": Operation(rule="to_root", factor=_whole, input_is_message=True, excluded="rooted", equal=_BOTH),
+    "gather": Operation(rule="to_root", factor=_one_pass, excluded="rooted", parts=("output",)),
     "send": Operation(rule="pair", factor=_whole, input_is_message=True, excluded="p2p"),
     "recv": Operation(rule="pair", factor=_whole, input_is_message=True, excluded="p2p"),
     "send_recv": Operation(rule=None, excluded="p2p"),

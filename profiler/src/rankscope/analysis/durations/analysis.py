@@ -8,6 +8,7 @@ with ``TORCH_NCCL_ENABLE_TIMING=1``, and so does the NCCL Inspector plugin.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,15 +33,18 @@ from rankscope.analysis.evidence.device_times import DeviceOwnTimes
 from rankscope.analysis.parallel.workers import ALONE, Engine
 from rankscope.analysis.report.assessment import assessed_windows
 from rankscope.analysis.report.ranks import rank_result
-from rankscope.analysis.result.analysis import Analysis, CollectiveMatching, Source
+from rankscope.analysis.result.analysis import Analysis, CollectiveMatching, Source, Verdict
 from rankscope.analysis.trace.locations import common_folder
 from rankscope.analysis.trace_analysis import imposed_result
 from rankscope.analysis.verdict.builders import Setting
+from rankscope.analysis.verdict.hung_run import hang_verdict
 from rankscope.runs.durations import DurationSource
 from rankscope.runs.records import CollectiveRecord
 
 START_UP: Final = 2
 """Number of first steps that are left out, if enough others remain: their collectives contain start-up."""
+_SHOWN_PATHS: Final = 4
+"""Maximum number of paths in a command that is shown."""
 _APART: Final = 0.2
 """Largest share of collectives that some dumps may lack without a warning."""
 
@@ -73,7 +77,10 @@ def analyze_durations(
     currency: str = "USD",
     engine: Engine = ALONE,
 ) -> Analysis:
-    """Analyse the durations of a job that trains, one file per rank. Raises ``InputError`` for input without durations."""
+    """Analyse the durations of a job, one file per rank. If dumps show a hang, that is the verdict, as in a run.
+
+    Raises ``InputError`` for input without durations, unless it shows a hang.
+    """
     read = read_flight_durations if kind == "flight_recorder" else read_inspector_durations
     durations = read(paths, engine)
     ranks, world_size = durations.ranks, durations.world_size
@@ -91,6 +98,13 @@ def analyze_durations(
         currency=currency,
     )
     verdict, findings = duration_verdict(evidence, setting)
+    if durations.hang is not None and durations.hang.kind == "hang":
+        shown = paths if len(paths) <= _SHOWN_PATHS else [common_folder(paths)]
+        verdict, hang = hang_verdict(durations.hang, shlex.join(map(os.fspath, shown)))
+        findings = [hang, *findings]
+    elif durations.hang is not None and verdict.kind != "straggler":
+        # Ranks wait for long, perhaps for others whose dumps are missing: the job may hang.
+        verdict = Verdict(kind="insufficient_data", summary=durations.hang.summary, next=durations.hang.next)
     warnings += [f"rank {rank} is {name}" for rank in verdict.ranks if (name := durations.names.get(rank)) is not None]
     there = {rank: len({row.step for row in rows}) for rank, rows in compared.matched.collectives.items()}
     analysis = Analysis(

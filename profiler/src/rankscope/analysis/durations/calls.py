@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from rankscope.analysis.collectives.cycles import Issued
+from rankscope.analysis.hang.result import HangReport
 from rankscope.runs.durations import DurationSource
 
 MAX_CALLS: Final = 500_000
@@ -93,3 +94,5 @@ class Durations:
     """Process of each rank, where ranks are numbers that only this analysis gives."""
     stages: Mapping[int, int | None] = field(default_factory=dict)
     """Pipeline stage of each rank, where the source shows that from all sends and receives; empty otherwise."""
+    hang: HangReport | None = None
+    """Report on a hang, or on long waits whose reason the source does not show."""

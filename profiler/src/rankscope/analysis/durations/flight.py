@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -12,11 +13,13 @@ from rankscope.analysis.collectives.cycles import Issued, steps_of
 from rankscope.analysis.collectives.operations import element_bytes
 from rankscope.analysis.collectives.world import least_ranks_of_groups
 from rankscope.analysis.durations.calls import MAX_CALLS, RECORD_IT, Call, Durations, RankCalls, Wording
-from rankscope.analysis.hang.files import DumpFile, find_dumps, read_dump
+from rankscope.analysis.hang.diagnosis import analyze_hang, waits_long
+from rankscope.analysis.hang.files import DumpFile, find_dumps, newer_versions, read_dump
 from rankscope.analysis.hang.records import Dump, Record, text
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.trace.classify import operation_name
+from rankscope.analysis.trace.possible import MOST_BYTES
 from rankscope.base.errors import InputError
 from rankscope.base.text import ranks_text
 
@@ -24,7 +27,6 @@ _SLOWER: Final = 60
 """Time to read a byte of a dump, relative to a byte of a trace."""
 _LONGEST_MS: Final = 86_400_000.0
 _SLACK_MS: Final = 10.0
-_MOST_BYTES: Final = 2**62
 _REDUCES: Final = frozenset(
     ("all_reduce", "all_reduce_coalesced", "reduce_scatter", "reduce_scatter_base", "reduce_scatter_coalesced")
 )
@@ -42,15 +44,24 @@ FLIGHT_WORDING: Final = Wording(
 
 
 def read_flight_durations(paths: Sequence[Path], engine: Engine) -> Durations:
-    """Read the dumps of a job that trains, one file per rank. Raises ``InputError`` for input without durations."""
+    """Read the dumps of a job, one file per rank. Raises ``InputError`` for dumps without durations in which no rank waits."""
     files, warnings = find_dumps(paths)
-    ranks = read_calls(files, warnings, engine)
+    ranks, any_waits = _read_calls(files, warnings, engine)
+    report = analyze_hang(paths) if any_waits else None
+    hang = report if report is not None and (report.kind == "hang" or report.waiting) else None
+    without = [rank for rank, one in ranks.items() if all(call.duration_us is None for call in one.calls)]
+    if hang is None and len(without) == len(ranks):
+        raise InputError(files[0].path, f"no collective has a duration, so nobody's wait is known; {_TIMING}")
+    if 0 < len(without) < len(ranks):
+        warnings.append(f"no durations from {ranks_text(without)}; {_TIMING}")
     world_size = least_ranks_of_groups([ranks, *(members for one in ranks.values() for members in one.members.values())])
-    return Durations("flight_recorder", ranks, world_size, FLIGHT_WORDING, steps_of, warnings)
+    return Durations("flight_recorder", ranks, world_size, FLIGHT_WORDING, steps_of, warnings, hang=hang)
 
 
-def read_calls(files: Sequence[DumpFile], warnings: list[str], engine: Engine) -> dict[int, RankCalls]:
-    """Read the dumps; those that cannot be read are left out with a warning. Raises ``InputError`` if there are no durations."""
+def _read_calls(files: Sequence[DumpFile], warnings: list[str], engine: Engine) -> tuple[dict[int, RankCalls], bool]:
+    """Read the dumps, and return whether any rank waits for long. Those that cannot be read are left out with a warning."""
+    any_waits = False
+    versions: set[str | None] = set()
     ranks: dict[int, RankCalls] = {}
     errors: list[InputError] = []
     most = max(1, MAX_CALLS // len(files))
@@ -62,32 +73,39 @@ def read_calls(files: Sequence[DumpFile], warnings: list[str], engine: Engine) -
             errors.append(found)
             continue
         one = ranks.setdefault(file.rank, RankCalls())
-        one.calls += found.calls
-        one.members |= found.members
-        one.damaged += found.damaged
+        one.calls += found.calls.calls
+        one.members |= found.calls.members
+        one.damaged += found.calls.damaged
+        any_waits |= found.waits_long
+        versions.add(found.newer_version)
     if not ranks:
         raise errors[0]
     warnings += [f"left out: {error}" for error in errors]
+    warnings += newer_versions(versions)
     if damaged := {rank: one.damaged for rank, one in ranks.items() if one.damaged}:
         count = counted(sum(damaged.values()), "record")
         warnings.append(f"{count} in the dumps of {ranks_text(sorted(damaged))} left out, which make no sense")
-    without = [rank for rank, one in ranks.items() if all(call.duration_us is None for call in one.calls)]
-    if len(without) == len(ranks):
-        raise InputError(files[0].path, f"no collective has a duration, so nobody's wait is known; {_TIMING}")
-    if without:
-        warnings.append(f"no durations from {ranks_text(without)}; {_TIMING}")
     if any(len(one.calls) == most for one in ranks.values()):
         warnings.append(f"at most the last {most:,} operations of each rank are compared")
-    return ranks
+    return ranks, any_waits
 
 
-def _read_one(file: DumpFile, *, most: int) -> RankCalls | InputError:
+@dataclass(frozen=True, slots=True)
+class ReadDump:
+    """Content of one dump, as far as the analysis of all dumps needs it."""
+
+    calls: RankCalls
+    waits_long: bool
+    newer_version: str | None
+
+
+def _read_one(file: DumpFile, *, most: int) -> ReadDump | InputError:
     """Read the last ``most`` operations of a dump; an error is returned, because the other dumps may do."""
     try:
         dump = read_dump(file.path, backend=file.backend, whole_history=True)
     except InputError as error:
         return error
-    return calls_of_dump(dump, dump.records[-most:])
+    return ReadDump(calls_of_dump(dump, dump.records[-most:]), waits_long(file, dump), dump.newer_version)
 
 
 def calls_of_dump(dump: Dump, records: Sequence[Record]) -> RankCalls:
@@ -164,4 +182,4 @@ def _bytes(record: Record) -> int | None:
         if len(shapes) != len(widths) or None in widths:
             return None
         total += sum(prod(shape) * width for shape, width in zip(shapes, widths, strict=True) if width is not None)
-    return total if total < _MOST_BYTES else None
+    return total if total < MOST_BYTES else None

@@ -6,8 +6,10 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from rankscope.analysis.collectives.operations import operation
 from rankscope.analysis.hang.groups import Group
-from rankscope.analysis.hang.meetings import SYMMETRIC, YOUNG_NS, Meeting, Moments
+from rankscope.analysis.hang.meetings import YOUNG_NS, Meeting, Moments
+from rankscope.analysis.trace.classify import operation_name
 
 Why = Literal["not_arrived", "held_up", "lost_device", "no_dump", "untold"]
 
@@ -117,7 +119,7 @@ def _lost(meetings: Sequence[Meeting], moments: Moments) -> dict[int, list[Meeti
     """Return the ranks whose device, or its watchdog, no longer answers, with the collectives whose end they never saw."""
     unseen: dict[tuple[Group, int], list[Meeting]] = {}
     for meeting in meetings:
-        if meeting.transfer or meeting.sample.op not in SYMMETRIC or not meeting.ended:
+        if meeting.transfer or not meeting.ended or not operation(operation_name(meeting.sample.op)).is_symmetric:
             continue
         for rank, record in meeting.records.items():
             # Ranks of a running job are not dumped at the same moment: a recent collective may end after this rank's dump.

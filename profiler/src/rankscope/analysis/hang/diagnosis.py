@@ -11,12 +11,12 @@ from typing import Final
 import msgspec
 
 from rankscope.analysis.hang.blockers import Blockers, find_blockers
-from rankscope.analysis.hang.files import Dumps, read_dumps
+from rankscope.analysis.hang.files import DumpFile, Dumps, read_dumps, taken_ns
 from rankscope.analysis.hang.groups import Group, Groups
-from rankscope.analysis.hang.meetings import Meeting, Moments, find_meetings
+from rankscope.analysis.hang.meetings import YOUNG_NS, Meeting, Moments, find_meetings
 from rankscope.analysis.hang.mismatch import find_mismatches
 from rankscope.analysis.hang.progress import Lines
-from rankscope.analysis.hang.records import Record
+from rankscope.analysis.hang.records import Dump, Record
 from rankscope.analysis.hang.result import (
     Culprit,
     HangCause,
@@ -67,6 +67,15 @@ class Evidence:
 def analyze_hang(paths: Sequence[Path]) -> HangReport:
     """Find the ranks that hung the job, from a run directory or dumps (files, folders, patterns). Raises ``InputError``."""
     return diagnose(read_dumps(paths))
+
+
+def waits_long(file: DumpFile, dump: Dump) -> bool:
+    """Return whether a rank waits for long, or for an unknown time. Only then the dumps of all ranks have to be diagnosed."""
+    rank, taken = file.rank, taken_ns(file, dump)
+    moments = Moments({} if taken is None else {rank: taken})
+    lines = Lines({rank: [dump]}, Groups({rank: [dump]}, None), {rank: taken} if file.crashed else {})
+    waited = [moments.waited_ns(rank, record) for _, _, line in lines.all() for record in line.unfinished()]
+    return any(one is None or one >= YOUNG_NS for one in waited)
 
 
 def diagnose(dumps: Dumps) -> HangReport:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -13,7 +13,8 @@ from typing import Final
 import msgspec
 
 from rankscope.analysis.hang.pickles import MAX_CONTAINERS, PickleError, load_plain
-from rankscope.analysis.hang.records import Dump, parse
+from rankscope.analysis.hang.records import NEWEST, Dump, newer_version, parse
+from rankscope.analysis.result.text import counted, joined
 from rankscope.base.errors import InputError
 from rankscope.runs.named import NamedRun, named_run, refuse_folder_of_runs
 from rankscope.runs.paths import attempt_dir, flight_dir
@@ -30,6 +31,8 @@ _COPIED_LATER_NS: Final = 3600 * 10**9
 
 Within it, the modification time counts as the time of the dump; a longer delay means that the file was copied later.
 """
+
+_NEWEST_TEXT: Final = f"the newest known version is {'.'.join(map(str, NEWEST))}"
 
 _OURS: Final = re.compile(r"rank-(\d{5,9})-(.+)-([a-z0-9_]{1,40})\.(?:pickle|json)")
 """File names of the recorder: rank, occasion of the dump, backend."""
@@ -89,15 +92,28 @@ def read_dumps(paths: Sequence[Path]) -> Dumps:
     dumps.warnings += [f"{path}: left out, no rank in its name" for path in unnamed]
     files = _one_occasion(files, dumps)
     errors: list[InputError] = []
+    versions: set[str | None] = set()
     for file in _one_each(files, dumps):
         try:
-            _add(dumps, file, read_dump(file.path, backend=file.backend))
+            dump = read_dump(file.path, backend=file.backend)
         except InputError as error:
             errors.append(error)
+            continue
+        _add(dumps, file, dump)
+        versions.add(dump.newer_version)
     if not dumps.ranks:
         raise errors[0]
     dumps.warnings += [f"left out: {error}" for error in errors]
+    dumps.warnings += newer_versions(versions)
     return dumps
+
+
+def newer_versions(versions: Iterable[str | None]) -> list[str]:
+    """Return the warning about versions of dumps (``Dump.newer_version``) that are newer than the newest known one."""
+    newer = sorted({version for version in versions if version is not None})
+    if not newer:
+        return []
+    return [f"dumps of version {joined(newer, 3)} of the format are read as far as their fields are known; {_NEWEST_TEXT}"]
 
 
 def read_dump(path: Path, *, backend: str | None = None, whole_history: bool = False) -> Dump:
@@ -111,7 +127,11 @@ def read_dump(path: Path, *, backend: str | None = None, whole_history: bool = F
         raise InputError(path, f"more than {MAX_BYTES // 1024**2} MiB: no dump is that large")
     if not data:
         raise InputError(path, "the file is empty")
-    dump = parse(_document(path, data), backend=backend, whole_history=whole_history)
+    document = _document(path, data)
+    dump = parse(document, backend=backend, whole_history=whole_history)
+    version = newer_version(document)
+    if version is not None and (dump is None or (dump.damaged and not dump.records)):
+        raise InputError(path, f"a Flight Recorder dump of version {version}, which cannot be read; {_NEWEST_TEXT}")
     if dump is None:
         raise InputError(path, "not a Flight Recorder dump: there is no version with entries or process groups in it")
     return dump
@@ -149,17 +169,18 @@ def _document(path: Path, data: bytes) -> object:
 
 
 def _add(dumps: Dumps, file: DumpFile, dump: Dump) -> None:
-    taken = _taken_ns(file, dump)
+    taken = taken_ns(file, dump)
     if file.rank not in dumps.ranks and taken is not None:
         dumps.taken_ns[file.rank] = taken
     dumps.ranks.setdefault(file.rank, []).append(dump)
     if file.crashed:
         dumps.crashed[file.rank] = taken
     if dump.damaged:
-        dumps.warnings.append(f"{file.path}: {dump.damaged} records left out, they make no sense")
+        dumps.warnings.append(f"{file.path}: {counted(dump.damaged, 'record')} left out, which make no sense")
 
 
-def _taken_ns(file: DumpFile, dump: Dump) -> int | None:
+def taken_ns(file: DumpFile, dump: Dump) -> int | None:
+    """Return the time at which a dump was taken, in unix nanoseconds; ``None`` where its file was copied much later."""
     if dump.newest_ns is None:
         return file.written_ns
     timeout = max((record.timeout_ms or 0 for record in dump.records), default=0) * 10**6

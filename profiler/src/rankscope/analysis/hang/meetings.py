@@ -20,27 +20,6 @@ YOUNG_NS: Final = 5_000_000_000
 MOST_PENDING: Final = 64
 """Maximum number of pending operations examined per rank and group; later ones wait for the same."""
 
-SYMMETRIC: Final = frozenset(
-    {
-        "all_reduce",
-        "all_reduce_barrier",
-        "allreduce_coalesced",
-        "all_gather",
-        "_all_gather_base",
-        "all_gather_single",
-        "all_gather_into_tensor_coalesced",
-        "allgather_coalesced",
-        "reduce_scatter",
-        "_reduce_scatter_base",
-        "reduce_scatter_single",
-        "reduce_scatter_tensor_coalesced",
-        "all_to_all",
-        "all_to_all_single",
-        "barrier",
-    }
-)
-"""Collectives that no rank can end before all ranks have begun them. (The root of a broadcast can.)"""
-
 
 @dataclass(slots=True, eq=False)
 class Meeting:

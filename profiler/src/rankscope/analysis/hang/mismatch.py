@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, Literal
 
+from rankscope.analysis.collectives.operations import Operation, Side, operation
+from rankscope.analysis.hang.groups import Group
 from rankscope.analysis.hang.meetings import Meeting
 from rankscope.analysis.hang.progress import Lines
 from rankscope.analysis.hang.records import Record
-from rankscope.analysis.hang.result import Mismatch
+from rankscope.analysis.hang.result import Mismatch, MismatchedPart
+from rankscope.analysis.result.text import counted
+from rankscope.analysis.trace.classify import operation_name
 
-What = Literal["op", "size", "dtype"]
+MOST_PARTS: Final = 64
+"""Maximum number of mismatched parts of one collective that are listed."""
 
-_SAME_SIZES: Final = frozenset(
-    {"all_reduce", "reduce", "broadcast", "all_gather", "_all_gather_base", "reduce_scatter", "_reduce_scatter_base"}
-)
-"""Collectives that need the same number of elements from every rank. (All-to-all, scatter and gather do not.)"""
+_SIDES: Final[tuple[Side, Side]] = ("input", "output")
+
+Records = Mapping[int, Record]
+Parts = Sequence[int] | int
+"""Elements for or from each rank of the group, in its order; one number where they are the same for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Difference between the records of one collective."""
+
+    what: Literal["op", "size", "dtype"]
+    values: dict[str, list[int]]
+    """Ranks by value."""
+    odd: list[int]
+    """Ranks that differ from the majority; empty without one."""
+    parts: list[MismatchedPart] | None = None
+    totals: tuple[int, int] | None = None
+    """Elements that all ranks together send and expect, where these numbers differ."""
 
 
 def find_mismatches(meetings: Iterable[Meeting], lines: Lines) -> dict[Meeting, tuple[Mismatch, list[int]]]:
@@ -32,36 +53,138 @@ def find_mismatches(meetings: Iterable[Meeting], lines: Lines) -> dict[Meeting, 
             line = lines.of(meeting.group, rank)
             if line is not None and meeting.sequence in line.collectives:
                 records[rank] = line.collectives[meeting.sequence]
-        for what, value_of in _CHECKS.items():
-            values: dict[str, list[int]] = {}
-            for rank in sorted(records):
-                if (value := value_of(records[rank])) is not None:
-                    values.setdefault(value, []).append(rank)
-            if len(values) > 1:
-                most = max(values.values(), key=len)
-                minority = [] if 2 * len(most) <= len(records) else sorted(set(records) - set(most))
-                group = meeting.group
-                mismatch = Mismatch(
-                    group=group.name, group_description=group.description, sequence=meeting.sequence, what=what, values=values
-                )
-                found[meeting] = mismatch, minority
-                break
+        difference = next((one for check in _CHECKS if (one := check(meeting.group, records)) is not None), None)
+        if difference is not None:
+            sent, expected = difference.totals or (None, None)
+            mismatch = Mismatch(
+                group=meeting.group.name,
+                group_description=meeting.group.description,
+                sequence=meeting.sequence,
+                what=difference.what,
+                values=difference.values,
+                parts=difference.parts or [],
+                sent=sent,
+                expected=expected,
+            )
+            found[meeting] = mismatch, difference.odd
     return found
 
 
-def _elements(record: Record) -> str | None:
-    sizes = record.elements("input")
-    return f"{sizes} elements" if record.op in _SAME_SIZES and sizes < 2**63 else None
+def _by_operation(_group: Group, records: Records) -> Difference | None:
+    spellings: dict[str, str] = {}
+    return _by_value("op", {rank: spellings.setdefault(operation_name(record.op), record.op) for rank, record in records.items()})
 
 
-def _types(record: Record) -> str | None:
-    names = sorted(set(record.dtypes("input")))
-    return ", ".join(names) if record.op in _SAME_SIZES and names else None
+def _by_size(group: Group, records: Records) -> Difference | None:
+    """Compare sizes as the operation requires, which is the same on all ranks."""
+    row = operation(_name(records))
+    uneven = any(len(set(record.tensors(side))) > 1 for side in row.parts for record in records.values())
+    if row.equal and not uneven:
+        return _by_elements(records, row)
+    if not row.parts or not group.known:
+        return None
+    return _by_parts(group, records, row) or _by_totals(group, records, row)
 
 
-_CHECKS: Final[dict[What, Callable[[Record], str | None]]] = {
-    "op": lambda record: record.op,
-    "size": _elements,
-    "dtype": _types,
-}
+def _by_type(_group: Group, records: Records) -> Difference | None:
+    row = operation(_name(records))
+    if not row.has_one_type:
+        return None
+    # Of a scatter only the root has inputs, of a gather only the root has outputs. The type of an empty tensor does not matter.
+    side: Side = "output" if row.parts == ("input",) else "input"
+    types = {rank: ", ".join(sorted(set(record.dtypes(side)))) for rank, record in records.items() if record.elements(side)}
+    return _by_value("dtype", {rank: names for rank, names in types.items() if names})
+
+
+_CHECKS: Final[tuple[Callable[[Group, Records], Difference | None], ...]] = (_by_operation, _by_size, _by_type)
 """Checks in this order, because a different operation also has different sizes."""
+
+
+def _name(records: Records) -> str:
+    return operation_name(next(iter(records.values())).op)
+
+
+def _by_value(what: Literal["op", "size", "dtype"], by_rank: Mapping[int, str]) -> Difference | None:
+    values: dict[str, list[int]] = {}
+    for rank in sorted(by_rank):
+        values.setdefault(by_rank[rank], []).append(rank)
+    if len(values) < 2:
+        return None
+    most = max(values.values(), key=len)
+    odd = [] if 2 * len(most) <= len(by_rank) else sorted(by_rank.keys() - set(most))
+    return Difference(what, values, odd)
+
+
+def _by_elements(records: Records, row: Operation) -> Difference | None:
+    """Find ranks whose tensors have another number of elements. Each tensor of a coalesced collective is a message of its own."""
+    coalesced = _name(records).endswith("_coalesced")
+    for side in row.equal:
+        tensors = {rank: counts for rank, record in records.items() if (counts := record.tensors(side))}
+        if not coalesced:
+            tensors = {rank: (sum(counts),) for rank, counts in tensors.items()}
+        if len(set(tensors.values())) > 1:
+            return _by_value("size", _element_texts(tensors, "" if side == "input" else " of output"))
+    return None
+
+
+def _element_texts(tensors: Mapping[int, tuple[int, ...]], of: str) -> dict[int, str]:
+    """Describe what each rank came with: the number of tensors if it differs, else the first tensor that differs."""
+    lengths = {len(counts) for counts in tensors.values()}
+    if len(lengths) > 1:
+        return {rank: f"{_elements(sum(counts))}{of} in {counted(len(counts), 'tensor')}" for rank, counts in tensors.items()}
+    at = next(at for at, row in enumerate(zip(*tensors.values(), strict=True)) if len(set(row)) > 1)
+    where = "" if lengths == {1} else f" in tensor {at + 1} of {max(lengths)}"
+    return {rank: f"{_elements(counts[at])}{of}{where}" for rank, counts in tensors.items()}
+
+
+def _by_parts(group: Group, records: Records, row: Operation) -> Difference | None:
+    """Find parts whose sender and receiver expect different sizes; a rank is odd if all these parts are its own."""
+    place = {rank: at for at, rank in enumerate(group.ranks)}
+    sent, expected = (_parts(records, row, side, len(place)) for side in _SIDES)
+    differing = [
+        MismatchedPart(sender=sender, receiver=receiver, sent=sent_size, expected=expected_size)
+        for receiver, incoming in expected.items()
+        for sender, outgoing in sent.items()
+        if (sent_size := _part(outgoing, place[receiver])) != (expected_size := _part(incoming, place[sender]))
+    ]
+    if not differing:
+        return None
+    values: dict[str, list[int]] = {}
+    for part in differing[:MOST_PARTS]:
+        values.setdefault(f"sends {_elements(part.sent)} to rank {part.receiver}", []).append(part.sender)
+        values.setdefault(f"expects {_elements(part.expected)} from rank {part.sender}", []).append(part.receiver)
+    common = set.intersection(*({part.sender, part.receiver} for part in differing))
+    return Difference("size", values, sorted(common) if len(common) == 1 else [], parts=differing[:MOST_PARTS])
+
+
+def _parts(records: Records, row: Operation, side: Side, ranks: int) -> dict[int, Parts]:
+    """Return the parts for or from each rank of the group, of the ranks that have them in their dumps."""
+    found: dict[int, Parts] = {}
+    for rank, record in sorted(records.items()):
+        parts: Parts | None = record.parts(side, ranks) if side in row.parts else record.elements(side)
+        if parts is not None and record.tensors(side):
+            found[rank] = parts
+    return found
+
+
+def _part(parts: Parts, at: int) -> int:
+    return parts if isinstance(parts, int) else parts[at]
+
+
+def _by_totals(group: Group, records: Records, row: Operation) -> Difference | None:
+    """Compare what all ranks send with what all expect, where the dumps do not have the parts."""
+    tensors = {rank: (records[rank].tensors("input"), records[rank].tensors("output")) for rank in sorted(records)}
+    if row.parts != _SIDES or tensors.keys() != group.members or not all(all(sides) for sides in tensors.values()):
+        return None
+    totals = {rank: (sum(inputs), sum(outputs)) for rank, (inputs, outputs) in tensors.items()}
+    sent, expected = (sum(column) for column in zip(*totals.values(), strict=True))
+    if sent == expected:
+        return None
+    values: dict[str, list[int]] = {}
+    for rank, (own, other) in totals.items():
+        values.setdefault(f"{_elements(own)} in, {other} out", []).append(rank)
+    return Difference("size", values, [], totals=(sent, expected))
+
+
+def _elements(count: int) -> str:
+    return f"{count} element{'' if count == 1 else 's'}"

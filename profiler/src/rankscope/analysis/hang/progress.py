@@ -29,6 +29,10 @@ class Line:
     overdue: Record | None = None
     """The last collective, if its timeout was over when an exception ended the rank: it failed, unless all ranks came to it."""
 
+    def unfinished(self) -> list[Record]:
+        """Return the operations that have not ended."""
+        return [*self.pending.values(), *self.transfers, *([] if self.overdue is None else [self.overdue])]
+
 
 class Lines:
     """Progress of every rank with a dump, in every group that it is a member of."""
@@ -57,9 +61,7 @@ class Lines:
             if rank in self._crashed:
                 line = replace(line, overdue=_overdue(line, self._crashed[rank]))
             self._lines[group, rank] = line
-            self._pending[rank] = (
-                self._pending.get(rank, 0) + len(line.pending) + len(line.transfers) + (line.overdue is not None)
-            )
+            self._pending[rank] = self._pending.get(rank, 0) + len(line.unfinished())
         for rank in group.ranks:
             if (group, rank) in self._lines or rank not in dumps:
                 continue

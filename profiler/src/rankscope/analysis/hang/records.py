@@ -6,13 +6,16 @@ Fields are those of torch's `FlightRecorder`. A field that is missing or makes n
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from math import prod
 from typing import Any, Final, Literal
 
 State = Literal["scheduled", "started", "completed"]
+
+NEWEST: Final = (2, 10)
+"""Newest version of the format that is known, major and minor, that of torch 2.13."""
 
 MAX_SHOWN: Final = 64
 """Maximum number of tensors and dimensions of an operation, and of frames of its stack, that are read."""
@@ -26,6 +29,7 @@ MAX_MEMBERS: Final = 2_000_000
 LAST_OF_GROUP: Final = 64
 """Number of last operations per group that are kept even if they have ended."""
 _PEER: Final = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})")
+_VERSION: Final = re.compile(r"(\d{1,9})(?:\.(\d{1,9}))?(?:\.\d{1,9})*")
 _NUMBER: Final = re.compile(r"\d{1,10}")
 
 
@@ -73,9 +77,27 @@ class Record:
         names = self.raw.get(f"{side}_dtypes")
         return [text(name) for name in names[:MAX_SHOWN] if isinstance(name, str)] if isinstance(names, list) else []
 
+    def tensors(self, side: Literal["input", "output"]) -> tuple[int, ...]:
+        """Return the number of elements of each tensor; empty where the dump does not have them, or they make no sense."""
+        shapes = self.raw.get(f"{side}_sizes")
+        if not isinstance(shapes, list) or not all(_is_shape(shape) for shape in shapes):
+            return ()
+        counts = tuple(prod(shape) for shape in shapes)
+        return counts if sum(counts) < LARGEST else ()
+
     def elements(self, side: Literal["input", "output"]) -> int:
         """Return the number of elements of all tensors together."""
-        return sum(prod(shape) for shape in self.shapes(side))
+        return sum(self.tensors(side))
+
+    def parts(self, side: Literal["input", "output"], ranks: int) -> Sequence[int] | None:
+        """Return the elements of the part for or from each of ``ranks`` ranks; ``None`` where the dump has only their sum."""
+        tensors = self.tensors(side)
+        if len(tensors) == ranks:
+            return tensors
+        splits = self.raw.get(f"{side}_split_sizes")
+        if not tensors or not isinstance(splits, list) or len(splits) != ranks or not all(map(_is_size, splits)):
+            return None
+        return splits if sum(splits) == sum(tensors) else None
 
     def frames(self) -> list[str]:
         """Return the stack that enqueued it, innermost frame first: ``train.py:40 in step``."""
@@ -121,6 +143,8 @@ class Dump:
     """True if no operation that was ever recorded is missing."""
     newest_ns: int | None
     """Latest time in the dump."""
+    newer_version: str | None = None
+    """Version of the format, if it is newer than ``NEWEST``: fields may be missing or have another meaning."""
 
 
 def parse(document: object, *, backend: str | None = None, whole_history: bool = False) -> Dump | None:
@@ -150,7 +174,15 @@ def parse(document: object, *, backend: str | None = None, whole_history: bool =
         gapless=gapless,
         from_the_beginning=gapless and records[0].record_id == 0 if records else not entries and not document.get("pg_status"),
         newest_ns=max((time for time in times if time is not None), default=None),
+        newer_version=newer_version(document),
     )
+
+
+def newer_version(document: object) -> str | None:
+    """Return the version of a dump's format if it is newer than ``NEWEST``, else ``None``."""
+    said = document.get("version") if isinstance(document, dict) else None
+    found = _VERSION.fullmatch(said) if isinstance(said, str) else None
+    return said if found is not None and (int(found[1]), int(found[2] or 0)) > NEWEST else None
 
 
 def _kept(records: list[Record]) -> list[Record]:
@@ -274,6 +306,14 @@ def _integer(value: object) -> int | None:
 def whole(value: object) -> int | None:
     """Return ``value`` if it is an integer from 0 to below ``LARGEST``, else ``None``."""
     return value if type(value) is int and 0 <= value < LARGEST else None
+
+
+def _is_shape(sizes: object) -> bool:
+    return isinstance(sizes, list) and len(sizes) <= MAX_SHOWN and all(map(_is_size, sizes))
+
+
+def _is_size(value: object) -> bool:
+    return whole(value) is not None
 
 
 def text(value: object) -> str:

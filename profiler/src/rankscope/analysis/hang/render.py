@@ -85,7 +85,7 @@ def _chain(report: HangReport, width: int) -> str:
             subsequent_indent="    ",
         )
     if len(shown) < len(report.chain):
-        lines.insert(2, f"  … {len(report.chain) - len(shown)} ranks between")
+        lines.insert(2, f"  … {counted(len(report.chain) - len(shown), 'rank')} between")
     return "\n".join(["chain", *lines]) if len(report.chain) > 1 else ""
 
 

@@ -101,6 +101,16 @@ class Culprit(msgspec.Struct, frozen=True, kw_only=True):
     """Evidence in one sentence."""
 
 
+class MismatchedPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a collective whose size differs between the rank that sends it and the rank that expects it."""
+
+    sender: int
+    receiver: int
+    sent: int
+    """Number of elements."""
+    expected: int
+
+
 class Mismatch(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks that came to the same collective of a group with different operations, sizes or data types."""
 
@@ -110,6 +120,12 @@ class Mismatch(msgspec.Struct, frozen=True, kw_only=True):
     what: Literal["op", "size", "dtype"]
     values: dict[str, list[int]]
     """Ranks by the value with which they came."""
+    parts: list[MismatchedPart] = []
+    """Parts of an all-to-all, or of another collective with a part for each rank, whose sizes differ; at most 64."""
+    sent: int | None = None
+    """Number of elements that all ranks send, where the dumps have no parts and it is not ``expected``."""
+    expected: int | None = None
+    """Number of elements that all ranks expect."""
 
 
 class RasRank(msgspec.Struct, frozen=True, kw_only=True):

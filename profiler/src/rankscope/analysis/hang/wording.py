@@ -89,13 +89,20 @@ def _missed(operation: Operation) -> str:
 
 def _mismatch_summary(report: HangReport, upper: str) -> str:
     mismatch = report.mismatches[0]
-    values = "; ".join(f"{ranks_text(ranks)}: {value}" for value, ranks in list(mismatch.values.items())[:4])
+    values = first_of([f"{ranks_text(ranks)}: {value}" for value, ranks in mismatch.values.items()], _SHOWN, "; ")
     described = f" ({mismatch.group_description})" if mismatch.group_description else ""
     place = f"collective {mismatch.sequence} of group {mismatch.group}{described}"
+    if mismatch.what != "op" and report.collective is not None:
+        place = operation_text(report.collective)
     if report.culprits:
         return f"{upper} came to {place} with another {_WHAT[mismatch.what]} than the others ({values}), so it does not end."
     unsaid = "the dumps do not show which are right"
-    return f"Ranks do not agree on the {_WHAT[mismatch.what]} of {place} ({values}), so it does not end; {unsaid}."
+    if mismatch.sent is not None:
+        totals = f"its ranks send {mismatch.sent} elements and expect {mismatch.expected}"
+        return f"The sizes of {place} do not add up: {totals} ({values}), so it does not end; {unsaid}."
+    ends = sorted({rank for part in mismatch.parts for rank in (part.sender, part.receiver)})
+    ranks = ranks_text(ends).capitalize() if ends else "Ranks"
+    return f"{ranks} do not agree on the {_WHAT[mismatch.what]} of {place} ({values}), so it does not end; {unsaid}."
 
 
 _WHAT: Final = {"op": "operation", "size": "size", "dtype": "data type"}
@@ -152,7 +159,7 @@ def advice(
         which = "of the other ranks, too" if report.ranks else "of the Flight Recorder; they show who waits in which call"
         return [f"Collect the dumps {which}: {_dump_again(run)}"]
     if named is None:
-        named = [f"rank {rank}" + (f" on {hosts[rank]}" if rank in hosts else "") for rank in report.culprits]
+        named = [f"rank {rank}" + (f" on {hosts[rank]}" if rank in hosts else "") for rank in report.culprits] or ["each rank"]
     known = (pids or {}).get(report.culprits[0]) if len(report.culprits) == 1 else None
     pid = "PID" if known is None else str(known)
     rows = [row.format(where=first_of(named, _SHOWN), pid=pid) for row in _ADVICE[report.cause or "stuck"]]
@@ -179,7 +186,7 @@ _ADVICE: Final[dict[HangCause, tuple[str, ...]]] = {
     ),
     "not_started": ("Check what the device does instead (a kernel that does not end), and dmesg (Xid), on the host of {where}",),
     "mismatch": (
-        "Compare what {where} does before that collective with another rank: a branch, a batch or a shape that differs",
+        "Compare {where} with the others of that group before that collective: a branch, a batch, a shape or splits that differ",
     ),
     "deadlock": ("Have all ranks enqueue the collectives of these groups in the same order",),
     "no_dump": ("Check the error output of {where}, and whether its process and host are alive: it may have died first",),

@@ -145,7 +145,7 @@ def _host_table(analysis: Analysis, width: int) -> str:
         legend = f"{_AT_FAULT} at fault; {legend}"
     lines += textwrap.wrap(legend, width)
     if len(shown) < len(hosts):
-        lines.append(f"{len(hosts) - len(shown)} more hosts not shown")
+        lines.append(f"{counted(len(hosts) - len(shown), 'more host')} not shown")
     return "\n".join(lines)
 
 
@@ -190,7 +190,9 @@ def _rank_table(analysis: Analysis, width: int) -> str:
     if any(row.truncated for row in shown):
         lines += textwrap.wrap(f"{_TRUNCATED} incomplete: {_OF_WHAT_IS_LEFT}", width)
     if len(shown) < len(analysis.ranks):
-        lines += textwrap.wrap(f"{len(analysis.ranks) - len(shown)} more ranks not shown; --format json has them all", width)
+        lines += textwrap.wrap(
+            f"{counted(len(analysis.ranks) - len(shown), 'more rank')} not shown; --format json has all", width
+        )
     return "\n".join(lines)
 
 

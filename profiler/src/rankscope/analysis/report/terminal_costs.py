@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
 from typing import Final
 
 from rankscope.analysis.result.analysis import Analysis, CollectiveMatching
 from rankscope.analysis.result.collectives import CollectiveBandwidth, DirectedWait
 from rankscope.analysis.result.costs import WaterfallPart
-from rankscope.analysis.result.text import UNKNOWN, aligned, fitting, size, wrapped
+from rankscope.analysis.result.text import UNKNOWN, aligned, counted, fitting, reasons_text, size, wrapped
 from rankscope.base.text import duration, shortened
 
 BARS: Final = 24
@@ -130,7 +129,7 @@ def bandwidth_table(collectives: CollectiveMatching, width: int) -> str:
     lines = [*_rows(collectives.by_op, width), *_waits(collectives.waits, width)]
     for title, reasons in (("left out", collectives.excluded), ("not matched", collectives.unmatched_by)):
         if reasons:
-            lines += textwrap.wrap(f"{title}: {_counted(reasons)}", width)
+            lines += textwrap.wrap(f"{title}: {reasons_text(reasons)}", width)
     return "\n".join(lines)
 
 
@@ -143,7 +142,7 @@ def _rows(rows: list[CollectiveBandwidth], width: int) -> list[str]:
     lines = textwrap.wrap("collectives: the transfer alone, without waiting; medians", width)
     lines += aligned(fitting([header, *cells], width, _DISPENSABLE), left=(0,))
     if (more := len(rows) - len(shown)) > 0:
-        lines += textwrap.wrap(f"{more} more row{'s' * (more > 1)} not shown; --format json has all", width)
+        lines += textwrap.wrap(f"{counted(more, 'more row')} not shown; --format json has all", width)
     if any(row.bus_gb_s is None and row.bus_at_least_gb_s is not None for row in shown):
         lines += textwrap.wrap("≥: waiting counted as transfer, for other ranks' side is not at hand", width)
     if any(row.bound_by == "latency" for row in shown):
@@ -183,9 +182,5 @@ def _waits(waits: list[DirectedWait], width: int) -> list[str]:
             f"{row.op}: rank {row.waiter} waited {duration(row.wait_us)} for rank {row.origin}, {times}", width
         )
     if len(waits) > SHOWN_WAITS:
-        lines += textwrap.wrap(f"and {len(waits) - SHOWN_WAITS} more pairs of ranks", width)
+        lines += textwrap.wrap(f"and {counted(len(waits) - SHOWN_WAITS, 'more pair')} of ranks", width)
     return lines
-
-
-def _counted(reasons: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in reasons.items())

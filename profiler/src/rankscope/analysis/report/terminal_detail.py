@@ -8,7 +8,7 @@ from typing import Final
 
 from rankscope.analysis.result.analysis import Analysis, RankResult
 from rankscope.analysis.result.detail import CommunicationPart, Contention, CopyPart, LaunchPart, RankDetail, Recompute
-from rankscope.analysis.result.text import UNKNOWN, aligned, size
+from rankscope.analysis.result.text import UNKNOWN, aligned, counted, size
 from rankscope.base.text import duration, shortened
 
 SHOWN_RANKS: Final = 2
@@ -23,7 +23,7 @@ def render_details(analysis: Analysis, width: int) -> str:
     shown = sorted(having, key=lambda row: (row.rank not in named, row.rank))[:SHOWN_RANKS]
     parts = [_recorded(row, width) if row.detail is None else _rank(row, row.detail, width) for row in shown]
     if len(having) > len(shown):
-        rest = f"details of {len(having) - len(shown)} more ranks not shown; --format json has them all"
+        rest = f"details of {counted(len(having) - len(shown), 'more rank')} not shown; --format json has all"
         parts.append(textwrap.fill(rest, width))
     return "\n\n".join(parts)
 

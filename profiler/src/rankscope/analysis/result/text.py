@@ -63,10 +63,10 @@ def listing(title: str, items: Sequence[str], width: int) -> str:
     return "\n".join([title, *lines]) if lines else ""
 
 
-def first_of(items: Sequence[object], most: int) -> str:
+def first_of(items: Sequence[object], most: int, separator: str = ", ") -> str:
     """Return the first ``most`` items and the number of the others: ``a, b and 3 more``."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
-    return ", ".join(map(str, items[:most])) + more
+    return separator.join(map(str, items[:most])) + more
 
 
 def joined(items: Sequence[str], most: int | None = None) -> str:
@@ -183,6 +183,34 @@ def size(number: int) -> str:
 def counted(count: int, thing: str) -> str:
     """Format a count with its noun: ``1 line``, ``2,000 lines``."""
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+_REASONS: Final[dict[str, str]] = {
+    "rank_missing": "with a rank that is not recorded",
+    "incomplete": "missing on some ranks",
+    "order_shifted": "in an uncertain order",
+    "ranks_differ": "with different members by rank",
+    "operation_differs": "of different kinds by rank",
+    "bytes_differ": "of different sizes by rank",
+    "dtype_differs": "of different data types by rank",
+    "root_differs": "with different roots by rank",
+    "call_missing": "without a call in the trace",
+    "impossible": "that a rank left before the last one arrived",
+    "broadcast": "from a root (broadcast)",
+    "rooted": "with a root (reduce, gather, scatter)",
+    "p2p": "between two ranks",
+    "uneven_all_to_all": "all-to-all with unequal parts",
+    "expert_parallel": "of expert parallelism",
+    "unknown_operation": "of unknown kind",
+    "no_common_clock": "between hosts without a common clock",
+}
+"""Text for the reasons of ``CollectiveMatching``, after a number of operations."""
+
+
+def reasons_text(reasons: Mapping[str, int]) -> str:
+    """Return for what reasons how many operations count: ``1 operation missing on some ranks, 3 between two ranks``."""
+    texts = [(count, _REASONS.get(reason, f"({reason.replace('_', ' ')})")) for reason, count in reasons.items()]
+    return ", ".join(f"{f'{count:,}' if at else counted(count, 'operation')} {text}" for at, (count, text) in enumerate(texts))
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Final
 
 from rankscope.runs.records import CollectiveRecord, StepBreakdown
+
+if TYPE_CHECKING:  # `rankscope hang` needs a limit of this module and no arrays
+    import numpy as np
+    from numpy.typing import NDArray
 
 MAX_US: Final = 366 * 86_400 * 1e6
 """Limit of durations: nothing in training takes a year, so a longer time is damage."""

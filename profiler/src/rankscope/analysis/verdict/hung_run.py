@@ -1,4 +1,4 @@
-"""Verdict on a run that ended in a hang, from the Flight Recorder dumps in the run directory."""
+"""Verdict on a job that hangs, from Flight Recorder dumps, in a run directory or elsewhere."""
 
 from __future__ import annotations
 
@@ -66,11 +66,14 @@ def _files(folder: Path) -> frozenset[tuple[str, int, int]]:
 def hung_verdict(run: RunEvidence) -> tuple[Verdict, Finding] | None:
     """Return the verdict and the finding of ``hung_report``, or ``None`` without a report."""
     report = hung_report(run)
-    if report is None:
-        return None
+    return None if report is None else hang_verdict(report, shlex.quote(run.path))
+
+
+def hang_verdict(report: HangReport, paths: str) -> tuple[Verdict, Finding]:
+    """Return the verdict and the finding of a report on a hang. ``paths``: arguments of `rankscope hang`, quoted for a shell."""
     alone = report.culprits[0] if len(report.culprits) == 1 else None
     group = None if report.group is None else report.group.description or report.group.name
-    action = f"See who waits in what: rankscope hang {shlex.quote(run.path)}"
+    action = f"See who waits in what: rankscope hang {paths}"
     summary = f"{report.summary}{_last_call(report)}"
     verdict = Verdict(
         kind="hang",
@@ -83,7 +86,7 @@ def hung_verdict(run: RunEvidence) -> tuple[Verdict, Finding] | None:
     finding = Finding(
         kind="hang",
         rank=alone,
-        host=None if alone is None else run.hosts.get(alone),
+        host=next((culprit.host for culprit in report.evidence if culprit.rank == alone), None),
         summary=summary,
         evidence=_evidence(report),
     )
