@@ -211,7 +211,7 @@ def test_what_a_torn_trace_lacks_is_no_zero_and_in_no_mean(tmp_path: Path) -> No
     text = render_text(analysis, width=100)
     (line,) = [line.split() for line in text.splitlines() if line.strip().startswith("2*")]
     assert line[3:5] == ["-", "-"]
-    assert "* truncated:" in text
+    assert "* incomplete:" in text
     # and the means are those of the others
     others = analysis.ranks[:2]
     assert analysis.waterfall is not None

@@ -20,7 +20,7 @@ MOST_CUT: Final = 0.2
 
 _NS_PER_S: Final = 1_000_000_000
 _LEAST_GAP_NS: Final = _NS_PER_S
-_OWN_CLUSTER: Final = 0.1
+_OWN_CLUSTER: Final = 0.2
 """Share of a trace's host events that makes a place in time one of the trace, however far it is from the others."""
 _APART_NS: Final = 60 * _NS_PER_S
 _LONGEST_QUEUE_NS: Final = 600 * _NS_PER_S
@@ -137,7 +137,9 @@ def untimed(start: NDArray[np.int64], end: NDArray[np.int64], base_ns: int, *, o
     """
     length = end - start
     is_fine = on_device and bool((length % 1000 != 0).any())
-    without_time: NDArray[np.bool_] = (length == 0) & ((start == 0) | (start <= -base_ns) | is_fine)
+    # A trace may also count its times from 0.
+    at_zero = (start == 0) & bool(start.max(initial=0) > _LEAST_GAP_NS)
+    without_time: NDArray[np.bool_] = (length == 0) & (at_zero | ((start <= -base_ns) & (base_ns > 0)) | is_fine)
     return without_time
 
 
@@ -189,7 +191,7 @@ def _far(device: DeviceEvents, host: HostEvents, launch: NDArray[np.int64]) -> N
 
 
 def near_most(start: NDArray[np.int64], reference: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which times in ``start`` are near one of the places in time that have a tenth or more of the ``reference``.
+    """Return which times in ``start`` are near one of the places in time that have a fifth or more of the ``reference``.
 
     ``ends``: ends of the events that begin at ``reference``.
     """
