@@ -29,7 +29,7 @@ def quality_warnings(qualities: Mapping[int, DataQuality], others: Mapping[int, 
         events = sum(quality.device_events for quality in damaged.values())
         parts = [
             (sum(quality.without_time for quality in damaged.values()), "left out without a time"),
-            (sum(quality.far for quality in damaged.values()), "left out far in time from the rest"),
+            (sum(quality.far for quality in damaged.values()), "left out, far in time from the rest"),
             (sum(quality.overlong for quality in damaged.values()), "cut where the next event of their stream begins"),
         ]
         said = ", ".join(f"{count:,} {what}" for count, what in parts if count)

@@ -193,8 +193,8 @@ def read_trace(path: Location, *, detail: bool = True) -> Trace:
     the file and the reason: missing, empty, not JSON, JSON but no trace, hostile, or without any compute.
     """
     text = TraceText(path)
-    stream = EventStream[Any](path, text, ANY_DETAIL_EVENT if detail else ANY_EVENT)
     columns = _Columns(path, detail=detail)
+    stream = EventStream[Any](path, text, ANY_DETAIL_EVENT if detail else ANY_EVENT, columns.needs)
     for events in stream:
         columns.add(events)
     trace = columns.trace(stream, torn=text.torn or stream.torn)
@@ -231,6 +231,10 @@ class _Columns:
         self._metadata: dict[int, EventArgs] = {}
         self._rows = 0
         self._damaged = 0
+
+    def needs(self, category: str | None) -> bool:
+        """Return whether figures rest on events of a category."""
+        return self._codes[category] not in (-1, _FUNCTION)
 
     def add(self, events: Sequence[Any]) -> None:
         """Append the relevant ones of some events."""
