@@ -46,8 +46,8 @@ def quality_warnings(qualities: Mapping[int, DataQuality], others: Mapping[int, 
             f"({kernels / launches:.0%}{most}): the profiler lost those kernels, and the figures are of the others"
         )
     if left_out := {rank: count for rank, count in others.items() if count}:
-        events = f"{counted(sum(left_out.values()), 'event')} of {ranks_text(sorted(left_out))}"
-        found.append(f"{events}{' besides' if damaged else ''} left out: damaged, or their times make no sense")
+        said = f"{counted(sum(left_out.values()), 'event')} of {ranks_text(sorted(left_out))}"
+        found.append(f"{said}{' besides' if damaged else ''} left out: damaged, or their times make no sense")
     if unused:
         rank, quality = next(iter(unused.items()))
         alike = f", and those of {ranks_text(sorted(unused.keys() - {rank}))} are like it" if len(unused) > 1 else ""
