@@ -157,7 +157,8 @@ def untimed(start: NDArray[np.int64], end: NDArray[np.int64], base_ns: int, *, o
     is_fine = on_device and bool((length % 1000 != 0).any())
     # A trace may also count its times from 0.
     at_zero = (start == 0) & bool(start.max(initial=0) > _LEAST_GAP_NS)
-    return instant & (at_zero | ((start <= -base_ns) & (base_ns > 0)) | is_fine)
+    instant &= at_zero | ((start <= -base_ns) & (base_ns > 0)) | is_fine
+    return instant
 
 
 def are_damaged(present: NDArray[np.int_], missing: NDArray[np.int_], cut: NDArray[np.int_]) -> NDArray[np.bool_]:
