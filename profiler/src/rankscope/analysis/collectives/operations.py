@@ -74,6 +74,8 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "all_to_allv": Operation(rule=None, excluded="uneven_all_to_all"),
     "barrier": Operation(),
     "sparse_all_reduce": Operation(),
+    # Kernel that the user names as communication, and whose name has no operation.
+    "collective": Operation(),
     "broadcast": Operation(rule="from_root", factor=_whole, input_is_message=True, excluded="broadcast"),
     "scatter": Operation(rule="from_root", factor=_one_pass, excluded="rooted"),
     "reduce": Operation(rule="to_root", factor=_whole, input_is_message=True, excluded="rooted"),

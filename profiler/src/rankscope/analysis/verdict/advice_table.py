@@ -345,5 +345,11 @@ TABLE: Final[tuple[Row, ...]] = (
         "Trace again, and let every rank finish its file before it ends (export after prof.stop()); or record a run: {record}",
         reason="torn_trace",
     ),
+    for_verdict(
+        "insufficient_data",
+        "Name the kernels that communicate: {command}",
+        "If there are none, trace whole steps, with the collectives in them, on the devices",
+        reason="no_communication",
+    ),
     for_verdict("insufficient_data", "Analyse the traces of all ranks together, or record a run: {record}"),
 )

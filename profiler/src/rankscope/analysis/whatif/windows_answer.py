@@ -18,6 +18,7 @@ from rankscope.analysis.collectives.windows import Reduction, reduce_file, reduc
 from rankscope.analysis.rank_traces import find_traces, least_ranks_of
 from rankscope.analysis.trace.columns import Trace, read_whole_trace
 from rankscope.analysis.trace.locations import Location, common_folder
+from rankscope.analysis.verdict.unnamed_communication import NO_COMMUNICATION
 from rankscope.analysis.whatif.graph import CycleError, Durations, Times, play, with_and_without
 from rankscope.analysis.whatif.outcome import MAX_RANKS, Outcome, Terms, answer, insufficient, parts, slowest_count
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
@@ -114,7 +115,8 @@ def whatif_of_profiled(profiled: Profiled, source: WhatIfSource, terms: Terms) -
     clocks = fit_clocks(matching.matches, profiled.clock_names)
     matching = consistent(matching, clocks)
     if not matching.matches:
-        return insufficient(source, "no collective could be matched across the ranks")
+        silent = terms.accelerated and not any(reduction.collectives for reduction in profiled.reductions.values())
+        return insufficient(source, NO_COMMUNICATION if silent else "no collective could be matched across the ranks")
     # Each is recorded twice: as a send and as a receive.
     transfers = sum(row.p2p for reduction in profiled.reductions.values() for row in reduction.collectives) // 2
     if transfers > _MUCH * len(matching.matches):
