@@ -85,8 +85,8 @@ def _refuse_other_records(path: Path) -> None:
     if path.exists() and not run_file(path).exists():
         raise InputError(
             path,
-            "not a run directory: there is no run.json in it. Comparing needs recorded runs; traces and dumps have too few steps. "
-            f"Record both runs ({RECORD}), or analyse each by itself: rankscope analyze {shlex.quote(os.fspath(path))}",
+            "not a run directory: there is no run.json in it. Comparing needs recorded runs; traces and dumps have too few "
+            f"steps. Record both runs ({RECORD}), or analyse each by itself: rankscope analyze {shlex.quote(os.fspath(path))}",
         )
 
 

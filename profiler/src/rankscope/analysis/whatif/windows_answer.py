@@ -158,7 +158,7 @@ def _graphs(
         if graphs and records > _MAX_RECORDS:
             break
         try:
-            graph = build_window_graph(step, by_step[step], windows[step], clocks)
+            graph = build_window_graph(step, by_step[step], windows[step], clocks, following=windows.get(step + 1))
         except CycleError:
             impossible += 1
             continue
