@@ -29,7 +29,7 @@ COMMUNICATION_NAMES: Final[tuple[tuple[str, tuple[str, ...], str], ...]] = (
         "a collective in the function's own name",
         (
             *("allreduce", "all_reduce", "allgather", "all_gather", "reducescatter", "reduce_scatter"),
-            *("alltoall", "all_to_all", "all2all", "a2a"),
+            *("toall", "to_all", "all2all", "a2a"),
         ),
         _COLLECTIVE,
     ),
