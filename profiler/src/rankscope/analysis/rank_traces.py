@@ -28,6 +28,7 @@ from rankscope.analysis.result.detail import RankDetail
 from rankscope.analysis.trace.annotations import host_times
 from rankscope.analysis.trace.classify import asks_for_communication
 from rankscope.analysis.trace.columns import KERNEL, NOTE, OPERATOR, Trace, read_trace
+from rankscope.analysis.trace.intervals import distinct
 from rankscope.analysis.trace.locations import OPERATIONS_SUFFIX, Location, list_remote
 from rankscope.analysis.trace.schema import integer
 from rankscope.analysis.trace.streams import input_wait_us
@@ -220,7 +221,7 @@ def _requests_communication(trace: Trace) -> bool:
         return False
     calls = np.isin(trace.category, (NOTE, OPERATOR))
     sizes = [integer(args.group_size) for row, args in trace.metadata.items() if calls[row]]
-    asks = (asks_for_communication(trace.names[name]) for name in np.unique(trace.name[calls]))
+    asks = (asks_for_communication(trace.names[name]) for name in distinct(trace.name[calls]))
     return any(asks) and not (sizes and all(size == 1 for size in sizes))
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from rankscope.analysis.result.analysis import UnknownKernel
 from rankscope.analysis.trace.columns import Trace
+from rankscope.analysis.trace.intervals import distinct
 from rankscope.analysis.trace.kernels import LONG, kernel_class
 from rankscope.analysis.trace.streams import beside_the_main_stream
 from rankscope.analysis.trace.symbols import function_of, last_part
@@ -28,7 +29,7 @@ _DIFFERS: Final = 0.02
 _RATIO: Final = 1.2
 """Longest time of any rank over the shortest, at least."""
 _COMPUTES: Final = frozenset({"attention", "convolution", "gemm"})
-"""Classes of kernels that compute, whatever else they may do. They are listed only if no other kernel comes into question."""
+"""Classes of kernels that surely compute."""
 
 
 class RankKernels(msgspec.Struct, frozen=True):
@@ -49,24 +50,26 @@ def kernels_on_own_streams(trace: Trace, events: WorkEvents) -> frozenset[str]:
     mine = (events.kind == COMPUTE) & events.is_on_device(trace)
     rows = events.rows[mine]
     length = (events.end - events.start)[mine]
-    sure = np.array([kernel_class(name) in _COMPUTES for name in trace.names], dtype=bool)[trace.name[rows]]
+    sure = np.isin(
+        trace.name[rows], [name for name in distinct(trace.name[rows]) if kernel_class(trace.names[name]) in _COMPUTES]
+    )
     weight = np.where(sure, length, 0) if sure.any() else length
     beside = beside_the_main_stream(trace.device[rows], trace.stream[rows], events.kind[mine], weight)
-    names = np.setdiff1d(trace.name[rows[beside]], trace.name[rows[~beside]])
-    return frozenset(trace.names[name] for name in names.tolist())
+    names = set(distinct(trace.name[rows[beside]])).difference(distinct(trace.name[rows[~beside]]))
+    return frozenset(trace.names[name] for name in names)
 
 
 def unknown_kernels(ranks: Mapping[int, RankKernels]) -> list[UnknownKernel]:
     """Return the kernels that may be communication, likeliest first.
 
-    These are the kernels on streams of their own and those whose time differs most between the ranks; without any, the longest
-    ones that do not surely compute.
+    Of those that do not surely compute, these are the kernels on streams of their own and those whose time differs most between
+    the ranks; without any, the longest ones.
     """
     window = float(np.mean([rank.window_us for rank in ranks.values()]))
-    rows = [row for name, times in _times(ranks).items() if (row := _row(name, times, ranks, window)).share >= LONG]
+    unsure = {name: times for name, times in _times(ranks).items() if kernel_class(name) not in _COMPUTES}
+    rows = [row for name, times in unsure.items() if (row := _row(name, times, ranks, window)).share >= LONG]
     chosen = [row for row in rows if row.own_stream or _differs(row, window)]
-    unsure = [row for row in chosen or rows if kernel_class(row.name) not in _COMPUTES]
-    return sorted(unsure or chosen, key=_order)[:SHOWN]
+    return sorted(chosen or rows, key=_order)[:SHOWN]
 
 
 def pattern_of(kernel: UnknownKernel, ranks: Mapping[int, RankKernels]) -> str:
