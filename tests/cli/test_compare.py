@@ -47,7 +47,12 @@ def write_run(path: Path, *, ranks: int = 2, steps: int = 90, forward_us: float 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("runs")
+    traces = folder / "traces"
+    traces.mkdir()
+    (traces / "rank-0.json").write_text('{"traceEvents": []}')
     return {
+        "traces": traces,
+        "trace": traces / "rank-0.json",
         "base": write_run(folder / "base"),
         "same": write_run(folder / "same", seed=1),
         "slow": write_run(folder / "slow", seed=2, forward_us=50_000),
@@ -113,6 +118,8 @@ def test_what_makes_no_sense_is_a_usage_error(cli: Cli, runs: dict[str, Path], a
         (["base", "base"], "it would be compared with itself"),
         (["base", "/nowhere"], "no such file or folder"),
         (["base", "/proc/self/maps"], "not a run directory"),
+        (["traces", "base"], "Record both runs (rankscope run -- torchrun ... train.py), or analyse each by itself"),
+        (["base", "trace"], "rankscope analyze "),
         (["base", "--at", "5000"], "step 5000 does not divide it: its steps are 0 to 89"),
     ],
 )

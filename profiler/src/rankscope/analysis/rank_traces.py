@@ -24,12 +24,16 @@ from rankscope.analysis.collectives.windows import (
 from rankscope.analysis.collectives.world import least_ranks, least_ranks_of_groups
 from rankscope.analysis.evidence.data_quality import quality_warnings
 from rankscope.analysis.evidence.device_times import DeviceTimes
+from rankscope.analysis.evidence.unknown_kernels import kernels_on_own_streams
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.result.data_quality import DataQuality
 from rankscope.analysis.result.detail import RankDetail
 from rankscope.analysis.trace.annotations import host_times
-from rankscope.analysis.trace.columns import KERNEL, Trace, read_trace
+from rankscope.analysis.trace.classify import asks_for_communication
+from rankscope.analysis.trace.columns import KERNEL, NOTE, OPERATOR, Trace, read_trace
+from rankscope.analysis.trace.intervals import distinct
 from rankscope.analysis.trace.locations import OPERATIONS_SUFFIX, Location, list_remote
+from rankscope.analysis.trace.schema import integer
 from rankscope.analysis.trace.streams import input_wait_us
 from rankscope.analysis.trace.work import compute_kernels, work_events
 from rankscope.base.errors import InputError
@@ -63,6 +67,8 @@ class RankTrace(msgspec.Struct, frozen=True):
     detail: RankDetail | None
     pattern_found: bool
     """True if the pattern for communication matched any kernel."""
+    own_streams: frozenset[str]
+    """Names of kernels on streams of their own; empty unless the trace has no communication (``kernels_on_own_streams``)."""
     input_us: float | None
     device: DeviceTimes
     """Times on the device; the pipeline stage is not known before all traces are."""
@@ -195,6 +201,7 @@ def _read_one(file: Location, *, pattern: re.Pattern[str] | None, only: bool, de
             reduction=reduction,
             detail=told,
             pattern_found=pattern is not None and any(map(pattern.search, _kernel_names(trace))),
+            own_streams=frozenset() if reduction.breakdowns[0].communication_us else kernels_on_own_streams(trace, events),
             input_us=input_wait_us(trace, events),
             device=DeviceTimes(
                 by_step if trace.has_device_work else [],
@@ -211,10 +218,24 @@ def _read_one(file: Location, *, pattern: re.Pattern[str] | None, only: bool, de
 def least_ranks_of(trace: Trace, reduction: Reduction) -> int:
     """Return the number of ranks that the job of a trace has at least.
 
-    A kernel of NCCL is of several ranks: a group of one rank needs none. Without metadata this is all that shows them.
+    A kernel of NCCL is of several ranks: a group of one rank needs none. Without metadata this is all that shows them, or an
+    operator that requests communication on a device.
     """
     found = max(least_ranks(trace.rank or 0, reduction.collectives), least_ranks_of_groups(trace.groups.values()))
-    return max(found, 2) if trace.world_size is None and any(row.stream is not None for row in reduction.collectives) else found
+    if trace.world_size is not None:
+        return found
+    communicates = any(row.stream is not None for row in reduction.collectives) or _requests_communication(trace)
+    return max(found, 2) if communicates else found
+
+
+def _requests_communication(trace: Trace) -> bool:
+    """Return whether the calling threads request communication on a device, in groups of more than one rank."""
+    if not trace.has_device_work:
+        return False
+    calls = np.isin(trace.category, (NOTE, OPERATOR))
+    sizes = [integer(args.group_size) for row, args in trace.metadata.items() if calls[row]]
+    asks = (asks_for_communication(trace.names[name]) for name in distinct(trace.name[calls]))
+    return any(asks) and not (sizes and all(size == 1 for size in sizes))
 
 
 def _kernel_names(trace: Trace) -> list[str]:

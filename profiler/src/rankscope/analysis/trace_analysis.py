@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Final
@@ -22,6 +23,7 @@ from rankscope.analysis.costs.ledger import ledger_of_blame
 from rankscope.analysis.costs.waterfall import Costs
 from rankscope.analysis.costs.window_costs import costs_of_windows
 from rankscope.analysis.evidence.device_times import DeviceTimes
+from rankscope.analysis.evidence.unknown_kernels import RankKernels
 from rankscope.analysis.inference.device_stragglers import judge_windows, window_named
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.rank_traces import RankTrace, find_traces, read_ranks
@@ -32,6 +34,7 @@ from rankscope.analysis.trace.locations import Location, common_folder
 from rankscope.analysis.verdict.bottleneck import shares_of
 from rankscope.analysis.verdict.builders import Lack, Setting, among, insufficient, limits, no_straggler, ranks_were, straggler
 from rankscope.analysis.verdict.slow_links import with_slow_links
+from rankscope.analysis.verdict.unnamed_communication import without_communication
 
 
 def analyze_traces(
@@ -78,7 +81,11 @@ def analyze_traces(
         matching.matches, {rank: (window.communication_us, window.overlap_us) for rank, window in windows.items()}
     )
     costs = _costs(traces, matched)
-    verdict, findings = _verdict(traces, matched, costs, explained, price=price_per_gpu_hour, currency=currency)
+    findings: list[Finding] = []
+    if _lack_communication(traces):
+        verdict = without_communication(_kernels(traces), _quoted(paths, files))
+    else:
+        verdict, findings = _verdict(traces, matched, costs, explained, price=price_per_gpu_hour, currency=currency)
     verdict, findings = with_slow_links(
         verdict, findings, collectives.by_op, {rank: reduction.breakdowns for rank, reduction in whole.items()}
     )
@@ -284,6 +291,33 @@ def _verdict(
     verdict, findings = straggler(named, setting)
     besides = shares_of(_costs(traces, matched, without=named.ranks))
     return verdict, [*findings, *limits(besides, setting, lead="Besides that, ")]
+
+
+def _lack_communication(traces: Sequence[RankTrace]) -> bool:
+    """Return whether a job of several ranks shows no communication at all, in whole traces of devices."""
+    several = max(len(traces), _world_size(traces) or 0) > 1
+    whole = all(trace.device_kind != "cpu" and not trace.torn for trace in traces)
+    return (
+        several
+        and whole
+        and not any(trace.reduction.collectives or trace.reduction.breakdowns[0].communication_us for trace in traces)
+    )
+
+
+def _kernels(traces: Sequence[RankTrace]) -> dict[int, RankKernels]:
+    return {
+        trace.rank: RankKernels(trace.reduction.breakdowns[0].window_us, trace.device.kernels, trace.own_streams)
+        for trace in traces
+    }
+
+
+def _quoted(paths: Sequence[Location], files: Sequence[Location]) -> str:
+    """Return the paths of the traces for a command line: as the user named them, or their folder if they are many."""
+    named = [os.fspath(path) for path in paths] if len(paths) <= _MOST_PATHS else [common_folder(files)]
+    return shlex.join(named)
+
+
+_MOST_PATHS: Final = 3
 
 
 def _device_times(traces: Sequence[RankTrace], world_size: int | None) -> dict[int, DeviceTimes]:

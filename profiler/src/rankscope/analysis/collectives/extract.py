@@ -102,7 +102,7 @@ def _device_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
         args = trace.metadata.get(row) or EventArgs()
         spelling = args.collective or (None if note is None else trace.names[trace.name[note]])
         op = operation_name(spelling) if spelling else operation_of_kernel(trace.names[names[at]])
-        if op == "all_to_allv" and _is_even(args):
+        if spelling and op == "all_to_allv" and _is_even(args):
             op = "all_to_all"
         group = f"stream-{order}" if args.group_name is None else str(args.group_name)
         ranks = _ranks(args, trace)

@@ -97,6 +97,8 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "barrier": Operation(),
     # Ranks may have any number of values that are not zero.
     "sparse_all_reduce": Operation(),
+    # Kernel that the user names as communication, and whose name has no operation.
+    "collective": Operation(),
     "broadcast": Operation(rule="from_root", factor=_whole, input_is_message=True, excluded="broadcast", equal=_BOTH),
     "scatter": Operation(rule="from_root", factor=_one_pass, excluded="rooted", parts=("input",)),
     "reduce": Operation(rule="to_root", factor=_whole, input_is_message=True, excluded="rooted", equal=_BOTH),

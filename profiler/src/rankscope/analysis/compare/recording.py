@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +11,10 @@ from rankscope.analysis.evidence.damage import table_warnings
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.trace.possible import is_possible_breakdown
+from rankscope.analysis.verdict.advice_sentences import RECORD
 from rankscope.base.errors import InputError
 from rankscope.runs.named import NamedRun, named_run, refuse_folder_of_runs
+from rankscope.runs.paths import run_file
 from rankscope.runs.reader import ATTEMPTS, RunReader
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo, StepBreakdown
 from rankscope.runs.world_size import told_world_size
@@ -51,6 +54,7 @@ def read_recording(path: Path) -> Recording:
     named = named_run(path)
     if named is None:
         refuse_folder_of_runs(path)
+        _refuse_other_records(path)
         named = NamedRun(path, None)
     reader = RunReader(named.path)
     attempts = reader.attempts()
@@ -74,6 +78,16 @@ def read_recording(path: Path) -> Recording:
         windows=windows,
         warnings=_warnings(reader, table, attempts, infos, named=named.attempt is not None),
     )
+
+
+def _refuse_other_records(path: Path) -> None:
+    """Raise ``InputError`` if ``path`` is no run, but may be something else that ``rankscope analyze`` takes."""
+    if path.exists() and not run_file(path).exists():
+        raise InputError(
+            path,
+            "not a run directory: there is no run.json in it. Comparing needs recorded runs; traces and dumps have too few "
+            f"steps. Record both runs ({RECORD}), or analyse each by itself: rankscope analyze {shlex.quote(os.fspath(path))}",
+        )
 
 
 def _warnings(reader: RunReader, table: StepTable, attempts: list[int], infos: dict[int, RankInfo], *, named: bool) -> list[str]:

@@ -7,7 +7,7 @@ into a column per metric; ``filling`` puts the columns into the matrices, also w
 ``typical`` separates typical steps, which verdicts are about, from rare ones. ``compared`` has the own times of ranks that do
 the same work (``peers``), which ``inference`` judges, and the waits in them. ``device_times`` has own times on devices, from
 traces and profiled steps instead of step records; ``kernel_ratios`` and ``kernel_calls`` compare the kernels of a rank with its
-peers'.
+peers'; ``unknown_kernels`` are those that may be communication where none is known.
 
 Other modules use the table: ``hardware`` (GPU readings per step), ``activities`` (time of checkpoints and evaluations),
 ``throughput`` (samples, tokens and FLOP per second), ``order`` (largest and middle values of each step), ``recent`` (bounds of

@@ -29,7 +29,7 @@ def quality_warnings(qualities: Mapping[int, DataQuality], others: Mapping[int, 
         events = sum(quality.device_events for quality in damaged.values())
         parts = [
             (sum(quality.without_time for quality in damaged.values()), "left out without a time"),
-            (sum(quality.far for quality in damaged.values()), "left out far in time from the rest"),
+            (sum(quality.far for quality in damaged.values()), "left out, far in time from the rest"),
             (sum(quality.overlong for quality in damaged.values()), "cut where the next event of their stream begins"),
         ]
         said = ", ".join(f"{count:,} {what}" for count, what in parts if count)
@@ -46,8 +46,8 @@ def quality_warnings(qualities: Mapping[int, DataQuality], others: Mapping[int, 
             f"({kernels / launches:.0%}{most}): the profiler lost those kernels, and the figures are of the others"
         )
     if left_out := {rank: count for rank, count in others.items() if count}:
-        events = f"{counted(sum(left_out.values()), 'event')} of {ranks_text(sorted(left_out))}"
-        found.append(f"{events}{' besides' if damaged else ''} left out: damaged, or their times make no sense")
+        said = f"{counted(sum(left_out.values()), 'event')} of {ranks_text(sorted(left_out))}"
+        found.append(f"{said}{' besides' if damaged else ''} left out: damaged, or their times make no sense")
     if unused:
         rank, quality = next(iter(unused.items()))
         alike = f", and those of {ranks_text(sorted(unused.keys() - {rank}))} are like it" if len(unused) > 1 else ""

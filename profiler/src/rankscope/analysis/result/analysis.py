@@ -182,6 +182,20 @@ class StalledLine(msgspec.Struct, frozen=True, kw_only=True):
     """Number of their samples."""
 
 
+class UnknownKernel(msgspec.Struct, frozen=True, kw_only=True):
+    """Kernel that may be communication, in a job whose traces have no kernel that is known as such."""
+
+    name: str
+    share: float
+    """Share of the window that it takes; mean over the ranks."""
+    least_us: float
+    """Total time on the rank where it takes shortest."""
+    most_us: float
+    """Total time on the rank where it takes longest."""
+    own_stream: bool
+    """True if it never runs on the stream on which the rank computes."""
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Answer of the analysis: the rank at fault, the cause, the cost and the next actions."""
 
@@ -224,6 +238,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """GPU-hours lost to what the verdict names: what healing it saves in a typical step, in each step that was trained; for a
     verdict on rare steps, what these took beyond as many typical ones."""
     cost: Cost | None = None
+    unknown_kernels: list[UnknownKernel] = []
+    """Kernels that may be communication, likeliest first, where the ranks of a job run none that is known as such."""
     summary: str
     """One sentence for a person."""
     next: list[str] = []

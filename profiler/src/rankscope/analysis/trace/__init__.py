@@ -4,7 +4,8 @@ Read ``columns`` first: it keeps the relevant events as the arrays of a ``Trace`
 it, and ``files`` decompresses it to blocks of text. ``events`` decodes a few thousand events at a time into the types of
 ``schema``.
 
-``work`` sorts the events into compute, communication and copies, by the tables of ``classify``. ``breakdown`` then partitions a
+``work`` sorts the events into compute, communication and copies, by the tables of ``classify``, which are about the function
+that a kernel's name contains (``symbols``). ``breakdown`` then partitions a
 window, with the interval arithmetic of ``intervals``. The output is a ``Trace``, its ``Work`` and a ``Partition``; with
 ``detail`` also classes of kernels (``kernels``), streams and copies (``streams``), launches and idle time (``launches``), and
 compute slowed by communication (``contention``). ``steps`` are those of the profiler's annotations; ``annotations`` tell what the

@@ -7,32 +7,70 @@ from functools import lru_cache
 from typing import Final, Literal
 
 from rankscope.analysis.result.detail import Direction
+from rankscope.analysis.trace.symbols import function_of, last_part
 
 WorkKind = Literal["compute", "communication", "memcpy"]
 Activity = Literal["gc", "checkpoint", "evaluation"]
 """Activity that interrupts training."""
 
+_COLLECTIVE: Final = (
+    r"(?<!warp)(?<!warp_)(?<!block)(?<!block_)"
+    r"(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|all2all|(?<![a-z0-9])a2av?(?![a-z0-9])|moea2a(dispatch|combine))[^:]*$"
+)
+
 COMMUNICATION_NAMES: Final[tuple[tuple[str, tuple[str, ...], str], ...]] = (
-    # (library, words, pattern of kernel names), case-insensitive. Every name that matches the pattern contains one of the words.
-    # Most names contain none, and searching for words takes a tenth of the time.
+    # (library, words, pattern), case-insensitive, of the qualified name of a kernel's function (``function_of``): types of
+    # parameters say nothing. Every name that matches the pattern contains one of the words. Most names contain none, and
+    # searching for words takes a tenth of the time.
     ("NCCL, RCCL", ("nccl", "rccl"), r"nccl|rccl"),
-    ("DeepEP", ("ep::",), r"\bep::(internode|intranode)|deep_ep::"),
-    ("NVSHMEM, rocSHMEM", ("shmem",), r"nvshmem|rocshmem|roc_shmem"),
+    (
+        # Most libraries name the collective: flashinfer, TensorRT-LLM, SGLang, vLLM, aiter, MSCCL++, torch's symmetric memory.
+        # Fused kernels count, too: the wait is in them. Reductions of a warp or block are within one device.
+        "a collective in the function's own name",
+        (
+            *("allreduce", "all_reduce", "allgather", "all_gather", "reducescatter", "reduce_scatter"),
+            *("toall", "to_all", "all2all", "a2a"),
+        ),
+        _COLLECTIVE,
+    ),
+    (
+        "DeepEP and its relatives in UCCL and NCCL, HybridEP",
+        ("internode", "intranode", "_ep::"),
+        r"\b(inter|intra)node(_ll)?::|\b(deep|hybrid)_ep::(?!.*(layout|logue|scan|permute))",
+    ),
+    (
+        "MoRI",
+        ("epdispatch", "epcombine", "mori::"),
+        r"(?<![a-z])ep(dispatch|combine)(intra|inter|low|sync|all|copy)|mori::collective",
+    ),
+    (
+        "NVSHMEM, rocSHMEM, ISHMEM",
+        ("shmem", "_on_stream"),
+        (
+            r"nvshmem|roc_?shmem|ishmem|mori(::|_)shmem"
+            r"|\b(barrier|sync|alltoall|broadcast|fcollect|rdxn|reducescatter|wait_until)_on_stream"
+        ),
+    ),
     (
         "custom all-reduce of inference engines",
-        ("device_reduce", "quickreduce", "allreduce_proto"),
-        r"cross_device_reduce|quickreduce|allreduce_prototype",
+        ("device_reduce", "quickreduce", "aiter::", "flashinfer::comm::", "lamport"),
+        # Lamport kernels wait for the data of their peers; the others of this name fill the buffers.
+        r"cross_device_reduce|quickreduce|\baiter::(ar|ag|rs)_(ll_)?gfx|\bflashinfer::comm::|lamport(?!_?init)[^:]*$",
     ),
+    ("torch symmetric memory", ("multimem_", "symmetric_memory::"), r"multimem_|\bsymmetric_memory::"),
+    ("TransformerEngine userbuffers", ("userbuffers_", "ubx_kernel_"), r"userbuffers_|\bubx_kernel_"),
     (
-        "torch symmetric memory",
-        ("multimem_", "_shot_", "barrier_kernel"),
-        r"multimem_|(one|two)_shot_all_reduce|barrier_kernel.*symm",
+        "Triton-distributed, pplx",
+        ("node", "dispatchkernel", "combinekernel"),
+        r"(dispatch|combine|barrier|sync|notify)[a-z_]*_?(intra|inter)_?node|^(anonymous::)?(dispatch|combine)Kernel$",
     ),
-    ("oneCCL", ("ccl",), r"oneccl|\bccl_(all|reduce|broadcast|send|recv)"),
-    ("HCCL on Ascend and MTIA", ("hcom_", "hccl"), r"hcom_|\bhccl::|\bhccl"),
-    ("MSCCL", ("msccl",), r"msccl"),
-    ("TensorRT-LLM", ("shotallreduce",), r"(one|two)ShotAllReduce"),
+    ("oneCCL, FlagCX", ("ccl", "flagcx"), r"oneccl|\bccl_(all|reduce|broadcast|send|recv)|flagcx"),
+    ("HCCL on Ascend and MTIA", ("hcom_", "hccl"), r"hcom_|\bhccl"),
+    ("MSCCL, MSCCL++", ("msccl",), r"msccl"),
 )
+
+_OF_A_COMPILER: Final = re.compile(r"triton_[a-z]+_fused_|triton_(poi|red|per|tem|for)_")
+"""Kernels that TorchInductor names after the operators around them, such as ``all_gather_into_tensor``: they only compute."""
 
 COPY_NAMES: Final[tuple[tuple[str, str], ...]] = (
     # ROCm may implement copies and fills as kernels of its own.
@@ -93,6 +131,7 @@ ASKS_FOR_COMMUNICATION: Final[tuple[str, ...]] = (
 )
 
 _COMMUNICATION = tuple((words, re.compile(pattern, re.IGNORECASE)) for _, words, pattern in COMMUNICATION_NAMES)
+_NAMES_COLLECTIVE = re.compile(_COLLECTIVE, re.IGNORECASE)
 _COPY = re.compile("|".join(pattern for _, pattern in COPY_NAMES))
 
 
@@ -100,8 +139,11 @@ def classify_kernel(name: str) -> WorkKind:
     """Return the kind of a device kernel by its name, for kernels without linked communication metadata."""
     if _COPY.search(name):
         return "memcpy"
-    lower = name.lower()
-    talks = any(pattern.search(name) for words, pattern in _COMMUNICATION if any(word in lower for word in words))
+    if _OF_A_COMPILER.match(name):
+        return "compute"
+    function = function_of(name)
+    lower = function.lower()
+    talks = any(pattern.search(function) for words, pattern in _COMMUNICATION if any(word in lower for word in words))
     return "communication" if talks else "compute"
 
 
@@ -111,8 +153,11 @@ def is_work(name: str) -> bool:
 
 
 def asks_for_communication(name: str) -> bool:
-    """Return whether an operator or annotation on the calling thread requests communication."""
-    return name.startswith(ASKS_FOR_COMMUNICATION)
+    """Return whether an operator or annotation on the calling thread requests communication.
+
+    Operators of inference engines name the collective, as ``_C_custom_ar::all_reduce`` and ``sglang::inplace_all_reduce`` do.
+    """
+    return name.startswith(ASKS_FOR_COMMUNICATION) or ("::" in name and _NAMES_COLLECTIVE.search(name) is not None)
 
 
 def is_cpu_work(name: str) -> bool:
@@ -133,8 +178,6 @@ def is_point_to_point(op: str) -> bool:
 OPERATION_NAMES: Final[dict[str, str]] = {
     # normalised spelling (lower case, no underscores) -> the operation's name in records
     "allreduce": "all_reduce",
-    "crossdevicereduce": "all_reduce",
-    "quickreduce": "all_reduce",
     "allreducecoalesced": "all_reduce_coalesced",
     "allgather": "all_gather",
     "allgatherbase": "all_gather_base",
@@ -187,17 +230,40 @@ def operation_name(spelling: str) -> str:
     return known or bare.strip("_").lower() or "unknown"
 
 
-_KERNEL_OPERATION = re.compile(
-    r"(cross_device_reduce|quickreduce|All_?Reduce|All_?Gather|Reduce_?Scatter|Broadcast|Send_?Recv|All_?To_?All|Reduce"
-    r"|dispatch|combine|notify)",
-    re.IGNORECASE,
+KERNEL_OPERATIONS: Final[tuple[tuple[str, str], ...]] = (
+    # (operation, case-insensitive pattern of a function's own name); the first matching row decides. A kernel that fuses two
+    # collectives counts as the one in which all ranks exchange everything.
+    ("all_reduce", r"all_?reduce|device_reduce|quickreduce|rdxn|lamport|\bar_|_gpu_(rw|rr|mc)$"),
+    ("all_gather", r"all_?gather|fcollect|\bag_|userbuffers\w*_ag"),
+    ("reduce_scatter", r"reduce_?scatter|\brs_|userbuffers\w*_rs"),
+    ("notify", r"notify"),
+    ("dispatch", r"dispatch"),
+    ("combine", r"combine"),
+    # Experts get unequal numbers of tokens.
+    ("all_to_allv", r"moe_?all_?to_?all|all_?(to_?|2)all_?v|a2av"),
+    ("all_to_all", r"all_?(to_?|2)all|a2a|exchange_?split"),
+    ("barrier", r"barrier|\bsync|_sync|clean_low_latency"),
+    ("broadcast", r"broadcast"),
+    ("send_recv", r"send_?recv"),
+    ("send", r"send|put_signal|_put_kernel"),
+    ("recv", r"recv|wait_(for_)?signal|wait_until|_get_kernel"),
+    ("reduce", r"reduce"),
 )
+
+_KERNEL_OPERATIONS = tuple((op, re.compile(pattern, re.IGNORECASE)) for op, pattern in KERNEL_OPERATIONS)
 
 
 def operation_of_kernel(name: str) -> str:
-    """Return the operation in a communication kernel's name; ``unknown`` where it has none (``ncclDevKernel_Generic``)."""
-    found = _KERNEL_OPERATION.search(name)
-    return operation_name(found.group(1)) if found else "unknown"
+    """Return the operation in a communication kernel's name; ``unknown`` where it has none (``ncclDevKernel_Generic``).
+
+    A kernel that is communication only because the user says so is a ``collective`` then, in which all ranks meet; "reduce" in
+    its name is no reduction to one rank.
+    """
+    own = last_part(function_of(name))
+    op = next((op for op, pattern in _KERNEL_OPERATIONS if pattern.search(own)), None)
+    if op in (None, "reduce") and classify_kernel(name) != "communication":
+        return "collective"
+    return op or "unknown"
 
 
 DIRECTIONS: Final[tuple[tuple[Direction, str], ...]] = (

@@ -27,7 +27,7 @@ from rankscope.analysis.trace.events import EventStream
 from rankscope.analysis.trace.files import TraceText
 from rankscope.analysis.trace.locations import Location, rank_in_name
 from rankscope.analysis.trace.possible import MAX_US
-from rankscope.analysis.trace.quality import Checked, DeviceEvents, HostEvents, check, near_most, untimed
+from rankscope.analysis.trace.quality import Checked, DeviceEvents, HostEvents, check, is_near, places, untimed
 from rankscope.analysis.trace.schema import (
     ANY_DETAIL_EVENT,
     ANY_EVENT,
@@ -193,8 +193,8 @@ def read_trace(path: Location, *, detail: bool = True) -> Trace:
     the file and the reason: missing, empty, not JSON, JSON but no trace, hostile, or without any compute.
     """
     text = TraceText(path)
-    stream = EventStream[Any](path, text, ANY_DETAIL_EVENT if detail else ANY_EVENT)
     columns = _Columns(path, detail=detail)
+    stream = EventStream[Any](path, text, ANY_DETAIL_EVENT if detail else ANY_EVENT, columns.needs)
     for events in stream:
         columns.add(events)
     trace = columns.trace(stream, torn=text.torn or stream.torn)
@@ -232,12 +232,18 @@ class _Columns:
         self._rows = 0
         self._damaged = 0
 
+    def needs(self, category: str | None) -> bool:
+        """Return whether figures rest on events of a category."""
+        return self._codes[category] not in (-1, _FUNCTION)
+
     def add(self, events: Sequence[Any]) -> None:
         """Append the relevant ones of some events."""
         codes, names, threads, grids, wanted = self._codes, self._names, self._threads, self._grids, self._event
         found = [codes[event.cat] if type(event) is wanted else -1 for event in events]
         category = _numbers(found, np.int8)
-        self._name_processes(event for event in events if type(event) is Label)
+        if not self._rows or None in codes:
+            # Only events without a category need the names of processes, which are at the begin or the end of the file.
+            self._name_processes(event for event in events if type(event) is Label)
         for row in np.flatnonzero(category == _FUNCTION).tolist():
             category[row] = -1 if activity_of_function(str(events[row].name)) is None else NOTE
         matters = category >= 0
@@ -320,7 +326,6 @@ class _Columns:
         calls = {names[at] for at in set(columns["name"][columns["category"] == LAUNCHED].tolist())}
         categories = {str(category) for category, code in self._codes.items() if code >= 0}
         device_kind = "other" if self._label(columns, names) else _device_kind(about.devices, categories, calls)
-        as_told, host_events = columns["end"].copy(), int(_is_of_host(columns["category"]).sum())
         checked = _check(columns, names, about.base_unix_ns, device_kind, torn=torn is not None)
         columns["start"] += about.base_unix_ns
         columns["end"] += about.base_unix_ns
@@ -338,12 +343,12 @@ class _Columns:
             grids=[spelling.decode("utf-8", "replace") if isinstance(spelling, bytes) else "" for spelling in self._grids],
             gpu_names=[device.name for device in about.devices if device.name],
             events=stream.events,
-            damaged=stream.damaged + self._damaged + host_events - int(_is_of_host(columns["category"]).sum()),
+            damaged=stream.damaged + self._damaged + checked.host_left_out,
             torn=torn,
             quality=checked.quality,
             missing=checked.missing + about.base_unix_ns,
             cut=checked.cut + about.base_unix_ns,
-            cut_ends=_cut_ends(columns, as_told + about.base_unix_ns),
+            cut_ends={correlation: end + about.base_unix_ns for correlation, end in checked.cut_ends.items()},
             is_of_cpu=not checked.launches_work and not (columns["category"] <= COPY).any(),
             **columns,
         )
@@ -354,6 +359,8 @@ class _Columns:
         Return whether there is any device event among them.
         """
         category, name = columns["category"], columns["name"]
+        if None not in self._codes:
+            return False
         step = np.array([spelling.startswith(_STEP) for spelling in names], dtype=bool)
         category[step[name] & (category == OPERATOR)] = NOTE
         unlabelled = np.flatnonzero(category == _UNLABELLED)
@@ -375,19 +382,25 @@ class _Columns:
 
 
 def _check(columns: Mapping[str, NDArray[Any]], names: Sequence[str], base_ns: int, kind: DeviceKind, *, torn: bool) -> Checked:
-    """Check the device events, mark those that are left out, and cut those that last too long. Times have no base yet."""
+    """Check the times of a trace's events, mark those that are left out, and cut those that last too long.
+
+    Times have no base yet.
+    """
     start, end, category = columns["start"], columns["end"], columns["category"]
     device = np.flatnonzero(category <= COPY)
-    host = np.flatnonzero(_is_of_host(category))
-    timed = ~untimed(start[host], end[host], base_ns, on_device=False)
-    timed[timed] = near_most(start[host[timed]], start[host[timed]], end[host[timed]])
-    category[host[~timed]] = LEFT_OUT
-    host = host[timed]
+    host = np.flatnonzero((category >= OPERATOR) & (category <= LAUNCHED))
+    begin, done = start[host], end[host]
+    timed = ~untimed(begin, done, base_ns, on_device=False)
+    near = places(begin[timed], done[timed])
+    timed &= is_near(begin, near)
+    left_out = host[~timed]
+    category[left_out] = LEFT_OUT
+    if len(left_out):
+        host, begin, done = host[timed], begin[timed], done[timed]
     calls = np.flatnonzero(category[host] == LAUNCHED)
     # Numbers of streams are below 2**46. The queues of other devices are not known to run one event after the other.
     queue = (columns["stream"][device] << 16) + columns["device"][device].astype(np.int64) + 1
     in_order = (columns["stream"][device] >= 0) & (kind in _ONE_AFTER_THE_OTHER)
-    called, name = np.unique(columns["name"][host[calls]], return_inverse=True)
     checked = check(
         DeviceEvents(
             start=start[device],
@@ -398,29 +411,19 @@ def _check(columns: Mapping[str, NDArray[Any]], names: Sequence[str], base_ns: i
             untimed=untimed(start[device], end[device], base_ns, on_device=True),
         ),
         HostEvents(
-            start=start[host],
-            end=end[host],
+            start=begin,
+            end=done,
+            places=near,
             calls=calls,
             correlation=columns["correlation"][host[calls]],
-            names=[names[at] for at in called.tolist()],
-            name=name,
+            names=names,
+            name=columns["name"][host[calls]],
         ),
         torn=torn,
     )
     category[device[~checked.keep]] = LEFT_OUT
     end[device] = checked.end
-    return checked
-
-
-def _is_of_host(category: NDArray[np.int8]) -> NDArray[np.bool_]:
-    of_host: NDArray[np.bool_] = (category >= OPERATOR) & (category <= LAUNCHED)
-    return of_host
-
-
-def _cut_ends(columns: Mapping[str, NDArray[Any]], as_told: NDArray[np.int64]) -> dict[int, int]:
-    """Return the end of each device event whose end is not ``as_told``, by its correlation id."""
-    rows = np.flatnonzero((columns["category"] <= COPY) & (columns["end"] != as_told) & (columns["correlation"] >= 0))
-    return dict(zip(columns["correlation"][rows].tolist(), columns["end"][rows].tolist(), strict=True))
+    return msgspec.structs.replace(checked, host_left_out=len(left_out))
 
 
 class _Codes(dict[str | None, int]):

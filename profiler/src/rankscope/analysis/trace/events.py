@@ -7,7 +7,7 @@ The text is cut between two events, and each part is decoded as a list of its ow
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, Final, Generic, TypeVar
 
@@ -48,6 +48,13 @@ _NOT_A_NUMBER: Final = re.compile(rb"(?<=[:,\[])(\s*)[-+]?(?:nan|inf(?:inity)?)(
 _ONE_RAW: Final = msgspec.json.Decoder(msgspec.Raw)
 _MANY_RAW: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class _Categorised(msgspec.Struct):
+    cat: str | None = None
+
+
+_CATEGORY: Final = msgspec.json.Decoder(_Categorised)
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError)
 
 
@@ -62,7 +69,10 @@ class EventStream(Generic[_E]):
     hostile. Damaged events are counted and left out; the rest is used.
     """
 
-    def __init__(self, path: Location, blocks: Iterable[bytes], event: Any) -> None:
+    def __init__(
+        self, path: Location, blocks: Iterable[bytes], event: Any, needed: Callable[[str | None], bool] = lambda _: True
+    ) -> None:
+        """``needed``: whether events of a category matter; others do not count as damaged."""
         self.said: dict[str, msgspec.Raw] = {}
         self.events = 0
         """Number of events in the file, usable or not."""
@@ -71,6 +81,8 @@ class EventStream(Generic[_E]):
         self.complete = False
         """True if the file is complete; False if it was cut off."""
         self._path = path
+        self._needed = needed
+        self._why = ""
         self._blocks = iter(blocks)
         self._one: msgspec.json.Decoder[_E] = msgspec.json.Decoder(event)
         self._many: msgspec.json.Decoder[list[_E]] = msgspec.json.Decoder(list[event])
@@ -116,7 +128,9 @@ class EventStream(Generic[_E]):
         if len(text) > MAX_EVENT_BYTES:
             raise InputError(self._path, f"not a trace: one event of more than {MAX_EVENT_BYTES // 1024**2} MiB")
         if self.damaged > MAX_DAMAGED and 2 * self.damaged > self.events:
-            raise InputError(self._path, f"not a trace: {self.damaged} of its first {self.events} events cannot be decoded")
+            raise InputError(
+                self._path, f"not a trace: {self.damaged} of its first {self.events} events cannot be decoded: {self._why}"
+            )
 
     def _begin(self) -> bytes:
         """Read up to the first event. Return the text from there on."""
@@ -236,18 +250,24 @@ class EventStream(Generic[_E]):
         for piece in pieces:
             self.events += 1
             event = self._event(piece)
-            if event is None:
-                self.damaged += 1
-            else:
+            if event is not None:
                 events.append(event)
+            elif self._is_needed(piece):
+                self.damaged += 1
         return events
+
+    def _is_needed(self, text: bytes) -> bool:
+        try:
+            return self._needed(_CATEGORY.decode(text).cat)
+        except _UNREADABLE:
+            return True
 
     def _event(self, text: bytes) -> _E | None:
         for read in (bytes, _repair):
             try:
                 return self._one.decode(read(text))
-            except _UNREADABLE:
-                continue
+            except _UNREADABLE as error:
+                self._why = str(error)
         return None
 
     def _ends_within(self, text: bytes, cut: int, error: Exception) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Final
 
 import msgspec
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.result.data_quality import DataQuality, Problem
 from rankscope.analysis.result.text import counted
+from rankscope.analysis.trace.intervals import distinct
 
 MOST_MISSING: Final = 0.02
 """Largest share of device events that may be missing from a step for its figures to count."""
@@ -58,12 +60,14 @@ class HostEvents(msgspec.Struct, frozen=True):
 
     start: NDArray[np.int64]
     end: NDArray[np.int64]
+    places: Sequence[tuple[int, int]]
+    """Times near them, see ``places``."""
     calls: NDArray[np.intp]
     """Positions of calls of the device's runtime, in which ``correlation`` and ``names`` are."""
     correlation: NDArray[np.int64]
     names: Sequence[str]
-    """Distinct names of calls."""
-    name: NDArray[np.intp]
+    """Names of the trace; ``name`` of each call is an index into them."""
+    name: NDArray[np.int32]
 
 
 class Checked(msgspec.Struct, frozen=True):
@@ -77,9 +81,13 @@ class Checked(msgspec.Struct, frozen=True):
     """Launch times of the device events that are missing from the trace or left out, ascending."""
     cut: NDArray[np.int64]
     """Launch times of the device events that were cut, ascending."""
+    cut_ends: dict[int, int]
+    """End of each event that was cut, by its correlation id."""
     quality: DataQuality
     launches_work: bool
     """True if the host gave any work to a device."""
+    host_left_out: int = 0
+    """Number of the host's events without a believable time."""
 
 
 def check(device: DeviceEvents, host: HostEvents, *, torn: bool) -> Checked:
@@ -93,18 +101,22 @@ def check(device: DeviceEvents, host: HostEvents, *, torn: bool) -> Checked:
     kept = np.flatnonzero(keep)
     end[kept], cut[kept] = _without_overruns(device, host, call_of, kept)
 
-    is_launch = np.array([_is_kernel_launch(name) for name in host.names], dtype=bool)[host.name]
-    launched = is_launch & (host.correlation >= 0)
+    called = distinct(host.name)
+    launched = _named(host, called, _is_kernel_launch) & (host.correlation >= 0)
     # Without correlation ids on the device's side nothing can be said of single launches.
     known = bool((device.correlation >= 0).any()) or not len(device.start)
-    lost = launched & ~np.isin(host.correlation, device.correlation) & known & (not torn)
+    led = np.zeros(len(host.start) + 1, dtype=bool)
+    led[call_of] = True
+    lost = launched & ~led[host.calls] & known & (not torn)
+    if lost.any():  # two calls may have one id
+        lost &= ~np.isin(host.correlation, device.correlation)
     left_out = ~keep
     launch[left_out & (call_of < 0)] = _about(device.correlation[left_out & (call_of < 0)], host)
     missing = [host.start[host.calls[lost]], launch[left_out & (launch >= 0)]]
     if (left_out & (launch < 0)).any():
         # It is not known where they belong, so they may be missing anywhere.
         missing.append(device.start[keep])
-    gives_work = any(_GIVES_WORK.search(host.names[at]) for at in np.unique(host.name).tolist())
+    gives_work = any(_GIVES_WORK.search(host.names[at]) for at in called)
     quality = DataQuality(
         device_events=len(device.start),
         without_time=int(device.untimed.sum()),
@@ -117,13 +129,16 @@ def check(device: DeviceEvents, host: HostEvents, *, torn: bool) -> Checked:
         without_kernel=int(lost.sum()),
         without_kernel_share=_share(lost.sum(), launched.sum()),
     )
-    captures = any(_CAPTURE.search(name) for name in host.names)
+    captures = any(_CAPTURE.search(host.names[at]) for at in called)
     problem, reason = _no_activity(quality, bool(keep.any()), captures=captures, gives_work=gives_work and not torn)
     return Checked(
         keep=keep,
         end=end,
         missing=np.sort(np.concatenate(missing)),
         cut=np.sort(np.where(launch >= 0, launch, device.start)[cut]),
+        cut_ends={
+            number: at for number, at in zip(device.correlation[cut].tolist(), end[cut].tolist(), strict=True) if number >= 0
+        },
         quality=msgspec.structs.replace(quality, problem=problem, reason=reason),
         launches_work=gives_work,
     )
@@ -136,11 +151,14 @@ def untimed(start: NDArray[np.int64], end: NDArray[np.int64], base_ns: int, *, o
     the same where times are finer than microseconds, as no kernel and no copy takes no time.
     """
     length = end - start
+    instant: NDArray[np.bool_] = length == 0
+    if not instant.any():
+        return instant
     is_fine = on_device and bool((length % 1000 != 0).any())
     # A trace may also count its times from 0.
     at_zero = (start == 0) & bool(start.max(initial=0) > _LEAST_GAP_NS)
-    without_time: NDArray[np.bool_] = (length == 0) & (at_zero | ((start <= -base_ns) & (base_ns > 0)) | is_fine)
-    return without_time
+    instant &= at_zero | ((start <= -base_ns) & (base_ns > 0)) | is_fine
+    return instant
 
 
 def are_damaged(present: NDArray[np.int_], missing: NDArray[np.int_], cut: NDArray[np.int_]) -> NDArray[np.bool_]:
@@ -150,6 +168,14 @@ def are_damaged(present: NDArray[np.int_], missing: NDArray[np.int_], cut: NDArr
     """
     damaged: NDArray[np.bool_] = (missing > MOST_MISSING * (missing + present)) | (cut > MOST_CUT * present)
     return damaged
+
+
+def _named(host: HostEvents, called: Sequence[int], wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
+    """Return which calls have a wanted name, [calls]. ``called``: distinct names of calls."""
+    is_wanted = np.zeros(len(host.names), dtype=bool)
+    is_wanted[[at for at in called if wanted(host.names[at])]] = True
+    found: NDArray[np.bool_] = is_wanted[host.name]
+    return found
 
 
 def _is_kernel_launch(name: str) -> bool:
@@ -186,24 +212,33 @@ def _far(device: DeviceEvents, host: HostEvents, launch: NDArray[np.int64]) -> N
     """Return which events are far in time from their launch, or from everything that the host did."""
     wait = device.start - launch
     far: NDArray[np.bool_] = (launch >= 0) & ((wait < -_LEAST_GAP_NS) | (wait > _LONGEST_QUEUE_NS))
-    times = host.start if len(host.start) else device.start[~device.untimed]
-    return far | ~near_most(device.start, times, host.end if len(host.start) else times)
+    return far | ~is_near(device.start, host.places if len(host.start) else places(device.start[~device.untimed]))
 
 
-def near_most(start: NDArray[np.int64], reference: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which times in ``start`` are near one of the places in time that have a fifth or more of the ``reference``.
+def places(start: NDArray[np.int64], end: NDArray[np.int64] | None = None) -> list[tuple[int, int]]:
+    """Return the places in time that have a fifth or more of some events, as first and last time near them."""
+    if not len(start):
+        return []
+    end = start if end is None else np.minimum(end, start + _APART_NS)
+    edges = [0, len(start)]
+    if int(start.max()) - int(start.min()) > _APART_NS:
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
+        edges[1:1] = (np.flatnonzero(np.diff(start) > _APART_NS) + 1).tolist()
+    found = []
+    for first, past in pairwise(edges):
+        if past - first >= _OWN_CLUSTER * len(start):
+            begin, last = int(start[first:past].min()), int(end[first:past].max())
+            slack = max(_LEAST_GAP_NS, last - begin)
+            found.append((begin - slack, last + slack))
+    return found
 
-    ``ends``: ends of the events that begin at ``reference``.
-    """
-    near = np.zeros(len(start), dtype=bool)
-    order = np.argsort(reference, kind="stable")
-    times, until = reference[order], np.minimum(ends, reference + _APART_NS)[order]
-    edges = np.concatenate(([0], np.flatnonzero(np.diff(times) > _APART_NS) + 1, [len(times)]))
-    for first, past in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        if past > first and past - first >= _OWN_CLUSTER * len(times):
-            begin, end = int(times[first]), int(until[first:past].max())
-            slack = max(_LEAST_GAP_NS, end - begin)
-            near |= (start >= begin - slack) & (start <= end + slack)
+
+def is_near(time: NDArray[np.int64], places: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
+    """Return which times are near one of the ``places``."""
+    near = np.zeros(len(time), dtype=bool)
+    for first, last in places:
+        near |= (time >= first) & (time <= last)
     return near
 
 
@@ -227,9 +262,8 @@ def _without_overruns(
     together = (correlation[this] >= 0) & (correlation[this] == correlation[following])
     over = (overlap > _OVERLAP_NS) & (queue[this] >= 0) & (queue[this] == queue[following]) & ~together
     if over.any():
-        early = np.array([_EARLY_START.search(name) is not None for name in host.names], dtype=bool)
         starts_early = np.zeros(len(host.start) + 1, dtype=bool)
-        starts_early[host.calls] = early[host.name]
+        starts_early[host.calls] = _named(host, distinct(host.name), lambda name: _EARLY_START.search(name) is not None)
         over &= ~(starts_early[call_of[kept[following]]] & (end[this] <= end[following] + _OVERLAP_NS))
         cut[this[over]] = True
         end[this[over]] = np.minimum(
@@ -252,8 +286,8 @@ def _without_overruns(
 def _usual(kernel: NDArray[np.int64], length: NDArray[np.int64], cut: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Return, per event, the median length of those of its kernel that are not cut; beyond all bounds where there is none."""
     usual = np.full(len(length), _UNBOUNDED_NS)
-    for one in np.unique(kernel[cut]).tolist():
-        same = kernel == one
+    for number in set(kernel[cut].tolist()):
+        same = kernel == number
         if (same & ~cut).any():
             usual[same] = int(np.median(length[same & ~cut]))
     return usual

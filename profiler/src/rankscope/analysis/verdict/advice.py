@@ -106,18 +106,20 @@ def next_actions(
     steps: int | None = None,
     recorded: int = 0,
     needed: int | None = None,
+    command: str | None = None,
 ) -> list[str]:
     """Return the actions for a verdict, most useful first: those of the first row of the table that matches.
 
     ``reason``: ``explained_by`` of the verdict, or another reason of the table. ``steps``: number of steps to profile.
     ``recorded``: number of recorded steps.
-    ``needed``: number of steps, about, that a run needs for a verdict; ``None``: not known.
+    ``needed``: number of steps, about, that a run needs for a verdict; ``None``: not known. ``command``: see ``insufficient``.
     """
     values = subject.values() | {
         "recorded": counted(recorded, "step"),
         "enough": "more steps" if needed is None else f"about {needed} steps",
         "until": "" if needed is None else f" until about {needed} steps are recorded",
         **({} if steps is None else {"steps": steps}),
+        **({} if command is None else {"command": command}),
     }
     row = next(
         (

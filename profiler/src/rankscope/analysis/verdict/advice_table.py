@@ -353,5 +353,11 @@ TABLE: Final[tuple[Row, ...]] = (
     ),
     for_verdict("insufficient_data", "Trace the steps that launch the graph, after its capture", reason="captured_graph"),
     for_verdict("insufficient_data", "Trace again, with fewer steps or less detail, or record a run: {record}", reason="damaged"),
+    for_verdict(
+        "insufficient_data",
+        "Name the kernels that communicate: {command}",
+        "If there are none, trace whole steps, with the collectives in them, on the devices",
+        reason="no_communication",
+    ),
     for_verdict("insufficient_data", "Analyse the traces of all ranks together, or record a run: {record}"),
 )

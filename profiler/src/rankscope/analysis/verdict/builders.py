@@ -291,7 +291,10 @@ def limits(shares: Figures, setting: Setting, *, lead: str, confidence: float | 
     ]
 
 
-Lack = Literal["few_steps", "few_ranks", "few_windows", "one_rank_per_stage", "short_capture", "torn_trace"] | Problem
+Lack = (
+    Literal["few_steps", "few_ranks", "few_windows", "one_rank_per_stage", "short_capture", "torn_trace", "no_communication"]
+    | Problem
+)
 """Reason for insufficient data."""
 
 
@@ -305,11 +308,13 @@ def insufficient(
     failed: bool = False,
     recorded: int = 0,
     needed: int | None = None,
+    command: str | None = None,
 ) -> Verdict:
     """Return the verdict for insufficient data.
 
     ``missing``: the missing data, as text. ``capture``: number of steps to profile that may suffice. ``failed``: ranks crashed or
     were killed. ``recorded``: number of recorded steps. ``needed``: number of steps, about, that a run needs for a verdict.
+    ``command``: the command that gives a verdict.
     """
     over = _WHEN_OVER.get(lack, lack)
     reason: str | None = {"live": lack, "silent": "silent", "over": "failed" if failed and over != lack else over}[liveness]
@@ -317,7 +322,9 @@ def insufficient(
         kind="insufficient_data",
         steps_needed=needed,
         summary=f"Not enough data for a verdict: {missing}.",
-        next=next_actions("insufficient_data", Subject(run), reason=reason, steps=capture, recorded=recorded, needed=needed),
+        next=next_actions(
+            "insufficient_data", Subject(run), reason=reason, steps=capture, recorded=recorded, needed=needed, command=command
+        ),
     )
 
 

@@ -79,22 +79,34 @@ class _Builder:
 
 
 def build_window_graph(
-    step: int, matches: Sequence[Match], windows: Mapping[int, StepBreakdown], clocks: Clocks
+    step: int,
+    matches: Sequence[Match],
+    windows: Mapping[int, StepBreakdown],
+    clocks: Clocks,
+    *,
+    following: Mapping[int, StepBreakdown] | None = None,
 ) -> WindowGraph | None:
     """Build the graph of one step from its matched collectives and the windows of all its ranks; ``None`` if it takes no time.
 
-    Raises ``CycleError`` for collectives in an impossible order.
+    ``following``: windows of the next step. Its graph begins with its first rank, so what another rank does from then on until
+    it begins its own next step is in that graph. Raises ``CycleError`` for collectives in an impossible order.
     """
-    begin, finish = common_extent(windows, clocks)
+    begin, _ = common_extent(windows, clocks)
     ends = {rank: row.start_unix_ns + round(row.window_us * 1000) for rank, row in windows.items()}
-    if finish <= begin:
-        return None
     builder = _Builder(matches)
     held: dict[int, list[tuple[int, CollectiveRecord]]] = {rank: [] for rank in windows}
     for number, match in enumerate(matches):
         for rank, record in zip(match.ranks, match.records, strict=True):
             if rank in held:
                 held[rank].append((number, record))
+    if following:
+        next_begin, _ = common_extent(following, clocks)
+        for rank, records in held.items():
+            last = max((record.end_unix_ns for _, record in records), default=0)
+            ends[rank] = min(ends[rank], max(last, clocks.seen_at(rank, next_begin)))
+    finish = max(clocks.correct(rank, end) for rank, end in ends.items())
+    if finish <= begin:
+        return None
     passed: dict[int, list[float]] = {}
     for rank, records in held.items():
         start = clocks.seen_at(rank, begin)

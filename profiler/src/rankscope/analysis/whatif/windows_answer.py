@@ -19,6 +19,7 @@ from rankscope.analysis.evidence.data_quality import quality_warnings
 from rankscope.analysis.rank_traces import find_traces, least_ranks_of
 from rankscope.analysis.trace.columns import Trace, read_whole_trace
 from rankscope.analysis.trace.locations import Location, common_folder
+from rankscope.analysis.verdict.unnamed_communication import NO_COMMUNICATION
 from rankscope.analysis.whatif.graph import CycleError, Durations, Times, play, with_and_without
 from rankscope.analysis.whatif.outcome import MAX_RANKS, Outcome, Terms, answer, insufficient, parts, slowest_count
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
@@ -121,7 +122,8 @@ def whatif_of_profiled(profiled: Profiled, source: WhatIfSource, terms: Terms) -
     clocks = fit_clocks(matching.matches, profiled.clock_names)
     matching = consistent(matching, clocks)
     if not matching.matches:
-        return insufficient(source, "no collective could be matched across the ranks")
+        silent = terms.accelerated and not any(reduction.collectives for reduction in profiled.reductions.values())
+        return insufficient(source, NO_COMMUNICATION if silent else "no collective could be matched across the ranks")
     # Each is recorded twice: as a send and as a receive.
     transfers = sum(row.p2p for reduction in profiled.reductions.values() for row in reduction.collectives) // 2
     if transfers > _MUCH * len(matching.matches):
@@ -163,7 +165,7 @@ def _graphs(
         if graphs and records > _MAX_RECORDS:
             break
         try:
-            graph = build_window_graph(step, by_step[step], windows[step], clocks)
+            graph = build_window_graph(step, by_step[step], windows[step], clocks, following=windows.get(step + 1))
         except CycleError:
             impossible += 1
             continue

@@ -1,0 +1,111 @@
+"""Kernels that may be communication in a job of several ranks whose traces have no kernel that is known as such.
+
+A library that is not in the table of names runs its kernels on streams of their own, or in line with the compute. In line, the
+ranks that wait for the last one take longer for them than that rank.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from rankscope.analysis.result.analysis import UnknownKernel
+from rankscope.analysis.trace.columns import Trace
+from rankscope.analysis.trace.intervals import distinct
+from rankscope.analysis.trace.kernels import LONG, kernel_class
+from rankscope.analysis.trace.streams import beside_the_main_stream
+from rankscope.analysis.trace.symbols import function_of, last_part
+from rankscope.analysis.trace.work import COMPUTE, KernelTime, WorkEvents
+
+SHOWN: Final = 5
+"""Largest number of kernels that are listed."""
+
+_DIFFERS: Final = 0.02
+"""Share of the window by which the times of the ranks must differ, at least."""
+_RATIO: Final = 1.2
+"""Longest time of any rank over the shortest, at least."""
+_COMPUTES: Final = frozenset({"attention", "convolution", "gemm"})
+"""Classes of kernels that surely compute."""
+
+
+class RankKernels(msgspec.Struct, frozen=True):
+    """Kernels of one rank that are not known to be communication."""
+
+    window_us: float
+    kernels: Sequence[KernelTime]
+    on_own_stream: frozenset[str]
+    """Names of those that run on streams of their own, see ``kernels_on_own_streams``."""
+
+
+def kernels_on_own_streams(trace: Trace, events: WorkEvents) -> frozenset[str]:
+    """Return the names of compute kernels that never run on the main stream of their device.
+
+    That is the stream with the most time in kernels that surely compute, or in any if there are none: the kernels of a rank that
+    waits for long may take longer than its compute.
+    """
+    mine = (events.kind == COMPUTE) & events.is_on_device(trace)
+    rows = events.rows[mine]
+    length = (events.end - events.start)[mine]
+    sure = np.isin(
+        trace.name[rows], [name for name in distinct(trace.name[rows]) if kernel_class(trace.names[name]) in _COMPUTES]
+    )
+    weight = np.where(sure, length, 0) if sure.any() else length
+    beside = beside_the_main_stream(trace.device[rows], trace.stream[rows], events.kind[mine], weight)
+    names = set(distinct(trace.name[rows[beside]])).difference(distinct(trace.name[rows[~beside]]))
+    return frozenset(trace.names[name] for name in names)
+
+
+def unknown_kernels(ranks: Mapping[int, RankKernels]) -> list[UnknownKernel]:
+    """Return the kernels that may be communication, likeliest first.
+
+    Of those that do not surely compute, these are the kernels on streams of their own and those whose time differs most between
+    the ranks; without any, the longest ones.
+    """
+    window = float(np.mean([rank.window_us for rank in ranks.values()]))
+    unsure = {name: times for name, times in _times(ranks).items() if kernel_class(name) not in _COMPUTES}
+    rows = [row for name, times in unsure.items() if (row := _row(name, times, ranks, window)).share >= LONG]
+    chosen = [row for row in rows if row.own_stream or _differs(row, window)]
+    return sorted(chosen or rows, key=_order)[:SHOWN]
+
+
+def pattern_of(kernel: UnknownKernel, ranks: Mapping[int, RankKernels]) -> str:
+    """Return a regular expression that finds this kernel and, if possible, no other: the shortest name of its function."""
+    others = {row.name for rank in ranks.values() for row in rank.kernels} - {kernel.name}
+    function = function_of(kernel.name)
+    spellings = [text for text in (last_part(function), function) if text and text in kernel.name]
+    alone = [text for text in spellings if not any(text in name for name in others)]
+    return re.escape([*alone, kernel.name][0])
+
+
+def _times(ranks: Mapping[int, RankKernels]) -> dict[str, dict[int, float]]:
+    """Return the total time of each kernel by rank, where it ran."""
+    times: dict[str, dict[int, float]] = {}
+    for rank, kernels in ranks.items():
+        for row in kernels.kernels:
+            of_ranks = times.setdefault(row.name, {})
+            of_ranks[rank] = of_ranks.get(rank, 0.0) + row.total_us
+    return times
+
+
+def _row(name: str, times: Mapping[int, float], ranks: Mapping[int, RankKernels], window_us: float) -> UnknownKernel:
+    totals = [times.get(rank, 0.0) for rank in ranks]
+    return UnknownKernel(
+        name=name,
+        share=float(np.mean(totals)) / window_us if window_us > 0 else 0.0,
+        least_us=min(totals),
+        most_us=max(totals),
+        own_stream=all(name in ranks[rank].on_own_stream for rank in times),
+    )
+
+
+def _differs(row: UnknownKernel, window_us: float) -> bool:
+    return row.most_us - row.least_us >= _DIFFERS * window_us and row.most_us >= _RATIO * row.least_us
+
+
+def _order(row: UnknownKernel) -> tuple[bool, float, float, str]:
+    differs_us = 0.0 if row.own_stream else row.most_us - row.least_us
+    return not row.own_stream, -differs_us, -row.most_us, row.name
