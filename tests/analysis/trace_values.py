@@ -30,6 +30,7 @@ PARTITION = (
     "exposed_memcpy_us",
     "idle_us",
 )
+QUALITY = ("device_events", "without_time", "far", "overlong", "launches", "without_kernel", "damaged_steps", "problem")
 WAITING = ("transfer_us", "wait_us")
 BANDWIDTH = (
     "op",
@@ -60,8 +61,9 @@ def values_of_file(path: Path) -> dict[str, Any]:
         "rank": trace.rank,
         "world_size": trace.world_size,
         "host": row.host,
-        "torn": row.truncated,
+        "lacking": row.truncated,
         "damaged": trace.damaged,
+        "quality": {name: getattr(row.data_quality, name) for name in QUALITY},
         "start_ns": found.start_unix_ns,
         "window": {name: getattr(row, name) for name in (*PARTITION, "overlap_ratio")},
         "steps": {str(step.step): {name: getattr(step, name) for name in PARTITION} for step in steps},

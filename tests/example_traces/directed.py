@@ -90,12 +90,13 @@ class _Job:
         arrivals = [round(self.at + self._rng.uniform(0, 300), 3) for _ in range(RANKS)]
         return arrivals, round(self._rng.uniform(100, 200), 3)
 
-    def _add(self, op: str, spans: list[tuple[float, float]], **said: Any) -> None:
-        """Add an operation of all ranks, and compute beside it, which hides a part."""
+    def _add(self, op: str, spans: list[tuple[float, float]], *, stream: int = 20, **said: Any) -> None:
+        """Add an operation of all ranks, and compute beside it on a stream of its own, which hides a part."""
         for rank, span in enumerate(spans):
-            self._call(rank, op, span, **said)
+            self._call(rank, op, span, stream=stream, **said)
             compute = (span[0] + 20, self._rng.uniform(10, 150))
-            self.events[rank].append(_event(rank, "gemm", compute, {"correlation": self._calls + 5_000, "stream": 7}))
+            place = {"correlation": self._calls + 5_000, "stream": stream - 13}
+            self.events[rank].append(_event(rank, "gemm", compute, place))
 
     def _call(self, rank: int, op: str, span: tuple[float, float], *, stream: int = 20, **said: Any) -> None:
         """Add the call, its launch and the kernel of an operation."""

@@ -75,8 +75,9 @@ def _copies(events: list[Event]) -> Iterator[Event]:
         fill = {"correlation": call + 1, "bytes": 65_536} | place
         yield event("gpu_memset", "Memset (Device)", begin + 200, 5.125, kernel, **fill)
         yield event("cuda_runtime", "cudaMemcpyAsync", end - 20, 15, note, correlation=call + 2)
+        # The optimizer's kernel, the last of the step on this stream, ends with the annotation.
         loss = {"correlation": call + 2, "bytes": 4, "stream": 7, "device": place["device"]}
-        yield event("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", end - 5, 1.5, kernel, **loss)
+        yield event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", end + 1, 1.5, kernel, **loss)
 
 
 def _mirrored(events: list[Event]) -> Iterator[Event]:

@@ -28,17 +28,23 @@ COPIES: Final = (
     ("gpu_memset", "Memset (Device)"),
     ("kernel", "__amd_rocclr_copyBuffer"),
 )
+DEVICE: Final = ("kernel", "gpu_memcpy", "gpu_memset")
 HOST: Final[dict[str, Any]] = {"pid": 5000, "tid": 1}
 
 
+LENGTHS: Final = ((0, 1, 1, 2, 8, 8, 30), (0.001, 1, 2.5, 8, 8, 30))
+"""Lengths of device events. A length of 0 has been measured only where times are whole microseconds."""
+
+
 def trace(seed: int) -> Document:
-    """Return a random trace; times are whole nanoseconds, and many coincide."""
+    """Return a random trace; times are whole nanoseconds, and many coincide. Events of a stream run one after the other."""
     rng = random.Random(seed)
     events: list[Event] = []
+    device = _Device(rng)
     at = 1_000.0
     for number in range(1, rng.choice((12, 40, 120))):
         at += rng.choice((0, 0, 0.001, 1, 2.5, 10, 40))
-        events += _launch(rng, number, at)
+        events += device.launch(number, at)
     last = at + 60
     steps = rng.choice((0, 1, 3))
     bounds = [*sorted(rng.uniform(1_000, last) for _ in range(steps)), last]
@@ -58,36 +64,82 @@ def trace(seed: int) -> Document:
     }
 
 
-def _launch(rng: random.Random, number: int, at: float) -> list[Event]:
-    """Return a call, and what it starts on a device; one of both may be missing."""
-    call: dict[str, Any] = {"correlation": number}
-    category, name = "kernel", rng.choice(KERNELS)
-    kind = rng.random()
-    if kind < 0.2:
-        name = rng.choice(TALKS)
-    elif kind < 0.45:
-        category, name = rng.choice(COPIES)
-        if rng.random() < 0.3:
-            call["bytes"] = rng.randrange(1 << 22)
-    place = {"device": rng.choice((0, 0, 0, 1)), "stream": rng.choice((7, 7, 20, 23))}
-    begin = at + rng.choice((-2, 0, 0.5, 3, 3, 25))
-    length = rng.choice((0, 0.001, 1, 2.5, 8, 8, 30))
-    pid = {"pid": place["device"], "tid": place["stream"]}
-    args: dict[str, Any] = place | {"correlation": number if rng.random() < 0.95 else number - 1}
-    if category == "gpu_memcpy" and rng.random() < 0.6:
-        args["bytes"] = rng.randrange(1 << 24)
-    if rng.random() < 0.05:
-        args["graph node id"] = number
-    runs = [_event(category, name, begin, length, **pid, args=args)]
-    if rng.random() < 0.06:
-        call_name = "cudaGraphLaunch"
-        runs += [_event("kernel", rng.choice(KERNELS), begin + later, 2, **pid, args=args) for later in (3, 5, 5.5)]
-    else:
+def damaged(seed: int) -> Document:
+    """Return a random trace some of whose device events have no time, one far away, or too long a time, or are missing."""
+    rng = random.Random(seed)
+    document = trace(seed)
+    events: list[Event] = document["traceEvents"]
+    share = rng.choice((0.02, 0.1, 0.5, 1.0))
+    ways = rng.sample((_untimed, _far, _overlong), k=rng.choice((1, 1, 2, 3)))
+    for one in [one for one in events if one["cat"] in DEVICE and rng.random() < share]:
+        if rng.random() < 0.2:
+            events.remove(one)
+        else:
+            rng.choice(ways)(rng, one)
+    for one in events:
+        if one["name"] == "cudaLaunchKernel" and rng.random() < 0.2:
+            one["name"] = rng.choice(("cudaLaunchKernelExC", "cuLaunchKernelEx", "cudaGetDevice", "cudaStreamBeginCapture"))
+    return document
+
+
+def _untimed(rng: random.Random, one: Event) -> None:
+    one |= rng.choice(({"ts": 0, "dur": 0}, {"dur": 0}, {"dur": -1}, {"ts": None}, {"ts": -1.8e15, "dur": 0}))
+
+
+def _far(rng: random.Random, one: Event) -> None:
+    one["ts"] += rng.choice((-1, 1)) * rng.choice((5e3, 2e6, 7e8, 1e13))
+
+
+def _overlong(rng: random.Random, one: Event) -> None:
+    one["dur"] = rng.choice((5, 50, 500, 5e5, 7e7))
+
+
+class _Device:
+    """Streams of the devices, and what the trace lacks of them."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._free: dict[tuple[int, int], float] = {}
+        """Time from which a stream is free, by device and stream."""
+        self._lengths = rng.choice(LENGTHS)
+        self._lost = rng.choice((0.0, 0.0, 0.08))
+        """Share of calls whose work is missing."""
+
+    def launch(self, number: int, at: float) -> list[Event]:
+        """Return a call, and what it starts on a device; one of both may be missing."""
+        rng = self._rng
+        call: dict[str, Any] = {"correlation": number}
+        category, name = "kernel", rng.choice(KERNELS)
+        kind = rng.random()
+        if kind < 0.2:
+            name = rng.choice(TALKS)
+        elif kind < 0.45:
+            category, name = rng.choice(COPIES)
+            if rng.random() < 0.3:
+                call["bytes"] = rng.randrange(1 << 22)
+        place = {"device": rng.choice((0, 0, 0, 1)), "stream": rng.choice((7, 7, 20, 23))}
+        stream = (place["device"], place["stream"])
+        begin = max(at + rng.choice((-2, 0, 0.5, 3, 3, 25)), self._free.get(stream, 0.0))
+        length = rng.choice(self._lengths)
+        pid = {"pid": place["device"], "tid": place["stream"]}
+        args: dict[str, Any] = place | {"correlation": number if rng.random() >= self._lost else number - 1}
+        if category == "gpu_memcpy" and rng.random() < 0.6:
+            args["bytes"] = rng.randrange(1 << 24)
+        if rng.random() < 0.05:
+            args["graph node id"] = number
+        runs = [_event(category, name, begin, length, **pid, args=args)]
         call_name = "cudaLaunchKernel" if category == "kernel" else "cudaMemcpyAsync"
-    if rng.random() < 0.12:
-        return runs
-    calls = [_event("cuda_runtime", call_name, at, rng.choice((0, 0.5, 1, 4)), **HOST, args=call)]
-    return calls if rng.random() < 0.04 else calls + runs
+        if rng.random() < 0.06:
+            # The nodes of a graph may run side by side.
+            call_name = "cudaGraphLaunch"
+            runs += [_event("kernel", rng.choice(KERNELS), begin + later, 2, **pid, args=args) for later in (3, 5, 5.5)]
+        is_called, is_run = rng.random() >= 0.12, rng.random() >= self._lost
+        if is_run or not is_called:
+            self._free[stream] = max(run["ts"] + run["dur"] for run in runs)
+        if not is_called:
+            return runs
+        calls = [_event("cuda_runtime", call_name, at, rng.choice((0, 0.5, 1, 4)), **HOST, args=call)]
+        return calls + runs if is_run else calls
 
 
 def _event(category: str, name: str, ts: float, dur: float, *, pid: int, tid: int, args: dict[str, Any] | None = None) -> Event:

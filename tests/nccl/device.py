@@ -227,7 +227,7 @@ class Rank:
 
     def _communication(self, group: str, name: str, elements: tuple[int, int], *, op: str, sequence: int = 0) -> Launch:
         number = self._numbers.setdefault(group, len(self._numbers))
-        launch = self._launch(name, 7 if self.job.on_current_stream else 20 + number)
+        launch = self._launch(name, 7 if group in self.job.on_current_stream else 20 + number)
         launch.op, launch.group, launch.elements, launch.sequence = op, group, elements, sequence
         return launch
 
@@ -263,8 +263,8 @@ class Job:
         self.ranks = [Rank(self, rank) for rank in range(self.world)]
         self.rng = np.random.default_rng(seed)
         self.noise = noise
-        self.on_current_stream = False
-        """True if collectives run on the stream that computes, as synchronous ones do since torch 2.8."""
+        self.on_current_stream: frozenset[str] = frozenset()
+        """Groups whose collectives run on the stream that computes, as synchronous ones do since torch 2.8."""
         self.bias = 1 + self.rng.normal(0, 0.003, self.world)
         self._meetings: dict[tuple[str, str, int], _Meeting] = {}
 

@@ -156,7 +156,9 @@ class LayoutJob(Job):
     def __init__(self, layout: Layout, fault: Fault, *, late: int = 3, steps: int = 10, seed: int = 0) -> None:
         super().__init__(layout.groups(), seed=seed)
         self.layout, self.fault, self.late, self.steps = layout, fault, late, steps
-        self.on_current_stream = "current stream" in layout.name
+        if "current stream" in layout.name:
+            # Reductions of gradients are asynchronous, so they have a stream of their own.
+            self.on_current_stream = frozenset(group for group in self.groups if group.startswith("in"))
         self._longer_us = 0.0
         self._speed = np.ones(self.world)
         self._lasting = np.zeros(self.world)

@@ -76,9 +76,14 @@ class Collective:
 
 
 def collectives_of(figures: Figures) -> list[Collective]:
-    """Return the collectives, numbered per step and group in the order in which they were enqueued."""
-    found = sorted(_on_device(figures) + _by_copies(figures) + _on_cpu(figures), key=lambda one: (one.enqueued, one.start))
+    """Return the collectives, numbered per step and group in the order in which they were enqueued.
+
+    Those of kernels without a sequence number are left out of steps that lack device events: one of them may be missing.
+    """
     steps = steps_of(figures.file)
+    lacking = {_step(steps, at) for at in figures.check.missing}
+    kernels = [one for one in _on_device(figures) if one.sequence is not None or _step(steps, one.enqueued) not in lacking]
+    found = sorted(kernels + _by_copies(figures) + _on_cpu(figures), key=lambda one: (one.enqueued, one.start))
     numbers: Counter[tuple[int, str]] = Counter()
     for one in found:
         one.step = _step(steps, one.enqueued)

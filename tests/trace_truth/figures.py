@@ -7,8 +7,9 @@ from collections import Counter, defaultdict
 from typing import Any
 
 from tests.trace_truth.cells import Cells, Grid, middle, quantile
-from tests.trace_truth.reading import COPIES, KERNELS, File
-from tests.trace_truth.work import Window, Work, window_of_file, windows_of_steps, work_of
+from tests.trace_truth.checking import Check, is_damaged
+from tests.trace_truth.reading import COPIES, KERNELS, File, RefusedError
+from tests.trace_truth.work import Window, Work, damaged_steps, window_of_file, windows_of_steps, work_of
 
 KINDS = ("compute", "communication", "memcpy")
 MOST_COPY_BYTES = 2**40
@@ -17,16 +18,31 @@ MOST_COPY_BYTES = 2**40
 class Figures:
     """All figures of a trace."""
 
-    def __init__(self, file: File) -> None:
-        self.file = file
-        self.work = work_of(file)
-        self.window = window_of_file(self.work)
-        self.steps = windows_of_steps(file, self.work)
+    def __init__(self, file: File, check: Check) -> None:
+        self.file, self.check = file, check
+        self.work = work_of(file, on_cpu=check.on_cpu)
+        if check.problem is None and not any(one.end > one.start for one in self.work):
+            raise RefusedError("nothing to analyse")
+        self.window = Window(0, 0) if check.problem else window_of_file(self.work)
+        self.steps = windows_of_steps(file, check, self.work)
+        self.damaged = damaged_steps(file, check, self.work)
+        self.problem = self._problem()
+        self.lacking = file.torn or self.problem is not None
+        """True if the trace lacks a part, so that no figure rests on it."""
         instants = {instant for one in self.work for instant in (one.start, one.end)}
         instants |= {instant for one in self.work if one.call for instant in (one.call.start, one.call.end)}
         windows = [self.window, *(window for _, window in self.steps)]
         self.grid = Grid(instants | {instant for window in windows for instant in (window.start, window.end)})
         self.kinds = {kind: self._busy([one for one in self.work if one.kind == kind]) for kind in KINDS}
+
+    def _problem(self) -> str | None:
+        """Return what makes the trace unusable: one of which no step is whole is."""
+        check = self.check
+        if check.problem is not None or not check.missing + check.cut:
+            return check.problem
+        if self.steps:
+            return "damaged" if len(self.damaged) == len(self.steps) else None
+        return "damaged" if is_damaged(len(self.on_device()), len(check.missing), len(check.cut)) else None
 
     def _busy(self, work: list[Work]) -> Cells:
         return self.grid.union((one.start, one.end) for one in work)
@@ -46,8 +62,9 @@ class Figures:
             "rank": file.rank,
             "world_size": file.distributed.get("world_size"),
             "host": host if isinstance(host := file.head.get("host_name"), str) else None,
-            "torn": file.torn,
+            "lacking": self.lacking,
             "damaged": file.damaged,
+            "quality": self.quality(),
             "start_ns": self.window.start,
             "window": self.whole(),
             "steps": {str(step.number): self.partition(window) for step, window in self.steps},
@@ -59,15 +76,21 @@ class Figures:
             "launch": self.launches(),
         }
 
+    def quality(self) -> dict[str, Any]:
+        """Return the number of device events and launches, of those that are damaged or missing, and the problem."""
+        names = ("device_events", "without_time", "far", "overlong", "launches", "without_kernel")
+        counts = {name: getattr(self.check, name) for name in names}
+        return counts | {"damaged_steps": 0 if self.check.problem else len(self.damaged), "problem": self.problem}
+
     def whole(self) -> dict[str, float | None]:
         """Return how the window of the file divides, and the hidden share of its communication.
 
-        Without its end a file lacks events: nothing is zero, and nothing is known to be idle.
+        A file that lacks events shows nothing to be zero, and nothing to be idle.
         """
         found = self.partition(self.window)
         talk, hidden = found["communication_us"], found["overlap_us"]
         ratio = hidden / talk if talk and hidden is not None else None
-        if self.file.torn:
+        if self.lacking:
             found = {name: value or None for name, value in found.items()} | {"idle_us": None}
         return found | {"overlap_ratio": ratio}
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.trace_truth.cells import middle
+from tests.trace_truth.checking import read_checked
 from tests.trace_truth.collectives import Collective, collectives_of, uncalled
 from tests.trace_truth.figures import Figures
-from tests.trace_truth.reading import RefusedError, read
+from tests.trace_truth.reading import RefusedError
 
 FROM_ROOT = ("broadcast", "scatter")
 TO_ROOT = ("reduce", "gather")
@@ -54,11 +55,11 @@ class Job:
 
     def __init__(self, folder: Path) -> None:
         paths = [path for path in sorted(folder.rglob("*")) if path.name.endswith((".json", ".json.gz", ".json.zst"))]
-        read_ranks = [Figures(read(path)) for path in paths]
+        read_ranks = [Figures(*read_checked(path)) for path in paths]
         self.figures = {figures.file.rank: figures for figures in read_ranks if figures.file.rank is not None}
         if len(self.figures) < len(paths):
             raise RefusedError("a second trace of rank")
-        self.whole = {rank: one for rank, one in self.figures.items() if not one.file.torn}
+        self.whole = {rank: one for rank, one in self.figures.items() if not one.lacking}
         self.collectives = {rank: collectives_of(one) for rank, one in self.whole.items()}
         worlds = [int(one.file.distributed.get("world_size", 0)) for one in self.figures.values()]
         self.world = max(len(self.figures), *worlds)

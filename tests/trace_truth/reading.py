@@ -55,6 +55,8 @@ class File:
     """Number of events that make no sense."""
     torn: bool = False
     """True if the end of the file is missing."""
+    base: int = 0
+    """Time to which those of the file are relative, in nanoseconds."""
 
     def some(self, categories: tuple[str, ...]) -> list[Event]:
         """Return the events of some categories, in the order of the file."""
@@ -85,17 +87,15 @@ def read(path: Path) -> File:
     found = File(path, torn=torn)
     raw = list(_raw_events(text.decode("utf-8-sig", errors="replace"), found))
     base = found.head.get("baseTimeNanoseconds")
-    base = base if isinstance(base, int) and 0 <= base < 2**62 else 0
+    found.base = base if isinstance(base, int) and 0 <= base < 2**62 else 0
     for one in raw:
         if isinstance(one, dict) and one.get("ph") != "X" and isinstance(one.get("ph"), str):
             continue
-        event = _event(one, base)
+        event = _event(one, found.base)
         if event is None:
             found.damaged += 1
         elif event.category in RELEVANT:
             found.events.append(event)
-    if not found.work_on_device and (not found.some(OPERATORS) or (found.torn and found.some(CALLS))):
-        raise RefusedError("truncated" if found.torn else "nothing to analyse")
     return found
 
 
@@ -168,16 +168,24 @@ def _salvaged(text: str, found: File) -> Iterator[Any]:
 
 
 def _event(one: Any, base: int) -> Event | None:
-    """Return an event, or ``None`` if it makes no sense; times count only where the category is relevant."""
+    """Return an event, or ``None`` if it makes no sense; times count only where the category is relevant.
+
+    Work on a device without possible times is at 0 and takes no time, as where the profiler could not time it.
+    """
     if not isinstance(one, dict) or one.get("ph") != "X":
         return None
     args, name = one.get("args"), one.get("name")
     if not isinstance(args, dict | None) or not isinstance(name, str | int | Decimal | None):
         return None
     category = str(one.get("cat") or "").lower()
-    start, length = decimal(one.get("ts")), decimal(one.get("dur"))
-    if category in RELEVANT and (start is None or length is None or abs(start) >= LATEST_US or not 0 <= length < YEAR_US):
+    if any(not isinstance(one.get(key), str | int | Decimal | None) for key in ("ts", "dur")):
         return None
+    start, length = decimal(one.get("ts")), decimal(one.get("dur"))
+    matters = category in RELEVANT or one.get("cat") is None
+    if matters and (start is None or length is None or abs(start) >= LATEST_US or not 0 <= length < YEAR_US):
+        if category not in KERNELS + COPIES:
+            return None
+        start = length = None
     begin, took = nanoseconds(start or Decimal(0)), nanoseconds(length or Decimal(0))
     thread = (str(one.get("pid")), str(one.get("tid")))
     return Event(category, str(name), begin + base, begin + base + took, thread, args or {})

@@ -11,9 +11,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from tests.trace_truth.checking import read_checked
 from tests.trace_truth.collectives import collectives_of
 from tests.trace_truth.figures import Figures
-from tests.trace_truth.reading import RefusedError, read, unpacked
+from tests.trace_truth.reading import RefusedError, unpacked
 from tests.trace_truth.waiting import Waiting
 
 __all__ = ["RefusedError", "unpacked", "values_of_file", "values_of_job"]
@@ -22,7 +23,7 @@ __all__ = ["RefusedError", "unpacked", "values_of_file", "values_of_job"]
 def values_of_file(path: Path) -> dict[str, Any]:
     """Return the values of one trace, or why it is refused."""
     try:
-        figures = Figures(read(path))
+        figures = Figures(*read_checked(path))
     except RefusedError as error:
         return {"refused": str(error)}
     sums: dict[tuple[int, str, str], list[int]] = defaultdict(lambda: [0] * 4)

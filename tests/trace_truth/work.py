@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tests.trace_truth.reading import CALLS, COPIES, DEVICE_NOTES, KERNELS, NOTES, OPERATORS, Event, File
+from tests.trace_truth.checking import Check, calls_of, is_damaged
+from tests.trace_truth.reading import COPIES, DEVICE_NOTES, KERNELS, NOTES, OPERATORS, Event, File
 
 COMMUNICATION_WORDS = ("nccl", "rccl", "ep::internode", "ep::intranode", "cross_device_reduce", "multimem_", "nvshmem", "oneccl")
 COPY_WORDS = ("__amd_rocclr_copyBuffer", "__amd_rocclr_fillBuffer")
@@ -47,12 +48,9 @@ class Work:
         return self.start if self.call is None else self.call.start
 
 
-def work_of(file: File) -> list[Work]:
-    """Return the work of a trace in the order of the starts."""
-    calls: dict[int, Event] = {}
-    for call in file.some(CALLS):
-        calls.setdefault(call.number("correlation"), call)
-    calls.pop(-1, None)
+def work_of(file: File, *, on_cpu: bool) -> list[Work]:
+    """Return the work of a trace in the order of the starts. ``on_cpu``: operators compute themselves."""
+    calls = calls_of(file)
     found = [Work(event, _kind(event), calls.get(event.number("correlation"))) for event in file.work_on_device]
     requests = [event for event in file.some(NOTES + OPERATORS) if event.name.startswith(REQUESTS)]
     for work in found:
@@ -60,7 +58,7 @@ def work_of(file: File) -> list[Work]:
         if between_devices and work.call is not None and any(is_inside(work.call, request) for request in requests):
             work.kind = "communication"
     found += [Work(event, "communication", None) for event in file.some(NOTES) if event.name.startswith(CPU_LIBRARIES)]
-    if not file.work_on_device:
+    if on_cpu:
         computing = (one for one in file.some(OPERATORS) if "::" in one.name and not one.name.startswith(NO_WORK_ON_CPU))
         found += [Work(event, "compute", None) for event in computing]
     return sorted(found, key=lambda work: work.start)
@@ -110,7 +108,7 @@ class Window:
     start: int
     end: int
     complete: bool = True
-    """False for a step of a device without work on it."""
+    """False for a step of a device without work on it, or without a part of it."""
 
 
 def window_of_file(work: Iterable[Work]) -> Window:
@@ -119,7 +117,19 @@ def window_of_file(work: Iterable[Work]) -> Window:
     return Window(min(start for start, _ in spans), max(end for _, end in spans))
 
 
-def windows_of_steps(file: File, work: list[Work]) -> list[tuple[Step, Window]]:
+def damaged_steps(file: File, check: Check, work: Iterable[Work]) -> list[Step]:
+    """Return the steps that lack too many events, or have too many that were cut."""
+
+    def count(times: Iterable[int], step: Step) -> int:
+        return sum(step.start <= at < step.end for at in times)
+
+    present = [one.launched for one in work]
+    return [
+        step for step in steps_of(file) if is_damaged(count(present, step), count(check.missing, step), count(check.cut, step))
+    ]
+
+
+def windows_of_steps(file: File, check: Check, work: list[Work]) -> list[tuple[Step, Window]]:
     """Return the window of each step.
 
     On a device it begins with the first work that was launched in the step, and ends where that of the next step begins. Without
@@ -128,6 +138,7 @@ def windows_of_steps(file: File, work: list[Work]) -> list[tuple[Step, Window]]:
     steps = steps_of(file)
     if not file.work_on_device:
         return [(step, Window(step.start, step.end)) for step in steps]
+    damaged = damaged_steps(file, check, work)
     mine = [[one for one in work if step.start <= one.launched < step.end] for step in steps]
     found = []
     for number, step in enumerate(steps):
@@ -138,5 +149,5 @@ def windows_of_steps(file: File, work: list[Work]) -> list[tuple[Step, Window]]:
         if number + 1 < len(steps) and mine[number + 1] and steps[number + 1].number == step.number + 1:
             following = min(one.start for one in mine[number + 1])
             end = following if following >= start else end
-        found.append((step, Window(start, end)))
+        found.append((step, Window(start, end, complete=step not in damaged)))
     return found

@@ -255,7 +255,8 @@ def _without_overruns(
     if not len(kept):
         return end, cut
     start, queue, correlation = device.start[kept], device.queue[kept], device.correlation[kept]
-    order = np.lexsort((start, queue))
+    # Rounded to whole microseconds, a short event and the one after it may start at once; the short one was first.
+    order = np.lexsort((end, start, queue))
     this, following = order[:-1], order[1:]
     overlap = end[this] - start[following]
     together = (correlation[this] >= 0) & (correlation[this] == correlation[following])
