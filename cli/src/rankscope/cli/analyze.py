@@ -11,19 +11,7 @@ from rankscope.analysis.collectives.links import ToldLink, parse_link
 from rankscope.analysis.engine import analyze as run_analysis
 from rankscope.analysis.parallel.workers import Engine, LocalEngine, keep_freed_memory
 from rankscope.cli.terminal import INPUT_PLACE, format_option, price_options, print_json, use_color, width
-
-
-def _pattern(_context: click.Context, _option: click.Parameter, value: str | None) -> re.Pattern[str] | None:
-    """Compile the regular expression. Raises ``click.BadParameter`` if it is invalid or matches the empty text."""
-    if value is None:
-        return None
-    try:
-        pattern = re.compile(value)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise click.BadParameter(f"{value!r} is no regular expression: {error}") from error
-    if pattern.search("") is not None:
-        raise click.BadParameter(f"{value!r} finds the empty text, so every kernel would be communication")
-    return pattern
+from rankscope.cli.trace_options import cycle_option, pattern_option
 
 
 @click.command(
@@ -55,12 +43,8 @@ Examples:
     "are compared with what it gives. Once for inside a host, once for between hosts. Default: by the GPUs' names, inside a "
     "host only.",
 )
-@click.option(
-    "--communication-pattern",
-    metavar="REGEX",
-    callback=_pattern,
-    help="Kernels of traces whose name this finds are communication, too: for a library that is not known by itself.",
-)
+@pattern_option
+@cycle_option
 @click.option(
     "--detail",
     is_flag=True,
@@ -100,6 +84,7 @@ def analyze(
     currency: str,
     links: tuple[str, ...],
     communication_pattern: re.Pattern[str] | None,
+    cycle: int | None,
     detail: bool,
     engine: str,
     address: str | None,
@@ -120,6 +105,7 @@ def analyze(
         currency=currency,
         links=_told(links),
         communication_pattern=communication_pattern,
+        cycle=cycle,
         detail=detail,
         engine=_engine(engine, address, workers),
     )

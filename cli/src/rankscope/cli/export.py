@@ -20,6 +20,7 @@ from rankscope.base.text import printable
 from rankscope.cli.output_file import check_apart, check_target, output, progress
 from rankscope.cli.selection import RANKS, STEPS
 from rankscope.cli.terminal import INPUT_PLACE, format_option, print_json, width
+from rankscope.cli.trace_options import cycle_option
 
 _SMALL: Final = 1_000
 
@@ -46,6 +47,7 @@ Then open https://ui.perfetto.dev and drop the file onto the page: it is read in
 )
 @click.option("--steps", type=STEPS, help="Steps A to B - 1 only.  [default: all that fit]")
 @click.option("--ranks", type=RANKS, help="These ranks only, such as 0,3-5.  [default: all]")
+@cycle_option
 @click.option(
     "--raw/--no-raw",
     default=None,
@@ -66,6 +68,7 @@ def export(
     target: str,
     steps: tuple[int | None, int | None] | None,
     ranks: list[int] | None,
+    cycle: int | None,
     raw: bool | None,
     no_verdict: bool,
     max_events: int,
@@ -78,7 +81,7 @@ def export(
     latest steps around the last profile are exported, and what was left out is said.
     """
     first, past = steps or (None, None)
-    selection = Selection(first, past, None if ranks is None else frozenset(ranks), max_events)
+    selection = Selection(first, past, None if ranks is None else frozenset(ranks), max_events, cycle)
     _check_target(target, paths)
     with progress() as report, output(target) as (write, size):
         result = export_perfetto(paths, write, selection=selection, raw=raw, verdict=not no_verdict, progress=report)

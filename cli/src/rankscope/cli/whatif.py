@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 
 from rankscope.analysis.whatif.engine import whatif as ask
 from rankscope.analysis.whatif.render import render_text
 from rankscope.cli.terminal import INPUT_PLACE, format_option, price_options, print_json, use_color, width
+from rankscope.cli.trace_options import cycle_option, pattern_option
 
 
 @click.command(
@@ -21,8 +24,19 @@ Examples:
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=INPUT_PLACE)
 @format_option
 @price_options("Price the loss in money. Default: the price recorded with the run.")
+@pattern_option
+@cycle_option
 @click.option("--per-step", is_flag=True, help="Each step's figures, too (JSON).")
-def whatif(paths: tuple[str, ...], format_: str, price_per_gpu_hour: float | None, currency: str, per_step: bool) -> None:
+def whatif(
+    paths: tuple[str, ...],
+    *,
+    format_: str,
+    price_per_gpu_hour: float | None,
+    currency: str,
+    communication_pattern: re.Pattern[str] | None,
+    cycle: int | None,
+    per_step: bool,
+) -> None:
     """How fast a job would be without stragglers: in step time, GPU-hours and money.
 
     Plays the job on the graph of what waits for what: with nobody slower than usual, and with each rank, stage, operation, phase
@@ -32,7 +46,14 @@ def whatif(paths: tuple[str, ...], format_: str, price_per_gpu_hour: float | Non
     folders, patterns; also on s3:// and every other filesystem of fsspec); or a Parquet file of traced operations
     (docs/whatif.md). "Not enough data" is an answer, too, with exit status 0.
     """
-    result = ask(paths, price_per_gpu_hour=price_per_gpu_hour, currency=currency, per_step=per_step)
+    result = ask(
+        paths,
+        price_per_gpu_hour=price_per_gpu_hour,
+        currency=currency,
+        per_step=per_step,
+        cycle=cycle,
+        communication_pattern=communication_pattern,
+    )
     if format_ == "json":
         print_json(result)
     else:

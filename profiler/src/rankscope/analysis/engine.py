@@ -30,6 +30,7 @@ def analyze(
     currency: str = "USD",
     links: Sequence[ToldLink] = (),
     communication_pattern: re.Pattern[str] | None = None,
+    cycle: int | None = None,
     detail: bool = False,
     engine: Engine = ALONE,
 ) -> Analysis:
@@ -47,6 +48,9 @@ def analyze(
 
     ``links``: links between the ranks, where the names of their GPUs do not determine them.
 
+    ``cycle``: number, from 1, of the cycle of the profiler's schedule to analyse, where ranks have traces of several. The default
+    is the last one.
+
     Kernels of traces whose name matches ``communication_pattern`` count as communication; ``detail`` adds ``ranks[].detail``.
     Both are for traces. A run was reduced to records while it was recorded: there the first is an error, the second a warning.
 
@@ -61,8 +65,8 @@ def analyze(
         run = _run(places)
         kind = _durations_in(places) if run is None else None
         if kind is not None:
-            if communication_pattern is not None or detail:
-                raise InputError(paths[0], "durations of collectives hold no kernels: patterns and details are for traces")
+            if communication_pattern is not None or detail or cycle is not None:
+                raise InputError(paths[0], "durations of collectives: patterns, cycles and details are for traces")
             from rankscope.analysis.durations.analysis import analyze_durations
 
             return analyze_durations(
@@ -75,11 +79,14 @@ def analyze(
                 currency=currency,
                 links=links,
                 communication_pattern=communication_pattern,
+                cycle=cycle,
                 detail=detail,
                 engine=engine,
             )
         if communication_pattern is not None:
             raise InputError(run.path, f"a run, {_REDUCED}: a communication pattern is for traces")
+        if cycle is not None:
+            raise InputError(run.path, "a run has attempts and no cycles: a cycle is for traces")
         # Imported for runs only: imports are a large part of the time that the analysis of a trace takes.
         from rankscope.analysis.run_analysis import analyze_run
 

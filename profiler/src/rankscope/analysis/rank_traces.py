@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -36,6 +36,7 @@ from rankscope.analysis.trace.locations import OPERATIONS_SUFFIX, Location, list
 from rankscope.analysis.trace.schema import integer
 from rankscope.analysis.trace.streams import input_wait_us
 from rankscope.analysis.trace.work import compute_kernels, work_events
+from rankscope.analysis.trace_job import Job, TraceIdentity, identity_of, job_of, rank_of
 from rankscope.base.errors import InputError
 from rankscope.runs.named import refuse_folder_of_runs
 from rankscope.runs.records import DeviceKind
@@ -51,7 +52,7 @@ _UNFOLDS: Final = 18
 class RankTrace(msgspec.Struct, frozen=True):
     """Results that are kept of one trace; its events are not."""
 
-    path: Location
+    identity: TraceIdentity
     rank: int
     world_size: int | None
     """Number of ranks that the trace states."""
@@ -126,38 +127,39 @@ def read_ranks(
     named: set[Location],
     pattern: re.Pattern[str] | None = None,
     *,
+    cycle: int | None = None,
     detail: bool = False,
     engine: Engine,
-) -> tuple[list[RankTrace], list[str]]:
-    """Read and reduce every file. Return one trace per rank, ordered by rank, and warnings.
+) -> tuple[list[RankTrace], Job, list[str]]:
+    """Read and reduce every file. Return one trace per rank of the job, ordered by rank, with the job, and warnings.
 
-    Kernels whose name matches ``pattern`` count as communication. ``detail``: analyse in detail, too.
+    Kernels whose name matches ``pattern`` count as communication. ``cycle``: see ``job_of``. ``detail``: analyse in detail, too.
 
-    A file that cannot be read, or one of several files without its rank, leads to a warning. Raises ``InputError`` instead if the
-    file is in ``named`` or if no file can be read, and where two traces are of the same rank.
+    A file that cannot be read leads to a warning. Raises ``InputError`` instead if the file is in ``named`` or if no file can be
+    read, and as ``job_of`` does.
     """
-    traces: dict[int, RankTrace] = {}
+    found: list[RankTrace] = []
     warnings: list[str] = []
     first_error: InputError | None = None
-    read = partial(_read_one, pattern=pattern, only=len(files) == 1, detail=detail)
-    for file, trace in zip(files, engine.map(read, files, files=files, text_bytes=_text_bytes(files)), strict=True):
-        if isinstance(trace, InputError):
+    read = partial(_read_file, pattern=pattern, detail=detail)
+    for file, traces in zip(files, engine.map(read, files, files=files, text_bytes=_text_bytes(files)), strict=True):
+        if isinstance(traces, InputError):
             if file in named:
-                raise trace
-            first_error = first_error or trace
-            warnings.append(f"left out: {trace}")
-            continue
-        if (other := traces.get(trace.rank)) is not None:
-            raise InputError(
-                file, f"a second trace of rank {trace.rank} (the other is {other.path}); analyse one window at a time"
-            )
-        traces[trace.rank] = trace
-        warnings.extend(f"{file}: {warning}" for warning in _warnings(trace))
-    if not traces:
+                raise traces
+            first_error = first_error or traces
+            warnings.append(f"left out: {traces}")
+        else:
+            found += traces
+    if not found:
         assert first_error is not None, "without files find_traces raises"
         raise first_error
-    ordered = [traces[rank] for rank in sorted(traces)]
-    return ordered, [*warnings, *_quality_warnings(ordered)]
+    job = job_of([trace.identity for trace in found], cycle)
+    chosen = [msgspec.structs.replace(found[at], rank=rank) for rank, at in job.traces.items()]
+    warnings += job.warnings
+    warnings += [
+        f"{trace.identity.path}: truncated: {trace.torn}; what comes before that is used" for trace in chosen if trace.torn
+    ]
+    return chosen, job, [*warnings, *_quality_warnings(chosen)]
 
 
 def _text_bytes(files: Sequence[Location]) -> int:
@@ -170,49 +172,48 @@ def _text_bytes(files: Sequence[Location]) -> int:
     return text if len(local) == len(files) else 0
 
 
-def _read_one(file: Location, *, pattern: re.Pattern[str] | None, only: bool, detail: bool) -> RankTrace | InputError:
+def _read_file(file: Location, *, pattern: re.Pattern[str] | None, detail: bool) -> list[RankTrace] | InputError:
     try:
-        trace = read_trace(file, detail=detail)
-        if trace.rank is None and not only:
-            return InputError(
-                file, "the rank is not known: neither distributedInfo nor the file's name (such as rank-3.json.gz) gives it"
-            )
-        events = work_events(trace, pattern)
-        reduction = reduce_file(trace, events)
-        by_step = step_breakdowns(trace, events)
-        told: RankDetail | None = None
-        if detail:
-            # Imported only if needed: without detail, imports are a large part of the time for a trace.
-            from rankscope.analysis.trace.detail import detail_of, with_parts
-
-            reduction = msgspec.structs.replace(reduction, breakdowns=with_parts(trace, events, reduction.breakdowns))
-            told = detail_of(trace, events, reduction.breakdowns[0], by_step)
-        return RankTrace(
-            path=file,
-            rank=trace.rank or 0,
-            world_size=trace.world_size,
-            least_ranks=least_ranks_of(trace, reduction),
-            host=trace.host,
-            device_kind=trace.device_kind,
-            gpu_names=trace.gpu_names,
-            steps=step_numbers(trace),
-            damaged=trace.damaged,
-            torn=trace.torn,
-            reduction=reduction,
-            detail=told,
-            pattern_found=pattern is not None and any(map(pattern.search, _kernel_names(trace))),
-            own_streams=frozenset() if reduction.breakdowns[0].communication_us else kernels_on_own_streams(trace, events),
-            input_us=input_wait_us(trace, events),
-            device=DeviceTimes(
-                by_step if trace.has_device_work else [],
-                compute_kernels(trace, events),
-                host_times(trace, events, by_step),
-                exchanged_rows(trace),
-            ),
-            quality=quality_of(trace, events),
-        )
+        return [_reduced(trace, pattern, detail=detail) for trace in [read_trace(file, detail=detail)]]
     except InputError as error:
         return error
+
+
+def _reduced(trace: Trace, pattern: re.Pattern[str] | None, *, detail: bool) -> RankTrace:
+    events = work_events(trace, pattern)
+    reduction = reduce_file(trace, events)
+    by_step = step_breakdowns(trace, events)
+    told: RankDetail | None = None
+    if detail:
+        # Imported only if needed: without detail, imports are a large part of the time for a trace.
+        from rankscope.analysis.trace.detail import detail_of, with_parts
+
+        reduction = msgspec.structs.replace(reduction, breakdowns=with_parts(trace, events, reduction.breakdowns))
+        told = detail_of(trace, events, reduction.breakdowns[0], by_step)
+    return RankTrace(
+        identity=identity_of(trace, communicates=bool(reduction.collectives)),
+        rank=0,
+        world_size=trace.world_size,
+        least_ranks=least_ranks_of(trace, reduction),
+        host=trace.host,
+        device_kind=trace.device_kind,
+        gpu_names=trace.gpu_names,
+        steps=step_numbers(trace),
+        damaged=trace.damaged,
+        torn=trace.torn,
+        reduction=reduction,
+        detail=told,
+        pattern_found=pattern is not None and any(map(pattern.search, _kernel_names(trace))),
+        own_streams=frozenset() if reduction.breakdowns[0].communication_us else kernels_on_own_streams(trace, events),
+        input_us=input_wait_us(trace, events),
+        device=DeviceTimes(
+            by_step if trace.has_device_work else [],
+            compute_kernels(trace, events),
+            host_times(trace, events, by_step),
+            exchanged_rows(trace),
+        ),
+        quality=quality_of(trace, events),
+    )
 
 
 def least_ranks_of(trace: Trace, reduction: Reduction) -> int:
@@ -221,7 +222,7 @@ def least_ranks_of(trace: Trace, reduction: Reduction) -> int:
     A kernel of NCCL is of several ranks: a group of one rank needs none. Without metadata this is all that shows them, or an
     operator that requests communication on a device.
     """
-    found = max(least_ranks(trace.rank or 0, reduction.collectives), least_ranks_of_groups(trace.groups.values()))
+    found = max(least_ranks(rank_of(trace) or 0, reduction.collectives), least_ranks_of_groups(trace.groups.values()))
     if trace.world_size is not None:
         return found
     communicates = any(row.stream is not None for row in reduction.collectives) or _requests_communication(trace)
@@ -244,9 +245,3 @@ def _kernel_names(trace: Trace) -> list[str]:
 
 def _quality_warnings(traces: Sequence[RankTrace]) -> list[str]:
     return quality_warnings({trace.rank: trace.quality for trace in traces}, {trace.rank: trace.damaged for trace in traces})
-
-
-def _warnings(trace: RankTrace) -> Iterator[str]:
-
-    if trace.torn:
-        yield f"truncated: {trace.torn}; what comes before that is used"

@@ -44,18 +44,19 @@ def analyze_traces(
     currency: str = "USD",
     links: Sequence[ToldLink] = (),
     communication_pattern: re.Pattern[str] | None = None,
+    cycle: int | None = None,
     detail: bool = False,
     engine: Engine,
 ) -> Analysis:
     """Analyse traces of one or many ranks; see ``engine.analyze``."""
     files, named = find_traces(paths)
-    traces, warnings = read_ranks(files, named, communication_pattern, detail=detail, engine=engine)
+    traces, job, warnings = read_ranks(files, named, communication_pattern, cycle=cycle, detail=detail, engine=engine)
     if communication_pattern is not None and not any(trace.pattern_found for trace in traces):
         warnings.append(f"the communication pattern {communication_pattern.pattern!r} is in no kernel's name")
     # A collective missing from a trace would look as if its rank took no part and another rank came last.
     # So a rank whose trace lacks a part counts as missing.
-    whole = {trace.rank: trace.reduction for trace in traces if not trace.lacks}
-    told, world_size = _told_world_size(traces), _world_size(traces)
+    whole = {trace.rank: trace.reduction for trace in traces if not trace.lacks and job.problem is None}
+    told, world_size = (None, None) if job.problem else (_told_world_size(traces), _world_size(traces))
     if told is not None and told != world_size:
         warnings.append(f"the traces state {told} ranks, but their process groups are of a job of at least {world_size}")
     fabric = _fabric(traces, links)
@@ -80,9 +81,11 @@ def analyze_traces(
     parts = communication_parts(
         matching.matches, {rank: (window.communication_us, window.overlap_us) for rank, window in windows.items()}
     )
-    costs = _costs(traces, matched)
+    costs = None if job.problem else _costs(traces, matched)
     findings: list[Finding] = []
-    if _lack_communication(traces):
+    if job.reason is not None:
+        verdict = insufficient(job.reason, lack=job.problem)
+    elif _lack_communication(traces):
         verdict = without_communication(_kernels(traces), _quoted(paths, files))
     else:
         verdict, findings = _verdict(traces, matched, costs, explained, price=price_per_gpu_hour, currency=currency)
@@ -97,8 +100,11 @@ def analyze_traces(
             ranks=len(traces),
             world_size=world_size,
             steps=max(1, len(steps)),
-            coverage=_coverage(traces, files, steps),
+            coverage=None if job.problem else _coverage(traces, files, steps),
             simulated=False,
+            is_one_job=job.problem is None,
+            cycle=job.cycle,
+            cycles=job.cycles,
             warnings=warnings,
         ),
         ranks=[

@@ -39,10 +39,11 @@ class Reduction(msgspec.Struct, frozen=True):
     """Number of collectives that ran in the trace without a call in it; counted for whole files only."""
 
 
-def reduce_trace(trace: Trace, *, steps: Collection[int] | None = None) -> Reduction:
+def reduce_trace(trace: Trace, events: WorkEvents | None = None, *, steps: Collection[int] | None = None) -> Reduction:
     """Reduce each step with a ``ProfilerStep#N`` annotation (only those in ``steps``, if given) to its records.
 
-    Without such annotations the reduction is empty; ``reduce_file`` takes such a trace as one window.
+    ``events`` are its ``work_events``. Without such annotations the reduction is empty; ``reduce_file`` takes such a trace as one
+    window.
 
     CPU work is cut at the step's own bounds. Device work runs later than the step that launched it. So a device window goes from
     the first start of the work launched in a step to that of the next step, found by launch correlation. All work in the window
@@ -54,7 +55,7 @@ def reduce_trace(trace: Trace, *, steps: Collection[int] | None = None) -> Reduc
     annotated = annotated_steps(trace)
     if annotated is None:
         return Reduction()
-    events = work_events(trace)
+    events = work_events(trace) if events is None else events
     work = events.work()
     owner = annotated.position(events.launch)
     breakdowns = [row for row in _step_breakdowns(trace, events, annotated, work, owner) if steps is None or row.step in steps]

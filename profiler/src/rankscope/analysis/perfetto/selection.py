@@ -25,6 +25,8 @@ class Selection:
     ranks: frozenset[int] | None = None
     """Chosen ranks; ``None``: all."""
     max_events: int = MAX_EVENTS
+    cycle: int | None = None
+    """Number of the cycle of the profiler's schedule, see ``engine.analyze``; for traces."""
 
     @property
     def chose_steps(self) -> bool:

@@ -19,6 +19,7 @@ from rankscope.analysis.rank_traces import find_traces
 from rankscope.analysis.result.data_quality import DataQuality
 from rankscope.analysis.trace.columns import Trace, read_whole_trace
 from rankscope.analysis.trace.locations import Location, base_name
+from rankscope.analysis.trace_job import TraceIdentity, identity_of, job_of
 from rankscope.base.errors import InputError
 from rankscope.runs.records import CollectiveRecord
 
@@ -54,6 +55,27 @@ class _Known:
     """Events that are not shown, see ``RawTrace``."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Identified:
+    """Data kept of a trace until it is known of which rank and job it is."""
+
+    identity: TraceIdentity
+    host: str | None
+    collectives: list[CollectiveRecord]
+    extent: tuple[int, int] | None
+    """See ``Trace``, like the next two."""
+    cut_ends: Mapping[int, int]
+    quality: DataQuality
+
+
+def _identified(trace: Trace) -> _Identified:
+    if trace.quality.problem is not None:
+        raise InputError(trace.path, f"the trace {trace.quality.reason}")
+    collectives = reduce_file(trace).collectives
+    identity = identity_of(trace, communicates=bool(collectives))
+    return _Identified(identity, trace.host, collectives, trace.extent, trace.cut_ends, trace.quality)
+
+
 class TracesSource:
     """Source that reads traces, each twice: first to plan, then to write. Only one at a time is in memory."""
 
@@ -74,48 +96,44 @@ class TracesSource:
 
     def _look(self, paths: Sequence[Location], left_out: list[str], progress: Progress) -> dict[int, _Known]:
         files, named = find_traces(paths)
-        found: dict[int, _Known] = {}
+        found: list[_Identified] = []
         for done, file in enumerate(files):
             progress("Looking through", done, len(files))
             try:
-                rank, known = self._know(file, only=len(files) == 1)
+                found.append(_identified(read_whole_trace(file)))
             except InputError as error:
                 if file in named or len(files) == 1:
                     raise
                 left_out.append(str(error))
-                continue
-            if rank in found:
-                raise InputError(
-                    file, f"a second trace of rank {rank} (the other is {found[rank].file}); export one window at a time"
-                )
-            found[rank] = known
-            if known.extent is None and self._selection.has_rank(rank):
-                left_out.append(f"rank {rank}: its trace has none of these steps")
         if not found:
             raise InputError(paths[0], f"no trace in it can be read; {left_out[0]}")
-        return dict(sorted(found.items()))
+        job = job_of([trace.identity for trace in found], self._selection.cycle)
+        left_out += job.warnings
+        if job.reason is not None:
+            left_out.append(f"what ranks have to do with each other: {job.reason}")
+        self._is_one_job = job.problem is None
+        known = {rank: self._know(rank, found[at]) for rank, at in job.traces.items()}
+        left_out += [
+            f"rank {rank}: its trace has none of these steps"
+            for rank, one in known.items()
+            if one.extent is None and self._selection.has_rank(rank)
+        ]
+        return known
 
-    def _know(self, file: Location, *, only: bool) -> tuple[int, _Known]:
-        trace = read_whole_trace(file)
-        rank = 0 if trace.rank is None and only else trace.rank
-        if rank is None:
-            raise InputError(
-                file, "the rank is not known: neither distributedInfo nor the file's name (such as rank-3.json.gz) gives it"
-            )
-        if trace.quality.problem is not None:
-            raise InputError(file, f"the trace {trace.quality.reason}")
+    def _know(self, rank: int, trace: _Identified) -> _Known:
+        file = trace.identity.path
         raw = read_raw_trace(file).with_ends(trace.cut_ends) if self._selection.has_rank(rank) else RawTrace(file)
         annotated = raw.steps()
         steps = {step: span for step, span in annotated.items() if self._selection.has_step(step)}
-        extent = self._extent(trace, raw, steps)
+        extent = self._extent(trace.extent, raw, steps)
         cut = raw.within(*extent) if extent else RawTrace(file)
         if not self._selection.chose_steps and len(cut.slices) < len(raw.slices):
             cut.other["far"] += raw.host_slices - cut.host_slices
-        return rank, _Known(
+        return _Known(
             file=file,
             host=trace.host,
-            world_size=trace.world_size,
-            collectives=reduce_file(trace).collectives,
+            world_size=trace.identity.world_size,
+            collectives=trace.collectives,
             extent=extent,
             annotated=sorted(annotated),
             steps=steps,
@@ -125,9 +143,11 @@ class TracesSource:
             other=cut.other,
         )
 
-    def _extent(self, trace: Trace, raw: RawTrace, steps: Mapping[int, tuple[int, int]]) -> tuple[int, int] | None:
+    def _extent(
+        self, near: tuple[int, int] | None, raw: RawTrace, steps: Mapping[int, tuple[int, int]]
+    ) -> tuple[int, int] | None:
         if not self._selection.chose_steps:
-            return None if trace.extent is None else raw.extent(trace.extent)
+            return None if near is None else raw.extent(near)
         return (min(start for start, _ in steps.values()), max(end for _, end in steps.values())) if steps else None
 
     def _nothing(self, everything: Mapping[int, _Known]) -> str:
@@ -144,7 +164,8 @@ class TracesSource:
     def _make_plan(self, everything: Mapping[int, _Known], left_out: list[str]) -> Plan:
         hosts = {rank: known.host for rank, known in everything.items() if known.host}
         world_size = max((known.world_size for known in everything.values() if known.world_size is not None), default=None)
-        matching = match_collectives({rank: known.collectives for rank, known in everything.items()}, world_size=world_size)
+        compared = everything if self._is_one_job else {}
+        matching = match_collectives({rank: known.collectives for rank, known in compared.items()}, world_size=world_size)
         clocks = fit_clocks(matching.matches, hosts)
         step_times: dict[int, tuple[int, int]] = {}
         starts: list[int] = []

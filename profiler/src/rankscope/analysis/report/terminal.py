@@ -111,7 +111,10 @@ def _headline(analysis: Analysis, width: int) -> str:
 def _source(analysis: Analysis, width: int) -> str:
     source = analysis.source
     of_world = f" of {source.world_size}" if source.world_size is not None else ""
-    text = f"{counted(source.ranks, 'rank')}{of_world}, {counted(source.steps, 'step')}"
+    text = f"{counted(source.ranks, 'rank' if source.is_one_job else 'trace')}{of_world}, {counted(source.steps, 'step')}"
+    if source.cycle is not None:
+        last = ", the last" if source.cycle == source.cycles else ""
+        text += f", cycle {source.cycle} of {source.cycles}{last} (--cycle N: another)"
     if source.coverage is not None:
         text += f", coverage {source.coverage:.0%}"
     if source.simulated:

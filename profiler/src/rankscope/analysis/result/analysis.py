@@ -60,6 +60,12 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the step time that the recorder was allowed."""
     gpu_hour: Cost | None = None
     """Price of a GPU-hour of a run, given or recorded with it; ``None``: unknown, or not a run."""
+    is_one_job: bool = True
+    """False if nothing says that traces are ranks of one job, or which: they are then numbered in the order of their names."""
+    cycle: int | None = None
+    """Number, from 1, of the cycle of the profiler's schedule that was analysed; ``None`` where there is one, and for runs."""
+    cycles: int = 1
+    """Number of cycles of the profiler's schedule in the traces."""
     unreadable: list[str] = []
     """Unreadable files and folders of a run, as paths inside it; their content is missing from the analysis."""
     warnings: list[str] = []

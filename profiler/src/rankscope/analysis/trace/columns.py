@@ -25,7 +25,7 @@ from rankscope.analysis.trace.classify import (
 )
 from rankscope.analysis.trace.events import EventStream
 from rankscope.analysis.trace.files import TraceText
-from rankscope.analysis.trace.locations import Location, rank_in_name
+from rankscope.analysis.trace.locations import Location
 from rankscope.analysis.trace.possible import MAX_US
 from rankscope.analysis.trace.quality import Checked, DeviceEvents, HostEvents, check, is_near, places, untimed
 from rankscope.analysis.trace.schema import (
@@ -123,6 +123,9 @@ class Trace(msgspec.Struct, frozen=True):
 
     path: Location
     rank: int | None
+    """Rank by the file's metadata."""
+    process: str | None
+    """Id of the process that most events of the host are of, as the file spells it."""
     world_size: int | None
     backend: str | None
     host: str | None
@@ -332,7 +335,8 @@ class _Columns:
         distributed = about.distributed
         return Trace(
             path=self._path,
-            rank=distributed.rank if distributed.rank is not None else rank_in_name(self._path),
+            rank=distributed.rank,
+            process=self._process(columns),
             world_size=distributed.world_size,
             backend=distributed.backend,
             host=about.host,
@@ -375,6 +379,13 @@ class _Columns:
         category[unlabelled[works]] = KERNEL
         columns["stream"][unlabelled[works]] = thread[works]
         return bool(works.any())
+
+    def _process(self, columns: Mapping[str, NDArray[Any]]) -> str | None:
+        counts = np.bincount(columns["thread"][(columns["category"] >= OPERATOR) & (columns["category"] <= LAUNCHED)])
+        by_process: dict[object, int] = {}
+        for (pid, _), count in zip(self._threads, counts.tolist(), strict=False):
+            by_process[pid] = by_process.get(pid, 0) + count
+        return str(max(by_process, key=lambda pid: by_process[pid])) if any(by_process.values()) else None
 
     def _joined(self, column: str) -> NDArray[Any]:
         # Columns release their parts one by one, so that memory never holds all data twice.

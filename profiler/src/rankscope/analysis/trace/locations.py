@@ -23,11 +23,6 @@ _DENIED: Final = (401, 403, 407)
 _CREDENTIALS: Final = re.compile("Credential|Auth|Forbidden|Unauthorized|AccessDenied|SSO|TokenRetrieval")
 _NETWORK: Final = re.compile("Connect|Timeout|Timed|Network|Resol|DNS|SSL")
 
-_RANKS: Final = (
-    re.compile(r"(?:rank|worker|trainer)[-_.\[]?(\d{1,7})(?!\d)", re.IGNORECASE),
-    re.compile(r"(?:^|[-_.])r?(\d{1,7})(?:\.pt)?(?:\.trace)?\.json(?:\.gz|\.zst)?$", re.IGNORECASE),
-)
-
 _T = TypeVar("_T")
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?:::[A-Za-z][A-Za-z0-9+.-]*)*://")
 
@@ -51,12 +46,6 @@ def local_path(written: str | os.PathLike[str]) -> Path:
 def base_name(place: Location) -> str:
     """Return the file's name without its folders."""
     return os.fspath(place).rstrip("/").rpartition("/")[2]
-
-
-def rank_in_name(place: Location) -> int | None:
-    """Return the rank that the file's name gives (``rank-3.json.gz``, ``worker0.pt.trace.json``); ``None`` without one."""
-    found = next(filter(None, (pattern.search(base_name(place)) for pattern in _RANKS)), None)
-    return int(found[1]) if found else None
 
 
 def common_folder(places: Sequence[Location]) -> str:

@@ -360,5 +360,12 @@ TABLE: Final[tuple[Row, ...]] = (
         "If there are none, trace whole steps, with the collectives in them, on the devices",
         reason="no_communication",
     ),
+    for_verdict(
+        "insufficient_data",
+        "If they are of one job, name the files by rank: rank-0.json.gz, rank-1.json.gz, ...",
+        "Or end the profiler before torch.distributed is shut down: the traces then have distributedInfo with the rank",
+        reason="unknown_ranks",
+    ),
+    for_verdict("insufficient_data", "Analyse the traces of one job at a time: rankscope analyze FILE...", reason="several_jobs"),
     for_verdict("insufficient_data", "Analyse the traces of all ranks together, or record a run: {record}"),
 )

@@ -290,10 +290,8 @@ def limits(shares: Figures, setting: Setting, *, lead: str, confidence: float | 
     ]
 
 
-Lack = (
-    Literal["few_steps", "few_ranks", "few_windows", "one_rank_per_stage", "short_capture", "torn_trace", "no_communication"]
-    | Problem
-)
+_LackOfTraces = Literal["torn_trace", "no_communication", "unknown_ranks", "several_jobs"]
+Lack = Literal["few_steps", "few_ranks", "few_windows", "one_rank_per_stage", "short_capture"] | _LackOfTraces | Problem
 """Reason for insufficient data."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,14 +15,29 @@ from rankscope.runs.named import named_run
 
 
 def whatif(
-    paths: Sequence[Path | str], *, price_per_gpu_hour: float | None = None, currency: str = "USD", per_step: bool = False
+    paths: Sequence[Path | str],
+    *,
+    price_per_gpu_hour: float | None = None,
+    currency: str = "USD",
+    per_step: bool = False,
+    cycle: int | None = None,
+    communication_pattern: re.Pattern[str] | None = None,
 ) -> WhatIf:
     """Return how fast the job would be without stragglers, and with each rank, stage, operation and cause ideal.
 
     ``paths``: one run directory, one file of traced operations (Parquet) or a folder with one, or Kineto traces (files,
-    folders, patterns). The default price per GPU-hour is the one recorded in the run. Raises ``InputError``.
+    folders, patterns). The default price per GPU-hour is the one recorded in the run. ``cycle`` and
+    ``communication_pattern`` are for traces, see ``engine.analyze``. Raises ``InputError``.
     """
-    terms = Terms(accelerated=True, world_size=1, price_per_gpu_hour=price_per_gpu_hour, currency=currency, per_step=per_step)
+    terms = Terms(
+        accelerated=True,
+        world_size=1,
+        price_per_gpu_hour=price_per_gpu_hour,
+        currency=currency,
+        per_step=per_step,
+        cycle=cycle,
+        communication_pattern=communication_pattern,
+    )
     if not paths:
         raise InputError(os.curdir, "nothing to look at: name a run directory, a file of operations, or traces")
     try:
@@ -38,6 +54,8 @@ def _whatif(paths: Sequence[Location], terms: Terms) -> WhatIf:
         raise InputError(
             paths[1], f"cannot be looked at together with {paths[0]}; give one run, or one file of operations, or traces"
         )
+    if (runs or files) and (terms.cycle is not None or terms.communication_pattern is not None):
+        raise InputError(paths[0], "cycles and communication patterns are for traces")
     if runs:
         from rankscope.analysis.whatif.run_answer import whatif_of_run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -102,6 +103,10 @@ class Terms:
     currency: str = "USD"
     per_step: bool = False
     """True if the answer includes the figures of every step."""
+    cycle: int | None = None
+    """Number of the cycle of the profiler's schedule, see ``engine.analyze``; for traces."""
+    communication_pattern: re.Pattern[str] | None = None
+    """Pattern of names of kernels of traces that are communication, too."""
 
 
 def slowest_count(ranks: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -14,18 +15,21 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.clock import Clocks, consistent, fit_clocks
 from rankscope.analysis.collectives.matching import Match, match_collectives
-from rankscope.analysis.collectives.windows import Reduction, reduce_file, reduce_trace
+from rankscope.analysis.collectives.windows import Reduction, quality_of, reduce_file, reduce_trace
 from rankscope.analysis.evidence.data_quality import quality_warnings
 from rankscope.analysis.rank_traces import find_traces, least_ranks_of
+from rankscope.analysis.result.data_quality import DataQuality
 from rankscope.analysis.trace.columns import Trace, read_whole_trace
 from rankscope.analysis.trace.locations import Location, common_folder
+from rankscope.analysis.trace.work import work_events
+from rankscope.analysis.trace_job import TraceIdentity, identity_of, job_of
 from rankscope.analysis.verdict.unnamed_communication import NO_COMMUNICATION
 from rankscope.analysis.whatif.graph import CycleError, Durations, Times, play, with_and_without
 from rankscope.analysis.whatif.outcome import MAX_RANKS, Outcome, Terms, answer, insufficient, parts, slowest_count
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
 from rankscope.analysis.whatif.window_graph import OWN, WindowGraph, build_window_graph
 from rankscope.base.errors import InputError
-from rankscope.runs.records import StepBreakdown
+from rankscope.runs.records import DeviceKind, StepBreakdown
 
 _SECONDS: Final = 1e-9
 
@@ -56,35 +60,22 @@ class Profiled:
 def whatif_of_traces(paths: Sequence[Location], terms: Terms) -> WhatIf:
     """Answer from Kineto traces, one per rank; hours count their world size. Raises ``InputError``."""
     files, named = find_traces(paths)
-    traces: dict[int, Trace] = {}
-    warnings = []
+    found: list[_TraceRecords] = []
+    warnings: list[str] = []
     for file in files:
         try:
-            trace = read_whole_trace(file)
+            found.append(_records(read_whole_trace(file), terms.communication_pattern))
         except InputError as error:
             if file in named:
                 raise
             warnings.append(f"left out: {error}")
-            continue
-        rank = 0 if trace.rank is None and len(files) == 1 else trace.rank
-        if rank is None:
-            raise InputError(
-                file, "the rank is not known: neither distributedInfo nor the file's name (such as rank-3.json.gz) gives it"
-            )
-        if rank in traces:
-            raise InputError(file, f"a second trace of rank {rank}; look at one window at a time")
-        if trace.quality.problem is not None:
-            if file in named:
-                raise InputError(file, f"the trace {trace.quality.reason}")
-            warnings.append(f"left out: {file}: the trace {trace.quality.reason}")
-            continue
-        traces[rank] = trace
-    if not traces:
+    if not found:
         raise InputError(paths[0], f"no trace can be used; {warnings[0]}")
-    warnings += quality_warnings({rank: trace.quality for rank, trace in traces.items()})
-    reductions = {rank: _reduced(trace) for rank, trace in sorted(traces.items())}
-    told = max((trace.world_size for trace in traces.values() if trace.world_size), default=0)
-    least = max(least_ranks_of(trace, reductions[rank]) for rank, trace in traces.items())
+    job = job_of([trace.identity for trace in found], terms.cycle)
+    traces = {rank: found[at] for rank, at in job.traces.items()}
+    warnings += [*job.warnings, *quality_warnings({rank: trace.quality for rank, trace in traces.items()})]
+    told = max((trace.identity.world_size for trace in traces.values() if trace.identity.world_size), default=0)
+    least = max(trace.least_ranks for trace in traces.values())
     world_size = max(told, least) if told or least > len(traces) else None
     source = WhatIfSource(
         kind="traces",
@@ -92,21 +83,43 @@ def whatif_of_traces(paths: Sequence[Location], terms: Terms) -> WhatIf:
         name=None,
         evidence="traces",
         ranks=len(traces),
-        world_size=world_size,
+        world_size=None if job.problem else world_size,
         steps=0,
         steps_left_out=0,
         warnings=warnings,
     )
+    if job.reason is not None:
+        return insufficient(source, job.reason)
     hosts = {rank: trace.host for rank, trace in traces.items() if trace.host}
     accelerated = any(trace.device_kind != "cpu" for trace in traces.values())
     terms = replace(terms, accelerated=accelerated, world_size=world_size or len(traces))
+    reductions = {rank: trace.reduction for rank, trace in traces.items()}
     return whatif_of_profiled(Profiled(reductions, hosts, hosts, world_size, "traces"), source, terms)
 
 
-def _reduced(trace: Trace) -> Reduction:
-    """Reduce the annotated steps of a trace, or without any the whole file as one step."""
-    reduction = reduce_trace(trace)
-    return reduction if reduction.breakdowns else reduce_file(trace)
+@dataclass(frozen=True, slots=True)
+class _TraceRecords:
+    """What is kept of a trace."""
+
+    identity: TraceIdentity
+    least_ranks: int
+    host: str | None
+    device_kind: DeviceKind
+    quality: DataQuality
+    reduction: Reduction
+
+
+def _records(trace: Trace, communication: re.Pattern[str] | None) -> _TraceRecords:
+    """Reduce the annotated steps of a trace, or without any the whole file as one step. Raises ``InputError``."""
+    events = work_events(trace, communication)
+    quality = quality_of(trace, events)
+    if quality.problem is not None:
+        raise InputError(trace.path, f"the trace {quality.reason}")
+    reduction = reduce_trace(trace, events)
+    if not reduction.breakdowns:
+        reduction = reduce_file(trace, events)
+    identity = identity_of(trace, communicates=bool(reduction.collectives))
+    return _TraceRecords(identity, least_ranks_of(trace, reduction), trace.host, trace.device_kind, quality, reduction)
 
 
 def whatif_of_profiled(profiled: Profiled, source: WhatIfSource, terms: Terms) -> WhatIf:

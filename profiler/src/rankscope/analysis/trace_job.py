@@ -1,0 +1,239 @@
+"""Which traces are the ranks of one job, and which of them are of one cycle of the profiler's schedule."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Final, Literal
+
+import msgspec
+
+from rankscope.analysis.collectives.extract import group_of
+from rankscope.analysis.collectives.operations import operation
+from rankscope.analysis.result.text import counted
+from rankscope.analysis.trace.classify import operation_name
+from rankscope.analysis.trace.columns import Trace
+from rankscope.analysis.trace.locations import Location, base_name
+from rankscope.analysis.trace.schema import integer
+from rankscope.base.errors import InputError
+from rankscope.base.text import ranks_text
+
+_AS_RANK: Final = (
+    re.compile(r"rank[-_.\[= ]?(\d{1,7})(?!\d)", re.IGNORECASE),
+    # As the handler for TensorBoard names files, by a name that the user gives. A host's name has the process id after it.
+    re.compile(r"^(?:worker|trainer)[-_.]?(\d{1,7})(?=\.|$)", re.IGNORECASE),
+)
+_AS_NUMBER: Final = re.compile(r"(?:^|[-_.])r?(\d{1,7})(?:\.pt)?(?:\.trace)?\.json(?:\.gz|\.zst)?$", re.IGNORECASE)
+
+Problem = Literal["unknown_ranks", "several_jobs"]
+
+
+class TraceIdentity(msgspec.Struct, frozen=True):
+    """What a trace says of the rank and the job that it is of."""
+
+    path: Location
+    rank: int | None
+    """Rank by the trace's metadata, or else by its collectives."""
+    world_size: int | None
+    is_grouped: bool
+    """True if the trace has process groups."""
+    process: str | None
+    """Process id of most events of the host."""
+    start_ns: int
+    end_ns: int
+    communicates: bool
+
+
+class Job(msgspec.Struct, frozen=True):
+    """Traces of one job, at most one per rank."""
+
+    traces: dict[int, int]
+    """Rank to the position of its trace among all."""
+    warnings: list[str] = []
+    problem: Problem | None = None
+    """Why the ranks cannot be compared; ``None`` if they can."""
+    reason: str | None = None
+    """The same as a clause."""
+    cycle: int | None = None
+    """Number of the chosen cycle, from 1; ``None`` where there is one."""
+    cycles: int = 1
+
+
+def identity_of(trace: Trace, *, communicates: bool) -> TraceIdentity:
+    """Return what a trace says of its rank and job. ``communicates``: it has collectives."""
+    start_ns, end_ns = trace.extent or (0, 0)
+    return TraceIdentity(
+        path=trace.path,
+        rank=rank_of(trace),
+        world_size=trace.world_size,
+        is_grouped=bool(trace.groups),
+        process=trace.process,
+        start_ns=start_ns,
+        end_ns=end_ns,
+        communicates=communicates,
+    )
+
+
+def rank_of(trace: Trace) -> int | None:
+    """Return the rank by the trace's metadata, else by its collectives; ``None`` where these do not tell or disagree.
+
+    The ``Rank`` of a collective is a position in its group. For operations with a root it may be that of the root, so these do
+    not count.
+    """
+    if trace.rank is not None:
+        return trace.rank
+    found: set[int] = set()
+    for args in trace.metadata.values():
+        row = operation(operation_name(args.collective or ""))
+        position = integer(args.rank)
+        if args.collective is None or position is None or row.rule != "everybody":
+            continue
+        ranks = group_of(args, trace)
+        if ranks is not None and position < len(ranks):
+            found.add(ranks[position])
+    return found.pop() if len(found) == 1 else None
+
+
+def job_of(identities: Sequence[TraceIdentity], cycle: int | None = None) -> Job:
+    """Return the traces of one job, of the last cycle that most ranks have or of number ``cycle``.
+
+    Raises ``InputError`` where there is no such cycle.
+    """
+    ranks, warnings = _ranks(identities)
+    if None in ranks and len(identities) > 1:
+        these = f"these {len(identities)} traces"
+        if any(identity.communicates for identity in identities):
+            reason = f"the ranks of {these} are not known, neither from their content nor from their names"
+            return _numbered(identities, cycle, "unknown_ranks", reason)
+        return _numbered(
+            identities, cycle, "several_jobs", f"nothing says that {these} are ranks of one job: they have no communication"
+        )
+    by_rank: dict[int, list[int]] = {}
+    for position, rank in enumerate(ranks):
+        by_rank.setdefault(rank or 0, []).append(position)
+    if (reason := _no_cycles(identities, by_rank)) is not None:
+        return _numbered(identities, cycle, "several_jobs", reason)
+    cycles = _cycles(identities, by_rank)
+    count = len(cycles)
+    if cycle is not None and not 1 <= cycle <= count:
+        raise InputError(identities[0].path, f"no cycle {cycle}: the traces are of {counted(count, 'cycle')}, from 1 on")
+    most = max(len(traces) for traces in cycles)
+    number = cycle or max(at for at, traces in enumerate(cycles, 1) if len(traces) == most)
+    traces = dict(sorted(cycles[number - 1].items()))
+    if missing := sorted(by_rank.keys() - traces.keys()):
+        warnings.append(f"{ranks_text(missing)} {'has' if len(missing) == 1 else 'have'} no trace of cycle {number}")
+    reason = _contradiction([identities[at] for at in traces.values()])
+    return Job(
+        traces=traces,
+        warnings=warnings,
+        problem=None if reason is None else "several_jobs",
+        reason=reason,
+        cycle=number if count > 1 else None,
+        cycles=count,
+    )
+
+
+def _ranks(identities: Sequence[TraceIdentity]) -> tuple[list[int | None], list[str]]:
+    """Return the rank of each trace, ``None`` where it is not known, and warnings of names that say something else."""
+    named = [_rank_in_name(identity.path) for identity in identities]
+    numbers = [_number_in_name(identity.path) for identity in identities]
+    told = [identity.rank if identity.rank is not None else name for identity, name in zip(identities, named, strict=True)]
+    warnings = [
+        f"{identity.path} is of rank {identity.rank}, though its name says {name}"
+        for identity, name in zip(identities, named, strict=True)
+        if identity.rank is not None and name is not None and identity.rank != name
+    ]
+    both = [(rank, number) for rank, number in zip(told, numbers, strict=True) if rank is not None and number is not None]
+    number_ranks = all(rank == number for rank, number in both) if both else _number_ranks(numbers)
+    return [number if rank is None and number_ranks else rank for rank, number in zip(told, numbers, strict=True)], warnings
+
+
+def _number_ranks(numbers: Sequence[int | None]) -> bool:
+    """Return whether the numbers in the names of all files may be their ranks, rather than ids of processes or runs.
+
+    They are then different, from 0 on, and at least every second one is there.
+    """
+    known = [number for number in numbers if number is not None]
+    distinct = set(known)
+    return len(known) == len(numbers) == len(distinct) > 1 and 0 in distinct and max(distinct) < 2 * len(distinct)
+
+
+def _rank_in_name(place: Location) -> int | None:
+    name = base_name(place)
+    found = next(filter(None, (pattern.search(name) for pattern in _AS_RANK)), None)
+    return int(found[1]) if found else None
+
+
+def _number_in_name(place: Location) -> int | None:
+    found = _AS_NUMBER.search(base_name(place))
+    return int(found[1]) if found else None
+
+
+def _numbered(identities: Sequence[TraceIdentity], cycle: int | None, problem: Problem, reason: str) -> Job:
+    """Return all traces in the order of their names, where it is not known which ranks of one job they are."""
+    if cycle is not None:
+        raise InputError(identities[0].path, f"no cycles can be told apart: {reason}")
+    order = sorted(range(len(identities)), key=lambda at: base_name(identities[at].path))
+    names = ", ".join(base_name(identities[at].path) for at in order[:4]) + (", …" if len(order) > 4 else "")
+    warning = f"the traces are numbered in the order of their names, which are no ranks: {names}"
+    return Job(dict(enumerate(order)), [warning], problem, reason)
+
+
+def _contradiction(identities: Sequence[TraceIdentity]) -> str | None:
+    """Return the clause that tells why the traces cannot be of one job; ``None`` if they may be."""
+    sizes = sorted({identity.world_size for identity in identities if identity.world_size is not None})
+    if len(sizes) > 1:
+        return f"the traces are of several jobs: some state {sizes[0]} ranks, others {sizes[-1]}"
+    if len(identities) > 1 and sizes == [1]:
+        return "the traces are of several jobs: each states that it is the only rank of its job"
+    is_told = any(identity.world_size is not None or identity.is_grouped for identity in identities)
+    first_end, last_start = min(one.end_ns for one in identities), max(one.start_ns for one in identities)
+    if not is_told and len(identities) > 1 and last_start - first_end > _SAME_TIME_NS:
+        return "the traces are of several jobs: their times do not overlap, and they state no process groups"
+    return None
+
+
+_SAME_TIME_NS: Final = 600_000_000_000
+"""Gap between the traces of two ranks that clocks of different hosts explain."""
+
+
+def _no_cycles(identities: Sequence[TraceIdentity], by_rank: Mapping[int, Sequence[int]]) -> str | None:
+    """Return the clause that tells why several traces of a rank are no cycles of one schedule; ``None`` if they may be.
+
+    Cycles are of one process, one after the other.
+    """
+    for rank, positions in by_rank.items():
+        mine = sorted((identities[at] for at in positions), key=lambda identity: identity.start_ns)
+        for earlier, later in pairwise(mine):
+            both = f"{base_name(earlier.path)} and {base_name(later.path)} are both of rank {rank}"
+            if earlier.process != later.process:
+                return (
+                    f"{both}, but of different processes ({earlier.process}, {later.process}): of several jobs, or starts of one"
+                )
+            if earlier.end_ns > later.start_ns:
+                return f"{both} at the same time: copies, or of several jobs"
+    return None
+
+
+def _cycles(identities: Sequence[TraceIdentity], by_rank: Mapping[int, Sequence[int]]) -> list[dict[int, int]]:
+    """Return the cycles of a schedule, each as rank to position, in the order of time."""
+    leader = max(by_rank, key=lambda rank: (len(by_rank[rank]), -rank))
+    starts = sorted(identities[at].start_ns for at in by_rank[leader])
+    found: list[dict[int, int]] = [{} for _ in starts]
+    for rank, positions in by_rank.items():
+        ordered = sorted(positions, key=lambda at: identities[at].start_ns)
+        if len(ordered) == len(starts):
+            numbers = list(range(len(starts)))
+        else:
+            numbers = [_nearest(starts, identities[at].start_ns) for at in ordered]
+            if len(set(numbers)) < len(numbers):  # the clocks differ by more than a cycle
+                numbers = list(range(len(starts) - len(ordered), len(starts)))
+        for number, position in zip(numbers, ordered, strict=True):
+            found[number][rank] = position
+    return found
+
+
+def _nearest(times: Sequence[int], time: int) -> int:
+    """Return the position of the time that is nearest to ``time``."""
+    return min(range(len(times)), key=lambda at: abs(times[at] - time))
