@@ -102,6 +102,7 @@ def analyze_traces(
             steps=max(1, len(steps)),
             coverage=None if job.problem else _coverage(traces, files, steps),
             simulated=False,
+            world_size_is_least=world_size is not None and told != world_size,
             is_one_job=job.problem is None,
             cycle=job.cycle,
             cycles=job.cycles,

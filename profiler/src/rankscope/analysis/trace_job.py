@@ -22,7 +22,7 @@ from rankscope.base.text import ranks_text
 _AS_RANK: Final = (
     re.compile(r"rank[-_.\[= ]?(\d{1,7})(?!\d)", re.IGNORECASE),
     # As the handler for TensorBoard names files, by a name that the user gives. A host's name has the process id after it.
-    re.compile(r"^(?:worker|trainer)[-_.]?(\d{1,7})(?=\.|$)", re.IGNORECASE),
+    re.compile(r"^(?:worker|trainer)[-_.]?(\d{1,7})(?=\.|_(?!\d+\.)|$)", re.IGNORECASE),
 )
 _AS_NUMBER: Final = re.compile(r"(?:^|[-_.])r?(\d{1,7})(?:\.pt)?(?:\.trace)?\.json(?:\.gz|\.zst)?$", re.IGNORECASE)
 

@@ -110,7 +110,8 @@ def _headline(analysis: Analysis, width: int) -> str:
 
 def _source(analysis: Analysis, width: int) -> str:
     source = analysis.source
-    of_world = f" of {source.world_size}" if source.world_size is not None else ""
+    least = "at least " if source.world_size_is_least else ""
+    of_world = f" of {least}{source.world_size}" if source.world_size is not None else ""
     text = f"{counted(source.ranks, 'rank' if source.is_one_job else 'trace')}{of_world}, {counted(source.steps, 'step')}"
     if source.cycle is not None:
         last = ", the last" if source.cycle == source.cycles else ""

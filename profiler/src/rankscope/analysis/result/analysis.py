@@ -60,6 +60,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the step time that the recorder was allowed."""
     gpu_hour: Cost | None = None
     """Price of a GPU-hour of a run, given or recorded with it; ``None``: unknown, or not a run."""
+    world_size_is_least: bool = False
+    """True if the job may have more ranks than ``world_size``, which only its process groups show."""
     is_one_job: bool = True
     """False if nothing says that traces are ranks of one job, or which: they are then numbered in the order of their names."""
     cycle: int | None = None

@@ -1,0 +1,129 @@
+"""Which traces are ranks of one job, by what they say and by their names, and which cycle of a schedule they are of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from rankscope.analysis.trace_job import TraceIdentity, job_of
+from rankscope.base.errors import InputError
+
+SECOND_NS = 10**9
+
+
+def identity(name: str, rank: int | None = None, *, at: int = 0, **fields: Any) -> TraceIdentity:
+    """Return the identity of a trace of one second that communicates, in a job that states no process groups."""
+    usual: dict[str, Any] = {"world_size": None, "is_grouped": False, "process": "7", "communicates": True}
+    return TraceIdentity(Path(name), rank, start_ns=at * SECOND_NS, end_ns=(at + 1) * SECOND_NS, **usual | fields)
+
+
+def ranks(*names: str, **fields: Any) -> list[int] | None:
+    """Return the ranks of traces by their names alone, in the order of ``names``; ``None`` where they are not known."""
+    job = job_of([identity(name, **fields) for name in names])
+    if job.problem is not None:
+        return None
+    by_position = {position: rank for rank, position in job.traces.items()}
+    return [by_position[position] for position in range(len(names))]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("rank-1.json.gz", "rank-0.json.gz"), [1, 0]),
+        (("rank3.json", "rank_2.json"), [3, 2]),
+        (("rank_12_step5.json", "rank_13_step5.json"), [12, 13]),
+        (("node12_rank3.json", "node12_rank2.json"), [3, 2]),
+        (("rank3_node12.json", "rank4_node12.json"), [3, 4]),
+        (("job_rank-0042.pt.trace.json", "job_rank-0043.pt.trace.json"), [42, 43]),
+        (("gpu-a12_rank[1].1694128201545.pt.trace.json", "gpu-a12_rank[0].1694128201545.pt.trace.json"), [1, 0]),
+        (("worker1.pt.trace.json", "worker0.pt.trace.json"), [1, 0]),
+        (("worker7_step_12.1694128201545.pt.trace.json", "worker6_step_12.1694128201545.pt.trace.json"), [7, 6]),
+        (("trainer-1.1694128201545.pt.trace.json", "trainer-0.1694128201545.pt.trace.json"), [1, 0]),
+        (("0.json", "1.json", "2.json"), [0, 1, 2]),
+        (("profile_1.pt.trace.json.zst", "profile_0.pt.trace.json.zst"), [1, 0]),
+        (("trace_r0.json", "trace_r1.json"), [0, 1]),
+        # ids of processes and runs, time stamps, hosts, pods
+        (("gpu-a12_21077.pt.trace.json", "gpu-a12_21078.pt.trace.json"), None),
+        (("gpu-a12_21077.1694128201545333123.pt.trace.json", "gpu-a12_21078.1694128201545333999.pt.trace.json"), None),
+        (("bert__1016001.json", "bert__1016002.json"), None),
+        (("node12.json.gz", "node13.json.gz"), None),
+        (("job-worker-0_1234.1694128201545.pt.trace.json", "job-worker-1_1234.1694128201545.pt.trace.json"), None),
+        (("worker-0_1234.1694128201545.pt.trace.json", "worker-1_1234.1694128201545.pt.trace.json"), None),
+        (("step_100.json", "step_200.json"), None),
+        (("run_7.json", "run_8.json"), None),
+        (("dp0_tp0.json", "dp0_tp1.json", "dp1_tp0.json", "dp1_tp1.json"), None),
+    ],
+)
+def test_a_name_gives_a_rank_only_where_its_number_may_be_one(names: tuple[str, ...], expected: list[int] | None) -> None:
+    assert ranks(*names) == expected
+
+
+def test_the_content_counts_before_the_name() -> None:
+    job = job_of([identity("rank-5.json", 0, world_size=2), identity("rank-1.json", 1, world_size=2)])
+    assert job.traces == {0: 0, 1: 1}
+    assert job.warnings == ["rank-5.json is of rank 0, though its name says 5"]
+
+
+def test_numbers_in_names_are_ranks_where_they_are_for_the_traces_that_tell_theirs() -> None:
+    assert job_of([identity("trace_8.json", 8), identity("trace_9.json")]).traces == {8: 0, 9: 1}
+    assert job_of([identity("trace_8.json", 0), identity("trace_9.json")]).problem == "unknown_ranks"
+
+
+@pytest.mark.parametrize(("communicates", "problem"), [(True, "unknown_ranks"), (False, "several_jobs")])
+def test_traces_of_unknown_rank_are_numbered_and_not_compared(problem: str, *, communicates: bool) -> None:
+    job = job_of([identity("b_31.json", communicates=communicates), identity("a_27.json", communicates=communicates)])
+    assert (job.problem, job.traces) == (problem, {0: 1, 1: 0})
+    assert "a_27.json, b_31.json" in job.warnings[0]
+    with pytest.raises(InputError, match="no cycles can be told apart"):
+        job_of([identity("b_31.json"), identity("a_27.json")], cycle=1)
+
+
+def test_one_trace_needs_no_rank() -> None:
+    assert job_of([identity("bert__1016002.json")]).traces == {0: 0}
+
+
+def test_traces_that_state_other_numbers_of_ranks_are_of_several_jobs() -> None:
+    reason = job_of([identity("rank-0.json", 0, world_size=4), identity("rank-1.json", 1, world_size=8)]).reason
+    assert reason is not None
+    assert "some state 4 ranks, others 8" in reason
+    assert job_of([identity("rank-0.json", world_size=1), identity("rank-1.json", world_size=1)]).problem == "several_jobs"
+
+
+def test_traces_of_other_days_are_of_one_job_only_if_they_say_so() -> None:
+    traces = [identity("rank-0.json"), identity("rank-1.json", at=86_400)]
+    assert job_of(traces).problem == "several_jobs"
+    assert job_of([msgspec.structs.replace(trace, is_grouped=True) for trace in traces]).problem is None
+
+
+def cycles(*starts: int, rank: int = 0) -> list[TraceIdentity]:
+    return [identity(f"worker{rank}.{start}.pt.trace.json", rank, at=start, world_size=2) for start in starts]
+
+
+def test_the_last_cycle_that_most_ranks_have_is_taken() -> None:
+    traces = [*cycles(0, 10, 20), *cycles(0, 10, 20, rank=1)]
+    job = job_of(traces)
+    assert (job.traces, job.cycle, job.cycles) == ({0: 2, 1: 5}, 3, 3)
+    assert job_of(traces, cycle=1).traces == {0: 0, 1: 3}
+    job = job_of([*cycles(0, 10, 20), *cycles(0, 11, rank=1)])
+    assert (job.traces, job.cycle, job.cycles) == ({0: 1, 1: 4}, 2, 3)
+    job = job_of([*cycles(0, 10, 20), *cycles(0, 11, rank=1)], cycle=3)
+    assert job.traces == {0: 2}
+    assert job.warnings == ["rank 1 has no trace of cycle 3"]
+
+
+def test_a_cycle_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(InputError, match="no cycle 5: the traces are of 2 cycles"):
+        job_of(cycles(0, 10), cycle=5)
+
+
+def test_clocks_of_hosts_may_differ_by_more_than_a_cycle() -> None:
+    assert job_of([*cycles(0, 10), *cycles(300, 310, rank=1)]).traces == {0: 1, 1: 3}
+
+
+def test_traces_of_one_rank_that_are_no_cycles_are_not_compared() -> None:
+    first, second = cycles(0, 10)
+    assert "copies" in str(job_of([first, msgspec.structs.replace(second, start_ns=first.start_ns)]).reason)
+    assert "different processes (7, 8)" in str(job_of([first, msgspec.structs.replace(second, process="8")]).reason)
