@@ -81,6 +81,17 @@ def test_traces_of_unknown_rank_are_numbered_and_not_compared(problem: str, *, c
         job_of([identity("b_31.json"), identity("a_27.json")], cycle=1)
 
 
+def test_one_of_unknown_rank_among_others_is_left_out_where_it_cannot_be_missing() -> None:
+    traces = [identity("rank-0.json", 0), identity("rank-1.json", 1), identity("x.json", communicates=False)]
+    assert job_of(traces).traces == {0: 0, 1: 1}
+    traces[2] = identity("x.json")
+    assert job_of(traces).problem == "unknown_ranks"
+    traces[0] = identity("rank-0.json", 0, world_size=3)
+    job = job_of(traces)
+    assert job.traces == {0: 0, 1: 1}
+    assert "x.json: its rank is not known" in job.warnings[0]
+
+
 def test_one_trace_needs_no_rank() -> None:
     assert job_of([identity("bert__1016002.json")]).traces == {0: 0}
 

@@ -76,7 +76,7 @@ def test_the_given_steps_are_compared() -> None:
 @pytest.mark.parametrize("layout", ["ddp", "moe", "pp"])
 def test_no_rank_of_a_job_without_a_fault_has_slow_kernels(tmp_path: Path, layout: str) -> None:
     write_traces(LayoutJob(LAYOUTS[layout], FAULTS["none"], steps=6), tmp_path)
-    traces, _ = read_ranks(*find_traces([tmp_path]), engine=LocalEngine())
+    traces, _, _ = read_ranks(*find_traces([tmp_path]), engine=LocalEngine())
     times = {trace.rank: trace.device for trace in traces}
     for one, device in times.items():
         peers = [other for other in times if other != one and times[other].stage == device.stage]

@@ -101,17 +101,23 @@ def job_of(identities: Sequence[TraceIdentity], cycle: int | None = None) -> Job
     Raises ``InputError`` where there is no such cycle.
     """
     ranks, warnings = _ranks(identities)
-    if None in ranks and len(identities) > 1:
-        these = f"these {len(identities)} traces"
-        if any(identity.communicates for identity in identities):
-            reason = f"the ranks of {these} are not known, neither from their content nor from their names"
-            return _numbered(identities, cycle, "unknown_ranks", reason)
-        return _numbered(
-            identities, cycle, "several_jobs", f"nothing says that {these} are ranks of one job: they have no communication"
-        )
+    unknown = [position for position, rank in enumerate(ranks) if rank is None]
+    if len(identities) == 1:
+        ranks = [ranks[0] or 0]
+    elif unknown:
+        states_size = any(identity.world_size is not None for identity in identities)
+        may_be_ranks = [position for position in unknown if identities[position].communicates and not states_size]
+        if may_be_ranks or len(unknown) == len(identities):
+            return _unknown(identities, cycle)
+        warnings += [
+            f"left out: {identities[position].path}: its rank is not known, neither from its content nor from its name (such as "
+            "rank-3.json.gz)"
+            for position in unknown
+        ]
     by_rank: dict[int, list[int]] = {}
     for position, rank in enumerate(ranks):
-        by_rank.setdefault(rank or 0, []).append(position)
+        if rank is not None:
+            by_rank.setdefault(rank, []).append(position)
     if (reason := _no_cycles(identities, by_rank)) is not None:
         return _numbered(identities, cycle, "several_jobs", reason)
     cycles = _cycles(identities, by_rank)
@@ -168,6 +174,15 @@ def _rank_in_name(place: Location) -> int | None:
 def _number_in_name(place: Location) -> int | None:
     found = _AS_NUMBER.search(base_name(place))
     return int(found[1]) if found else None
+
+
+def _unknown(identities: Sequence[TraceIdentity], cycle: int | None) -> Job:
+    these = f"these {len(identities)} traces"
+    if any(identity.communicates for identity in identities):
+        reason = f"the ranks of {these} are not known, neither from their content nor from their names"
+        return _numbered(identities, cycle, "unknown_ranks", reason)
+    reason = f"nothing says that {these} are ranks of one job: they have no communication"
+    return _numbered(identities, cycle, "several_jobs", reason)
 
 
 def _numbered(identities: Sequence[TraceIdentity], cycle: int | None, problem: Problem, reason: str) -> Job:
