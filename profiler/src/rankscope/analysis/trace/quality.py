@@ -29,6 +29,8 @@ _LONGEST_QUEUE_NS: Final = 600 * _NS_PER_S
 """Longest time from a launch to its event: a device queues about a thousand launches."""
 _OVERLAP_NS: Final = 2_000
 """Overlap of two events of one stream that is no damage: rounding to whole microseconds, and the resolution of clocks."""
+_LAST_NS: Final = _NS_PER_S // 10
+"""Time for which the last event of a stream may go on beyond all others, however short the trace is."""
 _MOST_WITHOUT_KERNEL: Final = 0.5
 """Share of launches without their kernel above which a trace does not show what its device did."""
 _UNBOUNDED_NS: Final = 1 << 62
@@ -287,7 +289,7 @@ def _without_overruns(
     others = np.delete(end - start, last)
     longest = max(latest - begin, int(others.max()) if len(others) else 0)
     if latest > begin:
-        far = last[(end[last] > latest + longest) & (end[last] - start[last] > 2 * longest)]
+        far = last[(end[last] > latest + max(longest, _LAST_NS)) & (end[last] - start[last] > 2 * longest)]
         cut[far] = True
         end[far] = start[far] + np.minimum(longest, _usual(device.kernel[kept], end - start, cut)[far])
     return end, cut
