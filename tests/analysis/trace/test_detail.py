@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.analysis.trace_details import details, idle
+from tests.analysis.trace_details import details, idle, kernel, launch, x
 
 from rankscope.analysis.collectives.windows import reduce_file
 from rankscope.analysis.result.detail import RankDetail
@@ -22,21 +22,6 @@ GEMM, RELU, NCCL, UNKNOWN = "volta_sgemm_128x32_nt", "void elementwise_kernel<re
 COPY = "Memcpy HtoD (Pinned -> Device)"
 KIND = {GEMM: "compute", RELU: "compute", UNKNOWN: "compute", NCCL: "communication", COPY: "memcpy"}
 CLASS = {GEMM: "gemm", RELU: "elementwise", UNKNOWN: "other", NCCL: "communication"}
-
-
-def x(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> dict[str, Any]:
-    spelled = {key.replace("_", " "): value for key, value in args.items()}
-    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": tid, "args": spelled}
-
-
-def kernel(name: str, ts: float, dur: float, stream: int = 7, correlation: int | None = None, **args: Any) -> dict[str, Any]:
-    cat = "gpu_memcpy" if name.startswith("Memcpy") else "gpu_memset" if name.startswith("Memset") else "kernel"
-    linked = {} if correlation is None else {"correlation": correlation}
-    return x(cat, name, ts, dur, stream=stream, device=args.pop("device", 0), **linked, **args)
-
-
-def launch(correlation: int, ts: float, dur: float = 1, name: str = "cudaLaunchKernel", tid: int = 1) -> dict[str, Any]:
-    return x("cuda_runtime", name, ts, dur, tid=tid, correlation=correlation)
 
 
 def detail(folder: Path, events: Iterable[dict[str, Any]]) -> RankDetail:
