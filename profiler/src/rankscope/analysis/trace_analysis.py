@@ -306,7 +306,7 @@ def _damaged_steps(traces: Sequence[RankTrace]) -> int:
 def _lack_communication(traces: Sequence[RankTrace]) -> bool:
     """Return whether a job of several ranks shows no communication at all, in whole traces of devices."""
     several = max(len(traces), _world_size(traces) or 0) > 1
-    whole = all(trace.device_kind != "cpu" and not trace.torn for trace in traces)
+    whole = all(trace.device_kind != "cpu" and not trace.lacks for trace in traces)
     return (
         several
         and whole
@@ -365,6 +365,8 @@ def _without_matches(
         )
     elif lacking:
         missing = f"the trace of rank {lacking[0].rank} {lacking[0].lacks}, and that rank may have been last"
+    elif any(trace.quality.damaged_steps for trace in traces):
+        missing = "device events are missing from the traces, so that no collective could be matched across the ranks"
     else:
         missing = "no collective could be matched across the ranks"
     return insufficient(missing, lack=lack), limits(shares, setting, lead=lead)

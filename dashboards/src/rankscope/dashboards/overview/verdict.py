@@ -7,6 +7,7 @@ from dataclasses import replace
 from rankscope.alerts.watch.findings import reading
 from rankscope.analysis.result.analysis import Analysis, Finding, RareSteps, Source, Verdict
 from rankscope.analysis.result.text import judged_text, steps_of_verdict
+from rankscope.analysis.verdict.bottleneck import HOST_OR_INPUT
 from rankscope.analysis.whatif.step_scenarios import MOST_RANKS
 from rankscope.base.text import ranges_text, share_bound, shortened
 from rankscope.dashboards.data.source import RunSummary
@@ -61,10 +62,11 @@ def verdict_card(run: RunSummary, analysis: Analysis) -> list[Block]:
 
 def _badges(analysis: Analysis, tone: str) -> list[Badge]:
     verdict = analysis.verdict
-    badges = [badge(wording.KIND_LABELS[verdict.kind], tone=tone)]
+    either = verdict.explained_by == HOST_OR_INPUT
+    badges = [badge("Host or input bound" if either else wording.KIND_LABELS[verdict.kind], tone=tone)]
     if verdict.cause is not None:
         badges.append(badge(wording.CAUSE_LABELS[verdict.cause], title="Cause"))
-    if verdict.explained_by is not None:
+    if verdict.explained_by is not None and not either:
         badges.append(badge(f"explained by {verdict.explained_by.replace('_', ' ')}"))
     if verdict.phase is not None:
         badges.append(badge(f"phase {verdict.phase.replace('_', ' ')}", title="The part of the step in which the time is lost"))

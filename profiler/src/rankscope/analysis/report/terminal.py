@@ -30,6 +30,7 @@ from rankscope.analysis.result.text import (
     units_text,
     warning_lines,
 )
+from rankscope.analysis.verdict.bottleneck import HOST_OR_INPUT
 from rankscope.base.text import duration, factor, ranges_text, shortened
 
 SHOWN_RANKS: Final = 16
@@ -82,7 +83,8 @@ def render_text(analysis: Analysis, *, width: int = 100, color: bool = False, de
 
 def _headline(analysis: Analysis, width: int) -> str:
     verdict = analysis.verdict
-    lines = [verdict.kind.replace("_", " ").upper(), *textwrap.wrap(verdict.summary, width)]
+    kind = "host or input bound" if verdict.explained_by == HOST_OR_INPUT else verdict.kind.replace("_", " ")
+    lines = [kind.upper(), *textwrap.wrap(verdict.summary, width)]
     facts = []
     if verdict.slowdown is not None:
         facts.append(f"slowdown {factor(verdict.slowdown)}")

@@ -285,12 +285,13 @@ TABLE: Final[tuple[Row, ...]] = (
         "see_why_idle",
         (at_least("share.idle_unexplained", 0.1), _ACCELERATED),
         "idle time",
-        "Find out whether the device waits for input or for its host: trace CPU activities, too",
+        "Find out whether the device waits for input or for its host: mark the loading of data with "
+        'torch.profiler.record_function("data_loading"), in a trace with CPU activities',
         "Or record step by step: {record}",
         f"For input: {LOAD_AHEAD}",
         f"For the host: {LAUNCH_LESS}",
         kind="host_bound",
-        reason="idle_unexplained",
+        reason="host_or_input",
     ),
     for_figures(
         "stalls_everywhere",

@@ -29,6 +29,9 @@ class LimitRow:
     explained_by: str | None = None
 
 
+HOST_OR_INPUT: Final = "host_or_input"
+"""Explanation of an idle device where it is not known whether the host or the input keeps it waiting."""
+
 _HOST: Final = 0.35
 """Share of the step from which the host limits it."""
 
@@ -49,6 +52,7 @@ LIMITS: Final[tuple[LimitRow, ...]] = (
         "share.idle_unexplained",
         _HOST,
         "of the step the device has nothing to do: the host, or the input it waits for, does not keep it busy",
+        explained_by=HOST_OR_INPUT,
     ),
     *_ACTIVITIES,
     LimitRow("compute_bound", "share.all_compute", 0.60, "of the step goes into compute"),

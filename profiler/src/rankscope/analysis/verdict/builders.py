@@ -212,13 +212,12 @@ def no_straggler(shares: Figures, setting: Setting, *, confidence: float | None,
 
 
 def _reason(found: Finding | None, shares: Figures) -> str | None:
-    """Return what selects the next actions besides the cause: transfers, an explanation, an open question, or the phase."""
+    """Return what selects the next actions besides the cause: transfers, an explanation, or the phase."""
     if found is None:
         return None
     if found.kind == "communication_bound":
         return exposed_transfer(shares)
-    open_why = found.kind == "host_bound" and "share.idle_unexplained" in shares
-    return found.explained_by or ("idle_unexplained" if open_why else found.phase)
+    return found.explained_by or found.phase
 
 
 def _calm(shares: Figures, unit: str) -> str:
