@@ -1,14 +1,30 @@
-"""Details of a trace file, for tests."""
+"""Events of a trace file, and details of one, for tests."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from rankscope.analysis.collectives.windows import reduce_file, step_breakdowns
 from rankscope.analysis.result.detail import RankDetail, WindowDetail
 from rankscope.analysis.trace.columns import read_trace
 from rankscope.analysis.trace.detail import detail_of
 from rankscope.analysis.trace.work import work_events
+
+
+def x(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> dict[str, Any]:
+    spelled = {key.replace("_", " "): value for key, value in args.items()}
+    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": tid, "args": spelled}
+
+
+def kernel(name: str, ts: float, dur: float, stream: int = 7, correlation: int | None = None, **args: Any) -> dict[str, Any]:
+    cat = "gpu_memcpy" if name.startswith("Memcpy") else "gpu_memset" if name.startswith("Memset") else "kernel"
+    linked = {} if correlation is None else {"correlation": correlation}
+    return x(cat, name, ts, dur, stream=stream, device=args.pop("device", 0), **linked, **args)
+
+
+def launch(correlation: int, ts: float, dur: float = 1, name: str = "cudaLaunchKernel", tid: int = 1) -> dict[str, Any]:
+    return x("cuda_runtime", name, ts, dur, tid=tid, correlation=correlation)
 
 
 def details(path: Path) -> RankDetail:

@@ -13,6 +13,7 @@ from tests.trace_truth.reading import CALLS, COPIES, KERNELS, NOTES, OPERATORS, 
 
 SECOND = 10**9
 MINUTE = 60 * SECOND
+HOST = CALLS + OPERATORS + NOTES
 ROUNDING = 2_000
 """Overlap on a stream that is no damage, in nanoseconds."""
 
@@ -63,23 +64,35 @@ def is_damaged(present: int, missing: int, cut: int) -> bool:
 class _Checking:
     def __init__(self, file: File) -> None:
         self.file = file
+        self.latest = max((event.start - file.base for event in file.events if event.possible), default=0)
+        self._leave_out_of_host()
         self.device = file.work_on_device
-        self.host = file.some(CALLS + OPERATORS + NOTES)
+        self.host = file.some(HOST)
         self.calls = calls_of(file)
         self.found = Check(device_events=len(self.device))
+
+    def _leave_out_of_host(self) -> None:
+        """Leave out the host's events without a time, and those far from the others: they count as damaged."""
+        timed = [one for one in self.file.some(HOST) if not self._is_untimed(one)]
+        near = _places(timed)
+        odd = [one for one in self.file.some(HOST) if one not in timed or not _is_near(one.start, near)]
+        self.file.events = [one for one in self.file.events if one not in odd]
+        self.file.damaged += len(odd)
 
     def run(self) -> Check:
         """Return the result; the file has only the events that count, then."""
         found, fine = self.found, any((one.end - one.start) % 1000 for one in self.device)
-        untimed = [one for one in self.device if self._is_untimed(one, fine=fine)]
-        far = [one for one in self.device if one not in untimed and self._is_far(one, untimed)]
+        untimed = [one for one in self.device if self._is_untimed(one) or (fine and one.start == one.end)]
+        near = _places(self.host or [one for one in self.device if one not in untimed])
+        far = [one for one in self.device if one not in untimed and self._is_far(one, near)]
         kept = [one for one in self.device if one not in untimed and one not in far]
         found.without_time, found.far = len(untimed), len(far)
         ends = self._cut_ends(kept)
         found.overlong = len(ends)
         found.cut = [self._launched(one) for one in ends]
-        found.missing = [self._launched(one) for one in untimed + far if self._call(one)]
-        if any(self._call(one) is None for one in untimed + far):
+        about = [self._launched_about(one) for one in untimed + far]
+        found.missing = [at for at in about if at is not None]
+        if None in about:
             found.missing += [one.start for one in kept]
         for one, end in ends.items():
             one.end = end
@@ -95,30 +108,28 @@ class _Checking:
         call = self._call(one)
         return one.start if call is None else call.start
 
-    def _is_untimed(self, one: Event, *, fine: bool) -> bool:
-        """Return whether an event has no time: both 0, 0 on the clock of the device, or no length where others have fractions."""
-        start = one.start - self.file.base
-        return one.start == one.end and (start == 0 or one.start <= 0 or fine)
+    def _launched_about(self, one: Event) -> int | None:
+        """Return when an event was launched: where its call is missing, when that with the number before was; numbers ascend."""
+        number, call = one.number("correlation"), self._call(one)
+        if call is not None:
+            return call.start
+        calls = sorted((event for event in self.file.some(CALLS)), key=lambda event: event.number("correlation"))
+        calls = [event for event in calls if event.number("correlation") >= 0]
+        if number < 0 or not calls:
+            return None
+        if number > calls[-1].number("correlation"):
+            return max(event.end for event in self.host) + 1
+        before = [event.start for event in calls if event.number("correlation") < number]
+        return before[-1] if before else min(event.start for event in self.host) - 1
 
-    def _is_far(self, one: Event, untimed: list[Event]) -> bool:
+    def _is_untimed(self, one: Event) -> bool:
+        """Return whether an event has no time: none in the file, or both 0 in the file, or on the clock of the device."""
+        at_zero = one.start == self.file.base and self.latest > SECOND
+        return not one.possible or (one.start == one.end and (at_zero or (one.start <= 0 < self.file.base)))
+
+    def _is_far(self, one: Event, near: list[tuple[int, int]]) -> bool:
         call = self._call(one)
-        if call is not None and not -SECOND <= one.start - call.start <= 10 * MINUTE:
-            return True
-        times = sorted(event.start for event in self.host or [event for event in self.device if event not in untimed])
-        places: list[list[int]] = []
-        for at in times:
-            if places and at - places[-1][-1] <= MINUTE:
-                places[-1].append(at)
-            else:
-                places.append([at])
-        return not any(self._is_near(one.start, place) for place in places if 10 * len(place) >= len(times))
-
-    def _is_near(self, at: int, place: list[int]) -> bool:
-        """Return whether a time is at most as far from a place as that is long, or a second."""
-        begin, last = place[0], place[-1]
-        end = max([last, *(min(event.end, last + MINUTE) for event in self.host if begin <= event.start <= last)])
-        slack = max(SECOND, end - begin)
-        return begin - slack <= at <= end + slack
+        return (call is not None and not -SECOND <= one.start - call.start <= 10 * MINUTE) or not _is_near(one.start, near)
 
     def _cut_ends(self, kept: list[Event]) -> dict[Event, int]:
         """Return the events that last too long, and when they end."""
@@ -128,21 +139,21 @@ class _Checking:
             stream = one.number("stream")
             streams[(-1, -1) if stream < 0 else (one.number("device"), stream)].append(one)
         over: dict[Event, int] = {}
+        last: list[Event] = []
         for (_, stream), events in streams.items():
-            events.sort(key=lambda one: (one.start, one.end))
-            for one, following in pairwise(events):
-                if stream >= 0 and self._is_over(one, following):
-                    over[one] = following.start
+            launches = _launches(sorted(events, key=lambda one: (one.start, one.end)))
+            last += launches[-1]
+            for mine, (following, *_) in pairwise(launches):
+                over |= {one: following.start for one in mine if stream >= 0 and self._is_over(one, following)}
         lengths: dict[tuple[str, str], list[int]] = defaultdict(list)
         for one in kept:
             if one not in over:
                 lengths[_kernel(one)].append(one.end - one.start)
         ends = {one: min(end, one.start + _usual(lengths[_kernel(one)], end)) for one, end in over.items()}
-        return ends | self._endless(kept, [events[-1] for events in streams.values()], ends)
+        return ends | self._endless(kept, last, ends)
 
     def _is_over(self, one: Event, following: Event) -> bool:
-        number = one.number("correlation")
-        if one.end - following.start <= ROUNDING or (number >= 0 and number == following.number("correlation")):
+        if one.end - following.start <= ROUNDING:
             return False
         call = self._call(following)
         is_early = call is not None and re.search(r"Launch\w*Kernel\w*Ex", call.name)
@@ -159,7 +170,7 @@ class _Checking:
             return {}
         others = [ends.get(one, one.end) - one.start for one in kept if one not in last]
         longest = max([latest - begin, *others])
-        found = {one: one.start + longest for one in last if one.end > latest + longest and one.end - one.start > 2 * longest}
+        found = {one: one.start + longest for one in last if one.end > latest + max(longest, SECOND // 10) and one.end - one.start > 2 * longest}
         usual = [one for one in kept if one not in ends and one not in found]
         for one, end in found.items():
             lengths = [other.end - other.start for other in usual if _kernel(other) == _kernel(one)]
@@ -188,6 +199,39 @@ class _Checking:
         elif gives_work and not self.file.torn:
             captures = found.launches and any("BeginCapture" in name for name in names)
             found.problem = "captured_graph" if captures else "no_activity"
+
+
+def _places(events: list[Event]) -> list[tuple[int, int]]:
+    """Return where a fifth or more of the events are, with as much time around them as they take, or a second."""
+    places: list[list[Event]] = []
+    for one in sorted(events, key=lambda one: one.start):
+        if places and one.start - places[-1][-1].start <= MINUTE:
+            places[-1].append(one)
+        else:
+            places.append([one])
+    found = []
+    for place in places:
+        begin, end = place[0].start, max(min(one.end, one.start + MINUTE) for one in place)
+        slack = max(SECOND, end - begin)
+        if 5 * len(place) >= len(events):
+            found.append((begin - slack, end + slack))
+    return found
+
+
+def _is_near(at: int, places: list[tuple[int, int]]) -> bool:
+    return any(first <= at <= last for first, last in places)
+
+
+def _launches(events: list[Event]) -> list[list[Event]]:
+    """Return the events that one call launched together, as a graph does, in their order on a stream."""
+    found: list[list[Event]] = []
+    for one in events:
+        number = one.number("correlation")
+        if found and number >= 0 and number == found[-1][-1].number("correlation"):
+            found[-1].append(one)
+        else:
+            found.append([one])
+    return found
 
 
 def _kernel(one: Event) -> tuple[str, str]:

@@ -88,11 +88,10 @@ class Figures:
         A file that lacks events shows nothing to be zero, and nothing to be idle.
         """
         found = self.partition(self.window)
-        talk, hidden = found["communication_us"], found["overlap_us"]
-        ratio = hidden / talk if talk and hidden is not None else None
         if self.lacking:
             found = {name: value or None for name, value in found.items()} | {"idle_us": None}
-        return found | {"overlap_ratio": ratio}
+        talk, hidden = found["communication_us"], found["overlap_us"]
+        return found | {"overlap_ratio": hidden / talk if talk and hidden is not None else None}
 
     def partition(self, window: Window) -> dict[str, float | None]:
         """Return how a window divides."""

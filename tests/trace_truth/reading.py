@@ -37,6 +37,8 @@ class Event:
     end: int
     thread: tuple[str, str]
     args: dict[str, Any]
+    possible: bool = True
+    """False for work on a device whose time is none."""
 
     def number(self, key: str) -> int:
         """Return an argument as a whole number, -1 where it is missing or senseless."""
@@ -168,10 +170,7 @@ def _salvaged(text: str, found: File) -> Iterator[Any]:
 
 
 def _event(one: Any, base: int) -> Event | None:
-    """Return an event, or ``None`` if it makes no sense; times count only where the category is relevant.
-
-    Work on a device without possible times is at 0 and takes no time, as where the profiler could not time it.
-    """
+    """Return an event, or ``None`` if it makes no sense; times count only where the category is relevant."""
     if not isinstance(one, dict) or one.get("ph") != "X":
         return None
     args, name = one.get("args"), one.get("name")
@@ -181,14 +180,14 @@ def _event(one: Any, base: int) -> Event | None:
     if any(not isinstance(one.get(key), str | int | Decimal | None) for key in ("ts", "dur")):
         return None
     start, length = decimal(one.get("ts")), decimal(one.get("dur"))
-    matters = category in RELEVANT or one.get("cat") is None
+    possible, matters = True, category in RELEVANT or one.get("cat") is None
     if matters and (start is None or length is None or abs(start) >= LATEST_US or not 0 <= length < YEAR_US):
         if category not in KERNELS + COPIES:
             return None
-        start = length = None
+        possible, start, length = False, None, None
     begin, took = nanoseconds(start or Decimal(0)), nanoseconds(length or Decimal(0))
     thread = (str(one.get("pid")), str(one.get("tid")))
-    return Event(category, str(name), begin + base, begin + base + took, thread, args or {})
+    return Event(category, str(name), begin + base, begin + base + took, thread, args or {}, possible)
 
 
 def decimal(value: Any) -> Decimal | None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.analysis.trace_details import details, idle
+from tests.analysis.trace_details import details, idle, kernel, launch, x
 
 from rankscope.analysis.collectives.windows import reduce_file
 from rankscope.analysis.result.detail import RankDetail
@@ -24,43 +24,43 @@ KIND = {GEMM: "compute", RELU: "compute", UNKNOWN: "compute", NCCL: "communicati
 CLASS = {GEMM: "gemm", RELU: "elementwise", UNKNOWN: "other", NCCL: "communication"}
 
 
-def x(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> dict[str, Any]:
-    spelled = {key.replace("_", " "): value for key, value in args.items()}
-    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": tid, "args": spelled}
-
-
-def kernel(name: str, ts: float, dur: float, stream: int = 7, correlation: int | None = None, **args: Any) -> dict[str, Any]:
-    cat = "gpu_memcpy" if name.startswith("Memcpy") else "gpu_memset" if name.startswith("Memset") else "kernel"
-    linked = {} if correlation is None else {"correlation": correlation}
-    return x(cat, name, ts, dur, stream=stream, device=args.pop("device", 0), **linked, **args)
-
-
-def launch(correlation: int, ts: float, dur: float = 1, name: str = "cudaLaunchKernel", tid: int = 1) -> dict[str, Any]:
-    return x("cuda_runtime", name, ts, dur, tid=tid, correlation=correlation)
-
-
 def detail(folder: Path, events: Iterable[dict[str, Any]]) -> RankDetail:
     path = folder / "rank-0.json"
     path.write_text(json.dumps({"traceEvents": list(events)}))
     return details(path)
 
 
-# Any device work on a few streams and two devices, with or without launches, times in whole microseconds.
-WORK = st.lists(
-    st.tuples(
-        st.sampled_from([GEMM, RELU, NCCL, UNKNOWN, COPY]),
-        st.integers(0, 60),  # start
-        st.integers(0, 15),  # duration
-        st.integers(1, 3),  # stream
-        st.integers(0, 1),  # device
-        st.none() | st.tuples(st.integers(0, 30), st.integers(0, 5)),  # launched so long before, by a call of this duration
-    ),
-    min_size=1,
-    max_size=25,
-).filter(lambda rows: any(row[2] for row in rows))
-
-
 Row = tuple[str, int, int, int, int, tuple[int, int] | None]
+
+
+def in_order(rows: list[Row]) -> list[Row]:
+    """Return the rows such that those of one stream start after each other's end, as on a real device."""
+    free: dict[tuple[int, int], int] = {}
+    found = []
+    for name, start, duration, stream, device, called in sorted(rows, key=lambda row: row[1]):
+        begin = max(start, free.get((device, stream), 0))
+        free[device, stream] = begin + duration
+        found.append((name, begin, duration, stream, device, called))
+    return found
+
+
+# Any device work on a few streams and two devices, with or without launches, times in whole microseconds.
+WORK = (
+    st.lists(
+        st.tuples(
+            st.sampled_from([GEMM, RELU, NCCL, UNKNOWN, COPY]),
+            st.integers(0, 60),  # start
+            st.integers(0, 15),  # duration
+            st.integers(1, 3),  # stream
+            st.integers(0, 1),  # device
+            st.none() | st.tuples(st.integers(0, 30), st.integers(0, 5)),  # launched so long before, by a call of this duration
+        ),
+        min_size=1,
+        max_size=25,
+    )
+    .map(in_order)
+    .filter(lambda rows: any(row[2] for row in rows))
+)
 
 
 class Reference:
@@ -363,14 +363,14 @@ def test_what_the_optimizer_launches_is_the_optimizers(tmp_path: Path) -> None:
 def test_unknown_long_kernels_beside_the_main_stream_are_named(tmp_path: Path) -> None:
     events = [
         kernel(GEMM, 0, 10_000),
-        kernel(UNKNOWN, 0, 5_000),  # on the main stream
+        kernel(UNKNOWN, 10_000, 5_000),  # on the main stream
         kernel(UNKNOWN, 100, 60, stream=20),
-        kernel(UNKNOWN, 150, 40, stream=20),
+        kernel(UNKNOWN, 170, 40, stream=20),
         kernel("brief", 300, 10, stream=20),
         kernel(NCCL, 400, 100, stream=21),
     ]
     (found,) = detail(tmp_path, events).unclassified
-    assert (found.name, found.stream, found.events, found.busy_us, found.longest_us) == (UNKNOWN, 20, 2, 90, 60)
+    assert (found.name, found.stream, found.events, found.busy_us, found.longest_us) == (UNKNOWN, 20, 2, 100, 60)
 
 
 def _contended(slow: int, *, beside: int = 3, alone: int = 3) -> list[dict[str, Any]]:
@@ -438,4 +438,9 @@ def test_a_hostile_number_of_streams_and_steps_is_cut(tmp_path: Path) -> None:
 
 def test_an_empty_trace_is_an_error_with_details_too(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing to analyse"):
-        detail(tmp_path, [x("cuda_runtime", "cudaLaunchKernel", 0, 1)])
+        detail(tmp_path, [x("cuda_runtime", "cudaGetDeviceCount", 0, 1)])
+
+
+def test_a_trace_of_launches_alone_has_empty_details(tmp_path: Path) -> None:
+    found = detail(tmp_path, [launch(1, 0)])
+    assert (found.streams, found.copies, found.launch, found.steps) == ([], [], None, [])

@@ -118,18 +118,14 @@ def test_categories_of_2021_are_known(tmp_path: Path) -> None:
 
 
 def test_impossible_times_cost_their_event_and_not_the_file(tmp_path: Path) -> None:
-    bad = [
-        event(dur=-3),
-        event(dur=1e30),
-        event(ts=1e300),
-        event(ts="soon"),
-        event(dur=None),
-        event(args=[1]),
-        event(name={"a": 1}),
-    ]
-    trace = read_trace(write(tmp_path / "rank-0.json", {"traceEvents": [event(), *bad]}))
-    assert trace.damaged == len(bad)
-    assert reduce_file(trace).breakdowns[0].compute_us == 5
+    times: list[dict[str, Any]] = [{"dur": -3}, {"dur": 1e30}, {"ts": 1e300}, {"ts": "soon"}, {"dur": None}]
+    types: list[dict[str, Any]] = [{"args": [1]}, {"name": {"a": 1}}]
+    host = [event("aten::mm", cat="cpu_op", **bad) for bad in times]
+    events = [event(), *host, *(event(**bad) for bad in times + types)]
+    trace = read_trace(write(tmp_path / "rank-0.json", {"traceEvents": events}))
+    assert (trace.quality.device_events, trace.quality.without_time, trace.damaged) == (6, 5, 7)
+    (window,) = reduce_file(trace).breakdowns
+    assert (window.compute_us, window.window_us) == (5, 5)
 
 
 @pytest.mark.parametrize("base", [2**63, 2**64 - 1, -5])
@@ -142,7 +138,7 @@ def test_an_impossible_base_time_is_no_base_time(tmp_path: Path, base: int) -> N
 def test_numbers_that_json_does_not_have_cost_their_event_and_not_the_file(tmp_path: Path, value: str) -> None:
     text = json.dumps({"traceEvents": [event(), event(ts=20, dur=123456789)]}).replace("123456789", value)
     trace = read_trace(write(tmp_path / "rank-0.json", text))
-    assert trace.damaged == 1
+    assert (trace.quality.without_time, trace.damaged) == (1, 0)
     assert reduce_file(trace).breakdowns[0].window_us == 5
 
 

@@ -290,6 +290,10 @@ def _verdict(
     named = window_named(found, blame, times, breakdowns, window, seen=seen, explained=explained)
     if named is None and not matching.matches and not found.is_whole:
         return _without_matches(traces, world_size, shares, setting)
+    damaged = _damaged_steps(traces)
+    if named is None and 2 * damaged > len(numbers):
+        missing = f"{damaged} of {len(numbers)} steps lack device events of some rank, and in the others no rank is late"
+        return insufficient(missing, lack="damaged"), limits(shares, setting, lead="")
     if named is None:
         restriction = among(len(traces), setting.world_size, "traces")
         if explained is not None and explained < _MOST and not found.is_whole:
@@ -298,6 +302,12 @@ def _verdict(
     verdict, findings = straggler(named, setting)
     besides = shares_of(_costs(traces, matched, without=named.ranks))
     return verdict, [*findings, *limits(besides, setting, lead="Besides that, ")]
+
+
+def _damaged_steps(traces: Sequence[RankTrace]) -> int:
+    """Return the number of steps that lack device events of any rank."""
+    lacking = [trace for trace in traces if trace.quality.damaged_steps]
+    return len({row.step for trace in lacking for row in trace.device.by_step if row.truncated})
 
 
 def _lack_communication(traces: Sequence[RankTrace]) -> bool:

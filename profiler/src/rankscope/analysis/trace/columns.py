@@ -27,7 +27,7 @@ from rankscope.analysis.trace.events import EventStream
 from rankscope.analysis.trace.files import TraceText
 from rankscope.analysis.trace.locations import Location
 from rankscope.analysis.trace.possible import MAX_US
-from rankscope.analysis.trace.quality import Checked, DeviceEvents, HostEvents, check, is_near, places, untimed
+from rankscope.analysis.trace.quality import NOWHERE_NS, Checked, DeviceEvents, HostEvents, check, is_near, places, untimed
 from rankscope.analysis.trace.schema import (
     ANY_DETAIL_EVENT,
     ANY_EVENT,
@@ -258,7 +258,7 @@ class _Columns:
         if not sane.all():
             # A device event without a believable time counts as one without any; its launch tells where it belongs.
             nowhere = ~sane & (category <= COPY)
-            start_us[nowhere] = length_us[nowhere] = 0.0
+            start_us[nowhere], length_us[nowhere] = NOWHERE_NS / 1000, 0.0
             sane |= nowhere
             self._damaged += int((~sane).sum())
             kept = [kept[row] for row in np.flatnonzero(sane)]
@@ -400,8 +400,8 @@ def _check(columns: Mapping[str, NDArray[Any]], names: Sequence[str], base_ns: i
     start, end, category = columns["start"], columns["end"], columns["category"]
     device = np.flatnonzero(category <= COPY)
     host = np.flatnonzero((category >= OPERATOR) & (category <= LAUNCHED))
-    begin, done = start[host], end[host]
-    timed = ~untimed(begin, done, base_ns, on_device=False)
+    begin, done, latest = start[host], end[host], int(start.max(initial=0))
+    timed = ~untimed(begin, done, base_ns, latest, on_device=False)
     near = places(begin[timed], done[timed])
     timed &= is_near(begin, near)
     left_out = host[~timed]
@@ -419,7 +419,7 @@ def _check(columns: Mapping[str, NDArray[Any]], names: Sequence[str], base_ns: i
             queue=np.where(in_order, queue, -1),
             correlation=columns["correlation"][device],
             kernel=(columns["name"][device].astype(np.int64) << 32) + columns["grid"][device] + 1,
-            untimed=untimed(start[device], end[device], base_ns, on_device=True),
+            untimed=untimed(start[device], end[device], base_ns, latest, on_device=True),
         ),
         HostEvents(
             start=begin,

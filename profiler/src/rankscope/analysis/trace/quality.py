@@ -29,9 +29,13 @@ _LONGEST_QUEUE_NS: Final = 600 * _NS_PER_S
 """Longest time from a launch to its event: a device queues about a thousand launches."""
 _OVERLAP_NS: Final = 2_000
 """Overlap of two events of one stream that is no damage: rounding to whole microseconds, and the resolution of clocks."""
+_LAST_NS: Final = _NS_PER_S // 10
+"""Time for which the last event of a stream may go on beyond all others, however short the trace is."""
 _MOST_WITHOUT_KERNEL: Final = 0.5
 """Share of launches without their kernel above which a trace does not show what its device did."""
 _UNBOUNDED_NS: Final = 1 << 62
+NOWHERE_NS: Final = -2_000_000_000 * _NS_PER_S
+"""Start of a device event whose time in the file is impossible, such as NaN; with a base it still fits 64 bits."""
 
 _KERNEL_LAUNCH: Final = re.compile(r"launch\w*kernel|kernellaunch", re.IGNORECASE)
 _GRAPH_LAUNCH: Final = re.compile(r"graph\w*launch", re.IGNORECASE)
@@ -144,11 +148,14 @@ def check(device: DeviceEvents, host: HostEvents, *, torn: bool) -> Checked:
     )
 
 
-def untimed(start: NDArray[np.int64], end: NDArray[np.int64], base_ns: int, *, on_device: bool) -> NDArray[np.bool_]:
+def untimed(
+    start: NDArray[np.int64], end: NDArray[np.int64], base_ns: int, latest_ns: int, *, on_device: bool
+) -> NDArray[np.bool_]:
     """Return which events the profiler could not time: it then writes 0 for start and end on the clock of its device.
 
-    ``start`` and ``end`` are as in the file, in nanoseconds; ``base_ns`` is to be added. ``on_device``: a length of 0 alone means
-    the same where times are finer than microseconds, as no kernel and no copy takes no time.
+    ``start`` and ``end`` are as in the file, in nanoseconds; ``base_ns`` is to be added. ``latest_ns``: latest start of
+    any event. ``on_device``: a length of 0 alone means the same where times are finer than microseconds, as no kernel and no copy
+    takes no time.
     """
     length = end - start
     instant: NDArray[np.bool_] = length == 0
@@ -156,8 +163,8 @@ def untimed(start: NDArray[np.int64], end: NDArray[np.int64], base_ns: int, *, o
         return instant
     is_fine = on_device and bool((length % 1000 != 0).any())
     # A trace may also count its times from 0.
-    at_zero = (start == 0) & bool(start.max(initial=0) > _LEAST_GAP_NS)
-    instant &= at_zero | ((start <= -base_ns) & (base_ns > 0)) | is_fine
+    at_zero = (start == 0) & (latest_ns > _LEAST_GAP_NS)
+    instant &= (start == NOWHERE_NS) | at_zero | ((start <= -base_ns) & (base_ns > 0)) | is_fine
     return instant
 
 
@@ -258,9 +265,14 @@ def _without_overruns(
     # Rounded to whole microseconds, a short event and the one after it may start at once; the short one was first.
     order = np.lexsort((end, start, queue))
     this, following = order[:-1], order[1:]
-    overlap = end[this] - start[following]
-    together = (correlation[this] >= 0) & (correlation[this] == correlation[following])
-    over = (overlap > _OVERLAP_NS) & (queue[this] >= 0) & (queue[this] == queue[following]) & ~together
+    is_other_queue = queue[this] != queue[following]
+    together = ~is_other_queue & (correlation[this] >= 0) & (correlation[this] == correlation[following])
+    # The nodes of a graph have one id. The next event of their stream is the first after all of them.
+    firsts = np.concatenate((np.flatnonzero(~together) + 1, [len(order)]))
+    past = firsts[np.searchsorted(firsts, np.arange(len(order)), side="right")]
+    is_last = (past == len(order)) | (queue[order] != queue[order[np.minimum(past, len(order) - 1)]])
+    this, following = order[~is_last], order[past[~is_last]]
+    over = (end[this] - start[following] > _OVERLAP_NS) & (queue[this] >= 0)
     if over.any():
         starts_early = np.zeros(len(host.start) + 1, dtype=bool)
         starts_early[host.calls] = _named(host, distinct(host.name), lambda name: _EARLY_START.search(name) is not None)
@@ -270,14 +282,14 @@ def _without_overruns(
             start[following[over]], start[this[over]] + _usual(device.kernel[kept], end - start, cut)[this[over]]
         )
     # The last of a stream has no next one. It is too long if it goes on for as long again as the whole rest of the trace.
-    last = order[np.concatenate((queue[this] != queue[following], [True]))]
+    last = order[is_last]
     begin, latest = int(start.min()), int(start.max())
     near = host.end[(host.start >= begin - _APART_NS) & (host.start <= latest + _APART_NS)]
     latest = max(latest, int(np.minimum(near, latest + _APART_NS).max())) if len(near) else latest
     others = np.delete(end - start, last)
     longest = max(latest - begin, int(others.max()) if len(others) else 0)
     if latest > begin:
-        far = last[(end[last] > latest + longest) & (end[last] - start[last] > 2 * longest)]
+        far = last[(end[last] > latest + max(longest, _LAST_NS)) & (end[last] - start[last] > 2 * longest)]
         cut[far] = True
         end[far] = start[far] + np.minimum(longest, _usual(device.kernel[kept], end - start, cut)[far])
     return end, cut

@@ -1,0 +1,365 @@
+"""Check of a trace's device events: those without a time, far from the rest or too long, and launches without their kernel."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.analysis.trace_details import kernel, launch, x
+
+from rankscope.analysis.collectives.windows import quality_of, reduce_file, step_breakdowns
+from rankscope.analysis.result.data_quality import DataQuality
+from rankscope.analysis.trace.columns import Trace, read_trace
+from rankscope.analysis.trace.work import work_events
+
+Event = dict[str, Any]
+
+GEMM, NCCL = "ampere_sgemm_128x64", "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+START_US = 5e12
+"""Start of traces whose times do not count from 0."""
+BASE_NS = 1_700_000_000_000_000_000
+HOUR_US, SECOND_US = 3.6e9, 1e6
+
+
+def trace(folder: Path, events: Iterable[Event], **head: Any) -> Trace:
+    path = folder / "rank-0.json"
+    path.write_text(json.dumps({"traceEvents": list(events)} | head))
+    return read_trace(path)
+
+
+def pair(
+    number: int, ts: float, dur: float = 10.5, *, name: str = GEMM, call: str = "cudaLaunchKernel", **args: Any
+) -> list[Event]:
+    """Return a call, and its kernel 20 us later."""
+    return [launch(number, ts, name=call), kernel(name, ts + 20, dur, correlation=number, **args)]
+
+
+def work(count: int = 10, *, first: int = 1, start: float = START_US, every: float = 100, dur: float = 10.5) -> list[Event]:
+    """Return healthy kernels and their calls."""
+    return [event for at in range(count) for event in pair(first + at, start + every * at, dur)]
+
+
+def kernels(events: Iterable[Event]) -> list[Event]:
+    return [event for event in events if event["cat"] == "kernel"]
+
+
+def lengths(found: Trace) -> list[float]:
+    """Return the lengths of the kernels that count, in the order of their starts, in us."""
+    rows = sorted(found.rows(0), key=lambda row: found.start[row])
+    return [(found.end[row] - found.start[row]) / 1000 for row in rows]
+
+
+def damage(quality: DataQuality) -> tuple[int, int, int, int]:
+    return quality.without_time, quality.far, quality.overlong, quality.without_kernel
+
+
+def test_a_healthy_trace_has_no_damage(tmp_path: Path) -> None:
+    found = trace(tmp_path, work())
+    assert damage(found.quality) == (0, 0, 0, 0)
+    assert (found.quality.device_events, found.quality.launches, found.quality.problem) == (10, 10, None)
+    assert len(found.missing) == len(found.cut) == 0
+
+
+@pytest.mark.parametrize(("base", "ts"), [(BASE_NS, 0), (BASE_NS, -BASE_NS / 1000), (0, 0)])
+def test_kernels_at_zero_have_no_time(tmp_path: Path, base: int, ts: float) -> None:
+    events = work()
+    for event in kernels(events)[:3]:
+        event |= {"ts": ts, "dur": 0}
+    found = trace(tmp_path, events, baseTimeNanoseconds=base)
+    assert damage(found.quality) == (3, 0, 0, 0)
+    assert found.quality.without_time_share == 0.3
+    assert (found.missing - base).tolist() == [round(event["ts"] * 1000) for event in events[:6:2]]
+
+
+def test_a_trace_may_count_its_times_from_zero(tmp_path: Path) -> None:
+    events = [kernel(GEMM, 0, 0, correlation=1), *(kernel(GEMM, ts, 5, correlation=ts) for ts in (10, 20))]
+    assert damage(trace(tmp_path, events).quality) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("dur", [10, 10.5])
+def test_no_length_is_no_time_unless_times_are_whole_microseconds(tmp_path: Path, dur: float) -> None:
+    events = work(dur=dur)
+    for event in kernels(events)[:3]:
+        event["dur"] = 0
+    assert damage(trace(tmp_path, events).quality) == (0 if dur == 10 else 3, 0, 0, 0)
+
+
+@pytest.mark.parametrize("bad", [{"dur": -3}, {"dur": None}, {"ts": 1e300}, {"ts": "soon"}])
+@pytest.mark.parametrize("start", [0, START_US])
+def test_impossible_times_are_none_wherever_times_count_from(tmp_path: Path, bad: Event, start: float) -> None:
+    events = work(start=start)
+    kernels(events)[4].update(bad)
+    found = trace(tmp_path, events)
+    assert damage(found.quality) == (1, 0, 0, 0)
+    assert found.missing.tolist() == [round((start + 400) * 1000)]
+    assert reduce_file(found).breakdowns[0].window_us == 910.5
+
+
+def test_a_trace_without_any_time_is_damaged(tmp_path: Path) -> None:
+    events = work()
+    for event in kernels(events):
+        event |= {"ts": 0, "dur": 0}
+    quality = trace(tmp_path, events, baseTimeNanoseconds=BASE_NS).quality
+    assert (quality.problem, quality.without_time) == ("damaged", 10)
+    assert "10 device events" in (quality.reason or "")
+
+
+@pytest.mark.parametrize(
+    ("by", "has_calls"),
+    [(-5 * SECOND_US, True), *((by, has) for by in (-30 * HOUR_US, 700 * SECOND_US, 30 * HOUR_US) for has in (True, False))],
+)
+def test_kernels_far_before_or_after_the_rest_are_left_out(tmp_path: Path, by: float, has_calls: bool) -> None:
+    events = work()
+    kernels(events)[4]["ts"] += by
+    found = trace(tmp_path, events if has_calls else kernels(events))
+    assert damage(found.quality) == (0, 1, 0, 0)
+    assert reduce_file(found).breakdowns[0].window_us == 910.5
+
+
+def test_an_idle_hour_between_work_of_the_host_is_fine(tmp_path: Path) -> None:
+    found = trace(tmp_path, [*work(), *work(first=11, start=START_US + HOUR_US)])
+    assert damage(found.quality) == (0, 0, 0, 0)
+    assert reduce_file(found).breakdowns[0].window_us > HOUR_US
+
+
+def test_a_kernel_that_waits_a_minute_for_its_stream_is_fine(tmp_path: Path) -> None:
+    events = [*pair(1, START_US, 60 * SECOND_US), *work(first=2, start=START_US + 60 * SECOND_US)]
+    events += [launch(90, START_US + 1), kernel(GEMM, START_US + 61 * SECOND_US, 9.5, correlation=90)]
+    assert damage(trace(tmp_path, events).quality) == (0, 0, 0, 0)
+
+
+def test_host_events_without_a_time_are_left_out_and_counted(tmp_path: Path) -> None:
+    events = [*work(), x("cpu_op", "aten::mm", 0, 0), x("cpu_op", "aten::mm", START_US + 99 * HOUR_US, 5)]
+    found = trace(tmp_path, events)
+    assert (found.damaged, damage(found.quality)) == (2, (0, 0, 0, 0))
+
+
+def test_a_kernel_that_overruns_the_next_is_cut_to_the_median_of_its_kind(tmp_path: Path) -> None:
+    events = work()
+    kernels(events)[4]["dur"] = 0.5 * SECOND_US
+    found = trace(tmp_path, events)
+    assert damage(found.quality) == (0, 0, 1, 0)
+    assert lengths(found) == [10.5] * 10
+    assert found.cut.tolist() == [round((START_US + 400) * 1000)]
+
+
+def test_a_kernel_without_its_like_is_cut_where_the_next_begins(tmp_path: Path) -> None:
+    events = work()
+    kernels(events)[4] |= {"dur": 0.5 * SECOND_US, "name": "other"}
+    assert lengths(trace(tmp_path, events))[4] == 100
+
+
+def test_kernels_of_other_streams_and_devices_may_overlap(tmp_path: Path) -> None:
+    events = [*work(), *pair(50, START_US, 700, stream=8), *pair(51, START_US, 700, stream=7, device=1)]
+    assert damage(trace(tmp_path, events).quality) == (0, 0, 0, 0)
+
+
+def test_rounding_to_microseconds_is_no_overrun(tmp_path: Path) -> None:
+    events = [*pair(1, 0, 11), *pair(2, 10, 0), *pair(3, 10, 9), *pair(4, 18, 5)]
+    found = trace(tmp_path, events)
+    assert (damage(found.quality), lengths(found)) == ((0, 0, 0, 0), [11, 0, 9, 5])
+
+
+@pytest.mark.parametrize(("call", "cut"), [("cudaLaunchKernelExC", 0), ("cuLaunchKernelEx", 0), ("cudaLaunchKernel", 1)])
+def test_a_kernel_may_be_launched_to_start_before_its_predecessor_ends(tmp_path: Path, call: str, cut: int) -> None:
+    events = [*work(), *pair(50, START_US + 1000, 50), *pair(51, START_US + 1030, 50, call=call)]
+    assert trace(tmp_path, events).quality.overlong == cut
+
+
+def test_a_predecessor_of_an_early_kernel_ends_before_it(tmp_path: Path) -> None:
+    events = [*work(), *pair(50, START_US + 1000, SECOND_US), *pair(51, START_US + 1030, 50, call="cudaLaunchKernelExC")]
+    assert trace(tmp_path, events).quality.overlong == 1
+
+
+def graph(number: int, ts: float) -> list[Event]:
+    """Return a graph of two nodes that run side by side."""
+    nodes = [kernel(GEMM, ts + 20 + at, 30.5, correlation=number, graph_node_id=at + 1) for at in (0, 5)]
+    return [launch(number, ts, name="cudaGraphLaunch"), *nodes]
+
+
+def test_nodes_of_a_graph_may_overlap(tmp_path: Path) -> None:
+    found = trace(tmp_path, [event for at in range(9) for event in graph(at + 1, START_US + 100 * at)])
+    assert damage(found.quality) == (0, 0, 0, 0)
+    assert found.quality.launches == 0
+
+
+def test_a_node_that_overruns_the_next_graph_is_cut(tmp_path: Path) -> None:
+    events = [event for at in range(9) for event in graph(at + 1, START_US + 100 * at)]
+    kernels(events)[6]["dur"] = 0.5 * SECOND_US
+    found = trace(tmp_path, events)
+    assert (damage(found.quality), lengths(found)) == ((0, 0, 1, 0), [30.5] * 18)
+
+
+@pytest.mark.parametrize(("rest", "cut"), [(0.1, 1), (2, 0)])
+def test_the_last_kernel_of_a_stream_is_not_longer_than_all_the_rest(tmp_path: Path, rest: float, cut: int) -> None:
+    events = [*work(every=rest * SECOND_US / 10), *pair(50, START_US + rest * SECOND_US, 0.5 * SECOND_US)]
+    found = trace(tmp_path, events)
+    assert found.quality.overlong == cut
+    assert lengths(found)[-1] == (10.5 if cut else 0.5 * SECOND_US)
+
+
+def test_a_short_trace_may_end_with_a_long_kernel(tmp_path: Path) -> None:
+    found = trace(tmp_path, [*pair(1, START_US, 2.5), *pair(2, START_US + 5, 50_000)])
+    assert damage(found.quality) == (0, 0, 0, 0)
+
+
+def test_a_last_kernel_that_the_host_waits_for_is_as_long_as_it_says(tmp_path: Path) -> None:
+    wait = x("cuda_runtime", "cudaDeviceSynchronize", START_US + 1100, 0.5 * SECOND_US, correlation=99)
+    found = trace(tmp_path, [*work(), *pair(50, START_US + 1000, 0.5 * SECOND_US), wait])
+    assert damage(found.quality) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(("lost", "problem"), [(0, None), (10, None), (60, "no_activity"), (100, "no_activity")])
+def test_a_trace_most_of_whose_launches_have_no_kernel_shows_no_activity(tmp_path: Path, lost: int, problem: str | None) -> None:
+    events = work(100)
+    for event in kernels(events)[:lost]:
+        events.remove(event)
+    found = trace(tmp_path, events)
+    quality = found.quality
+    assert (quality.launches, quality.without_kernel, quality.without_kernel_share) == (100, lost, lost / 100)
+    assert quality.problem == problem
+    assert len(found.missing) == lost
+    assert problem is None or f"{lost} of 100" in (quality.reason or "")
+
+
+def test_a_trace_without_most_of_its_kernels_has_no_figures(tmp_path: Path) -> None:
+    found = trace(tmp_path, [event for event in work() if event["cat"] == "cuda_runtime"])
+    assert (found.has_device_work, found.is_of_cpu) == (False, False)
+    (window,) = reduce_file(found).breakdowns
+    assert (window.window_us, window.truncated) == (0, True)
+
+
+def test_the_capture_of_a_graph_runs_nothing(tmp_path: Path) -> None:
+    calls = [event for event in work() if event["cat"] == "cuda_runtime"]
+    begin = x("cuda_runtime", "cudaStreamBeginCapture", START_US - 5, 1, correlation=90)
+    assert trace(tmp_path, [begin, *calls]).quality.problem == "captured_graph"
+
+
+@pytest.mark.parametrize("name", ["cudaGraphLaunch", "hipGraphLaunch", "cuGraphLaunch"])
+def test_launches_of_graphs_are_no_launches_of_kernels(tmp_path: Path, name: str) -> None:
+    quality = trace(tmp_path, [*work(), *(launch(50 + at, START_US + at, name=name) for at in range(9))]).quality
+    assert (quality.launches, quality.without_kernel) == (10, 0)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["hipLaunchKernel", "hipExtModuleLaunchKernel", "cuLaunchKernel", "cudaLaunchCooperativeKernel", "urEnqueueKernelLaunch"],
+)
+def test_launches_of_all_vendors_count(tmp_path: Path, name: str) -> None:
+    quality = trace(tmp_path, [*work(), launch(50, START_US + 1, name=name)]).quality
+    assert (quality.launches, quality.without_kernel) == (11, 1)
+
+
+def test_kernels_without_ids_tell_nothing_of_single_launches(tmp_path: Path) -> None:
+    events = work()
+    for event in kernels(events):
+        del event["args"]["correlation"]
+    assert damage(trace(tmp_path, events).quality) == (0, 0, 0, 0)
+
+
+def test_a_run_on_the_cpu_stays_one_on_a_machine_with_a_gpu(tmp_path: Path) -> None:
+    operators = [x("cpu_op", "aten::mm", START_US + 100 * at, 50) for at in range(5)]
+    found = trace(tmp_path, [*operators, x("cuda_runtime", "cudaGetDeviceCount", START_US, 5, correlation=1)])
+    assert (found.is_of_cpu, found.device_kind, found.quality.problem) == (True, "cpu", None)
+    assert reduce_file(found).breakdowns[0].compute_us == 250
+
+
+def test_a_torn_trace_is_not_judged_for_missing_kernels(tmp_path: Path) -> None:
+    events = sorted(work(), key=lambda event: event["cat"] == "kernel")
+    text = json.dumps({"traceEvents": events})
+    path = tmp_path / "rank-0.json"
+    path.write_text(text[: text.index('"kernel"') + 300])
+    found = read_trace(path)
+    assert found.torn
+    assert (found.quality.launches, found.quality.without_kernel, found.quality.problem) == (10, 0, None)
+
+
+def steps(*damaged: int, share: float = 0.1, count: int = 4) -> list[Event]:
+    """Return steps of 50 kernels; the ``damaged`` ones lack a share."""
+    events = []
+    for step in range(count):
+        start = START_US + 10_000 * step
+        mine = work(50, first=1 + 100 * step, start=start)
+        lost = kernels(mine)[: round(share * 50)] if step in damaged else []
+        events += [x("user_annotation", f"ProfilerStep#{step}", start - 10, 9_990), *(one for one in mine if one not in lost)]
+    return events
+
+
+def test_a_step_that_lacks_kernels_counts_for_no_figure(tmp_path: Path) -> None:
+    found = trace(tmp_path, steps(1, 2))
+    events = work_events(found)
+    assert [row.truncated for row in step_breakdowns(found, events)] == [False, True, True, False]
+    quality = quality_of(found, events)
+    assert (quality.damaged_steps, quality.problem) == (2, None)
+
+
+def test_a_trace_all_of_whose_steps_lack_kernels_is_damaged(tmp_path: Path) -> None:
+    found = trace(tmp_path, steps(0, 1, 2, 3))
+    assert quality_of(found, work_events(found)).problem == "damaged"
+
+
+def test_one_kernel_in_fifty_may_be_missing(tmp_path: Path) -> None:
+    found = trace(tmp_path, steps(0, 1, 2, 3, share=0.02))
+    quality = quality_of(found, work_events(found))
+    assert (quality.without_kernel, quality.damaged_steps, quality.problem) == (4, 0, None)
+
+
+def test_collectives_without_a_number_do_not_count_in_steps_that_lack_kernels(tmp_path: Path) -> None:
+    events = steps(1)
+    for step in range(4):
+        events += pair(90 + 100 * step, START_US + 10_000 * step + 6_000, name=NCCL, stream=20)
+    assert [row.step for row in reduce_file(trace(tmp_path, events)).collectives] == [0, 2, 3]
+    for event in events:
+        if event["name"] == NCCL:
+            event["args"] |= {"Collective name": "allreduce", "Seq": event["args"]["correlation"]}
+    assert [row.step for row in reduce_file(trace(tmp_path, events)).collectives] == [0, 1, 2, 3]
+
+
+def plain(name: str, ts: float, dur: float, process: int, **args: Any) -> Event:
+    """Return an event without a category, as torch_npu writes them."""
+    return {"ph": "X", "name": name, "pid": process, "tid": 3, "ts": ts, "dur": dur, "args": args}
+
+
+def test_device_events_of_ascend_are_told_by_their_process(tmp_path: Path) -> None:
+    processes = {1: "Python", 2: "CANN", 3: "Ascend Hardware", 4: "Communication", 5: "Overlap Analysis"}
+    labels = [{"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}} for pid, name in processes.items()]
+    events = [
+        x("cpu_op", "aten::mm", START_US, 10),
+        plain("AscendCL@aclopExecute", START_US + 1, 5, 2),
+        plain("MatMulV2", START_US + 20, 30.5, 3),
+        plain("hcom_allReduce__123_0_1", START_US + 60, 40.5, 4),
+        plain("Memcpy", START_US + 61, 9.5, 4),
+        plain("Computing", START_US, 500, 5),
+        plain("Free", START_US + 500, 500, 5),
+    ]
+    path = tmp_path / "rank-0.json"
+    path.write_text(json.dumps([*labels, *events]))
+    found = read_trace(path)
+    assert (found.device_kind, found.quality.device_events, damage(found.quality)) == ("other", 2, (0, 0, 0, 0))
+    (window,) = reduce_file(found).breakdowns
+    assert (window.compute_us, window.communication_us) == (30.5, 40.5)
+
+
+def test_copies_of_mtia_are_copies_and_waits_are_no_work(tmp_path: Path) -> None:
+    def event(name: str, ts: float, number: int) -> Event:
+        return x("mtia_ccp_events", name, START_US + ts, 10.5, stream=1, device=0, correlation=number)
+
+    calls = [x("mtia_runtime", "launchKernel", START_US + number, 1, correlation=number) for number in (1, 2, 3)]
+    found = trace(tmp_path, [*calls, event("gemm", 10, 1), event("dma_request", 30, 2), event("event_wait", 50, 3)])
+    (window,) = reduce_file(found).breakdowns
+    assert (found.device_kind, window.compute_us, window.memcpy_us, window.window_us) == ("other", 10.5, 10.5, 30.5)
+    assert damage(found.quality) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("vendor", ["musa", "gcu", "mlu"])
+def test_categories_of_other_vendors_are_spelled_as_those_of_cuda(tmp_path: Path, vendor: str) -> None:
+    calls = [x(f"{vendor}_runtime", f"{vendor}LaunchKernel", START_US + at, 1, correlation=at) for at in range(1, 4)]
+    events = [x(f"{vendor}_kernel", GEMM, START_US + 20 * at, 10.5, stream=1, correlation=at) for at in range(1, 3)]
+    copy = x(f"{vendor}_memcpy", "Memcpy HtoD", START_US + 90, 5.5, stream=1, correlation=9)
+    found = trace(tmp_path, [*calls, *events, copy])
+    assert (found.quality.device_events, found.quality.launches, found.quality.without_kernel) == (3, 3, 1)
+    (window,) = reduce_file(found).breakdowns
+    assert (window.compute_us, window.memcpy_us) == (21, 5.5)
