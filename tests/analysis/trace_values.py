@@ -58,7 +58,7 @@ def values_of_file(path: Path) -> dict[str, Any]:
     found = row.detail
     assert found is not None
     return {
-        "rank": trace.rank,
+        "rank": row.rank,
         "world_size": trace.world_size,
         "host": row.host,
         "lacking": row.truncated,
@@ -82,11 +82,13 @@ def values_of_file(path: Path) -> dict[str, Any]:
 
 
 def values_of_job(folder: Path) -> dict[str, Any]:
-    """Return the values of a job; ``refused`` has the message of the error."""
+    """Return the values of a job; ``refused`` has the message of the error, or why the traces are of no one job."""
     try:
         analysis = analyze([folder])
     except InputError as error:
         return {"refused": str(error)}
+    if not analysis.source.is_one_job:
+        return {"refused": analysis.verdict.summary}
     collectives = analysis.collectives
     assert collectives is not None
     offsets = {row.rank: row.clock.offset_us for row in analysis.ranks if row.clock is not None}

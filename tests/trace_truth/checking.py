@@ -170,7 +170,11 @@ class _Checking:
             return {}
         others = [ends.get(one, one.end) - one.start for one in kept if one not in last]
         longest = max([latest - begin, *others])
-        found = {one: one.start + longest for one in last if one.end > latest + max(longest, SECOND // 10) and one.end - one.start > 2 * longest}
+        found = {
+            one: one.start + longest
+            for one in last
+            if one.end > latest + max(longest, SECOND // 10) and one.end - one.start > 2 * longest
+        }
         usual = [one for one in kept if one not in ends and one not in found]
         for one, end in found.items():
             lengths = [other.end - other.start for other in usual if _kernel(other) == _kernel(one)]

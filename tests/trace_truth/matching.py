@@ -58,7 +58,7 @@ class Job:
         read_ranks = [Figures(*read_checked(path)) for path in paths]
         self.figures = {figures.file.rank: figures for figures in read_ranks if figures.file.rank is not None}
         if len(self.figures) < len(paths):
-            raise RefusedError("a second trace of rank")
+            raise RefusedError("are both of rank")
         self.whole = {rank: one for rank, one in self.figures.items() if not one.lacking}
         self.collectives = {rank: collectives_of(one) for rank, one in self.whole.items()}
         worlds = [int(one.file.distributed.get("world_size", 0)) for one in self.figures.values()]

@@ -81,24 +81,7 @@ def test_a_bomb_is_refused_before_it_fills_memory(tmp_path: Path) -> None:
         sum(map(len, TraceText(path, limit=10_000_000)))
 
 
-@pytest.mark.parametrize(
-    ("name", "rank"),
-    [
-        ("rank-3.json", 3),
-        ("rank3.json", 3),
-        ("rank_12_step5.json", 12),
-        ("worker7_step_12.1694128201545.pt.trace.json", 7),
-        ("job_rank-0042.pt.trace.json", 42),
-        ("profile_3.pt.trace.json", 3),
-        ("profile_3.pt.trace.json.zst", 3),
-        ("trace.json", None),
-    ],
-)
-def test_the_rank_comes_from_the_name_where_the_file_does_not_say(tmp_path: Path, name: str, rank: int | None) -> None:
-    assert read_trace(write(tmp_path / name, [event()])).rank == rank
-
-
-def test_what_the_file_says_outweighs_its_name(tmp_path: Path) -> None:
+def test_metadata_are_those_of_the_file(tmp_path: Path) -> None:
     content = {"traceEvents": [event()], "distributedInfo": {"rank": 5, "world_size": 9, "backend": "nccl"}, "host_name": "n7"}
     trace = read_trace(write(tmp_path / "rank-3.json", content))
     assert (trace.rank, trace.world_size, trace.backend, trace.host) == (5, 9, "nccl", "n7")
@@ -157,4 +140,4 @@ def test_odd_metadata_around_good_events_does_not_cost_the_file(tmp_path: Path) 
         "host_name": 5,
     }
     trace = read_trace(write(tmp_path / "rank-1.json", content))
-    assert (trace.rank, trace.world_size, trace.host) == (1, None, None)
+    assert (trace.rank, trace.world_size, trace.host) == (None, None, None)
