@@ -88,12 +88,12 @@ def test_another_cycle_can_be_chosen(cycles: Path, tmp_path: Path) -> None:
     analysis = analyze([cycles], cycle=1)
     assert (analysis.verdict.ranks, analysis.source.cycle) == ([], 1)
     assert (whatif([cycles], cycle=1).slowdown or 0.0) < 1.1
+    targets = [tmp_path / "1.perfetto", tmp_path / "2.perfetto"]
     exported = [
-        run_in_process("export", cycles, "--perfetto", tmp_path / f"{number}.perfetto", "--cycle", str(number))
-        for number in (1, 2)
+        run_in_process("export", cycles, "--perfetto", target, "--cycle", str(number)) for number, target in enumerate(targets, 1)
     ]
     assert [ended.returncode for ended in exported] == [0, 0], exported[0].stderr
-    begins = [int(json.loads((tmp_path / f"{number}.perfetto").read_text())["otherData"]["base_unix_ns"]) for number in (1, 2)]
+    begins = [int(json.loads(target.read_text())["otherData"]["base_unix_ns"]) for target in targets]
     assert begins[1] - begins[0] > 5e10
 
 
