@@ -29,8 +29,9 @@ from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.result.data_quality import DataQuality
 from rankscope.analysis.result.detail import RankDetail
 from rankscope.analysis.trace.annotations import host_times
+from rankscope.analysis.trace.categories import KERNEL, NOTE, OPERATOR
 from rankscope.analysis.trace.classify import asks_for_communication
-from rankscope.analysis.trace.columns import KERNEL, NOTE, OPERATOR, Trace, read_trace
+from rankscope.analysis.trace.columns import Trace, read_trace
 from rankscope.analysis.trace.intervals import distinct
 from rankscope.analysis.trace.locations import OPERATIONS_SUFFIX, Location, list_remote
 from rankscope.analysis.trace.schema import integer

@@ -40,6 +40,8 @@ class EventArgs(msgspec.Struct, frozen=True, gc=False):
     external_id: Number = msgspec.field(name="External id", default=None)
     rank: Number = msgspec.field(name="Rank", default=None)
     """Root of a rooted collective, as its position in the group; for other events the rank itself."""
+    merged_rank: msgspec.Raw = msgspec.field(name="rank", default=NO_TEXT)
+    """Rank that a tool added when it merged the traces of several ranks."""
     input_shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=NO_TEXT)
     input_types: msgspec.Raw = msgspec.field(name="Input type", default=NO_TEXT)
     grid: msgspec.Raw = NO_TEXT
@@ -48,7 +50,9 @@ class EventArgs(msgspec.Struct, frozen=True, gc=False):
     def detached(self) -> EventArgs:
         """Return a copy that does not keep the surrounding text in memory: raw fields refer to that text."""
         said = {name: getattr(self, name) for name in EventArgs.__struct_fields__}
-        return EventArgs(**said | {name: getattr(self, name).copy() for name in ("input_shapes", "input_types", "grid")})
+        return EventArgs(
+            **said | {name: getattr(self, name).copy() for name in ("input_shapes", "input_types", "grid", "merged_rank")}
+        )
 
 
 class DetailArgs(EventArgs, frozen=True, gc=False):
@@ -144,6 +148,12 @@ class Device(msgspec.Struct, frozen=True):
     name: str | None = None
 
 
+class _Other(msgspec.Struct, frozen=True):
+    """Content of ``otherData``, which the program that wrote the file chooses."""
+
+    schema: str = ""
+
+
 class Metadata(msgspec.Struct, frozen=True):
     """Metadata of a trace, besides its events."""
 
@@ -151,6 +161,8 @@ class Metadata(msgspec.Struct, frozen=True):
     devices: Sequence[Device] = ()
     host: str | None = None
     base_unix_ns: int = 0
+    schema: str = ""
+    """Schema of a file that rankscope wrote."""
 
 
 def read_metadata(said: Mapping[str, msgspec.Raw]) -> Metadata:
@@ -161,6 +173,7 @@ def read_metadata(said: Mapping[str, msgspec.Raw]) -> Metadata:
         devices=_optional(said, "deviceProperties", list[Device]) or (),
         host=_optional(said, "host_name", str),
         base_unix_ns=base if base is not None and 0 <= base < 2**62 else 0,
+        schema=(_optional(said, "otherData", _Other) or _Other()).schema,
     )
 
 
@@ -177,6 +190,14 @@ def number(value: Number) -> float:
         return math.nan if value is None else float(value)
     except (ValueError, OverflowError):
         return math.nan
+
+
+def rank_of(text: msgspec.Raw) -> int | None:
+    """Return the rank in the raw value of an argument; ``None`` where it is missing or invalid."""
+    try:
+        return msgspec.json.decode(text, type=_Count)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def whole(value: Number) -> int:
