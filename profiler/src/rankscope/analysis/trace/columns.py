@@ -42,6 +42,7 @@ from rankscope.analysis.trace.numbering import (
     integers_of,
     nanoseconds,
     placed,
+    process_id,
     processes_of,
 )
 from rankscope.analysis.trace.possible import MAX_US
@@ -49,6 +50,7 @@ from rankscope.analysis.trace.schema import (
     ANY_DETAIL_EVENT,
     ANY_EVENT,
     NO_TEXT,
+    PROCESS_NAME,
     DetailArgs,
     DetailEvent,
     Event,
@@ -56,7 +58,6 @@ from rankscope.analysis.trace.schema import (
     Label,
     Metadata,
     process_name,
-    rank_of,
     read_metadata,
 )
 from rankscope.analysis.trace.vendors import device_kind, label_events
@@ -76,9 +77,8 @@ MAX_THREADS: Final = 1_000_000
 MAX_NAME_CHARACTERS: Final = 256 * 1024**2
 """Limits above which a trace is refused: no real trace reaches them, but well-compressed data can."""
 
-_PROCESS_NAME: Final = "process_name"
 _COMMUNICATION_NOTES: Final = ("nccl:", *CPU_COMMUNICATION)
-_PROCESSES: Final = 10_000
+_PROCESSES: Final = 1000
 """Number of processes whose names are kept."""
 _OWN_SCHEMA: Final = "rankscope."
 _NO_ARGS: Final = DetailArgs()
@@ -218,9 +218,7 @@ class _Columns:
         self._names = NameNumbering()
         self._threads: Numbering[tuple[object, object]] = Numbering()
         self._grids = NameNumbering({bytes(NO_TEXT): -1})
-        self._processes: dict[object, str] = {}
-        self._ranks: dict[int, int] = {}
-        """Argument ``rank`` of the first event of each thread that has it."""
+        self._processes: dict[str, str] = {}
         self._metadata: dict[int, EventArgs] = {}
         self._rows = 0
         self._damaged = 0
@@ -234,7 +232,9 @@ class _Columns:
         codes, names, threads, grids, wanted = self._codes, self._names, self._threads, self._grids, self._event
         found = [codes[event.cat] if type(event) is wanted else -1 for event in events]
         category = array_of(found, np.int8)
-        self._name_processes([event for event in events if type(event) is Label])
+        if not self._rows or None in codes:
+            # Only events without a category need the names of processes, which are at the begin or the end of the file.
+            self._name_processes(event for event in events if type(event) is Label)
         for row in np.flatnonzero(category == FUNCTION).tolist():
             category[row] = -1 if activity_of_function(str(events[row].name)) is None else NOTE
         matters = category >= 0
@@ -254,17 +254,13 @@ class _Columns:
         start = nanoseconds(start_us)
         args = [event.args or _NO_ARGS for event in kept]
         works, links = (args_of(args, category, kinds) for kinds in (WORKS, LINKS))
-        earlier = len(threads)
-        thread = array_of([threads[event.pid, event.tid] for event in kept], np.int64)
-        if len(threads) > earlier:
-            self._note_ranks(args, thread, earlier)
         self._parts.append(
             {
                 "start": start,
                 "end": start + nanoseconds(length_us),
                 "category": category,
                 "name": array_of([names[event.name] for event in kept], np.int32),
-                "thread": thread,
+                "thread": array_of([threads[event.pid, event.tid] for event in kept], np.int64),
                 "stream": integers_of([one.stream for one in works]),
                 "device": integers_of([one.device for one in works]),
                 "grid": array_of([grids[bytes(one.grid)] for one in works], np.int32),
@@ -278,15 +274,8 @@ class _Columns:
 
     def _name_processes(self, labels: Iterable[Label]) -> None:
         for label in labels:
-            if label.name == _PROCESS_NAME and len(self._processes) < _PROCESSES:
-                self._processes[label.pid] = process_name(label)
-
-    def _note_ranks(self, args: Sequence[EventArgs], thread: NDArray[np.int64], earlier: int) -> None:
-        """Keep the argument ``rank`` of the first event of each thread after the first ``earlier`` ones."""
-        rows = np.flatnonzero(thread >= earlier)[::-1]
-        for number, row in dict(zip(thread[rows].tolist(), rows.tolist(), strict=True)).items():
-            if (rank := rank_of(args[row].merged_rank)) is not None:
-                self._ranks[number] = rank
+            if label.name == PROCESS_NAME and len(self._processes) < _PROCESSES:
+                self._processes[process_id(label.pid)] = process_name(label)
 
     def _details(self, args: Sequence[Any], category: NDArray[np.int8]) -> dict[str, NDArray[Any]]:
         works, moves, operators = (args_of(args, category, kinds) for kinds in (WORKS, MOVES, OPERATES))
@@ -325,7 +314,7 @@ class _Columns:
             columns[column] = placed(kinds[columns["category"]], columns[column], missing)
         columns["device"] = np.where(columns["device"] < 2**15, columns["device"], -1).astype(np.int16)
         names = [str(name) for name in self._names]
-        processes = processes_of(self._threads, self._processes, self._ranks)
+        processes = processes_of(self._threads, self._processes)
         kind: DeviceKind | None = "other" if label_events(columns, names, processes) else None
         read = partial(self._trace, about=about, names=names, kind=kind, torn=torn, events=stream.events, damaged=stream.damaged)
         # Before anything is linked: ranks count streams, devices and correlation ids each from the begin.
@@ -383,6 +372,7 @@ class _Columns:
             cut=checked.cut + about.base_unix_ns,
             cut_ends={correlation: end + about.base_unix_ns for correlation, end in checked.cut_ends.items()},
             is_of_cpu=not checked.launches_work and not (columns["category"] <= COPY).any(),
+            process=None,
             **columns,
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final
 
 import msgspec
@@ -16,11 +17,13 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.trace.categories import COPY, KERNEL, LAUNCHED, LEFT_OUT, NOTE, OPERATOR
 from rankscope.analysis.trace.classify import asks_for_communication, is_cpu_communication
+from rankscope.analysis.trace.events import EventStream
+from rankscope.analysis.trace.files import TraceText
 from rankscope.analysis.trace.intervals import distinct
 from rankscope.analysis.trace.locations import Location
-from rankscope.analysis.trace.numbering import Processes
+from rankscope.analysis.trace.numbering import Processes, process_id
 from rankscope.analysis.trace.quality import is_work_launch
-from rankscope.analysis.trace.schema import EventArgs, integer
+from rankscope.analysis.trace.schema import ANY_MERGED_EVENT, PROCESS_NAME, EventArgs, Label, Mark, integer, process_name, rank_of
 from rankscope.base.errors import InputError
 
 _LABEL: Final = re.compile(r"\[([^\]]{1,200})\]|(rank[\s_:#=-]*\d{1,7})(?![^\W_])", re.IGNORECASE)
@@ -33,6 +36,8 @@ _OWN_IDS: Final = 0.9
 _OTHER_IDS: Final = 0.5
 """Smallest share of a device's events that the process that launched them has, and largest share of any other process: each
 process counts its correlation ids from 1."""
+_MAX_PROCESSES: Final = 4096
+"""Largest number of processes whose ranks are looked for."""
 _ADVICE: Final = "the traces of several ranks merged into one file; give the files before merging"
 
 
@@ -61,12 +66,12 @@ def ranks_in_file(
     merged = _MergedFile(path, columns, processes, metadata, world_size)
     hosts = merged.hosts(names)
     members = hosts | merged.on_device
-    labels = {process: _label(processes, process) for process in members}
-    if None not in labels.values() and len(set(labels.values())) > 1:
-        return merged.by_label(hosts, labels)
-    if len(hosts) > 1 or len(merged.collective_ranks()) > 1:
-        return merged.by_process(hosts)
-    return []
+    labels = _labels(processes.ids)
+    if not _tell_apart(labels, members):
+        if len(hosts) <= 1 and len(set().union(*merged.collective_ranks.values())) <= 1:
+            return []
+        labels = _read_labels(path, processes)
+    return merged.by_label(hosts, labels, members) if _tell_apart(labels, members) else merged.by_process(hosts)
 
 
 class _MergedFile:
@@ -103,57 +108,56 @@ class _MergedFile:
 
     def hosts(self, names: Sequence[str]) -> set[int]:
         """Return the processes that launched device work; those that communicate where none launched any."""
-        calling = self._having(LAUNCHED)
-        if len(calling) > 1:
-            return {process for process in calling if any(map(is_work_launch, self._names(process, (LAUNCHED,), names)))}
-        if calling:
-            return calling
-        candidates = self._having(OPERATOR, NOTE)
+        categories, is_host = ((LAUNCHED,), is_work_launch) if self._having(LAUNCHED) else ((OPERATOR, NOTE), _communicates)
+        candidates = self._having(*categories)
         if len(candidates) < 2:
             return candidates
-        return {process for process in candidates if any(map(_communicates, self._names(process, (OPERATOR, NOTE), names)))}
+        rows = np.isin(self._columns["category"], categories)
+        chosen = np.zeros(len(names), dtype=bool)
+        chosen[[name for name in distinct(self._columns["name"][rows]) if is_host(names[name])]] = True
+        rows &= chosen[self._columns["name"]]
+        return set(distinct(self._processes.of_thread[self._columns["thread"][rows]]))
 
-    def _names(self, process: int, categories: tuple[int, ...], names: Sequence[str]) -> list[str]:
-        rows = self._rows([process]) & np.isin(self._columns["category"], categories)
-        return [names[name] for name in distinct(self._columns["name"][rows])]
-
-    def collective_ranks(self, processes: Collection[int] | None = None) -> set[int]:
-        """Return the ranks that called collectives in some processes, or in all, as far as the collectives tell them."""
-        rows = None if processes is None else self._rows(processes)
+    @cached_property
+    def collective_ranks(self) -> dict[int, set[int]]:
+        """Ranks that called collectives, by process, as far as the collectives tell them."""
+        told = {row: args for row, args in self._metadata.items() if args.rank is not None}
+        processes = self._processes.of_thread[self._columns["thread"][list(told)]].tolist() if told else []
         calls = {
-            (args.rank, args.collective, str(args.group_ranks), args.group_size)
-            for row, args in self._metadata.items()
-            if args.rank is not None and (rows is None or rows[row])
+            (process, args.rank, args.collective, str(args.group_ranks), args.group_size)
+            for process, args in zip(processes, told.values(), strict=True)
         }
-        return {
-            rank
-            for number, collective, group, size in calls
-            if (rank := integer(number)) is not None
-            and (collective or "").replace("_", "").lower().startswith(_SYMMETRIC)
-            and _starts_at_zero(group, integer(size), self._world_size)
-        }
+        ranks: dict[int, set[int]] = {}
+        for process, number, collective, group, size in calls:
+            is_symmetric = (collective or "").replace("_", "").lower().startswith(_SYMMETRIC)
+            rank = integer(number)
+            if rank is not None and is_symmetric and _starts_at_zero(group, integer(size), self._world_size):
+                ranks.setdefault(process, set()).add(rank)
+        return ranks
 
-    def by_label(self, hosts: Collection[int], labels: Mapping[int, str | None]) -> list[RankRows]:
+    def _ranks_of(self, processes: Iterable[int]) -> set[int]:
+        return set().union(*(self.collective_ranks.get(process, ()) for process in processes))
+
+    def by_label(self, hosts: Collection[int], labels: Mapping[int, str], relevant: Collection[int]) -> list[RankRows]:
         """Return the rows of each rank where the processes have labels of ranks."""
-        members: dict[str, list[int]] = {}
-        for process in range(len(self._processes.ids)):
-            label = _label(self._processes, process)
-            if label is not None and label in labels.values():
-                members.setdefault(label, []).append(process)
+        members: dict[str, list[int]] = {labels[process]: [] for process in sorted(relevant)}
+        for process, label in labels.items():
+            if label in members:
+                members[label].append(process)
         several = [label for label, processes in members.items() if len(set(hosts).intersection(processes)) > 1]
         if several:
             raise InputError(self._path, f"several processes have the label [{several[0]}]: {_ADVICE}")
-        called = {label: self.collective_ranks(processes) for label, processes in members.items()}
+        called = {label: self._ranks_of(processes) for label, processes in members.items()}
         ranks = _same(called) or ranks_of_labels(list(members), self._world_size)
-        if ranks is None or any(known - {ranks[label]} for label, known in called.items()):
+        if len(members) > _MAX_PROCESSES or ranks is None or any(known - {ranks[label]} for label, known in called.items()):
             raise InputError(self._path, f"the ranks of the labels {_listed(members)} are not certain: {_ADVICE}")
         return self._apart({ranks[label]: (label, processes) for label, processes in members.items()})
 
     def by_process(self, hosts: Collection[int]) -> list[RankRows]:
         """Return the rows of each rank where the collectives tell the ranks of the processes."""
-        ranks = {process: self.collective_ranks([process]) for process in {*hosts, *self.on_device}}
+        ranks = {process: self._ranks_of([process]) for process in {*hosts, *self.on_device}}
         known = _same({process: ranks[process] for process in hosts}) if hosts else {}
-        if any(len(several) > 1 for several in ranks.values()) or known is None:
+        if len(ranks) > _MAX_PROCESSES or known is None or any(len(several) > 1 for several in ranks.values()):
             raise InputError(self._path, self._refusal(hosts))
         members = {rank: (self._processes.ids[host], [host]) for host, rank in known.items()}
         for device in self.on_device - set(hosts):
@@ -169,17 +173,15 @@ class _MergedFile:
         """Return the process that launched the events of a device, by their correlation ids; ``None`` if that is not certain."""
         category, correlation = self._columns["category"], self._columns["correlation"]
         ids = correlation[self._rows([device]) & (category <= COPY) & (correlation >= 0)]
-        shares = (
-            {host: np.isin(ids, correlation[self._rows([host]) & (category == LAUNCHED)]).mean() for host in hosts}
-            if len(ids)
-            else {}
-        )
+        if not len(ids):
+            return None
+        shares = {host: np.isin(ids, correlation[self._rows([host]) & (category == LAUNCHED)]).mean() for host in hosts}
         owners = [host for host, share in shares.items() if share >= _OWN_IDS]
         return owners[0] if len(owners) == 1 and sum(share >= _OTHER_IDS for share in shares.values()) == 1 else None
 
     def _refusal(self, hosts: Collection[int]) -> str:
         if len(hosts) < 2:
-            return f"its collectives are of {len(self.collective_ranks())} ranks: {_ADVICE}"
+            return f"its collectives are of {len(self._ranks_of(self.collective_ranks))} ranks: {_ADVICE}"
         done = "launched device work" if self._having(LAUNCHED) else "communicated"
         return f"{len(hosts)} processes have {done}: {_ADVICE}"
 
@@ -213,13 +215,35 @@ def ranks_of_labels(labels: Sequence[str], world_size: int | None) -> dict[str, 
     return dict(zip(labels, ranks, strict=True))
 
 
-def _label(processes: Processes, process: int) -> str | None:
-    """Return the label of the rank that a process is of, by its id, its name, or its events; ``None`` without one."""
-    for text in (processes.ids[process], processes.names.get(process, "")):
-        if (match := _LABEL.match(text.strip())) is not None:
-            return match[1] or match[2]
-    rank = processes.ranks.get(process)
-    return None if rank is None else f"rank {rank}"
+def _tell_apart(labels: Mapping[int, str], processes: Collection[int]) -> bool:
+    """Return whether all of some processes have labels, which are not all the same."""
+    return labels.keys() >= set(processes) and len({labels[process] for process in processes}) > 1
+
+
+def _labels(texts: Iterable[str]) -> dict[int, str]:
+    """Return the labels of ranks that some texts begin with, by the position of the text."""
+    matches = enumerate(_LABEL.match(text.strip()) for text in texts)
+    return {number: match[1] or match[2] for number, match in matches if match is not None}
+
+
+def _read_labels(path: Location, processes: Processes) -> dict[int, str]:
+    """Return the labels of ranks that the file gives by the names of processes, or by the argument ``rank`` of events.
+
+    This reads the file again: nothing of it is needed for the usual file of one rank.
+    """
+    numbers = {pid: number for number, pid in enumerate(processes.ids)}
+    names = [""] * len(numbers)
+    ranks: dict[int, str] = {}
+    for events in EventStream[Any](path, TraceText(path), ANY_MERGED_EVENT):
+        for event in events:
+            if isinstance(event, Mark) or (number := numbers.get(process_id(event.pid))) is None:
+                continue
+            if isinstance(event, Label):
+                if event.name == PROCESS_NAME:
+                    names[number] = process_name(event)
+            elif number not in ranks and event.args is not None and (rank := rank_of(event.args.rank)) is not None:
+                ranks[number] = f"rank {rank}"
+    return ranks | _labels(names)
 
 
 def _same(ranks: Mapping[Any, Collection[int]]) -> dict[Any, int] | None:
@@ -232,7 +256,7 @@ def _same(ranks: Mapping[Any, Collection[int]]) -> dict[Any, int] | None:
 
 def _starts_at_zero(group: str, size: int | None, world_size: int | None) -> bool:
     """Return whether a process group has the ranks from 0 on, so that a position in it is the rank."""
-    ranks = [int(rank) for rank in re.findall(r"\d+", group)]
+    ranks = [int(rank) for rank in re.findall(r"\d{1,9}", group)]
     if not ranks:
         return size is not None and size == world_size
     return ranks == list(range(len(ranks))) and (size in (None, len(ranks)) or "..." in group)

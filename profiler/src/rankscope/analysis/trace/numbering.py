@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -85,24 +85,19 @@ class Processes(msgspec.Struct, frozen=True):
     ids: list[str]
     names: Mapping[int, str]
     """Names of the processes that have one."""
-    ranks: Mapping[int, int]
-    """Ranks of the processes whose events have the argument ``rank``."""
 
 
-def processes_of(threads: Iterable[tuple[object, object]], names: Mapping[Any, str], ranks: Mapping[int, int]) -> Processes:
-    """Return the processes of ``threads``, which are pairs of process id and thread id.
-
-    ``names``: names of processes by id. ``ranks``: argument ``rank`` of the first event of each thread that has it.
-    """
+def processes_of(threads: Iterable[tuple[object, object]], names: Mapping[str, str]) -> Processes:
+    """Return the processes of ``threads``, which are pairs of process id and thread id; ``names`` are by process id."""
     numbers: Numbering[str] = Numbering()
-    of_thread = np.array([numbers[_text(pid)] for pid, _ in threads], dtype=np.int64)
+    of_thread = np.array([numbers[process_id(pid)] for pid, _ in threads], dtype=np.int64)
     return Processes(
         of_thread=of_thread,
-        names={numbers[_text(pid)]: name for pid, name in names.items() if _text(pid) in numbers},
-        ranks={int(of_thread[thread]): rank for thread, rank in ranks.items()},
+        names={numbers[pid]: name for pid, name in names.items() if pid in numbers},
         ids=list(numbers),
     )
 
 
-def _text(pid: object) -> str:
+def process_id(pid: object) -> str:
+    """Return a process id as text: files spell them as numbers or strings."""
     return str(int(pid)) if isinstance(pid, float) and pid.is_integer() else str(pid)

@@ -40,8 +40,6 @@ class EventArgs(msgspec.Struct, frozen=True, gc=False):
     external_id: Number = msgspec.field(name="External id", default=None)
     rank: Number = msgspec.field(name="Rank", default=None)
     """Root of a rooted collective, as its position in the group; for other events the rank itself."""
-    merged_rank: msgspec.Raw = msgspec.field(name="rank", default=NO_TEXT)
-    """Rank that a tool added when it merged the traces of several ranks."""
     input_shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=NO_TEXT)
     input_types: msgspec.Raw = msgspec.field(name="Input type", default=NO_TEXT)
     grid: msgspec.Raw = NO_TEXT
@@ -50,9 +48,7 @@ class EventArgs(msgspec.Struct, frozen=True, gc=False):
     def detached(self) -> EventArgs:
         """Return a copy that does not keep the surrounding text in memory: raw fields refer to that text."""
         said = {name: getattr(self, name) for name in EventArgs.__struct_fields__}
-        return EventArgs(
-            **said | {name: getattr(self, name).copy() for name in ("input_shapes", "input_types", "grid", "merged_rank")}
-        )
+        return EventArgs(**said | {name: getattr(self, name).copy() for name in ("input_shapes", "input_types", "grid")})
 
 
 class DetailArgs(EventArgs, frozen=True, gc=False):
@@ -90,12 +86,29 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
     """Event of any other kind, such as a flow, an instant or the name of a process; no field of it is decoded."""
 
 
+PROCESS_NAME: Final = "process_name"
+"""Name of the labels that give the names of processes."""
+
+
 class Label(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="M"):
     """Metadata of a process or thread, such as its name."""
 
     name: Any = None
     pid: Any = None
     args: msgspec.Raw = NO_TEXT
+
+
+class MergedArgs(msgspec.Struct, frozen=True, gc=False):
+    """Argument that a tool adds to all events when it merges the traces of several ranks."""
+
+    rank: msgspec.Raw = NO_TEXT
+
+
+class MergedEvent(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="X"):
+    """Event of a merged file: its process, and the rank if it has one."""
+
+    pid: Any = None
+    args: MergedArgs | None = None
 
 
 class _NameArgs(msgspec.Struct):
@@ -119,6 +132,9 @@ ANY_EVENT: Any = functools.reduce(operator.or_, _MARKS, Event | Label)
 """Type to decode, ``Event | Label | Mark``. Marks are half of a trace; only their kind is decoded."""
 ANY_DETAIL_EVENT: Any = functools.reduce(operator.or_, _MARKS, DetailEvent | Label)
 """Type to decode for the detailed analysis, ``DetailEvent | Label | Mark``."""
+
+ANY_MERGED_EVENT: Any = functools.reduce(operator.or_, _MARKS, MergedEvent | Label)
+"""Type to decode for the processes of a merged file, ``MergedEvent | Label | Mark``."""
 
 
 class Group(msgspec.Struct, frozen=True):
