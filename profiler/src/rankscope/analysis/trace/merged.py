@@ -1,7 +1,7 @@
 """Traces of several ranks that a tool merged into one file: which events are of which rank.
 
 SGLang puts the rank before every process id (``[TP01-PP00] 4711``). TraceLens renumbers the processes, and adds the argument
-``rank`` to every event. Other tools leave the processes as they are; then the collectives have to tell the ranks.
+``rank`` to every event. Other tools leave the processes as they are; then only collectives show the ranks.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ def ranks_in_file(
     hosts = merged.hosts(names)
     members = hosts | merged.on_device
     labels = _labels(processes.ids)
-    if not _tell_apart(labels, members):
+    if not _distinguish(labels, members):
         if len(hosts) <= 1 and len(set().union(*merged.collective_ranks.values())) <= 1:
             return []
         labels = _read_labels(path, processes)
-    return merged.by_label(hosts, labels, members) if _tell_apart(labels, members) else merged.by_process(hosts)
+    return merged.by_label(hosts, labels, members) if _distinguish(labels, members) else merged.by_process(hosts)
 
 
 class _MergedFile:
@@ -120,12 +120,12 @@ class _MergedFile:
 
     @cached_property
     def collective_ranks(self) -> dict[int, set[int]]:
-        """Ranks that called collectives, by process, as far as the collectives tell them."""
-        told = {row: args for row, args in self._metadata.items() if args.rank is not None}
-        processes = self._processes.of_thread[self._columns["thread"][list(told)]].tolist() if told else []
+        """Ranks that called collectives, by process, as far as the arguments of the collectives have them."""
+        described = {row: args for row, args in self._metadata.items() if args.rank is not None}
+        processes = self._processes.of_thread[self._columns["thread"][list(described)]].tolist() if described else []
         calls = {
             (process, args.rank, args.collective, str(args.group_ranks), args.group_size)
-            for process, args in zip(processes, told.values(), strict=True)
+            for process, args in zip(processes, described.values(), strict=True)
         }
         ranks: dict[int, set[int]] = {}
         for process, number, collective, group, size in calls:
@@ -148,22 +148,22 @@ class _MergedFile:
         if several:
             raise InputError(self._path, f"several processes have the label [{several[0]}]: {_ADVICE}")
         called = {label: self._ranks_of(processes) for label, processes in members.items()}
-        ranks = _same(called) or ranks_of_labels(list(members), self._world_size)
-        if len(members) > _MAX_PROCESSES or ranks is None or any(known - {ranks[label]} for label, known in called.items()):
+        ranks = _distinct_ranks(called) or ranks_of_labels(list(members), self._world_size)
+        if len(members) > _MAX_PROCESSES or ranks is None or any(own - {ranks[label]} for label, own in called.items()):
             raise InputError(self._path, f"the ranks of the labels {_listed(members)} are not certain: {_ADVICE}")
         return self._apart({ranks[label]: (label, processes) for label, processes in members.items()})
 
     def by_process(self, hosts: Collection[int]) -> list[RankRows]:
-        """Return the rows of each rank where the collectives tell the ranks of the processes."""
+        """Return the rows of each rank where collectives show the ranks of the processes."""
         ranks = {process: self._ranks_of([process]) for process in {*hosts, *self.on_device}}
-        known = _same({process: ranks[process] for process in hosts}) if hosts else {}
-        if len(ranks) > _MAX_PROCESSES or known is None or any(len(several) > 1 for several in ranks.values()):
+        host_ranks = _distinct_ranks({process: ranks[process] for process in hosts}) if hosts else {}
+        if len(ranks) > _MAX_PROCESSES or host_ranks is None or any(len(several) > 1 for several in ranks.values()):
             raise InputError(self._path, self._refusal(hosts))
-        members = {rank: (self._processes.ids[host], [host]) for host, rank in known.items()}
+        members = {rank: (self._processes.ids[host], [host]) for host, rank in host_ranks.items()}
         for device in self.on_device - set(hosts):
             rank = next(iter(ranks[device]), None)
             if rank is None and (owner := self._owner(device, hosts)) is not None:
-                rank = known[owner]
+                rank = host_ranks[owner]
             if rank is None or (hosts and rank not in members):
                 raise InputError(self._path, self._refusal(hosts))
             members.setdefault(rank, (self._processes.ids[device], []))[1].append(device)
@@ -215,7 +215,7 @@ def ranks_of_labels(labels: Sequence[str], world_size: int | None) -> dict[str, 
     return dict(zip(labels, ranks, strict=True))
 
 
-def _tell_apart(labels: Mapping[int, str], processes: Collection[int]) -> bool:
+def _distinguish(labels: Mapping[int, str], processes: Collection[int]) -> bool:
     """Return whether all of some processes have labels, which are not all the same."""
     return labels.keys() >= set(processes) and len({labels[process] for process in processes}) > 1
 
@@ -246,7 +246,7 @@ def _read_labels(path: Location, processes: Processes) -> dict[int, str]:
     return ranks | _labels(names)
 
 
-def _same(ranks: Mapping[Any, Collection[int]]) -> dict[Any, int] | None:
+def _distinct_ranks(ranks: Mapping[Any, Collection[int]]) -> dict[Any, int] | None:
     """Return the rank of each key if each has one of its own, else ``None``."""
     if any(len(several) != 1 for several in ranks.values()):
         return None
