@@ -10,7 +10,8 @@ import pytest
 
 from rankscope.analysis.collectives.windows import step_breakdowns
 from rankscope.analysis.trace.annotations import host_times, kind_of_annotation
-from rankscope.analysis.trace.columns import NOTE, read_trace
+from rankscope.analysis.trace.categories import NOTE
+from rankscope.analysis.trace.columns import read_trace
 from rankscope.analysis.trace.work import work_events
 
 Event = dict[str, Any]

@@ -29,8 +29,9 @@ from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.result.data_quality import DataQuality
 from rankscope.analysis.result.detail import RankDetail
 from rankscope.analysis.trace.annotations import host_times
+from rankscope.analysis.trace.categories import KERNEL, NOTE, OPERATOR
 from rankscope.analysis.trace.classify import asks_for_communication
-from rankscope.analysis.trace.columns import KERNEL, NOTE, OPERATOR, Trace, read_trace
+from rankscope.analysis.trace.columns import Trace, read_traces
 from rankscope.analysis.trace.intervals import distinct
 from rankscope.analysis.trace.locations import OPERATIONS_SUFFIX, Location, list_remote
 from rankscope.analysis.trace.schema import integer
@@ -174,7 +175,7 @@ def _text_bytes(files: Sequence[Location]) -> int:
 
 def _read_file(file: Location, *, pattern: re.Pattern[str] | None, detail: bool) -> list[RankTrace] | InputError:
     try:
-        return [_reduced(trace, pattern, detail=detail) for trace in [read_trace(file, detail=detail)]]
+        return [_reduced(trace, pattern, detail=detail) for trace in read_traces(file, detail=detail)]
     except InputError as error:
         return error
 

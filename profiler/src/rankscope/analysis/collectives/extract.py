@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.operations import element_bytes, input_size, operation
+from rankscope.analysis.trace.categories import COPY, KERNEL, LAUNCHED, NOTE, OPERATOR
 from rankscope.analysis.trace.classify import (
     asks_for_communication,
     is_cpu_communication,
@@ -19,7 +20,7 @@ from rankscope.analysis.trace.classify import (
     operation_name,
     operation_of_kernel,
 )
-from rankscope.analysis.trace.columns import COPY, KERNEL, LAUNCHED, NOTE, OPERATOR, Trace
+from rankscope.analysis.trace.columns import Trace
 from rankscope.analysis.trace.intervals import Spans, distinct
 from rankscope.analysis.trace.schema import EventArgs, integer
 from rankscope.analysis.trace.work import COMMUNICATION, WorkEvents, enclosing, outermost

@@ -2,7 +2,8 @@
 
 Read ``columns`` first: it keeps the relevant events as the arrays of a ``Trace``. The input is a path or URL. ``locations`` opens
 it, and ``files`` decompresses it to blocks of text. ``events`` decodes a few thousand events at a time into the types of
-``schema``.
+``schema``. ``categories`` has the codes of their categories, ``numbering`` makes arrays of their values. ``merged`` takes a file
+of several ranks apart. ``checking`` and ``quality`` leave damaged events out.
 
 ``work`` sorts the events into compute, communication and copies, by the tables of ``classify``, which are about the function
 that a kernel's name contains (``symbols``). ``breakdown`` then partitions a

@@ -15,8 +15,9 @@ from typing import Final, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.trace.categories import NOTE
 from rankscope.analysis.trace.classify import Activity, activity_of_function
-from rankscope.analysis.trace.columns import NOTE, Trace
+from rankscope.analysis.trace.columns import Trace
 from rankscope.analysis.trace.intervals import Spans, covered, intersect, join, subtract, union
 from rankscope.analysis.trace.steps import Steps, annotated_steps
 from rankscope.analysis.trace.work import COMMUNICATION, WorkEvents, within

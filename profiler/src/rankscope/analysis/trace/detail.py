@@ -21,7 +21,8 @@ from rankscope.analysis.result.detail import (
     WindowDetail,
 )
 from rankscope.analysis.trace.breakdown import Work, partition
-from rankscope.analysis.trace.columns import COPY, NOTE, Trace
+from rankscope.analysis.trace.categories import COPY, NOTE
+from rankscope.analysis.trace.columns import Trace
 from rankscope.analysis.trace.contention import contention, same_work
 from rankscope.analysis.trace.intervals import Spans, by_key, covered, join, measure, subtract, union
 from rankscope.analysis.trace.kernels import (

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.result.detail import LaunchPart, QueueDelay
-from rankscope.analysis.trace.columns import KERNEL, Trace
+from rankscope.analysis.trace.categories import KERNEL
+from rankscope.analysis.trace.columns import Trace
 from rankscope.analysis.trace.intervals import Spans, clip, intersect, join, measure, subtract, union
 from rankscope.analysis.trace.work import KINDS, WorkEvents
 

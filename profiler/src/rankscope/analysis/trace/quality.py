@@ -120,7 +120,7 @@ def check(device: DeviceEvents, host: HostEvents, *, torn: bool) -> Checked:
     if (left_out & (launch < 0)).any():
         # It is not known where they belong, so they may be missing anywhere.
         missing.append(device.start[keep])
-    gives_work = any(_GIVES_WORK.search(host.names[at]) for at in called)
+    gives_work = any(is_work_launch(host.names[at]) for at in called)
     quality = DataQuality(
         device_events=len(device.start),
         without_time=int(device.untimed.sum()),
@@ -166,6 +166,11 @@ def untimed(
     at_zero = (start == 0) & (latest_ns > _LEAST_GAP_NS)
     instant &= (start == NOWHERE_NS) | at_zero | ((start <= -base_ns) & (base_ns > 0)) | is_fine
     return instant
+
+
+def is_work_launch(name: str) -> bool:
+    """Return whether a call of a device's runtime gives work to the device, by its name."""
+    return _GIVES_WORK.search(name) is not None
 
 
 def are_damaged(present: NDArray[np.int_], missing: NDArray[np.int_], cut: NDArray[np.int_]) -> NDArray[np.bool_]:

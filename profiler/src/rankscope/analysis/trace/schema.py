@@ -86,12 +86,29 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
     """Event of any other kind, such as a flow, an instant or the name of a process; no field of it is decoded."""
 
 
+PROCESS_NAME: Final = "process_name"
+"""Name of the labels that give the names of processes."""
+
+
 class Label(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="M"):
     """Metadata of a process or thread, such as its name."""
 
     name: Any = None
     pid: Any = None
     args: msgspec.Raw = NO_TEXT
+
+
+class MergedArgs(msgspec.Struct, frozen=True, gc=False):
+    """Argument that a tool adds to all events when it merges the traces of several ranks."""
+
+    rank: msgspec.Raw = NO_TEXT
+
+
+class MergedEvent(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="X"):
+    """Event of a merged file: its process, and the rank if it has one."""
+
+    pid: Any = None
+    args: MergedArgs | None = None
 
 
 class _NameArgs(msgspec.Struct):
@@ -115,6 +132,9 @@ ANY_EVENT: Any = functools.reduce(operator.or_, _MARKS, Event | Label)
 """Type to decode, ``Event | Label | Mark``. Marks are half of a trace; only their kind is decoded."""
 ANY_DETAIL_EVENT: Any = functools.reduce(operator.or_, _MARKS, DetailEvent | Label)
 """Type to decode for the detailed analysis, ``DetailEvent | Label | Mark``."""
+
+ANY_MERGED_EVENT: Any = functools.reduce(operator.or_, _MARKS, MergedEvent | Label)
+"""Type to decode for the processes of a merged file, ``MergedEvent | Label | Mark``."""
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -144,6 +164,12 @@ class Device(msgspec.Struct, frozen=True):
     name: str | None = None
 
 
+class _Other(msgspec.Struct, frozen=True):
+    """Content of ``otherData``, which the program that wrote the file chooses."""
+
+    schema: str = ""
+
+
 class Metadata(msgspec.Struct, frozen=True):
     """Metadata of a trace, besides its events."""
 
@@ -151,6 +177,8 @@ class Metadata(msgspec.Struct, frozen=True):
     devices: Sequence[Device] = ()
     host: str | None = None
     base_unix_ns: int = 0
+    schema: str = ""
+    """Schema of a file that rankscope wrote."""
 
 
 def read_metadata(said: Mapping[str, msgspec.Raw]) -> Metadata:
@@ -161,6 +189,7 @@ def read_metadata(said: Mapping[str, msgspec.Raw]) -> Metadata:
         devices=_optional(said, "deviceProperties", list[Device]) or (),
         host=_optional(said, "host_name", str),
         base_unix_ns=base if base is not None and 0 <= base < 2**62 else 0,
+        schema=(_optional(said, "otherData", _Other) or _Other()).schema,
     )
 
 
@@ -177,6 +206,14 @@ def number(value: Number) -> float:
         return math.nan if value is None else float(value)
     except (ValueError, OverflowError):
         return math.nan
+
+
+def rank_of(text: msgspec.Raw) -> int | None:
+    """Return the rank in the raw value of an argument; ``None`` where it is missing or invalid."""
+    try:
+        return msgspec.json.decode(text, type=_Count)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def whole(value: Number) -> int:

@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.trace.columns import DEVICE_NOTE, NOTE, Trace
+from rankscope.analysis.trace.categories import DEVICE_NOTE, NOTE
+from rankscope.analysis.trace.columns import Trace
 
 _STEP: Final = re.compile(r"ProfilerStep#(\d{1,18})")
 

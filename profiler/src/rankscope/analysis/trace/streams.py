@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.result.detail import CopyPart, Direction, StreamPart
+from rankscope.analysis.trace.categories import NOTE
 from rankscope.analysis.trace.classify import direction_of
-from rankscope.analysis.trace.columns import BACKWARD, NOTE, RECORDED, Trace
+from rankscope.analysis.trace.columns import BACKWARD, RECORDED, Trace
 from rankscope.analysis.trace.intervals import Spans, by_key, clip, intersect, join, measure, shared, subtract, union
 from rankscope.analysis.trace.work import COMPUTE, KINDS, WorkEvents, outermost, within
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.trace.breakdown import Work
+from rankscope.analysis.trace.categories import COPY, KERNEL, LAUNCHED, NOTE, OPERATOR
 from rankscope.analysis.trace.classify import (
     WorkKind,
     asks_for_communication,
@@ -20,7 +21,7 @@ from rankscope.analysis.trace.classify import (
     is_cpu_work,
     is_work,
 )
-from rankscope.analysis.trace.columns import COPY, KERNEL, LAUNCHED, NOTE, OPERATOR, Trace
+from rankscope.analysis.trace.columns import Trace
 from rankscope.analysis.trace.intervals import distinct, union
 from rankscope.analysis.trace.steps import annotated_steps
 

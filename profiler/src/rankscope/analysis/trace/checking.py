@@ -1,0 +1,64 @@
+"""Check of a trace's columns: rows without a believable time are left out, and device events that last too long are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.trace.categories import COPY, LAUNCHED, LEFT_OUT, OPERATOR
+from rankscope.analysis.trace.quality import Checked, DeviceEvents, HostEvents, check, is_near, places, untimed
+from rankscope.runs.records import DeviceKind
+
+_ONE_AFTER_THE_OTHER: Final = frozenset({"cuda", "rocm", "xpu"})
+"""Kinds of devices of which the events of a stream run one after the other."""
+
+
+def check_columns(
+    columns: Mapping[str, NDArray[Any]], names: Sequence[str], base_ns: int, kind: DeviceKind, *, torn: bool
+) -> Checked:
+    """Check the times of a trace's events, mark those that are left out, and cut those that last too long.
+
+    Times have no base yet.
+    """
+    start, end, category = columns["start"], columns["end"], columns["category"]
+    device = np.flatnonzero(category <= COPY)
+    host = np.flatnonzero((category >= OPERATOR) & (category <= LAUNCHED))
+    begin, done, latest = start[host], end[host], int(start.max(initial=0))
+    timed = ~untimed(begin, done, base_ns, latest, on_device=False)
+    near = places(begin[timed], done[timed])
+    timed &= is_near(begin, near)
+    left_out = host[~timed]
+    category[left_out] = LEFT_OUT
+    if len(left_out):
+        host, begin, done = host[timed], begin[timed], done[timed]
+    calls = np.flatnonzero(category[host] == LAUNCHED)
+    # Numbers of streams are below 2**46. The queues of other devices are not known to run one event after the other.
+    queue = (columns["stream"][device] << 16) + columns["device"][device].astype(np.int64) + 1
+    in_order = (columns["stream"][device] >= 0) & (kind in _ONE_AFTER_THE_OTHER)
+    checked = check(
+        DeviceEvents(
+            start=start[device],
+            end=end[device],
+            queue=np.where(in_order, queue, -1),
+            correlation=columns["correlation"][device],
+            kernel=(columns["name"][device].astype(np.int64) << 32) + columns["grid"][device] + 1,
+            untimed=untimed(start[device], end[device], base_ns, latest, on_device=True),
+        ),
+        HostEvents(
+            start=begin,
+            end=done,
+            places=near,
+            calls=calls,
+            correlation=columns["correlation"][host[calls]],
+            names=names,
+            name=columns["name"][host[calls]],
+        ),
+        torn=torn,
+    )
+    category[device[~checked.keep]] = LEFT_OUT
+    end[device] = checked.end
+    return msgspec.structs.replace(checked, host_left_out=len(left_out))
