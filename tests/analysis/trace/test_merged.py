@@ -251,7 +251,7 @@ def test_a_process_with_several_devices_is_one_rank(job: list[Path]) -> None:
             event["args"]["device"] = rank
 
     (trace,) = read_traces(merge(job, on_own_device, with_own_ids))
-    assert (trace.rank, trace.host, trace.process) == (0, "node0", None)
+    assert (trace.rank, trace.host, trace.process) == (0, "node0", "5000")
     assert set(trace.device[trace.category == 0].tolist()) == {0, 1, 2, 3}
 
 

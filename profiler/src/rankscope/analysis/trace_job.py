@@ -9,13 +9,10 @@ from typing import Final, Literal
 
 import msgspec
 
-from rankscope.analysis.collectives.extract import group_of
-from rankscope.analysis.collectives.operations import operation
 from rankscope.analysis.result.text import counted
-from rankscope.analysis.trace.classify import operation_name
+from rankscope.analysis.trace.called_rank import called_rank
 from rankscope.analysis.trace.columns import Trace
 from rankscope.analysis.trace.locations import Location, base_name
-from rankscope.analysis.trace.schema import integer
 from rankscope.base.errors import InputError
 from rankscope.base.text import ranks_text
 
@@ -83,15 +80,8 @@ def rank_of(trace: Trace) -> int | None:
     """
     if trace.rank is not None:
         return trace.rank
-    found: set[int] = set()
-    for args in trace.metadata.values():
-        row = operation(operation_name(args.collective or ""))
-        position = integer(args.rank)
-        if args.collective is None or position is None or row.rule != "everybody":
-            continue
-        ranks = group_of(args, trace)
-        if ranks is not None and position < len(ranks):
-            found.add(ranks[position])
+    found = {called_rank(args, trace.groups.get(str(args.group_name)), trace.world_size) for args in trace.metadata.values()}
+    found.discard(None)
     return found.pop() if len(found) == 1 else None
 
 

@@ -106,7 +106,7 @@ def _device_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
         if spelling and op == "all_to_allv" and _is_even(args):
             op = "all_to_all"
         group = f"stream-{order}" if args.group_name is None else str(args.group_name)
-        ranks = group_of(args, trace)
+        ranks = _ranks(args, trace)
         size = integer(args.group_size)
         dtype, moved = args.dtype, _bytes(args)
         if args.collective is None and note is not None:
@@ -164,7 +164,7 @@ def _batches(trace: Trace) -> dict[int, list[EventArgs]]:
 def _part(batch: Instance, args: EventArgs, trace: Trace) -> Instance:
     """Return one send or receive of a batch, which has the times of the batch's kernel."""
     op = operation_name(args.collective or "")
-    ranks, size = group_of(args, trace), integer(args.group_size)
+    ranks, size = _ranks(args, trace), integer(args.group_size)
     return msgspec.structs.replace(
         batch,
         op=op,
@@ -209,7 +209,7 @@ def _copy_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
         frame = frames[number]
         args = trace.metadata[int(said[number])] if number in said else EventArgs()
         op = operation_name(args.collective or trace.names[trace.name[frame]])
-        ranks = group_of(args, trace)
+        ranks = _ranks(args, trace)
         size = integer(args.group_size)
         found.append(
             Instance(
@@ -353,8 +353,7 @@ def _is_even(args: EventArgs) -> bool:
     return all(len(set(size)) <= 1 for size in sizes)
 
 
-def group_of(args: EventArgs, trace: Trace) -> list[int] | None:
-    """Return the ranks of the process group of a collective; ``None`` where they are not known."""
+def _ranks(args: EventArgs, trace: Trace) -> list[int] | None:
     configured = trace.groups.get(str(args.group_name))
     if configured:
         return configured  # one list for all records: copies of a thousand ranks each would fill the memory

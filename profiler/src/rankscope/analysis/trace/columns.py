@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import compress
 from typing import Any, Final
@@ -184,7 +184,7 @@ def read_trace(path: Location, *, detail: bool = True) -> Trace:
     """Read a file of one rank like ``read_traces``; raise ``InputError`` if it has several."""
     trace, *others = read_traces(path, detail=detail)
     if others:
-        raise InputError(path, f"the traces of {len(others) + 1} ranks merged into one file; one rank is needed")
+        raise InputError(path, f"the traces of {len(others) + 1} ranks merged into one file; give the files before merging")
     return trace
 
 

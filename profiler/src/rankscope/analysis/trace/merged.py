@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.trace.called_rank import called_rank
 from rankscope.analysis.trace.categories import COPY, KERNEL, LAUNCHED, LEFT_OUT, NOTE, OPERATOR
 from rankscope.analysis.trace.classify import asks_for_communication, is_cpu_communication
 from rankscope.analysis.trace.events import EventStream
@@ -23,15 +24,13 @@ from rankscope.analysis.trace.intervals import distinct
 from rankscope.analysis.trace.locations import Location
 from rankscope.analysis.trace.numbering import Processes, process_id
 from rankscope.analysis.trace.quality import is_work_launch
-from rankscope.analysis.trace.schema import ANY_MERGED_EVENT, PROCESS_NAME, EventArgs, Label, Mark, integer, process_name, rank_of
+from rankscope.analysis.trace.schema import ANY_MERGED_EVENT, PROCESS_NAME, EventArgs, Label, Mark, process_name, rank_of
 from rankscope.base.errors import InputError
 
 _LABEL: Final = re.compile(r"\[([^\]]{1,200})\]|(rank[\s_:#=-]*\d{1,7})(?![^\W_])", re.IGNORECASE)
 """Label of a rank at the begin of a process id or of a process's name: ``[TP00] 7``, ``rank 3``, ``rank3_4711``."""
 _PART: Final = re.compile(r"([A-Za-z]*)[\s_:#=-]*(\d{1,7})")
 """Part of such a label: a kind of parallelism and a number."""
-_SYMMETRIC: Final = ("allreduce", "allgather", "reducescatter", "alltoall", "barrier")
-"""Collectives whose argument ``Rank`` is the calling rank; in others it is the root or the peer."""
 _OWN_IDS: Final = 0.9
 _OTHER_IDS: Final = 0.5
 """Smallest share of a device's events that the process that launched them has, and largest share of any other process: each
@@ -123,15 +122,9 @@ class _MergedFile:
         """Ranks that called collectives, by process, as far as the arguments of the collectives have them."""
         described = {row: args for row, args in self._metadata.items() if args.rank is not None}
         processes = self._processes.of_thread[self._columns["thread"][list(described)]].tolist() if described else []
-        calls = {
-            (process, args.rank, args.collective, str(args.group_ranks), args.group_size)
-            for process, args in zip(processes, described.values(), strict=True)
-        }
         ranks: dict[int, set[int]] = {}
-        for process, number, collective, group, size in calls:
-            is_symmetric = (collective or "").replace("_", "").lower().startswith(_SYMMETRIC)
-            rank = integer(number)
-            if rank is not None and is_symmetric and _starts_at_zero(group, integer(size), self._world_size):
+        for process, args in zip(processes, described.values(), strict=True):
+            if (rank := called_rank(args, None, self._world_size)) is not None:
                 ranks.setdefault(process, set()).add(rank)
         return ranks
 
@@ -252,14 +245,6 @@ def _distinct_ranks(ranks: Mapping[Any, Collection[int]]) -> dict[Any, int] | No
         return None
     own = {key: next(iter(several)) for key, several in ranks.items()}
     return own if len(set(own.values())) == len(own) else None
-
-
-def _starts_at_zero(group: str, size: int | None, world_size: int | None) -> bool:
-    """Return whether a process group has the ranks from 0 on, so that a position in it is the rank."""
-    ranks = [int(rank) for rank in re.findall(r"\d{1,9}", group)]
-    if not ranks:
-        return size is not None and size == world_size
-    return ranks == list(range(len(ranks))) and (size in (None, len(ranks)) or "..." in group)
 
 
 def _communicates(name: str) -> bool:

@@ -1,0 +1,32 @@
+"""Rank that called a collective, by the arguments of its call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from rankscope.analysis.trace.classify import operation_name
+from rankscope.analysis.trace.schema import EventArgs, integer
+
+_SYMMETRIC: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+"""Collectives whose argument ``Rank`` is the caller's position in the group; in others it is that of the root or the peer."""
+
+
+def called_rank(args: EventArgs, group: Sequence[int] | None, world_size: int | None) -> int | None:
+    """Return the rank that called a collective; ``None`` where its arguments do not tell.
+
+    ``group``: ranks of its process group, where known. A list of more than 30 ranks is cut in the arguments.
+    """
+    position = integer(args.rank)
+    if position is None or not operation_name(args.collective or "").startswith(_SYMMETRIC):
+        return None
+    size = integer(args.group_size)
+    listed = [int(rank) for rank in re.findall(r"\d{1,9}", str(args.group_ranks or ""))]
+    if group is None and listed and (size is None or len(listed) == size):
+        group = listed
+    if group is not None:
+        return group[position] if position < len(group) else None
+    begins = listed if "..." in str(args.group_ranks) else []
+    covers_all = size is not None and size == world_size and not listed
+    return position if covers_all or (begins and begins[:2] == [0, 1] and position < (size or position + 1)) else None
