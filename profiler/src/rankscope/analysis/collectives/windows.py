@@ -37,6 +37,13 @@ class Reduction(msgspec.Struct, frozen=True):
     kernels: list[KernelRecord] = msgspec.field(default_factory=list)
     uncalled: int = 0
     """Number of collectives that ran in the trace without a call in it; counted for whole files only."""
+    without_order: bool = False
+    """True if all collectives were left out, because they have no sequence numbers and device events are missing."""
+
+
+def matchable(reductions: Mapping[int, Reduction]) -> dict[int, list[CollectiveRecord]]:
+    """Return the collectives by rank. A rank all of whose collectives were left out counts as missing: it may be the last."""
+    return {rank: reduction.collectives for rank, reduction in reductions.items() if not reduction.without_order}
 
 
 def reduce_trace(trace: Trace, events: WorkEvents | None = None, *, steps: Collection[int] | None = None) -> Reduction:
@@ -59,15 +66,17 @@ def reduce_trace(trace: Trace, events: WorkEvents | None = None, *, steps: Colle
     work = events.work()
     owner = annotated.position(events.launch)
     breakdowns = [row for row in _step_breakdowns(trace, events, annotated, work, owner) if steps is None or row.step in steps]
-    reduction = Reduction(breakdowns=with_parts(trace, events, breakdowns))
+    instances = collective_instances(trace, events)
+    records = _records(instances, annotated, work, trace.missing)
+    reduction = Reduction(
+        breakdowns=with_parts(trace, events, breakdowns),
+        without_order=bool(instances) and not records and bool(len(trace.missing)),
+    )
     for position, number in enumerate(annotated.numbers):
         if steps is None or number in steps:
             reduction.kernels.extend(_costliest(trace, events, np.flatnonzero(owner == position), number))
     wanted = set(annotated.numbers) if steps is None else set(steps)
-    instances = collective_instances(trace, events)
-    reduction.collectives.extend(
-        record for record in _records(instances, annotated, work, trace.missing) if record.step in wanted
-    )
+    reduction.collectives.extend(record for record in records if record.step in wanted)
     return reduction
 
 
@@ -154,9 +163,11 @@ def reduce_file(trace: Trace, events: WorkEvents | None = None) -> Reduction:
     )
     everything = np.arange(len(events.rows))
     instances = collective_instances(trace, events)
+    records = _records(instances, annotated, work, trace.missing, whole_file=True)
     return Reduction(
         breakdowns=[breakdown],
-        collectives=_records(instances, annotated, work, trace.missing, whole_file=True),
+        collectives=records,
+        without_order=bool(instances) and not records,
         kernels=_costliest(trace, events, everything, number),
         uncalled=uncalled(trace, instances),
     )
