@@ -67,10 +67,10 @@ def reduce_trace(trace: Trace, events: WorkEvents | None = None, *, steps: Colle
     owner = annotated.position(events.launch)
     breakdowns = [row for row in _step_breakdowns(trace, events, annotated, work, owner) if steps is None or row.step in steps]
     instances = collective_instances(trace, events)
-    records = _records(instances, annotated, work, trace.missing)
+    records = _records(instances, annotated, work, trace)
     reduction = Reduction(
         breakdowns=with_parts(trace, events, breakdowns),
-        without_order=bool(instances) and not records and bool(len(trace.missing)),
+        without_order=bool(instances) and not records and bool(len(trace.missing) + len(trace.cut)),
     )
     for position, number in enumerate(annotated.numbers):
         if steps is None or number in steps:
@@ -163,7 +163,7 @@ def reduce_file(trace: Trace, events: WorkEvents | None = None) -> Reduction:
     )
     everything = np.arange(len(events.rows))
     instances = collective_instances(trace, events)
-    records = _records(instances, annotated, work, trace.missing, whole_file=True)
+    records = _records(instances, annotated, work, trace, whole_file=True)
     return Reduction(
         breakdowns=[breakdown],
         collectives=records,
@@ -233,12 +233,13 @@ def _breakdown(
 
 
 def _records(
-    instances: Sequence[Instance], steps: Steps | None, work: Work, missing: NDArray[np.int64], *, whole_file: bool = False
+    instances: Sequence[Instance], steps: Steps | None, work: Work, trace: Trace, *, whole_file: bool = False
 ) -> list[CollectiveRecord]:
     """Return the instances as records, numbered per (step, group).
 
-    Instances enqueued outside every step are left out, unless the whole file is the window. So are those without a sequence
-    number in a step from which device events are ``missing``: a missing collective would shift the order of the others.
+    Instances enqueued outside every step are left out, unless the whole file is the window. So are those whose kernel was
+    cut, because its length shows the wait, and those without a sequence number in a step from which any is missing: that would
+    shift the order of the others.
     """
     if not instances:
         return []
@@ -251,12 +252,14 @@ def _records(
 
     times = np.array([instance.enqueue for instance in instances], dtype=np.int64)
     positions = position_of(times)
-    shifted = set(position_of(missing).tolist())
+    cut = set(trace.cut.tolist())
+    is_cut = [instance.stream is not None and instance.enqueue in cut for instance in instances]
+    shifted = set(position_of(trace.missing).tolist()) | set(positions[is_cut].tolist())
     counted: dict[tuple[int, str], int] = {}
     records: list[CollectiveRecord] = []
     inside = clips(work.compute, times, np.array([instance.end for instance in instances], dtype=np.int64))
-    for instance, position, compute in zip(instances, positions.tolist(), inside, strict=True):
-        if position < 0 or (instance.stream is not None and instance.sequence is None and position in shifted):
+    for instance, position, compute, left_out in zip(instances, positions.tolist(), inside, is_cut, strict=True):
+        if position < 0 or left_out or (instance.stream is not None and instance.sequence is None and position in shifted):
             continue
         number = steps.numbers[position] if steps is not None else 0
         index = counted.get((number, instance.group), 0)
