@@ -1,0 +1,137 @@
+"""Folders of traces that are not simply one trace per rank of one job: what is compared, and what is said where nothing is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.analysis.trace.test_damaged_jobs import RANKS, SLOW, Event, job
+from tests.command_line import run_in_process
+
+from rankscope.analysis.engine import analyze
+from rankscope.analysis.report.terminal import render_text
+from rankscope.analysis.result.analysis import Analysis
+from rankscope.analysis.whatif.engine import whatif
+
+
+def put(path: Path, events: Sequence[Event], **head: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(head | {"traceEvents": list(events)}))
+
+
+def told(rank: int) -> dict[str, Any]:
+    return {"distributedInfo": {"rank": rank, "world_size": RANKS, "backend": "nccl"}}
+
+
+def without(events: Sequence[Event], *categories: str) -> list[Event]:
+    return [event for event in events if event["cat"] not in categories]
+
+
+def check_slow_rank(analysis: Analysis) -> None:
+    assert (analysis.verdict.kind, analysis.verdict.ranks) == ("straggler", [SLOW]), analysis.verdict.summary
+
+
+def test_ids_of_processes_in_names_are_no_ranks_where_collectives_tell_them(tmp_path: Path) -> None:
+    # given names with a host and a process id, and no distributedInfo
+    for rank, events in enumerate(job("device", numbered=True)):
+        for event in events:
+            if event["cat"] == "kernel" and "Collective name" in event["args"]:
+                event["args"] |= {"Rank": rank, "Process Group Ranks": str(list(range(RANKS)))}
+        put(tmp_path / f"gpu-a{rank % 2}_{8811 + 7 * rank}.pt.trace.json", events)
+    analysis = analyze([tmp_path])
+    check_slow_rank(analysis)
+    assert [row.rank for row in analysis.ranks] == list(range(RANKS))
+    assert (whatif([tmp_path]).slowdown or 0.0) > 1.5
+    # and one of them is one of at least four
+    one = analyze([tmp_path / "gpu-a0_8811.pt.trace.json"])
+    assert (one.source.world_size, one.source.world_size_is_least) == (RANKS, True)
+    assert "1 rank of at least 4," in render_text(one, width=100)
+
+
+def test_traces_without_anything_in_common_are_not_compared(tmp_path: Path) -> None:
+    # given three traces of jobs on one GPU, with the number of a run in the name
+    for number, events in enumerate(job("device", numbered=True)[1:]):
+        mine = [event for event in events if "nccl" not in event["name"] and event["args"].get("correlation", 1) % 6]
+        put(tmp_path / f"model{number}__101600{number}.json", mine)
+    analysis = analyze([tmp_path])
+    assert (analysis.verdict.kind, analysis.source.is_one_job, analysis.source.coverage) == ("insufficient_data", False, None)
+    assert (analysis.source.world_size, analysis.imposed_wait) == (None, [])
+    assert "nothing says that these 3 traces are ranks of one job" in analysis.verdict.summary
+    assert "3 traces, 10 steps\n" in render_text(analysis, width=100)
+    assert [row.compute_us is not None for row in analysis.ranks] == [True] * 3
+    answer = whatif([tmp_path])
+    assert (answer.status, answer.source.world_size) == ("insufficient_data", None)
+
+
+@pytest.fixture
+def cycles(tmp_path: Path) -> Path:
+    """Two files per rank, as schedule(repeat=2) leaves them: a healthy cycle, and a minute later one with a slow rank."""
+    for later, fault in ((0.0, "none"), (6e7, "device")):
+        for rank, events in enumerate(job(fault, numbered=True)):
+            mine = [event | {"ts": event["ts"] + later} for event in events]
+            put(tmp_path / "cycles" / f"worker{rank}.{1750000000123 + later:.0f}.pt.trace.json", mine, **told(rank))
+    return tmp_path / "cycles"
+
+
+def test_the_last_cycle_of_a_schedule_is_analysed(cycles: Path) -> None:
+    analysis = analyze([cycles])
+    check_slow_rank(analysis)
+    assert (analysis.source.cycle, analysis.source.cycles, analysis.source.ranks) == (2, 2, RANKS)
+    assert "cycle 2 of 2, the last (--cycle N: another)" in render_text(analysis, width=120)
+    assert (whatif([cycles]).slowdown or 0.0) > 1.5
+
+
+def test_another_cycle_can_be_chosen(cycles: Path, tmp_path: Path) -> None:
+    analysis = analyze([cycles], cycle=1)
+    assert (analysis.verdict.ranks, analysis.source.cycle) == ([], 1)
+    assert (whatif([cycles], cycle=1).slowdown or 0.0) < 1.1
+    targets = [tmp_path / "1.perfetto", tmp_path / "2.perfetto"]
+    exported = [
+        run_in_process("export", cycles, "--perfetto", target, "--cycle", str(number)) for number, target in enumerate(targets, 1)
+    ]
+    assert [ended.returncode for ended in exported] == [0, 0], exported[0].stderr
+    begins = [int(json.loads(target.read_text())["otherData"]["base_unix_ns"]) for target in targets]
+    assert begins[1] - begins[0] > 5e10
+
+
+@pytest.mark.parametrize("command", [("analyze",), ("whatif",), ("export", "--perfetto", "-")])
+def test_a_cycle_that_is_not_there_is_an_error_of_every_command(cycles: Path, command: tuple[str, ...]) -> None:
+    ended = run_in_process(command[0], cycles, *command[1:], "--cycle", "3")
+    assert ended.returncode != 0
+    assert "no cycle 3: the traces are of 2 cycles, from 1 on" in ended.stderr
+
+
+def test_two_starts_of_a_job_are_no_cycles(cycles: Path) -> None:
+    for path in cycles.glob("worker*.1750060000123.*"):
+        content = json.loads(path.read_text())
+        content["traceEvents"] = [event | {"pid": 77} for event in content["traceEvents"]]
+        path.write_text(json.dumps(content))
+    analysis = analyze([cycles])
+    assert (analysis.verdict.kind, analysis.source.is_one_job) == ("insufficient_data", False)
+    assert "different processes (1, 77)" in analysis.verdict.summary
+
+
+def test_without_device_activity_nothing_is_concluded(tmp_path: Path) -> None:
+    for rank, events in enumerate(job("device", numbered=True)):
+        put(tmp_path / f"rank-{rank}.json", without(events, "kernel"), **told(rank))
+    for paths, ranks in (([tmp_path], RANKS), ([tmp_path / "rank-2.json"], 1)):
+        analysis = analyze(paths)
+        assert analysis.verdict.kind == "insufficient_data"
+        assert "shows no device activity: 120 of 120 kernel launches have no kernel" in analysis.verdict.summary
+        assert "ProfilerActivity.CUDA" in analysis.verdict.next[0]
+        assert [row.compute_us for row in analysis.ranks] == [None] * ranks
+        assert analysis.waterfall is None or all(part.us is None for part in analysis.waterfall.parts)
+
+
+def test_a_rank_without_device_activity_is_missing(tmp_path: Path) -> None:
+    for rank, events in enumerate(job("device", numbered=True)):
+        put(tmp_path / f"rank-{rank}.json", without(events, "kernel") if rank == 1 else events, **told(rank))
+    analysis = analyze([tmp_path])
+    assert analysis.verdict.kind == "insufficient_data"
+    assert "rank 1 shows no device activity" in analysis.verdict.summary
+    quality = analysis.ranks[1].data_quality
+    assert quality is not None
+    assert (quality.problem, quality.without_kernel, quality.without_kernel_share) == ("no_activity", 120, 1.0)
