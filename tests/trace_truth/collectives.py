@@ -78,11 +78,14 @@ class Collective:
 def collectives_of(figures: Figures) -> list[Collective]:
     """Return the collectives, numbered per step and group in the order in which they were enqueued.
 
-    Those of kernels without a sequence number are left out of steps that lack device events: one of them may be missing.
+    Those whose kernel was cut are left out, and those of kernels without a sequence number in steps that lack such a one or any
+    device event: the order of the others is not known.
     """
     steps = steps_of(figures.file)
-    lacking = {_step(steps, at) for at in figures.check.missing}
-    kernels = [one for one in _on_device(figures) if one.sequence is not None or _step(steps, one.enqueued) not in lacking]
+    timed = [one for one in _on_device(figures) if one.enqueued not in figures.check.cut]
+    cut = [one.enqueued for one in _on_device(figures) if one.enqueued in figures.check.cut]
+    lacking = {_step(steps, at) for at in figures.check.missing + cut}
+    kernels = [one for one in timed if one.sequence is not None or _step(steps, one.enqueued) not in lacking]
     found = sorted(kernels + _by_copies(figures) + _on_cpu(figures), key=lambda one: (one.enqueued, one.start))
     numbers: Counter[tuple[int, str]] = Counter()
     for one in found:

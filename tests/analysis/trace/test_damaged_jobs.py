@@ -17,6 +17,7 @@ from rankscope.analysis.engine import analyze
 from rankscope.analysis.perfetto.export import export_perfetto
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.whatif.engine import whatif
+from rankscope.base.errors import InputError
 
 Event = dict[str, Any]
 
@@ -128,16 +129,23 @@ def check(analysis: Analysis) -> None:
     else:
         assert (verdict.kind, verdict.ranks) == ("insufficient_data", []), verdict.summary
         qualities = [row.data_quality for row in analysis.ranks if row.data_quality is not None]
-        assert any(quality.problem or quality.damaged_steps for quality in qualities), verdict.summary
+        assert any(quality.problem or quality.damaged_steps for quality in qualities) or "device events" in verdict.summary
 
 
 def check_all(folder: Path) -> None:
     check(analyze([folder]))
-    answer = whatif([folder])
-    if answer.status == "ok":
-        worst = max(answer.by_rank, key=lambda row: row.saved_seconds)
-        assert worst.rank == SLOW or worst.saved_seconds < 0.01, answer.summary
-        assert (answer.saved_seconds or 0.0) < 1, answer.summary
+    try:
+        answer = whatif([folder])
+    except InputError as error:
+        if "no trace can be used" not in error.reason:
+            raise
+    else:
+        if answer.status == "ok":
+            worst = max(answer.by_rank, key=lambda row: row.saved_seconds)
+            assert worst.rank == SLOW or worst.saved_seconds < 0.01, answer.summary
+            # Without annotations, the whole file is one step.
+            steps = answer.source.steps + answer.source.steps_left_out
+            assert (answer.saved_seconds or 0.0) < STEPS / steps, answer.summary
     written = bytearray()
     export_perfetto([folder], written.extend)
     assert written
@@ -174,11 +182,13 @@ DAMAGES: Final = st.builds(
 
 
 @settings(max_examples=50, derandomize=True)
-@given(fault=st.sampled_from(["device", "host"]), numbered=st.booleans(), damage=DAMAGES)
+@given(fault=st.sampled_from(["device", "host"]), numbered=st.booleans(), has_steps=st.booleans(), damage=DAMAGES)
 def test_no_other_rank_of_a_damaged_job_is_named(
-    tmp_path_factory: pytest.TempPathFactory, fault: str, damage: Damage, *, numbered: bool
+    tmp_path_factory: pytest.TempPathFactory, fault: str, damage: Damage, *, numbered: bool, has_steps: bool
 ) -> None:
     events = job(fault, numbered=numbered)
+    if not has_steps:
+        events = [[event for event in mine if event["cat"] != "user_annotation"] for mine in events]
     for rank in range(RANKS):
         if damage.rank in (None, rank):
             seed = None if damage.seed is None else damage.seed + rank

@@ -19,6 +19,7 @@ from rankscope.analysis.collectives.links import Fabric, ToldLink
 from rankscope.analysis.collectives.matched import Matched, match_ranks
 from rankscope.analysis.collectives.stages import stages_of_records
 from rankscope.analysis.collectives.transfers import communication_parts, explained_share, longest_extent_us
+from rankscope.analysis.collectives.windows import matchable
 from rankscope.analysis.costs.ledger import ledger_of_blame
 from rankscope.analysis.costs.waterfall import Costs
 from rankscope.analysis.costs.window_costs import costs_of_windows
@@ -61,7 +62,7 @@ def analyze_traces(
         warnings.append(f"the traces state {told} ranks, but their process groups are of a job of at least {world_size}")
     fabric = _fabric(traces, links)
     matched = match_ranks(
-        {rank: reduction.collectives for rank, reduction in whole.items()},
+        matchable(whole),
         ranks=[trace.rank for trace in traces],
         clock_names={trace.rank: trace.host for trace in traces if trace.host},
         machines=fabric.hosts,
@@ -372,7 +373,8 @@ def _without_matches(
         )
     elif lacking:
         missing = f"the trace of rank {lacking[0].rank} {lacking[0].lacks}, and that rank may have been last"
-    elif any(trace.quality.damaged_steps for trace in traces):
+    elif any(trace.quality.damaged_steps or trace.reduction.without_order for trace in traces):
+        lack = "damaged"
         missing = "device events are missing from the traces, so that no collective could be matched across the ranks"
     else:
         missing = "no collective could be matched across the ranks"

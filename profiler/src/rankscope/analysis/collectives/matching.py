@@ -152,10 +152,13 @@ def match_collectives(by_rank: Mapping[int, Iterable[CollectiveRecord]], *, worl
     known = set(by_rank)
     found = _Found()
     named: dict[tuple[int, str], set[int]] = {}
-    for (step, group, _), held in cells.items():
-        named.setdefault((step, group), set()).update(held)
+    users: dict[str, set[int]] = {}
     for (step, group, members), held in cells.items():
-        expected = _expected(None if members is None else groups.found[members], held, known, world_size)
+        named.setdefault((step, group), set()).update(held)
+        if members is None:
+            users.setdefault(group, set()).update(held)
+    for (step, group, members), held in cells.items():
+        expected = set(groups.found[members]) if members is not None else _expected(users[group], known, world_size)
         _match_cell(held, expected, known, named[step, group], found)
     directed = list(found.directed)
     paired = pair_up(pairs, known, world_size=world_size)
@@ -272,14 +275,11 @@ def _disagreement(records: list[CollectiveRecord]) -> str | None:
     return "operation_differs" if len({record.op for record in records}) > 1 else disagreement(records)
 
 
-def _expected(
-    members: tuple[int, ...] | None, held: Mapping[int, object], known: set[int], world_size: int | None
-) -> set[int] | None:
-    if members is not None:
-        return set(members)
+def _expected(users: set[int], known: set[int], world_size: int | None) -> set[int] | None:
+    """Return the ranks of a group whose members are not recorded: ``users``, that is those that use it in any step."""
     if world_size is not None and len(known) < world_size:
         return None
-    return set(held) if len(held) > 1 else None
+    return users if len(users) > 1 else None
 
 
 def _keyed(records: list[CollectiveRecord], *, by_sequence: bool) -> dict[int, CollectiveRecord]:

@@ -38,6 +38,13 @@ class Reduction(msgspec.Struct, frozen=True):
     kernels: list[KernelRecord] = msgspec.field(default_factory=list)
     uncalled: int = 0
     """Number of collectives that ran in the trace without a call in it; counted for whole files only."""
+    without_order: bool = False
+    """True if all collectives were left out, because they have no sequence numbers and device events are missing."""
+
+
+def matchable(reductions: Mapping[int, Reduction]) -> dict[int, list[CollectiveRecord]]:
+    """Return the collectives by rank. A rank all of whose collectives were left out counts as missing: it may be the last."""
+    return {rank: reduction.collectives for rank, reduction in reductions.items() if not reduction.without_order}
 
 
 def reduce_trace(trace: Trace, events: WorkEvents | None = None, *, steps: Collection[int] | None = None) -> Reduction:
@@ -60,15 +67,17 @@ def reduce_trace(trace: Trace, events: WorkEvents | None = None, *, steps: Colle
     work = events.work()
     owner = annotated.position(events.launch)
     breakdowns = [row for row in _step_breakdowns(trace, events, annotated, work, owner) if steps is None or row.step in steps]
-    reduction = Reduction(breakdowns=with_parts(trace, events, breakdowns))
+    instances = collective_instances(trace, events)
+    records = _records(instances, annotated, work, trace)
+    reduction = Reduction(
+        breakdowns=with_parts(trace, events, breakdowns),
+        without_order=bool(instances) and not records and bool(len(trace.missing) + len(trace.cut)),
+    )
     for position, number in enumerate(annotated.numbers):
         if steps is None or number in steps:
             reduction.kernels.extend(_costliest(trace, events, np.flatnonzero(owner == position), number))
     wanted = set(annotated.numbers) if steps is None else set(steps)
-    instances = collective_instances(trace, events)
-    reduction.collectives.extend(
-        record for record in _records(instances, annotated, work, trace.missing) if record.step in wanted
-    )
+    reduction.collectives.extend(record for record in records if record.step in wanted)
     return reduction
 
 
@@ -155,9 +164,11 @@ def reduce_file(trace: Trace, events: WorkEvents | None = None) -> Reduction:
     )
     everything = np.arange(len(events.rows))
     instances = collective_instances(trace, events)
+    records = _records(instances, annotated, work, trace, whole_file=True)
     return Reduction(
         breakdowns=[breakdown],
-        collectives=_records(instances, annotated, work, trace.missing, whole_file=True),
+        collectives=records,
+        without_order=bool(instances) and not records,
         kernels=_costliest(trace, events, everything, number),
         uncalled=uncalled(trace, instances),
     )
@@ -223,12 +234,13 @@ def _breakdown(
 
 
 def _records(
-    instances: Sequence[Instance], steps: Steps | None, work: Work, missing: NDArray[np.int64], *, whole_file: bool = False
+    instances: Sequence[Instance], steps: Steps | None, work: Work, trace: Trace, *, whole_file: bool = False
 ) -> list[CollectiveRecord]:
     """Return the instances as records, numbered per (step, group).
 
-    Instances enqueued outside every step are left out, unless the whole file is the window. So are those without a sequence
-    number in a step from which device events are ``missing``: a missing collective would shift the order of the others.
+    Instances enqueued outside every step are left out, unless the whole file is the window. So are those whose kernel was
+    cut, because its length shows the wait, and those without a sequence number in a step from which any is missing: that would
+    shift the order of the others.
     """
     if not instances:
         return []
@@ -241,12 +253,14 @@ def _records(
 
     times = np.array([instance.enqueue for instance in instances], dtype=np.int64)
     positions = position_of(times)
-    shifted = set(position_of(missing).tolist())
+    cut = set(trace.cut.tolist())
+    is_cut = [instance.stream is not None and instance.enqueue in cut for instance in instances]
+    shifted = set(position_of(trace.missing).tolist()) | set(positions[is_cut].tolist())
     counted: dict[tuple[int, str], int] = {}
     records: list[CollectiveRecord] = []
     inside = clips(work.compute, times, np.array([instance.end for instance in instances], dtype=np.int64))
-    for instance, position, compute in zip(instances, positions.tolist(), inside, strict=True):
-        if position < 0 or (instance.stream is not None and instance.sequence is None and position in shifted):
+    for instance, position, compute, left_out in zip(instances, positions.tolist(), inside, is_cut, strict=True):
+        if position < 0 or left_out or (instance.stream is not None and instance.sequence is None and position in shifted):
             continue
         number = steps.numbers[position] if steps is not None else 0
         index = counted.get((number, instance.group), 0)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.clock import Clocks, consistent, fit_clocks
 from rankscope.analysis.collectives.matching import Match, match_collectives
-from rankscope.analysis.collectives.windows import Reduction, quality_of, reduce_file, reduce_trace
+from rankscope.analysis.collectives.windows import Reduction, matchable, quality_of, reduce_file, reduce_trace
 from rankscope.analysis.evidence.data_quality import quality_warnings
 from rankscope.analysis.rank_traces import find_traces, least_ranks_of
 from rankscope.analysis.result.data_quality import DataQuality
@@ -129,9 +129,7 @@ def whatif_of_profiled(profiled: Profiled, source: WhatIfSource, terms: Terms) -
     source = msgspec.structs.replace(source, evidence=profiled.evidence, steps_left_out=len(seen))
     if len(profiled.reductions) < 2:
         return insufficient(source, "one rank cannot show which rank waits for which; all ranks are needed")
-    matching = match_collectives(
-        {rank: reduction.collectives for rank, reduction in profiled.reductions.items()}, world_size=profiled.world_size
-    )
+    matching = match_collectives(matchable(profiled.reductions), world_size=profiled.world_size)
     clocks = fit_clocks(matching.matches, profiled.clock_names)
     matching = consistent(matching, clocks)
     if not matching.matches:
