@@ -89,11 +89,14 @@ def test_a_clock_that_was_set_does_not_seem_to_drift(
     for other, found in clocks.found.items():
         if other != rank or where != ("hours", 120):
             assert abs(found.drift_ppm or 0.0) * span_s(one) * US <= 6 * jitter
-    if where == ("hours", 120) and by < 1e-3 * 600 * SECOND:
+    slewed = 1e-3 * 600 * SECOND  # as far as a clock is slewed in the ten minutes between two windows
+    one_is_set = [1 + (other == rank) for other in range(5)]
+    if where == ("hours", 120) and by < 1.01 * slewed:
         # Between two windows that are far apart, a setting cannot be distinguished from slewing, and it does not matter.
-        assert {found.settings for found in clocks.found.values()} == {1}
+        settings_found = [found.settings for found in clocks.found.values()]
+        assert settings_found == [1] * 5 or (by > 0.99 * slewed and settings_found == one_is_set)
     else:
-        assert [found.settings for found in clocks.found.values()] == [1 + (other == rank) for other in range(5)]
+        assert [found.settings for found in clocks.found.values()] == one_is_set
     # A clock that was set back shows some times twice: whether these are before or after the setting is unknown.
     twice = (ends < moment) & (ends >= moment - by - MS) if back else np.zeros(len(ends), dtype=bool)
     assert clocks.residual_ns is not None
