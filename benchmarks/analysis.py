@@ -201,6 +201,7 @@ def steps(rng: random.Random) -> Iterator[str]:
     """Generate the events of one training step after another, as Kineto writes them."""
     identifier, now = 1, 4_458_676_000_000.0
     shapes = "[[32, 1024, 4096], [4096, 1024], [], []]"
+    free = {7: now, 20: now}
     for step in range(1_000_000):
         begin, lines = now, []
         for call in range(400):
@@ -215,8 +216,9 @@ def steps(rng: random.Random) -> Iterator[str]:
                     '"Collective name": "allreduce", "In msg nelems": 6553600, "Out msg nelems": 6553600, "Group size": 8, '
                     '"dtype": "BFloat16", "Process Group Name": "0", "Process Group Ranks": "[0, 1, 2, 3, 4, 5, 6, 7]", '
                 )
-            device = now + rng.uniform(5, 60)
             stream = 20 if collective else 7
+            device, length = max(now + rng.uniform(5, 60), free[stream]), rng.uniform(10, 35)
+            free[stream] = device + length
             lines.append(
                 f"""  {{
     "ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 77, "tid": 77,
@@ -239,7 +241,7 @@ def steps(rng: random.Random) -> Iterator[str]:
   }},
   {{
     "ph": "X", "cat": "kernel", "name": "{name}", "pid": 0, "tid": {stream},
-    "ts": {device:.3f}, "dur": {rng.uniform(10, 35):.3f},
+    "ts": {device:.3f}, "dur": {length:.3f},
     "args": {{
       "External id": {identifier}, "queued": 0, "device": 0, "context": 1, "stream": {stream}, "correlation": {identifier},
       {more}"registers per thread": 128, "shared memory": 65536, "blocks per SM": 2.4, "warps per SM": 19.2,

@@ -115,7 +115,9 @@ def check(device: DeviceEvents, host: HostEvents, *, torn: bool) -> Checked:
     if lost.any():  # two calls may have one id
         lost &= ~np.isin(host.correlation, device.correlation)
     left_out = ~keep
-    launch[left_out & (call_of < 0)] = _about(device.correlation[left_out & (call_of < 0)], host)
+    unlinked = left_out & (call_of < 0)
+    if unlinked.any():
+        launch[unlinked] = _about(device.correlation[unlinked], host)
     missing = [host.start[host.calls[lost]], launch[left_out & (launch >= 0)]]
     if (left_out & (launch < 0)).any():
         # It is not known where they belong, so they may be missing anywhere.
@@ -200,10 +202,13 @@ def _calls_of(correlation: NDArray[np.int64], host: HostEvents) -> NDArray[np.in
     found = np.full(len(correlation), -1, dtype=np.intp)
     if not len(known):
         return found
-    order = known[np.argsort(host.correlation[known], kind="stable")]
-    at = np.minimum(np.searchsorted(host.correlation[order], correlation), len(order) - 1)
-    linked = (correlation >= 0) & (host.correlation[order[at]] == correlation)
-    found[linked] = host.calls[order[at[linked]]]
+    ids = host.correlation[known]
+    if (ids[1:] < ids[:-1]).any():
+        known = known[np.argsort(ids, kind="stable")]
+        ids = host.correlation[known]
+    at = np.minimum(np.searchsorted(ids, correlation), len(ids) - 1)
+    linked = (correlation >= 0) & (ids[at] == correlation)
+    found[linked] = host.calls[known[at[linked]]]
     return found
 
 
@@ -267,9 +272,12 @@ def _without_overruns(
     if not len(kept):
         return end, cut
     start, queue, correlation = device.start[kept], device.queue[kept], device.correlation[kept]
-    # Rounded to whole microseconds, a short event and the one after it may start at once; the short one was first.
-    order = np.lexsort((end, start, queue))
+    order = np.lexsort((start, queue))
     this, following = order[:-1], order[1:]
+    if (start[following] == start[this]).any():
+        # Rounded to whole microseconds, a short event and the one after it may start at once; the short one was first.
+        order = np.lexsort((end, start, queue))
+        this, following = order[:-1], order[1:]
     is_other_queue = queue[this] != queue[following]
     together = ~is_other_queue & (correlation[this] >= 0) & (correlation[this] == correlation[following])
     # The nodes of a graph have one id. The next event of their stream is the first after all of them.
@@ -291,23 +299,29 @@ def _without_overruns(
     begin, latest = int(start.min()), int(start.max())
     near = host.end[(host.start >= begin - _APART_NS) & (host.start <= latest + _APART_NS)]
     latest = max(latest, int(np.minimum(near, latest + _APART_NS).max())) if len(near) else latest
-    others = np.delete(end - start, last)
-    longest = max(latest - begin, int(others.max()) if len(others) else 0)
+    length = end - start
+    others = length[order[~is_last]]
+    longest = max(latest - begin, int(others.max(initial=0)))
     if latest > begin:
         far = last[(end[last] > latest + max(longest, _LAST_NS)) & (end[last] - start[last] > 2 * longest)]
         cut[far] = True
-        end[far] = start[far] + np.minimum(longest, _usual(device.kernel[kept], end - start, cut)[far])
+        if len(far):
+            end[far] = start[far] + np.minimum(longest, _usual(device.kernel[kept], end - start, cut)[far])
     return end, cut
 
 
 def _usual(kernel: NDArray[np.int64], length: NDArray[np.int64], cut: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Return, per event, the median length of those of its kernel that are not cut; beyond all bounds where there is none."""
-    usual = np.full(len(length), _UNBOUNDED_NS)
-    for number in set(kernel[cut].tolist()):
-        same = kernel == number
-        if (same & ~cut).any():
-            usual[same] = int(np.median(length[same & ~cut]))
-    return usual
+    order = np.flatnonzero(~cut)
+    order = order[np.lexsort((length[order], kernel[order]))]
+    if not len(order):
+        return np.full(len(length), _UNBOUNDED_NS)
+    like = kernel[order]
+    first = np.concatenate(([0], np.flatnonzero(like[1:] != like[:-1]) + 1))
+    past = np.concatenate((first[1:], [len(order)]))
+    median = (length[order[(first + past - 1) // 2]] + length[order[(first + past) // 2]]) // 2
+    at = np.minimum(np.searchsorted(like[first], kernel), len(first) - 1)
+    return np.where(like[first[at]] == kernel, median[at], _UNBOUNDED_NS)
 
 
 def _no_activity(quality: DataQuality, has_work: bool, *, captures: bool, gives_work: bool) -> tuple[Problem | None, str | None]:
