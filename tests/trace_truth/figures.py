@@ -9,7 +9,7 @@ from typing import Any
 from tests.trace_truth.cells import Cells, Grid, middle, quantile
 from tests.trace_truth.checking import Check, is_damaged
 from tests.trace_truth.reading import COPIES, KERNELS, File, RefusedError
-from tests.trace_truth.work import Window, Work, damaged_steps, window_of_file, windows_of_steps, work_of
+from tests.trace_truth.work import Window, Work, damaged_steps, missing_times, window_of_file, windows_of_steps, work_of
 
 KINDS = ("compute", "communication", "memcpy")
 MOST_COPY_BYTES = 2**40
@@ -42,7 +42,8 @@ class Figures:
             return check.problem
         if self.steps:
             return "damaged" if len(self.damaged) == len(self.steps) else None
-        return "damaged" if is_damaged(len(self.on_device()), len(check.missing), len(check.cut)) else None
+        missing = missing_times(check, self.work)
+        return "damaged" if is_damaged(len(self.on_device()), len(missing), len(check.cut)) else None
 
     def _busy(self, work: list[Work]) -> Cells:
         return self.grid.union((one.start, one.end) for one in work)

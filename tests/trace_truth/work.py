@@ -123,10 +123,15 @@ def damaged_steps(file: File, check: Check, work: Iterable[Work]) -> list[Step]:
     def count(times: Iterable[int], step: Step) -> int:
         return sum(step.start <= at < step.end for at in times)
 
-    present = [one.launched for one in work]
-    return [
-        step for step in steps_of(file) if is_damaged(count(present, step), count(check.missing, step), count(check.cut, step))
-    ]
+    work = list(work)
+    present, missing = [one.launched for one in work], missing_times(check, work)
+    return [step for step in steps_of(file) if is_damaged(count(present, step), count(missing, step), count(check.cut, step))]
+
+
+def missing_times(check: Check, work: Iterable[Work]) -> list[int]:
+    """Return when the events were launched that are missing, or are collectives of unknown length."""
+    waits = {one.launched for one in work if one.kind == "communication" and one.on_device}
+    return check.missing + [at for at in check.cut if at in waits]
 
 
 def windows_of_steps(file: File, check: Check, work: list[Work]) -> list[tuple[Step, Window]]:

@@ -20,7 +20,7 @@ from rankscope.analysis.trace.intervals import clips
 from rankscope.analysis.trace.kernels import kernel_class
 from rankscope.analysis.trace.quality import are_damaged
 from rankscope.analysis.trace.steps import Steps, annotated_steps
-from rankscope.analysis.trace.work import KINDS, WorkEvents, work_events
+from rankscope.analysis.trace.work import COMMUNICATION, KINDS, WorkEvents, work_events
 from rankscope.base.errors import InputError
 from rankscope.base.text import ranks_text
 from rankscope.runs.paths import rank_dir
@@ -92,7 +92,7 @@ def step_breakdowns(trace: Trace, events: WorkEvents) -> list[StepBreakdown]:
 def _step_breakdowns(trace: Trace, events: WorkEvents, steps: Steps, work: Work, owner: NDArray[np.intp]) -> list[StepBreakdown]:
     windows = _device_windows(steps, events, owner) if trace.has_device_work else list(zip(steps.start, steps.end, strict=True))
     breakdowns: list[StepBreakdown] = []
-    damaged = damaged_steps(trace, steps, owner)
+    damaged = damaged_steps(trace, events, steps)
     for position, number in enumerate(steps.numbers):
         start, end = map(int, windows[position])
         count = int((owner == position).sum())
@@ -102,17 +102,24 @@ def _step_breakdowns(trace: Trace, events: WorkEvents, steps: Steps, work: Work,
     return breakdowns
 
 
-def damaged_steps(trace: Trace, steps: Steps, owner: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Return which steps miss, or have cut, so many of their device events that their figures do not count, [steps].
-
-    ``owner``: position of the step of each event.
-    """
-    present = np.bincount(owner[owner >= 0], minlength=len(steps.numbers))
-    missing, cut = (
+def damaged_steps(trace: Trace, events: WorkEvents, steps: Steps) -> NDArray[np.bool_]:
+    """Return which steps miss, or have cut, so many of their device events that their figures do not count, [steps]."""
+    present, missing, cut = (
         np.bincount(position[position >= 0], minlength=len(steps.numbers))
-        for position in (steps.position(trace.missing), steps.position(trace.cut))
+        for position in map(steps.position, (events.launch, *_lost_and_cut(trace, events)))
     )
     return are_damaged(present, missing, cut)
+
+
+def _lost_and_cut(trace: Trace, events: WorkEvents) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the launch times of the device events that are missing or worthless, and of those that were cut.
+
+    A collective that was cut is worthless: its length shows how long the rank waited, which is not usual.
+    """
+    if not len(trace.cut):
+        return trace.missing, trace.cut
+    waits = events.launch[(events.kind == COMMUNICATION) & events.is_on_device(trace)]
+    return np.concatenate((trace.missing, trace.cut[np.isin(trace.cut, waits)])), trace.cut
 
 
 def quality_of(trace: Trace, events: WorkEvents) -> DataQuality:
@@ -122,19 +129,17 @@ def quality_of(trace: Trace, events: WorkEvents) -> DataQuality:
         return quality
     annotated = annotated_steps(trace)
     if annotated is not None:
-        damaged = damaged_steps(trace, annotated, annotated.position(events.launch))
+        damaged = damaged_steps(trace, events, annotated)
         quality = msgspec.structs.replace(quality, damaged_steps=int(damaged.sum()))
         if not damaged.all():
             return quality
         reason = "misses device events in every step, or has some of unknown length"
         return msgspec.structs.replace(quality, problem="damaged", reason=reason)
-    present, missing, cut = (
-        np.array([count]) for count in (events.is_on_device(trace).sum(), len(trace.missing), len(trace.cut))
-    )
-    if not are_damaged(present, missing, cut).any():
+    present = int(events.is_on_device(trace).sum())
+    missing, cut = map(len, _lost_and_cut(trace, events))
+    if not are_damaged(*(np.array([count]) for count in (present, missing, cut))).any():
         return quality
-    share = float(((missing + cut) / (missing + present))[0])
-    reason = f"misses {share:.0%} of its device events, or does not know their length"
+    reason = f"misses {(missing + cut) / (missing + present):.0%} of its device events, or does not know their length"
     return msgspec.structs.replace(quality, problem="damaged", reason=reason)
 
 

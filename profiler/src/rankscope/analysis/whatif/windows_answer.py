@@ -93,7 +93,9 @@ def whatif_of_traces(paths: Sequence[Location], terms: Terms) -> WhatIf:
     hosts = {rank: trace.host for rank, trace in traces.items() if trace.host}
     accelerated = any(trace.device_kind != "cpu" for trace in traces.values())
     terms = replace(terms, accelerated=accelerated, world_size=world_size or len(traces))
-    reductions = {rank: trace.reduction for rank, trace in traces.items()}
+    reductions = {rank: trace.reduction for rank, trace in traces.items() if trace.quality.problem is None}
+    if not reductions:
+        return insufficient(source, f"no trace can be used: that of rank {min(traces)} {traces[min(traces)].quality.reason}")
     return whatif_of_profiled(Profiled(reductions, hosts, hosts, world_size, "traces"), source, terms)
 
 
@@ -113,9 +115,7 @@ def _records(trace: Trace, communication: re.Pattern[str] | None) -> _TraceRecor
     """Reduce the annotated steps of a trace, or without any the whole file as one step. Raises ``InputError``."""
     events = work_events(trace, communication)
     quality = quality_of(trace, events)
-    if quality.problem is not None:
-        raise InputError(trace.path, f"the trace {quality.reason}")
-    reduction = reduce_trace(trace, events)
+    reduction = Reduction() if quality.problem else reduce_trace(trace, events)
     if not reduction.breakdowns:
         reduction = reduce_file(trace, events)
     identity = identity_of(trace, communicates=bool(reduction.collectives))
