@@ -138,3 +138,36 @@ def test_traces_of_one_rank_that_are_no_cycles_are_not_compared() -> None:
     first, second = cycles(0, 10)
     assert "copies" in str(job_of([first, msgspec.structs.replace(second, start_ns=first.start_ns)]).reason)
     assert "different processes (7, 8)" in str(job_of([first, msgspec.structs.replace(second, process="8")]).reason)
+
+
+def test_a_number_in_a_name_is_no_rank_beyond_the_number_of_ranks() -> None:
+    traces = [identity(f"rank-{number}.json", world_size=4) for number in (4, 5, 6, 7)]
+    assert job_of(traces).problem == "unknown_ranks"
+    assert ranks("rank-2.json", "rank-3.json", world_size=4) == [2, 3]
+
+
+def test_traces_of_one_process_are_cycles_though_their_rank_is_not_known() -> None:
+    names = [f"gpu-a12_77.17500000000{at:02}.pt.trace.json" for at in (0, 10)]
+    alone = [identity(name, at=at, communicates=False) for name, at in zip(names, (0, 10), strict=True)]
+    job = job_of(alone)
+    assert (job.traces, job.cycle, job.cycles, job.problem) == ({0: 1}, 2, 2, None)
+    assert job_of(alone, cycle=1).traces == {0: 0}
+    # In containers, processes of different jobs have the same id.
+    other = identity("gpu-b07_77.1750000000010.pt.trace.json", at=10, communicates=False)
+    assert job_of([alone[0], other]).problem == "several_jobs"
+    assert job_of([alone[0], msgspec.structs.replace(alone[1], process="78")]).problem == "several_jobs"
+    assert job_of([msgspec.structs.replace(trace, process=None) for trace in alone]).problem == "several_jobs"
+
+
+def test_a_later_cycle_that_some_rank_lacks_is_named() -> None:
+    traces = [*cycles(0, 10, 20), *cycles(0, 10, rank=1)]
+    job = job_of(traces)
+    assert (job.cycle, job.other_cycles) == (2, 3)
+    assert "cycle 3" in job.warnings[0]
+    assert "rank 1" in job.warnings[0]
+    assert job_of(traces, cycle=2).warnings == []
+
+
+def test_files_of_one_name_in_several_folders_are_told_apart() -> None:
+    reason = str(job_of([identity("node0/rank-0.json"), identity("node1/rank-0.json", process="8")]).reason)
+    assert "node0/rank-0.json and node1/rank-0.json" in reason

@@ -84,6 +84,13 @@ def test_the_last_cycle_of_a_schedule_is_analysed(cycles: Path) -> None:
     assert (whatif([cycles]).slowdown or 0.0) > 1.5
 
 
+def test_traces_of_other_cycles_do_not_lower_the_coverage(cycles: Path) -> None:
+    for path in cycles.iterdir():
+        path.write_text(json.dumps({"traceEvents": json.loads(path.read_text())["traceEvents"]}))
+    source = analyze([cycles]).source
+    assert (source.ranks, source.cycles, source.coverage) == (RANKS, 2, 1.0)
+
+
 def test_another_cycle_can_be_chosen(cycles: Path, tmp_path: Path) -> None:
     analysis = analyze([cycles], cycle=1)
     assert (analysis.verdict.ranks, analysis.source.cycle) == ([], 1)

@@ -298,6 +298,18 @@ def test_a_process_on_a_cpu_with_workers_is_one_rank(tmp_path: Path) -> None:
     assert [(trace.rank, len(trace.start)) for trace in read_traces(path)] == [(None, 5)]
 
 
+def test_merged_ranks_are_exported_like_files_of_their_own(job: list[Path]) -> None:
+    def slices(*paths: Path) -> list[tuple[object, ...]]:
+        data = bytearray()
+        export_perfetto(paths, data.extend)
+        events = json.loads(data)["traceEvents"]
+        return sorted((one["pid"], one["ts"], one.get("dur", 0), one["name"]) for one in events if one["ph"] == "X")
+
+    expected = slices(*job)
+    assert {pid for pid, *_ in expected} >= set(range(1, RANKS + 1))
+    assert slices(merge(job, prefixed(["[TP00]", "[TP01]", "[TP02]", "[TP03]"]))) == expected
+
+
 def test_a_file_that_rankscope_exported_is_no_trace(job: list[Path], tmp_path: Path) -> None:
     exported = bytearray()
     export_perfetto(job, exported.extend)

@@ -101,7 +101,7 @@ def analyze_traces(
             ranks=len(traces),
             world_size=world_size,
             steps=max(1, len(steps)),
-            coverage=None if job.problem else _coverage(traces, files, steps),
+            coverage=None if job.problem else _coverage(traces, len(files) - job.other_cycles, steps),
             simulated=False,
             world_size_is_least=world_size is not None and told != world_size,
             is_one_job=job.problem is None,
@@ -240,8 +240,9 @@ def _of_ranks(traces: Sequence[RankTrace]) -> str:
     return f"{world_size}" if told == world_size else f"at least {world_size}"
 
 
-def _coverage(traces: Sequence[RankTrace], files: Sequence[Location], steps: Sequence[int]) -> float:
-    expected = max(_world_size(traces) or len(files), len(traces))
+def _coverage(traces: Sequence[RankTrace], files: int, steps: Sequence[int]) -> float:
+    """Return the share of the job's steps that is seen. ``files``: number of files, of which some may be unreadable."""
+    expected = max(_world_size(traces) or files, len(traces))
     # The missing part of a torn trace is of unknown length, so its last step counts half.
     seen = sum(_whole_steps(trace) for trace in traces)
     return seen / (expected * max(1, len(steps)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -21,6 +22,7 @@ _AS_RANK: Final = (
     # As the handler for TensorBoard names files, by a name that the user gives. A host's name has the process id after it.
     re.compile(r"^(?:worker|trainer)[-_.]?(\d{1,7})(?=\.|_(?!\d+\.)|$)", re.IGNORECASE),
 )
+_TIME_STAMP: Final = re.compile(r"\.\d{10,}(?=\.)")
 _AS_NUMBER: Final = re.compile(r"(?:^|[-_.])r?(\d{1,7})(?:\.pt)?(?:\.trace)?\.json(?:\.gz|\.zst)?$", re.IGNORECASE)
 
 Problem = Literal["unknown_ranks", "several_jobs"]
@@ -55,6 +57,8 @@ class Job(msgspec.Struct, frozen=True):
     cycle: int | None = None
     """Number of the chosen cycle, from 1; ``None`` where there is one."""
     cycles: int = 1
+    other_cycles: int = 0
+    """Number of traces of ranks of this job that are of other cycles."""
 
 
 def identity_of(trace: Trace, *, communicates: bool) -> TraceIdentity:
@@ -92,8 +96,8 @@ def job_of(identities: Sequence[TraceIdentity], cycle: int | None = None) -> Job
     """
     ranks, warnings = _ranks(identities)
     unknown = [position for position, rank in enumerate(ranks) if rank is None]
-    if len(identities) == 1:
-        ranks = [ranks[0] or 0]
+    if len(identities) == 1 or (len(unknown) == len(identities) and _are_of_one_process(identities)):
+        ranks = [rank or 0 for rank in ranks]
     elif unknown:
         states_size = any(identity.world_size is not None for identity in identities)
         may_be_ranks = [position for position in unknown if identities[position].communicates and not states_size]
@@ -118,16 +122,42 @@ def job_of(identities: Sequence[TraceIdentity], cycle: int | None = None) -> Job
     number = cycle or max(at for at, traces in enumerate(cycles, 1) if len(traces) == most)
     traces = dict(sorted(cycles[number - 1].items()))
     if missing := sorted(by_rank.keys() - traces.keys()):
-        warnings.append(f"{ranks_text(missing)} {'has' if len(missing) == 1 else 'have'} no trace of cycle {number}")
-    reason = _contradiction([identities[at] for at in traces.values()])
+        warnings.append(_without_trace(missing, number))
+    if cycle is None and number < count:
+        warnings.append(f"cycle {count} is not used: {_without_trace(sorted(by_rank.keys() - cycles[-1].keys()), count)}")
+    problem, reason = _problem({rank: identities[at] for rank, at in traces.items()})
     return Job(
         traces=traces,
         warnings=warnings,
-        problem=None if reason is None else "several_jobs",
+        problem=problem,
         reason=reason,
         cycle=number if count > 1 else None,
         cycles=count,
+        other_cycles=sum(map(len, by_rank.values())) - len(by_rank),
     )
+
+
+def _problem(traces: Mapping[int, TraceIdentity]) -> tuple[Problem | None, str | None]:
+    """Return why the traces by rank cannot be compared, and the same as a clause."""
+    if (reason := _contradiction(list(traces.values()))) is not None:
+        return "several_jobs", reason
+    if (reason := _impossible_name(traces)) is not None:
+        return "unknown_ranks", reason
+    return None, None
+
+
+def _are_of_one_process(identities: Sequence[TraceIdentity]) -> bool:
+    """Return whether the traces are of one process, as cycles of a job on one device are.
+
+    In containers, processes of several jobs have the same id. So the names must be the same, too, but for the time stamp.
+    """
+    processes = {identity.process for identity in identities}
+    names = {_TIME_STAMP.sub("", base_name(identity.path)) for identity in identities}
+    return len(processes) == len(names) == 1 and None not in processes
+
+
+def _without_trace(ranks: Sequence[int], cycle: int) -> str:
+    return f"{ranks_text(ranks)} {'has' if len(ranks) == 1 else 'have'} no trace of cycle {cycle}"
 
 
 def _ranks(identities: Sequence[TraceIdentity]) -> tuple[list[int | None], list[str]]:
@@ -179,10 +209,17 @@ def _numbered(identities: Sequence[TraceIdentity], cycle: int | None, problem: P
     """Return all traces in the order of their names, where it is not known which ranks of one job they are."""
     if cycle is not None:
         raise InputError(identities[0].path, f"no cycles can be told apart: {reason}")
-    order = sorted(range(len(identities)), key=lambda at: base_name(identities[at].path))
-    names = ", ".join(base_name(identities[at].path) for at in order[:4]) + (", …" if len(order) > 4 else "")
+    short = _short_names(identities)
+    order = sorted(range(len(identities)), key=lambda at: short[at])
+    names = ", ".join(short[at] for at in order[:4]) + (", …" if len(order) > 4 else "")
     warning = f"the traces are numbered in the order of their names, which are no ranks: {names}"
     return Job(dict(enumerate(order)), [warning], problem, reason)
+
+
+def _short_names(identities: Sequence[TraceIdentity]) -> list[str]:
+    """Return names of the files for messages: their paths where files in several folders have the same name."""
+    names = [base_name(identity.path) for identity in identities]
+    return names if len(set(names)) == len(names) else [os.fspath(identity.path) for identity in identities]
 
 
 def _contradiction(identities: Sequence[TraceIdentity]) -> str | None:
@@ -199,6 +236,15 @@ def _contradiction(identities: Sequence[TraceIdentity]) -> str | None:
     return None
 
 
+def _impossible_name(traces: Mapping[int, TraceIdentity]) -> str | None:
+    """Return the clause that tells which name's number is no rank, as the job has fewer ranks; ``None`` without any."""
+    size = max((trace.world_size for trace in traces.values() if trace.world_size is not None), default=None)
+    wrong = [trace for rank, trace in traces.items() if trace.rank is None and size is not None and rank >= size]
+    if len(traces) == 1 or not wrong:
+        return None
+    return f"the number in the name of {base_name(wrong[0].path)} is no rank of a job of {counted(size or 0, 'rank')}, from 0 on"
+
+
 _SAME_TIME_NS: Final = 600_000_000_000
 """Gap between the traces of two ranks that clocks of different hosts explain."""
 
@@ -211,7 +257,8 @@ def _no_cycles(identities: Sequence[TraceIdentity], by_rank: Mapping[int, Sequen
     for rank, positions in by_rank.items():
         mine = sorted((identities[at] for at in positions), key=lambda identity: identity.start_ns)
         for earlier, later in pairwise(mine):
-            both = f"{base_name(earlier.path)} and {base_name(later.path)} are both of rank {rank}"
+            first, second = _short_names([earlier, later])
+            both = f"{first} and {second} are both of rank {rank}"
             if earlier.process != later.process:
                 return (
                     f"{both}, but of different processes ({earlier.process}, {later.process}): of several jobs, or starts of one"

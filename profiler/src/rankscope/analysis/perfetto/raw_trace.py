@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from typing import Final
@@ -18,6 +18,7 @@ from rankscope.analysis.trace.classify import GPU_ANNOTATION, GPU_COPY, GPU_KERN
 from rankscope.analysis.trace.events import EventStream
 from rankscope.analysis.trace.files import TraceText
 from rankscope.analysis.trace.locations import Location
+from rankscope.analysis.trace.numbering import process_id
 from rankscope.analysis.trace.possible import LATEST_NS, MAX_US
 from rankscope.analysis.trace.schema import read_metadata, whole
 from rankscope.base.errors import InputError
@@ -132,8 +133,8 @@ def _correlation(event: RawEvent) -> int:
     return whole(found) if isinstance(found, (int, float, str)) else -1
 
 
-def read_raw_trace(path: Location) -> RawTrace:
-    """Read all events of a trace. Raises ``InputError``, also for a truncated trace."""
+def read_raw_trace(path: Location, processes: Collection[str] | None = None) -> RawTrace:
+    """Read all events of a trace, or those of some processes. Raises ``InputError``, also for a truncated trace."""
     text = TraceText(path)
     stream = EventStream[RawEvent](path, text, RawEvent)
     # The metadata with the time base may follow the events.
@@ -143,7 +144,8 @@ def read_raw_trace(path: Location) -> RawTrace:
     base = read_metadata(stream.said).base_unix_ns
     trace = RawTrace(path, other=Counter(damaged=stream.damaged) if stream.damaged else Counter())
     for event in events:
-        _sort_in(trace, event, base)
+        if processes is None or process_id(event.pid) in processes:
+            _sort_in(trace, event, base)
     return trace
 
 

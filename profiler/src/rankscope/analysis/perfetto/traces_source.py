@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,7 +17,7 @@ from rankscope.analysis.perfetto.selection import Selection
 from rankscope.analysis.perfetto.source import Plan, Progress, clock_of, none_of_these, process_name, step_range
 from rankscope.analysis.rank_traces import find_traces
 from rankscope.analysis.result.data_quality import DataQuality
-from rankscope.analysis.trace.columns import Trace, read_whole_trace
+from rankscope.analysis.trace.columns import Trace, read_whole_traces
 from rankscope.analysis.trace.locations import Location, base_name
 from rankscope.analysis.trace_job import TraceIdentity, identity_of, job_of
 from rankscope.base.errors import InputError
@@ -38,6 +38,8 @@ class _Known:
     """Data kept of a trace between the two readings; times are those of its own clock."""
 
     file: Location
+    processes: Collection[str] | None
+    """See ``Trace``."""
     host: str | None
     world_size: int | None
     collectives: list[CollectiveRecord]
@@ -60,6 +62,8 @@ class _Identified:
     """Data kept of a trace until it is known of which rank and job it is."""
 
     identity: TraceIdentity
+    processes: Collection[str] | None
+    """See ``Trace``."""
     host: str | None
     collectives: list[CollectiveRecord]
     extent: tuple[int, int] | None
@@ -73,7 +77,7 @@ def _identified(trace: Trace) -> _Identified:
         raise InputError(trace.path, f"the trace {trace.quality.reason}")
     collectives = reduce_file(trace).collectives
     identity = identity_of(trace, communicates=bool(collectives))
-    return _Identified(identity, trace.host, collectives, trace.extent, trace.cut_ends, trace.quality)
+    return _Identified(identity, trace.processes, trace.host, collectives, trace.extent, trace.cut_ends, trace.quality)
 
 
 class TracesSource:
@@ -100,7 +104,7 @@ class TracesSource:
         for done, file in enumerate(files):
             progress("Looking through", done, len(files))
             try:
-                found.append(_identified(read_whole_trace(file)))
+                found += [_identified(trace) for trace in read_whole_traces(file)]
             except InputError as error:
                 if file in named or len(files) == 1:
                     raise
@@ -122,7 +126,8 @@ class TracesSource:
 
     def _know(self, rank: int, trace: _Identified) -> _Known:
         file = trace.identity.path
-        raw = read_raw_trace(file).with_ends(trace.cut_ends) if self._selection.has_rank(rank) else RawTrace(file)
+        is_shown = self._selection.has_rank(rank)
+        raw = read_raw_trace(file, trace.processes).with_ends(trace.cut_ends) if is_shown else RawTrace(file)
         annotated = raw.steps()
         steps = {step: span for step, span in annotated.items() if self._selection.has_step(step)}
         extent = self._extent(trace.extent, raw, steps)
@@ -131,6 +136,7 @@ class TracesSource:
             cut.other["far"] += raw.host_slices - cut.host_slices
         return _Known(
             file=file,
+            processes=trace.processes,
             host=trace.host,
             world_size=trace.identity.world_size,
             collectives=trace.collectives,
@@ -184,7 +190,10 @@ class TracesSource:
                 step_times[step] = (min(first, correct(start)), max(last, correct(end)))
         return Plan(
             kind="traces",
-            about={"files": [base_name(known.file) for known in self._exported.values()], "simulated": False},
+            about={
+                "files": [base_name(file) for file in dict.fromkeys(known.file for known in self._exported.values())],
+                "simulated": False,
+            },
             steps=(min(step_times), max(step_times) + 1) if step_times else None,
             names={rank: process_name(rank, hosts.get(rank), None, simulated=False) for rank in self._exported},
             collectives=shown,
@@ -207,7 +216,7 @@ class TracesSource:
         """Write the events of a rank's trace that are shown."""
         known = self._exported[rank]
         assert known.extent is not None, "else it is not exported"
-        raw = read_raw_trace(known.file).with_ends(known.cut_ends).within(*known.extent)
+        raw = read_raw_trace(known.file, known.processes).with_ends(known.cut_ends).within(*known.extent)
         write_raw(writer, pid, raw, self._shown, self.plan.on_common_clock(rank))
 
     def write_hosts(self, writer: TraceWriter) -> None:

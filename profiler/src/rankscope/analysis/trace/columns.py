@@ -97,6 +97,8 @@ class Trace(msgspec.Struct, frozen=True):
     """Rank by the file's metadata, or of the process in a file of several ranks."""
     process: str | None
     """Id of the process that most events of the host are of, or its label in a file of several ranks."""
+    processes: frozenset[str] | None
+    """Ids of the rank's processes in a file of several ranks; ``None`` for the usual file of one."""
     world_size: int | None
     backend: str | None
     host: str | None
@@ -336,7 +338,8 @@ class _Columns:
             metadata = {int(position[row]): args for row, args in self._metadata.items() if rank.rows[row]}
             trace = read({column: values[rank.rows] for column, values in columns.items()}, metadata)
             # The file's metadata are those of one rank; another may have been on another host.
-            traces.append(msgspec.structs.replace(trace, rank=rank.rank, process=rank.process, host=None))
+            about_rank = {"rank": rank.rank, "process": rank.process, "processes": rank.processes}
+            traces.append(msgspec.structs.replace(trace, **about_rank, host=None))
         return traces
 
     def _trace(
@@ -365,6 +368,7 @@ class _Columns:
             path=self._path,
             rank=distributed.rank,
             process=self._process(columns),
+            processes=None,
             world_size=distributed.world_size,
             backend=distributed.backend,
             host=about.host,

@@ -46,6 +46,8 @@ class RankRows(msgspec.Struct, frozen=True):
     rank: int
     process: str
     """Label of the rank, or id of its process."""
+    processes: frozenset[str]
+    """Ids of all its processes, as on host and devices."""
     rows: NDArray[np.bool_]
 
 
@@ -179,7 +181,11 @@ class _MergedFile:
         return f"{len(hosts)} processes have {done}: {_ADVICE}"
 
     def _apart(self, members: Mapping[int, tuple[str, list[int]]]) -> list[RankRows]:
-        return [RankRows(rank, label, self._rows(processes)) for rank, (label, processes) in sorted(members.items())]
+        ids = self._processes.ids
+        return [
+            RankRows(rank, label, frozenset(ids[process] for process in processes), self._rows(processes))
+            for rank, (label, processes) in sorted(members.items())
+        ]
 
 
 def ranks_of_labels(labels: Sequence[str], world_size: int | None) -> dict[str, int] | None:
