@@ -16,7 +16,7 @@ SECOND_NS = 10**9
 
 def identity(name: str, rank: int | None = None, *, at: int = 0, **fields: Any) -> TraceIdentity:
     """Return the identity of a trace of one second that communicates, in a job that states no process groups."""
-    usual: dict[str, Any] = {"world_size": None, "is_grouped": False, "process": "7", "communicates": True}
+    usual: dict[str, Any] = {"world_size": None, "is_grouped": False, "process": "7", "device_events": 9, "collectives": 3, "steps": 5}
     return TraceIdentity(Path(name), rank, start_ns=at * SECOND_NS, end_ns=(at + 1) * SECOND_NS, **usual | fields)
 
 
@@ -74,7 +74,7 @@ def test_numbers_in_names_are_ranks_where_they_are_for_the_traces_that_tell_thei
 
 @pytest.mark.parametrize(("communicates", "problem"), [(True, "unknown_ranks"), (False, "several_jobs")])
 def test_traces_of_unknown_rank_are_numbered_and_not_compared(problem: str, *, communicates: bool) -> None:
-    job = job_of([identity("b_31.json", communicates=communicates), identity("a_27.json", communicates=communicates)])
+    job = job_of([identity("b_31.json", collectives=int(communicates)), identity("a_27.json", collectives=int(communicates))])
     assert (job.problem, job.traces) == (problem, {0: 1, 1: 0})
     assert "a_27.json, b_31.json" in job.warnings[0]
     with pytest.raises(InputError, match="no cycles can be told apart"):
@@ -82,7 +82,7 @@ def test_traces_of_unknown_rank_are_numbered_and_not_compared(problem: str, *, c
 
 
 def test_one_of_unknown_rank_among_others_is_left_out_where_it_cannot_be_missing() -> None:
-    traces = [identity("rank-0.json", 0), identity("rank-1.json", 1), identity("x.json", communicates=False)]
+    traces = [identity("rank-0.json", 0), identity("rank-1.json", 1), identity("x.json", collectives=0)]
     assert job_of(traces).traces == {0: 0, 1: 1}
     traces[2] = identity("x.json")
     assert job_of(traces).problem == "unknown_ranks"
@@ -148,12 +148,12 @@ def test_a_number_in_a_name_is_no_rank_beyond_the_number_of_ranks() -> None:
 
 def test_traces_of_one_process_are_cycles_though_their_rank_is_not_known() -> None:
     names = [f"gpu-a12_77.17500000000{at:02}.pt.trace.json" for at in (0, 10)]
-    alone = [identity(name, at=at, communicates=False) for name, at in zip(names, (0, 10), strict=True)]
+    alone = [identity(name, at=at, collectives=0) for name, at in zip(names, (0, 10), strict=True)]
     job = job_of(alone)
     assert (job.traces, job.cycle, job.cycles, job.problem) == ({0: 1}, 2, 2, None)
     assert job_of(alone, cycle=1).traces == {0: 0}
     # In containers, processes of different jobs have the same id.
-    other = identity("gpu-b07_77.1750000000010.pt.trace.json", at=10, communicates=False)
+    other = identity("gpu-b07_77.1750000000010.pt.trace.json", at=10, collectives=0)
     assert job_of([alone[0], other]).problem == "several_jobs"
     assert job_of([alone[0], msgspec.structs.replace(alone[1], process="78")]).problem == "several_jobs"
     assert job_of([msgspec.structs.replace(trace, process=None) for trace in alone]).problem == "several_jobs"

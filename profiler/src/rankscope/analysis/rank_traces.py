@@ -46,6 +46,8 @@ SUFFIXES: Final = (".json", ".json.gz", ".json.zst")
 _OPERATIONS: Final = "Parquet, so no Kineto trace; traced operations are read by `rankscope whatif` only"
 _PATTERN: Final = frozenset("*?[")
 
+_MOST_WARNINGS: Final = 4
+"""Most ranks that are warned of one by one."""
 _UNFOLDS: Final = 18
 """Typical expansion factor of compressed traces; an estimate is enough to choose the number of processes."""
 
@@ -75,13 +77,13 @@ class RankTrace(msgspec.Struct, frozen=True):
     device: DeviceTimes
     """Times on the device; the pipeline stage is not known before all traces are."""
     quality: DataQuality
+    lacking: str | None = None
+    """See ``Job``."""
 
     @property
     def lacks(self) -> str | None:
         """What the trace lacks for its figures to count, as the end of a sentence about it; ``None`` for a usable trace."""
-        if self.torn:
-            return "is cut off"
-        return self.quality.reason
+        return "is cut off" if self.torn else self.quality.reason or self.lacking
 
 
 def find_traces(paths: Sequence[Location]) -> tuple[list[Location], set[Location]]:
@@ -155,11 +157,12 @@ def read_ranks(
         assert first_error is not None, "without files find_traces raises"
         raise first_error
     job = job_of([trace.identity for trace in found], cycle)
-    chosen = [msgspec.structs.replace(found[at], rank=rank) for rank, at in job.traces.items()]
+    chosen = [msgspec.structs.replace(found[at], rank=rank, lacking=job.lacking.get(rank)) for rank, at in job.traces.items()]
     warnings += job.warnings
     warnings += [
         f"{trace.identity.path}: truncated: {trace.torn}; what comes before that is used" for trace in chosen if trace.torn
     ]
+    warnings += [f"not used: the trace of rank {rank} {lacks}" for rank, lacks in sorted(job.lacking.items())][:_MOST_WARNINGS]
     return chosen, job, [*warnings, *_quality_warnings(chosen)]
 
 
@@ -192,7 +195,7 @@ def _reduced(trace: Trace, pattern: re.Pattern[str] | None, *, detail: bool) -> 
         reduction = msgspec.structs.replace(reduction, breakdowns=with_parts(trace, events, reduction.breakdowns))
         told = detail_of(trace, events, reduction.breakdowns[0], by_step)
     return RankTrace(
-        identity=identity_of(trace, communicates=bool(reduction.collectives)),
+        identity=identity_of(trace, collectives=reduction.count, steps=len(step_numbers(trace))),
         rank=0,
         world_size=trace.world_size,
         least_ranks=least_ranks_of(trace, reduction),

@@ -26,6 +26,7 @@ from rankscope.analysis.costs.window_costs import costs_of_windows
 from rankscope.analysis.evidence.device_times import DeviceTimes
 from rankscope.analysis.evidence.unknown_kernels import RankKernels
 from rankscope.analysis.inference.device_stragglers import judge_windows, window_named
+from rankscope.analysis.inference.doubts import contradiction, incomplete_ranks
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.rank_traces import RankTrace, find_traces, read_ranks
 from rankscope.analysis.report.assessment import assessed_windows
@@ -250,9 +251,9 @@ def _coverage(traces: Sequence[RankTrace], files: int, steps: Sequence[int]) -> 
 
 def _whole_steps(trace: RankTrace) -> float:
     """Return the number of steps that a trace shows; one without annotations is one step."""
-    if trace.quality.problem is not None:
+    if trace.quality.problem is not None or trace.lacking is not None:
         return 0
-    return max(1, len(trace.steps)) - trace.quality.damaged_steps - (0.5 if trace.torn else 0)
+    return max(1, len(set(trace.steps))) - trace.quality.damaged_steps - (0.5 if trace.torn else 0)
 
 
 def _verdict(
@@ -279,14 +280,16 @@ def _verdict(
         currency=currency,
     )
     shares = shares_of(costs, matched.figures)
-    times = _device_times(traces, world_size)
+    times = {} if incomplete_ranks(matched.matching, {trace.rank for trace in traces}) else _device_times(traces, world_size)
     if not matching.matches and not times:
         return _without_matches(traces, world_size, shares, setting)
     window = _extent_us(traces, matched)
     found = judge_windows(blame, matched.waits, times, window)
+    doubt = contradiction(found, matched, window, known_share=explained or 0.0)
     if found.suspects:
-        missing = f"{ranks_were(found.suspects)} last, but so rarely that it may be chance; trace more steps"
-        return insufficient(missing), limits(shares, setting, lead="")
+        doubt = f"{ranks_were(found.suspects)} last, but so rarely that it may be chance; trace more steps"
+    if doubt is not None:
+        return insufficient(doubt, lack=None if found.suspects else "damaged"), limits(shares, setting, lead="")
     breakdowns = {trace.rank: trace.reduction.breakdowns for trace in traces}
     seen = "step" if numbers else "window"
     named = window_named(found, blame, times, breakdowns, window, seen=seen, explained=explained)
@@ -352,7 +355,9 @@ def _without_matches(
 ) -> tuple[Verdict, list[Finding]]:
     """Return the verdict without matched collectives: no rank can be named, and a job of one rank has none to name."""
     lacking = [trace for trace in traces if trace.lacks]
-    lack: Lack | None = "torn_trace" if any(trace.torn for trace in lacking) else lacking[0].quality.problem if lacking else None
+    lack: Lack | None = None
+    if lacking:
+        lack = "torn_trace" if any(trace.torn for trace in lacking) else lacking[0].quality.problem or "damaged"
     lead = "On the ranks at hand " if len(traces) > 1 else "On this rank "
     if len(lacking) == len(traces):
         missing = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Final, Literal
 
@@ -41,7 +41,10 @@ class TraceIdentity(msgspec.Struct, frozen=True):
     """Process id of most events of the host."""
     start_ns: int
     end_ns: int
-    communicates: bool
+    device_events: int
+    collectives: int
+    steps: int
+    """Number of annotated steps."""
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -59,10 +62,12 @@ class Job(msgspec.Struct, frozen=True):
     cycles: int = 1
     other_cycles: int = 0
     """Number of traces of ranks of this job that are of other cycles."""
+    lacking: dict[int, str] = {}
+    """What the trace of a rank lacks that most others have, as the end of a sentence about it."""
 
 
-def identity_of(trace: Trace, *, communicates: bool) -> TraceIdentity:
-    """Return what a trace says of its rank and job. ``communicates``: it has collectives."""
+def identity_of(trace: Trace, *, collectives: int, steps: int) -> TraceIdentity:
+    """Return what a trace says of its rank and job. ``collectives`` and ``steps``: how many of them it has."""
     start_ns, end_ns = trace.extent or (0, 0)
     return TraceIdentity(
         path=trace.path,
@@ -72,7 +77,9 @@ def identity_of(trace: Trace, *, communicates: bool) -> TraceIdentity:
         process=trace.process,
         start_ns=start_ns,
         end_ns=end_ns,
-        communicates=communicates,
+        device_events=trace.quality.device_events,
+        collectives=collectives,
+        steps=steps,
     )
 
 
@@ -100,7 +107,7 @@ def job_of(identities: Sequence[TraceIdentity], cycle: int | None = None) -> Job
         ranks = [rank or 0 for rank in ranks]
     elif unknown:
         states_size = any(identity.world_size is not None for identity in identities)
-        may_be_ranks = [position for position in unknown if identities[position].communicates and not states_size]
+        may_be_ranks = [position for position in unknown if identities[position].collectives and not states_size]
         if may_be_ranks or len(unknown) == len(identities):
             return _unknown(identities, cycle)
         warnings += [
@@ -134,7 +141,31 @@ def job_of(identities: Sequence[TraceIdentity], cycle: int | None = None) -> Job
         cycle=number if count > 1 else None,
         cycles=count,
         other_cycles=sum(map(len, by_rank.values())) - len(by_rank),
+        lacking=lacking_content({rank: identities[at] for rank, at in traces.items()}),
     )
+
+
+def lacking_content(traces: Mapping[int, TraceIdentity]) -> dict[int, str]:
+    """Return what the traces of some ranks lack that half of them or more have, as the end of a sentence about each."""
+    found: dict[int, str] = {}
+    for lacks, has_any in _CONTENTS.items():
+        without = [rank for rank, identity in traces.items() if not has_any(identity)]
+        if 2 * len(without) <= len(traces):
+            found |= dict.fromkeys(without, f"{lacks}, unlike those of other ranks")
+    usual = sorted(identity.steps for identity in traces.values())[len(traces) // 2]
+    single = [rank for rank, identity in traces.items() if identity.steps == 1]
+    if usual >= _SEVERAL_STEPS:
+        found |= dict.fromkeys(single, f"has 1 annotated step, where those of other ranks have {usual}")
+    return found
+
+
+_SEVERAL_STEPS: Final = 3
+_CONTENTS: Final[Mapping[str, Callable[[TraceIdentity], object]]] = {
+    "has no annotated steps": lambda identity: identity.steps,
+    "has no collectives": lambda identity: identity.collectives,
+    "has no device events": lambda identity: identity.device_events,
+}
+"""What a trace may lack, to the figure that shows that it does not; the last that applies is said."""
 
 
 def _problem(traces: Mapping[int, TraceIdentity]) -> tuple[Problem | None, str | None]:
@@ -186,8 +217,11 @@ def _number_ranks(numbers: Sequence[int | None]) -> bool:
 
 
 def _rank_in_name(place: Location) -> int | None:
+    """Return the rank that the name of a file says, or that of its folder: ``rank_3/trace.json``."""
     name = base_name(place)
-    found = next(filter(None, (pattern.search(name) for pattern in _AS_RANK)), None)
+    folder = base_name(os.fspath(place)[: -len(name)]) if len(name) < len(os.fspath(place)) else ""
+    said = (*(pattern.search(name) for pattern in _AS_RANK), _AS_RANK[0].fullmatch(folder))
+    found = next(filter(None, said), None)
     return int(found[1]) if found else None
 
 
@@ -198,7 +232,7 @@ def _number_in_name(place: Location) -> int | None:
 
 def _unknown(identities: Sequence[TraceIdentity], cycle: int | None) -> Job:
     these = f"these {len(identities)} traces"
-    if any(identity.communicates for identity in identities):
+    if any(identity.collectives for identity in identities):
         reason = f"the ranks of {these} are not known, neither from their content nor from their names"
         return _numbered(identities, cycle, "unknown_ranks", reason)
     reason = f"nothing says that {these} are ranks of one job: they have no communication"

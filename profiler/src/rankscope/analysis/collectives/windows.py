@@ -41,6 +41,11 @@ class Reduction(msgspec.Struct, frozen=True):
     without_order: bool = False
     """True if all collectives were left out, because they have no sequence numbers and device events are missing."""
 
+    @property
+    def count(self) -> int:
+        """Number of collectives; at least 1 if there are any that were left out."""
+        return len(self.collectives) or int(self.without_order)
+
 
 def matchable(reductions: Mapping[int, Reduction]) -> dict[int, list[CollectiveRecord]]:
     """Return the collectives by rank. A rank all of whose collectives were left out counts as missing: it may be the last."""

@@ -9,7 +9,7 @@ from functools import partial
 
 from rankscope.analysis.collectives.clock import consistent, fit_clocks
 from rankscope.analysis.collectives.matching import arrival_ns, match_collectives
-from rankscope.analysis.collectives.windows import reduce_file
+from rankscope.analysis.collectives.windows import reduce_file, step_numbers
 from rankscope.analysis.evidence.data_quality import quality_warnings
 from rankscope.analysis.perfetto.chrome_json import HORIZON_NS, TraceWriter
 from rankscope.analysis.perfetto.raw_trace import RawTrace, Sizes, read_raw_trace, threshold, write_raw
@@ -75,9 +75,9 @@ class _Identified:
 def _identified(trace: Trace) -> _Identified:
     if trace.quality.problem is not None:
         raise InputError(trace.path, f"the trace {trace.quality.reason}")
-    collectives = reduce_file(trace).collectives
-    identity = identity_of(trace, communicates=bool(collectives))
-    return _Identified(identity, trace.processes, trace.host, collectives, trace.extent, trace.cut_ends, trace.quality)
+    reduction = reduce_file(trace)
+    identity = identity_of(trace, collectives=reduction.count, steps=len(step_numbers(trace)))
+    return _Identified(identity, trace.processes, trace.host, reduction.collectives, trace.extent, trace.cut_ends, trace.quality)
 
 
 class TracesSource:

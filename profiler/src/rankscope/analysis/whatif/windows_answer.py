@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.clock import Clocks, consistent, fit_clocks
 from rankscope.analysis.collectives.matching import Match, match_collectives
-from rankscope.analysis.collectives.windows import Reduction, matchable, quality_of, reduce_file, reduce_trace
+from rankscope.analysis.collectives.windows import Reduction, matchable, quality_of, reduce_file, reduce_trace, step_numbers
 from rankscope.analysis.evidence.data_quality import quality_warnings
 from rankscope.analysis.rank_traces import find_traces, least_ranks_of
 from rankscope.analysis.result.data_quality import DataQuality
@@ -93,9 +93,13 @@ def whatif_of_traces(paths: Sequence[Location], terms: Terms) -> WhatIf:
     hosts = {rank: trace.host for rank, trace in traces.items() if trace.host}
     accelerated = any(trace.device_kind != "cpu" for trace in traces.values())
     terms = replace(terms, accelerated=accelerated, world_size=world_size or len(traces))
-    reductions = {rank: trace.reduction for rank, trace in traces.items() if trace.quality.problem is None}
-    if not reductions:
-        return insufficient(source, f"no trace can be used: that of rank {min(traces)} {traces[min(traces)].quality.reason}")
+
+    def lacks(rank: int) -> str | None:
+        return traces[rank].quality.reason or job.lacking.get(rank)
+
+    reductions = {rank: trace.reduction for rank, trace in traces.items() if not lacks(rank)}
+    if missing := [rank for rank in traces if rank not in reductions]:
+        return insufficient(source, f"the trace of rank {missing[0]} {lacks(missing[0])}, so that waiting is not known")
     return whatif_of_profiled(Profiled(reductions, hosts, hosts, world_size, "traces"), source, terms)
 
 
@@ -118,7 +122,7 @@ def _records(trace: Trace, communication: re.Pattern[str] | None) -> _TraceRecor
     reduction = Reduction() if quality.problem else reduce_trace(trace, events)
     if not reduction.breakdowns:
         reduction = reduce_file(trace, events)
-    identity = identity_of(trace, communicates=bool(reduction.collectives))
+    identity = identity_of(trace, collectives=reduction.count, steps=len(step_numbers(trace)))
     return _TraceRecords(identity, least_ranks_of(trace, reduction), trace.host, trace.device_kind, quality, reduction)
 
 

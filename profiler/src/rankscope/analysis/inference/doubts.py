@@ -1,0 +1,51 @@
+"""Doubts about the traces of a job: collectives that some of them lack, and times that contradict each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Set as AbstractSet
+from typing import Final
+
+from rankscope.analysis.collectives.matched import Matched
+from rankscope.analysis.collectives.matching import Matching
+from rankscope.analysis.inference.device_stragglers import WindowJudgement
+from rankscope.base.text import ranks_text
+
+_FEW_COLLECTIVES: Final = 0.05
+"""Share of its collectives that a trace may lack, as at its edges."""
+_MOST_COMMUNICATION: Final = 0.8
+_SEEN_IN_WAITS: Final = 0.1
+"""Smallest share of what a slow rank costs that shows as waiting of the others, where most of the communication is matched."""
+
+
+def incomplete_ranks(matching: Matching, ranks: AbstractSet[int]) -> list[int]:
+    """Return the ``ranks`` whose traces lack more than a few of the collectives that the other ranks of their groups have.
+
+    What they waited there looks like work, so their own times on the devices show nothing.
+    """
+    have, lack = Counter[int](), Counter[int]()
+    for match in (*matching.matches, *matching.partial):
+        have.update(match.ranks)
+    for match in matching.partial:
+        lack.update((ranks & set(match.records[0].group_ranks or ranks)) - set(match.ranks))
+    return [rank for rank, count in lack.items() if count > max(1, _FEW_COLLECTIVES * (count + have[rank]))]
+
+
+def contradiction(found: WindowJudgement, matched: Matched, window_us: float, *, known_share: float) -> str | None:
+    """Return why the times of the traces contradict a rank that seems slow; ``None`` if they do not, or none does.
+
+    ``known_share``: share of the communication in matched collectives.
+    """
+    if found.device is not None:
+        slow, gain_us = found.device.slow, found.device.slow.gain_us * len(found.device.compared.steps)
+    elif found.late is not None:
+        slow, gain_us = found.late, found.late.gain_us
+    else:
+        return None
+    if gain_us > window_us:
+        return f"{ranks_text(slow.ranks)} would make the others wait longer than the traces last, so clocks or times are wrong"
+    is_known = known_share >= _MOST_COMMUNICATION and not matched.matching.directed
+    waited_us = sum(matched.blame.imposed_us.get(rank, 0.0) for rank in slow.ranks)
+    if found.device is not None and is_known and waited_us < _SEEN_IN_WAITS * gain_us:
+        return f"{ranks_text(slow.ranks)} would be slow by own times, but nobody waits for it, so clocks or times are wrong"
+    return None
