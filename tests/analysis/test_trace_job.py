@@ -16,7 +16,14 @@ SECOND_NS = 10**9
 
 def identity(name: str, rank: int | None = None, *, at: int = 0, **fields: Any) -> TraceIdentity:
     """Return the identity of a trace of one second that communicates, in a job that states no process groups."""
-    usual: dict[str, Any] = {"world_size": None, "is_grouped": False, "process": "7", "device_events": 9, "collectives": 3, "steps": 5}
+    usual: dict[str, Any] = {
+        "world_size": None,
+        "is_grouped": False,
+        "process": "7",
+        "device_events": 9,
+        "collectives": 3,
+        "steps": 5,
+    }
     return TraceIdentity(Path(name), rank, start_ns=at * SECOND_NS, end_ns=(at + 1) * SECOND_NS, **usual | fields)
 
 

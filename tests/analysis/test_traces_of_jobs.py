@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from tests.analysis.trace.test_damaged_jobs import RANKS, SLOW, Event, job
+from tests.analysis.trace_details import x
 from tests.command_line import run_in_process
 
 from rankscope.analysis.engine import analyze
@@ -102,6 +103,62 @@ def test_another_cycle_can_be_chosen(cycles: Path, tmp_path: Path) -> None:
     assert [ended.returncode for ended in exported] == [0, 0], exported[0].stderr
     begins = [int(json.loads(target.read_text())["otherData"]["base_unix_ns"]) for target in targets]
     assert begins[1] - begins[0] > 5e10
+
+
+LACKS: Final[dict[str, Callable[[Sequence[Event]], list[Event]]]] = {
+    "has no collectives": lambda events: [event for event in events if event["args"].get("correlation", 1) % 6],
+    "has no device events": lambda events: (
+        without(events, "kernel", "cuda_runtime")
+        + [x("cpu_op", "aten::mm", event["ts"], 9) for event in events if event["cat"] == "kernel"]
+    ),
+    "has no annotated steps": lambda events: without(events, "user_annotation"),
+}
+
+
+@pytest.mark.parametrize("rank", [0, SLOW])
+@pytest.mark.parametrize("fault", ["none", "device", "host"])
+@pytest.mark.parametrize("lacks", LACKS)
+def test_a_trace_that_lacks_what_the_others_have_is_not_compared(tmp_path: Path, lacks: str, fault: str, rank: int) -> None:
+    for number, events in enumerate(job(fault, numbered=True)):
+        put(tmp_path / f"rank-{number}.json", LACKS[lacks](events) if number == rank else events, **told(number))
+    analysis = analyze([tmp_path])
+    assert (analysis.verdict.kind, analysis.verdict.ranks) == ("insufficient_data", [])
+    assert f"the trace of rank {rank} {lacks}" in analysis.verdict.summary
+    assert whatif([tmp_path]).status == "insufficient_data"
+
+
+def test_own_times_do_not_count_where_a_trace_lacks_collectives(tmp_path: Path) -> None:
+    # given a healthy job in whose trace of rank 0 a third of the collectives is lost, with their launches
+    for rank, events in enumerate(job("none", numbered=True)):
+        mine = [event for event in events if rank or event["args"].get("correlation", 1) % 18]
+        put(tmp_path / f"rank-{rank}.json", mine, **told(rank))
+    assert analyze([tmp_path]).verdict.ranks == []
+
+
+def test_a_rank_that_costs_more_than_the_time_of_the_traces_is_not_named(tmp_path: Path) -> None:
+    # given a healthy job, and a host of rank 0 whose clock is set back in the middle
+    for rank, events in enumerate(job("none", numbered=False)):
+        middle = max(event["ts"] for event in events) - 5e5
+        mine = [
+            event | {"ts": event["ts"] - 5e5 * (event["cat"] != "kernel" and event["ts"] > middle)} if rank == 0 else event
+            for event in events
+        ]
+        put(tmp_path / f"rank-{rank}.json", mine, **told(rank))
+    assert analyze([tmp_path]).verdict.ranks == []
+
+
+def test_traces_of_hosts_alone_are_told_what_they_lack(tmp_path: Path) -> None:
+    for rank, events in enumerate(job("device", numbered=True)):
+        put(tmp_path / f"rank-{rank}.json", LACKS["has no device events"](events), **told(rank))
+    verdict = analyze([tmp_path]).verdict
+    assert "show no device and no collective" in verdict.summary
+    assert "ProfilerActivity.CUDA" in verdict.next[0]
+
+
+def test_a_folder_may_say_the_rank(tmp_path: Path) -> None:
+    for rank, events in enumerate(job("device", numbered=True)):
+        put(tmp_path / f"rank_{rank}" / "trace.json", events)
+    check_slow_rank(analyze([tmp_path]))
 
 
 @pytest.mark.parametrize("command", [("analyze",), ("whatif",), ("export", "--perfetto", "-")])

@@ -162,7 +162,8 @@ def read_ranks(
     warnings += [
         f"{trace.identity.path}: truncated: {trace.torn}; what comes before that is used" for trace in chosen if trace.torn
     ]
-    warnings += [f"not used: the trace of rank {rank} {lacks}" for rank, lacks in sorted(job.lacking.items())][:_MOST_WARNINGS]
+    if len(job.lacking) > 1:  # the verdict says the first
+        warnings += [f"not used: the trace of rank {rank} {lacks}" for rank, lacks in job.lacking.items()][:_MOST_WARNINGS]
     return chosen, job, [*warnings, *_quality_warnings(chosen)]
 
 

@@ -360,28 +360,23 @@ def _without_matches(
         lack = "torn_trace" if any(trace.torn for trace in lacking) else lacking[0].quality.problem or "damaged"
     lead = "On the ranks at hand " if len(traces) > 1 else "On this rank "
     if len(lacking) == len(traces):
-        missing = (
-            f"the trace of rank {traces[0].rank} {traces[0].lacks}"
-            if len(traces) == 1
-            else (f"no trace can be used: that of rank {traces[0].rank} {traces[0].lacks}")
-        )
+        first = f"rank {traces[0].rank} {traces[0].lacks}"
+        missing = f"the trace of {first}" if len(traces) == 1 else f"no trace can be used: that of {first}"
     elif (world_size or 1) == 1 and len(traces) == 1:
         return no_straggler(shares, setting, confidence=None, why="There is one rank, so no rank waits for another")
-    elif len(traces) == 1:
-        missing, lack = (
-            (f"the trace of 1 rank of {_of_ranks(traces)} cannot show which rank waits for which; give the traces of all ranks"),
-            None,
-        )
-    elif world_size and len(traces) < world_size:
-        missing, lack = (
-            (f"the traces of {len(traces)} ranks of {_of_ranks(traces)} cannot show who was last; give the traces of all ranks"),
-            None,
-        )
+    elif len(traces) < (world_size or 1):
+        lack = None
+        some = f"the trace of 1 rank of {_of_ranks(traces)} cannot show which rank waits for which"
+        if len(traces) > 1:
+            some = f"the traces of {len(traces)} ranks of {_of_ranks(traces)} cannot show who was last"
+        missing = f"{some}; give the traces of all ranks"
     elif lacking:
         missing = f"the trace of rank {lacking[0].rank} {lacking[0].lacks}, and that rank may have been last"
     elif any(trace.quality.damaged_steps or trace.reduction.without_order for trace in traces):
         lack = "damaged"
         missing = "device events are missing from the traces, so that no collective could be matched across the ranks"
+    elif not any(trace.quality.device_events or trace.reduction.collectives for trace in traces):
+        missing, lack = "the traces show no device and no collective, only what the hosts did", "no_activity"
     else:
         missing = "no collective could be matched across the ranks"
     return insufficient(missing, lack=lack), limits(shares, setting, lead=lead)

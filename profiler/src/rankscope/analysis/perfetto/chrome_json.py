@@ -16,8 +16,8 @@ import msgspec
 from rankscope.analysis.result.text import json_of
 from rankscope.base.text import one_line, shortened
 
-HORIZON_NS: Final = 2**52
-"""52 days. Below it, a float64 of microseconds with three decimals still distinguishes nanoseconds."""
+HORIZON_NS: Final = 1000 * 2**42
+"""50 days. Below it, a float64 of microseconds with three decimals still distinguishes nanoseconds."""
 MAX_LANES: Final = 64
 """Maximum slices open at once on one track: more is damage."""
 MAX_NAME: Final = 200
@@ -44,7 +44,7 @@ Thread = tuple[int, int]
 class TraceWriter:
     """Writer of events as bytes to ``write``. Times are unix nanoseconds.
 
-    Events before ``base_ns``, or more than 52 days after it, are counted in ``out_of_time`` and not written. ``events`` counts
+    Events before ``base_ns``, or more than 50 days after it, are counted in ``out_of_time`` and not written. ``events`` counts
     the written events, without the names of tracks.
     """
 
