@@ -27,6 +27,5 @@ def called_rank(args: EventArgs, group: Sequence[int] | None, world_size: int | 
         group = listed
     if group is not None:
         return group[position] if position < len(group) else None
-    begins = listed if "..." in str(args.group_ranks) else []
-    covers_all = size is not None and size == world_size and not listed
-    return position if covers_all or (begins and begins[:2] == [0, 1] and position < (size or position + 1)) else None
+    is_from_zero = listed[:2] == [0, 1] if "..." in str(args.group_ranks) else not listed and size == world_size is not None
+    return position if is_from_zero and position < (size or position + 1) else None
