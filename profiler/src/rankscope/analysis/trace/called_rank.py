@@ -27,5 +27,6 @@ def called_rank(args: EventArgs, group: Sequence[int] | None, world_size: int | 
         group = listed
     if group is not None:
         return group[position] if position < len(group) else None
-    is_from_zero = listed[:2] == [0, 1] if "..." in str(args.group_ranks) else not listed and size == world_size is not None
-    return position if is_from_zero and position < (size or position + 1) else None
+    covers_job = size is not None and size == world_size and not listed
+    begins_with_the_job = "..." in str(args.group_ranks) and listed[:2] == [0, 1]
+    return position if (covers_job or begins_with_the_job) and position < (size or position + 1) else None

@@ -366,6 +366,11 @@ TABLE: Final[tuple[Row, ...]] = (
         "Or end the profiler before torch.distributed is shut down: the traces then have distributedInfo with the rank",
         reason="unknown_ranks",
     ),
-    for_verdict("insufficient_data", "Analyse the traces of one job at a time: rankscope analyze FILE...", reason="several_jobs"),
+    for_verdict(
+        "insufficient_data",
+        "Analyse the traces of one job at a time: rankscope analyze FILE...",
+        "If they are of one job, name each file by its rank in the whole job, not on its host: rank-12.json.gz",
+        reason="several_jobs",
+    ),
     for_verdict("insufficient_data", "Analyse the traces of all ranks together, or record a run: {record}"),
 )
