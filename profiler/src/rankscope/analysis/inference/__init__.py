@@ -8,8 +8,8 @@ Which ranks are slow? Read ``judge`` first: it finds the ranks and hosts whose `
 names them if healing them saves enough (``slow.Slow``). ``significance`` has the tests, ``healing`` what is saved, ``noise`` its
 error. ``moving`` has the waiting that no single rank causes.
 ``late`` finds ranks that come last at collectives, ``device_stragglers`` ranks that are slow on their devices, and chooses
-between the two. ``pipelined`` bounds what healing a rank of a pipeline saves, ``twins`` judges stages of few replicas, ``doubts`` knows where traces
-cannot name a rank.
+between the two. ``pipelined`` bounds what healing a rank of a pipeline saves, ``twins`` judges stages of few replicas.
+``doubts`` tells where the times of traces contradict a slow rank.
 
 Why are they slow? ``step_signals`` measures the excess of each phase and signal, ``cause`` looks up the cause in a table,
 ``physical`` looks up the reason in the readings of the GPU, which ``explained`` fetches. For traces, ``trace_signals`` measures
