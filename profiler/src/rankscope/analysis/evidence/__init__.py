@@ -11,6 +11,6 @@ peers'; ``unknown_kernels`` are those that may be communication where none is kn
 
 Other modules use the table: ``hardware`` (GPU readings per step), ``activities`` (time of checkpoints and evaluations),
 ``throughput`` (samples, tokens and FLOP per second), ``order`` (largest and middle values of each step), ``recent`` (bounds of
-a long run), ``liveness`` (does the job still run), ``damage`` (warnings about unusable records), ``data_quality`` (about damaged traces).
-Judgements, such as which rank is slow, follow in ``inference``.
+a long run), ``liveness`` (does the job still run), ``damage`` (warnings about unusable records). ``data_quality`` has those about
+damaged traces. Judgements, such as which rank is slow, follow in ``inference``.
 """
