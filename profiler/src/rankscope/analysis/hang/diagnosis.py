@@ -314,7 +314,7 @@ def _recorded(record: Record, peer: int | None) -> Operation:
         op=record.op,
         group=record.group,
         group_description=record.description,
-        sequence=record.p2p_sequence if record.is_p2p else record.sequence,
+        sequence=record.number,
         peer=peer,
         state=record.state,
         input_sizes=record.shapes("input"),

@@ -9,7 +9,6 @@ from typing import Final
 from rankscope.analysis.hang.groups import Group, Groups
 from rankscope.analysis.hang.records import Dump, Record
 
-_COALESCED: Final = "coalesced"
 _NEARLY: Final = 0.9
 """Fraction of its timeout after which an operation counts as timed out: the clocks of libraries are coarse."""
 
@@ -124,19 +123,16 @@ def _tells_completion(dump: Dump, records: list[Record]) -> bool:
 
 
 def _transfers(records: list[Record], *, told: bool) -> list[Record]:
-    """Return the sends and receives that are not over. For a coalesced batch, only the record that ends it shows completion."""
-    batches: dict[int, Record] = {}
-    over: set[tuple[str, tuple[int, int] | None]] = set()
+    """Return the sends and receives that are not over."""
+    over: set[tuple[str, tuple[int, int]]] = set()
     waiting: list[Record] = []
-    for record in reversed([record for record in records if record.is_p2p]):
-        if record.op == _COALESCED:
-            batches[record.p2p_sequence] = record
+    for record in reversed(records):
+        if not record.is_p2p or record.peers is None:
             continue
-        way = (record.op, record.peers)
         # Transfers from one rank to the same peer end in order.
-        if way in over or ended(batches.get(record.p2p_sequence, record), told=told):
-            over.add(way)
-        elif record.peers is not None:
+        if (record.op, record.peers) in over or ended(record, told=told):
+            over.add((record.op, record.peers))
+        else:
             waiting.append(record)
     return waiting[::-1]
 

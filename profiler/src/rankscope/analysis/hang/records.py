@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from math import prod
 from typing import Any, Final, Literal
@@ -28,6 +28,8 @@ MAX_MEMBERS: Final = 2_000_000
 """Maximum number of members of all groups of a dump together."""
 LAST_OF_GROUP: Final = 64
 """Number of last operations per group that are kept even if they have ended."""
+COALESCED: Final = "coalesced"
+"""Operation of the record that closes a coalesced batch."""
 _PEER: Final = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})")
 _VERSION: Final = re.compile(r"(\d{1,9})(?:\.(\d{1,9}))?(?:\.\d{1,9})*")
 _NUMBER: Final = re.compile(r"\d{1,10}")
@@ -63,6 +65,13 @@ class Record:
     timeout_ms: int | None
     raw: dict[str, Any] = field(repr=False, compare=False)
     """All fields as they are in the dump."""
+    batch: int | None = None
+    """``record_id`` of the record that closes its coalesced batch; ``None`` outside a closed batch."""
+
+    @property
+    def number(self) -> int:
+        """Number among the collectives, or among the point-to-point operations, of the group; members of a batch share it."""
+        return self.p2p_sequence if self.is_p2p else self.sequence
 
     def shapes(self, side: Literal["input", "output"]) -> list[list[int]]:
         """Return the shapes of the tensors, at most ``MAX_SHOWN`` of them."""
@@ -159,6 +168,7 @@ def parse(document: object, *, backend: str | None = None, whole_history: bool =
         return None
     records = [record for entry in entries if (record := _record(entry)) is not None]
     records.sort(key=lambda record: record.record_id)
+    records = _with_batches(records)
     used = next((record.backend for record in reversed(records)), None)
     configs = _configs(document.get("pg_config"))
     progress, unnamed = _progress(document.get("pg_status"), records, configs)
@@ -183,6 +193,21 @@ def newer_version(document: object) -> str | None:
     said = document.get("version") if isinstance(document, dict) else None
     found = _VERSION.fullmatch(said) if isinstance(said, str) else None
     return said if found is not None and (int(found[1]), int(found[2] or 0)) > NEWEST else None
+
+
+def _with_batches(records: list[Record]) -> list[Record]:
+    """Give the members of each coalesced batch the state of the record that closes it: torch never ends them themselves."""
+    closing: dict[tuple[str, str, bool, int], Record] = {}
+    batched = []
+    for record in reversed(records):
+        key = (record.backend, record.group, record.is_p2p, record.number)
+        if record.op == COALESCED:
+            closing[key] = record
+        elif key in closing:
+            end = closing[key]
+            record = replace(record, state=end.state, retired=end.retired, batch=end.record_id)  # noqa: PLW2901
+        batched.append(record)
+    return batched[::-1]
 
 
 def _kept(records: list[Record]) -> list[Record]:
