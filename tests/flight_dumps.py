@@ -175,7 +175,7 @@ def batch(
     closed: bool = True,
     done: bool = False,
 ) -> None:
-    """Add a coalesced batch of collectives (name, input and output sizes), which torch ends only in the record that closes it."""
+    """Add a coalesced batch of collectives (name, input and output sizes); torch ends only the record that closes it."""
     last = dump["entries"][-1]
     number = last["collective_seq_id"] + 1
     for place, (op, *sizes) in enumerate([*operations, *([("coalesced", (), ())] if closed else [])], last["record_id"] + 1):
@@ -190,7 +190,7 @@ def batch(
         status["last_enqueued_collective"] = number
 
 
-def write(folder: Path, dumps: Mapping[int, dict[str, Any]], *, form: str = "pickle", waited_s: float | None = None) -> Path:
+def write(folder: Path, dumps: Mapping[int, dict[str, Any]], *, form: str = "pickle", waited_s: float | None = 211.0) -> Path:
     """Write the dumps under torch's file names. ``waited_s``: seconds between the start of the job and the dumps."""
     folder.mkdir(parents=True, exist_ok=True)
     for rank, dump in dumps.items():

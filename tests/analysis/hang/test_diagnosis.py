@@ -16,6 +16,8 @@ from rankscope.analysis.hang.files import Dumps
 from rankscope.analysis.hang.records import parse
 
 WORLD = {"0": (0, 1, 2, 3)}
+LONG = dict.fromkeys(range(4), 211.0)
+"""Seconds to the dumps of a job that hangs."""
 
 
 def planted(folder: Path) -> list[int]:
@@ -147,7 +149,7 @@ def test_the_chain_goes_over_groups_to_who_did_not_come() -> None:
 
 def test_culprits_of_different_groups_are_each_said_where_they_were_missed() -> None:
     groups = {"a": (0, 1), "b": (2, 3)}
-    report = report_of(Job(groups, {0: [Call("a")], 1: [], 2: [Call("b")], 3: []}).dumps())
+    report = report_of(Job(groups, {0: [Call("a")], 1: [], 2: [Call("b")], 3: []}).dumps(), waited_s=LONG)
     assert report.culprits == [1, 3]
     assert "rank 1" in report.next[0]
     assert "rank 3" in report.next[0]
@@ -332,7 +334,7 @@ def test_a_rank_that_never_used_a_group_is_late_only_where_that_is_known() -> No
     dumps[3]["pg_status"] = {}
     report = report_of(dumps)
     assert [(one.rank, one.cause, one.certain) for one in report.evidence] == [(3, "not_arrived", False)]
-    report = report_of(job.dumps(ring=5))
+    report = report_of(job.dumps(ring=5), waited_s=LONG)
     assert [(one.rank, one.cause, one.certain) for one in report.evidence] == [(3, "not_arrived", True)]
 
 

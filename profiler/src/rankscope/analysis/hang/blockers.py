@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from rankscope.analysis.collectives.operations import operation
 from rankscope.analysis.hang.groups import Group
-from rankscope.analysis.hang.meetings import YOUNG_NS, Meeting, Moments
+from rankscope.analysis.hang.meetings import Meeting, Moments
 from rankscope.analysis.trace.classify import operation_name
 
 Why = Literal["not_arrived", "held_up", "lost_device", "no_dump", "untold"]
@@ -123,8 +123,7 @@ def _lost(meetings: Sequence[Meeting], moments: Moments) -> dict[int, list[Meeti
             continue
         for rank, record in meeting.records.items():
             # Ranks of a running job are not dumped at the same moment: a recent collective may end after this rank's dump.
-            waited = moments.waited_ns(rank, record)
-            if waited is None or waited >= YOUNG_NS:
+            if not moments.is_recent(rank, record):
                 unseen.setdefault((meeting.group, rank), []).append(meeting)
     found: dict[int, list[Meeting]] = {}
     for (_, rank), missed in unseen.items():

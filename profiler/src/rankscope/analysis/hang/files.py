@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from rankscope.analysis.hang.meetings import CLOCKS_NS
 from rankscope.analysis.hang.pickles import MAX_CONTAINERS, PickleError, load_plain
 from rankscope.analysis.hang.records import NEWEST, Dump, newer_version, parse
 from rankscope.analysis.result.text import counted, joined
@@ -26,11 +27,8 @@ MAX_BYTES: Final = 128 * 1024 * 1024
 """Maximum size of a dump file; a larger file is refused."""
 MAX_VALUES: Final = 12_000_000
 """Maximum number of values in JSON; a record of a collective has about 25."""
-_COPIED_LATER_NS: Final = 3600 * 10**9
-"""Maximum delay, besides the timeout, between the newest time in a dump and the modification time of its file.
-
-Within it, the modification time counts as the time of the dump; a longer delay means that the file was copied later.
-"""
+_TIMEOUT_MS: Final = 1_800_000
+"""Torch's default timeout, where a dump does not have it."""
 
 _NEWEST_TEXT: Final = f"the newest known version is {'.'.join(map(str, NEWEST))}"
 
@@ -180,11 +178,16 @@ def _add(dumps: Dumps, file: DumpFile, dump: Dump) -> None:
 
 
 def taken_ns(file: DumpFile, dump: Dump) -> int | None:
-    """Return the time at which a dump was taken, in unix nanoseconds; ``None`` where its file was copied much later."""
+    """Return the time at which a dump was taken, in unix nanoseconds: the modification time of its file.
+
+    ``None`` where it is too far from the newest time in the dump: the watchdog writes a dump when the timeout of an operation is
+    over, so the file was copied later.
+    """
     if dump.newest_ns is None:
         return file.written_ns
-    timeout = max((record.timeout_ms or 0 for record in dump.records), default=0) * 10**6
-    return file.written_ns if 0 <= file.written_ns - dump.newest_ns <= timeout + _COPIED_LATER_NS else None
+    delay = file.written_ns - dump.newest_ns
+    timeout = max((record.timeout_ms for record in dump.records if record.timeout_ms is not None), default=_TIMEOUT_MS) * 10**6
+    return max(file.written_ns, dump.newest_ns) if -CLOCKS_NS <= delay <= timeout + CLOCKS_NS else None
 
 
 def _of_run(run: NamedRun) -> Dumps:

@@ -6,16 +6,19 @@ in the oldest, because its device runs them in that order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from rankscope.analysis.hang.groups import Group
 from rankscope.analysis.hang.progress import Lines
-from rankscope.analysis.hang.records import Record
+from rankscope.analysis.hang.records import Dump, Record
 
 YOUNG_NS: Final = 5_000_000_000
 """A rank awaited for less than this may be on its way: the ranks of a running job are not dumped at the same moment."""
+
+CLOCKS_NS: Final = 60_000_000_000
+"""Largest difference between the clocks of a host and of its file server that is plausible."""
 
 MOST_PENDING: Final = 64
 """Maximum number of pending operations examined per rank and group; later ones wait for the same."""
@@ -48,25 +51,70 @@ class Meeting:
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Time of each rank's dump in unix nanoseconds, where known."""
+    """Times of each rank in unix nanoseconds, where known."""
 
     taken_ns: Mapping[int, int]
+    """Time of its dump."""
+    completed_ns: Mapping[int, int]
+    """Time at which its last operation in any group ended, by its own clock."""
 
     def waited_ns(self, rank: int, record: Record) -> int | None:
-        """Return how long a rank had waited when its dump was taken, in nanoseconds; ``None`` if unknown."""
+        """Return the time from the enqueuing of an operation to the rank's dump, in nanoseconds; ``None`` if unknown."""
         taken = self.taken_ns.get(rank)
         return None if taken is None or record.created_ns is None else max(0, taken - record.created_ns)
 
+    def stood_ns(self, rank: int, record: Record) -> int | None:
+        """Return for how long nothing had ended on a rank that waits in ``record``, in nanoseconds; ``None`` if unknown.
+
+        A rank on which operations end until its dump does not hang, however far ahead its host enqueues.
+        """
+        waited = self.waited_ns(rank, record)
+        if waited is None or rank not in self.completed_ns:
+            return waited
+        return max(0, min(waited, self.taken_ns[rank] - self.completed_ns[rank]))
+
+    def is_overdue(self, rank: int, record: Record) -> bool:
+        """Return whether an operation was older than its timeout when the dump was taken."""
+        waited = self.waited_ns(rank, record)
+        return waited is not None and record.timeout_ms is not None and waited >= record.timeout_ms * 10**6
+
+    def is_recent(self, rank: int, record: Record) -> bool:
+        """Return whether a rank may have waited in ``record`` for a moment only."""
+        stood = self.stood_ns(rank, record)
+        return stood is not None and stood < YOUNG_NS and not self.is_overdue(rank, record)
+
     def is_young(self, meeting: Meeting) -> bool:
-        """Return whether all ranks that came did so less than ``YOUNG_NS`` before their dump."""
-        waited = [self.waited_ns(rank, record) for rank, record in meeting.records.items()]
-        return all(one is not None and one < YOUNG_NS for one in waited)
+        """Return whether a meeting may end yet: the last rank has just come or, if ranks are missing, all that came have."""
+        recent = [self.is_recent(rank, record) for rank, record in meeting.records.items()]
+        return all(recent) if meeting.absent or meeting.untold else any(recent)
+
+    def is_certain(self, meeting: Meeting) -> bool:
+        """Return whether a rank waits for longer than clocks may differ: only then the meeting cannot be one of a running job."""
+        return any(
+            self.is_overdue(rank, record) or ((stood := self.stood_ns(rank, record)) is not None and stood >= CLOCKS_NS)
+            for rank, record in meeting.records.items()
+        )
 
     def may_come(self, rank: int, meeting: Meeting) -> bool:
-        """Return whether an absent rank was dumped less than ``YOUNG_NS`` after the first rank came: it may still arrive."""
+        """Return whether an absent rank was dumped less than ``YOUNG_NS`` after the first rank came: it may still arrive.
+
+        Not if a timeout is over, or nothing has ended on it for longer than clocks of hosts may differ.
+        """
         taken = self.taken_ns.get(rank)
         came = [record.created_ns for record in meeting.records.values() if record.created_ns is not None]
-        return taken is not None and bool(came) and taken - min(came) < YOUNG_NS
+        if taken is None or not came or any(self.is_overdue(one, record) for one, record in meeting.records.items()):
+            return False
+        return taken - min(came) < YOUNG_NS and taken - self.completed_ns.get(rank, taken) < CLOCKS_NS
+
+
+def moments_of(dumps: Mapping[int, Sequence[Dump]], taken_ns: Mapping[int, int]) -> Moments:
+    """Return the times of ranks, from their dumps and the times at which these were taken."""
+    completed = {
+        rank: max(times)
+        for rank, parts in dumps.items()
+        if (times := [dump.completed_ns for dump in parts if dump.completed_ns is not None])
+    }
+    return Moments(taken_ns, completed)
 
 
 def find_meetings(lines: Lines) -> list[Meeting]:

@@ -152,6 +152,8 @@ class Dump:
     """True if no operation that was ever recorded is missing."""
     newest_ns: int | None
     """Latest time in the dump."""
+    completed_ns: int | None
+    """Latest time at which an operation ended; if the backend does not record that, at which one was enqueued that has ended."""
     newer_version: str | None = None
     """Version of the format, if it is newer than ``NEWEST``: fields may be missing or have another meaning."""
 
@@ -184,6 +186,7 @@ def parse(document: object, *, backend: str | None = None, whole_history: bool =
         gapless=gapless,
         from_the_beginning=gapless and records[0].record_id == 0 if records else not entries and not document.get("pg_status"),
         newest_ns=max((time for time in times if time is not None), default=None),
+        completed_ns=max((time for record in records if (time := _ended_ns(record)) is not None), default=None),
         newer_version=newer_version(document),
     )
 
@@ -193,6 +196,13 @@ def newer_version(document: object) -> str | None:
     said = document.get("version") if isinstance(document, dict) else None
     found = _VERSION.fullmatch(said) if isinstance(said, str) else None
     return said if found is not None and (int(found[1]), int(found[2] or 0)) > NEWEST else None
+
+
+def _ended_ns(record: Record) -> int | None:
+    """Return the time at which an operation ended, or the last time before that which is recorded."""
+    # NCCL also retires operations that timed out.
+    is_over = record.state == "completed" or (record.retired and record.backend != "nccl")
+    return (record.completed_ns or record.created_ns) if is_over else None
 
 
 def _with_batches(records: list[Record]) -> list[Record]:

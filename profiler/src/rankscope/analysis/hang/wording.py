@@ -20,11 +20,19 @@ def operation_text(operation: Operation) -> str:
     return f"{operation.op} {operation.sequence} of group {operation.group}{described}"
 
 
-def summary_of(report: HangReport, *, silent: int) -> str:
-    """Summarize the report in one sentence. ``silent``: number of awaited ranks that left no dump."""
+def summary_of(report: HangReport, *, silent: int, timed: bool) -> str:
+    """Summarize the report in one sentence, or two where the time of the dumps is unknown.
+
+    ``silent``: number of awaited ranks that left no dump. ``timed``: the time of a dump of a waiting rank is known.
+    """
     if report.kind == "no_hang":
         return "No hang seen: in none of the dumps does a rank wait for another that does not come."
-    return _lacking(report, silent) if report.kind == "insufficient_data" else _hang_summary(report)
+    if report.kind == "insufficient_data":
+        return _lacking(report, silent)
+    return _hang_summary(report) + ("" if timed else f" {_UNTIMED}")
+
+
+_UNTIMED: Final = "The time of the dumps is not known (copied files?), so the job may also have been running."
 
 
 def _lacking(report: HangReport, silent: int) -> str:
@@ -70,9 +78,8 @@ def _did(report: HangReport) -> str:
         if culprit.cause == "lost_device":
             text = "never saw end what ended on the other ranks, so the device or its driver no longer answers"
         else:
-            text = ("" if culprit.certain else "probably ") + (
-                _missed(culprit.awaited_in) if culprit.awaited_in else "did not come"
-            )
+            text = _missed(culprit.awaited_in) if culprit.awaited_in else "did not come"
+        text = text if culprit.certain else f"probably {text}"
         parts.setdefault(text, []).append(culprit.rank)
     if len(parts) == 1:
         return next(iter(parts))
@@ -108,17 +115,17 @@ def _mismatch_summary(report: HangReport, upper: str) -> str:
 _WHAT: Final = {"op": "operation", "size": "size", "dtype": "data type"}
 
 
-def detail_of(culprit: Culprit, unseen: int, *, arrived: bool) -> str:
+def detail_of(culprit: Culprit, unseen: int, *, arrived: bool, is_shown: bool) -> str:
     """Describe the evidence against one rank in a sentence.
 
     ``unseen``: number of collectives that ended on other ranks only. ``arrived``: the rank enqueued the operation in which the
-    others wait for it.
+    others wait for it. ``is_shown``: its dump shows whether it did.
     """
     place = "" if culprit.awaited_in is None else _place(culprit.awaited_in)
     if culprit.cause == "lost_device":
         absent = f", and it did not enqueue {place}" if place and not arrived else ""
         return f"{unseen} collectives that ended on other ranks have not ended for it{absent}"
-    if culprit.cause == "not_arrived" and not culprit.certain:
+    if culprit.cause == "not_arrived" and not is_shown:
         return f"its dump does not show whether it enqueued {place}, but it waits for nothing, and all the others are there"
     last = f"; the last it enqueued there is {culprit.last_sequence}" if culprit.last_sequence else ""
     return _DETAILS[culprit.cause].format(place=place) + last
@@ -163,6 +170,8 @@ def advice(
     known = (pids or {}).get(report.culprits[0]) if len(report.culprits) == 1 else None
     pid = "PID" if known is None else str(known)
     rows = [row.format(where=first_of(named, _SHOWN), pid=pid) for row in _ADVICE[report.cause or "stuck"]]
+    if report.cause == "lost_device" and all(culprit.certain for culprit in report.evidence):
+        rows.append("Start again without that GPU")
     if not report.ranks:
         rows.append(f"{_dump_again(run)}, and then rankscope hang {_run(run)}: which call the others wait in, and where")
     return [*rows, *([f"rankscope analyze {shlex.quote(run)}"] if run is not None else [])]
@@ -181,9 +190,7 @@ _ADVICE: Final[dict[HangCause, tuple[str, ...]]] = {
         "Look at what the Python of {where} does instead: py-spy dump --pid {pid} on its host; if it is gone, its error output",
         "Check whether it loads data, writes a checkpoint or holds a lock there: the other ranks wait for that",
     ),
-    "lost_device": (
-        "Check dmesg (Xid), nvidia-smi and the error output of the rank on the host of {where}; start again without that GPU",
-    ),
+    "lost_device": ("Check dmesg (Xid), nvidia-smi and the error output of the rank on the host of {where}",),
     "not_started": ("Check what the device does instead (a kernel that does not end), and dmesg (Xid), on the host of {where}",),
     "mismatch": (
         "Compare {where} with the others of that group before that collective: a branch, a batch, a shape or splits that differ",
