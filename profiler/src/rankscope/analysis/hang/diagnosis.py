@@ -286,7 +286,7 @@ def _culprit(evidence: Evidence, named: Named) -> Culprit:
         detail="",
     )
     arrived = meeting is not None and rank in meeting.records
-    is_shown = line is not None and line.newest is not None
+    is_shown = line is not None and line.newest is not None and rank not in evidence.lines.damaged
     detail = detail_of(culprit, len(evidence.blockers.lost.get(rank, [])), arrived=arrived, is_shown=is_shown)
     return msgspec.structs.replace(culprit, detail=detail)
 

@@ -14,9 +14,10 @@ import msgspec
 
 from rankscope.analysis.hang.meetings import CLOCKS_NS
 from rankscope.analysis.hang.pickles import MAX_CONTAINERS, PickleError, load_plain
-from rankscope.analysis.hang.records import NEWEST, Dump, newer_version, parse
+from rankscope.analysis.hang.records import NEWEST, Dump, newer_version, parse, text, unreadable_fields
 from rankscope.analysis.result.text import counted, joined
 from rankscope.base.errors import InputError
+from rankscope.base.text import ranks_text
 from rankscope.runs.named import NamedRun, named_run, refuse_folder_of_runs
 from rankscope.runs.paths import attempt_dir, flight_dir
 from rankscope.runs.reader import RunReader
@@ -103,6 +104,11 @@ def read_dumps(paths: Sequence[Path]) -> Dumps:
         raise errors[0]
     dumps.warnings += [f"left out: {error}" for error in errors]
     dumps.warnings += newer_versions(versions)
+    empty = [rank for rank, parts in dumps.ranks.items() if not any(dump.records or dump.progress for dump in parts)]
+    if 0 < len(empty) < len(dumps.ranks):
+        dumps.warnings.append(
+            f"no operation in the dumps of {ranks_text(sorted(empty))}: is the recorder off (TORCH_FR_BUFFER_SIZE)?"
+        )
     return dumps
 
 
@@ -128,11 +134,18 @@ def read_dump(path: Path, *, backend: str | None = None, whole_history: bool = F
     document = _document(path, data)
     dump = parse(document, backend=backend, whole_history=whole_history)
     version = newer_version(document)
-    if version is not None and (dump is None or (dump.damaged and not dump.records)):
+    if version is not None and dump is None:
         raise InputError(path, f"a Flight Recorder dump of version {version}, which cannot be read; {_NEWEST_TEXT}")
+    if dump is not None and dump.damaged and not dump.records:
+        about = f"version {_version(document)}, whose records cannot be read for their {joined(unreadable_fields(document), 3)}"
+        raise InputError(path, f"a Flight Recorder dump of {about}; {_NEWEST_TEXT}")
     if dump is None:
         raise InputError(path, "not a Flight Recorder dump: there is no version with entries or process groups in it")
     return dump
+
+
+def _version(document: object) -> str:
+    return (text(document.get("version")) if isinstance(document, dict) else "") or "unknown"
 
 
 def find_dumps(paths: Sequence[Path]) -> tuple[list[DumpFile], list[str]]:

@@ -68,10 +68,9 @@ class Moments:
 
         A rank on which operations end until its dump does not hang, however far ahead its host enqueues.
         """
-        waited = self.waited_ns(rank, record)
-        if waited is None or rank not in self.completed_ns:
-            return waited
-        return max(0, min(waited, self.taken_ns[rank] - self.completed_ns[rank]))
+        taken = self.taken_ns.get(rank)
+        begun = [time for time in (record.created_ns, self.completed_ns.get(rank)) if time is not None]
+        return None if taken is None or not begun else max(0, taken - max(begun))
 
     def is_overdue(self, rank: int, record: Record) -> bool:
         """Return whether an operation was older than its timeout when the dump was taken."""
@@ -139,8 +138,10 @@ def _collective(lines: Lines, group: Group, number: int) -> Meeting:
             meeting.records[rank] = record
         elif line.overdue is not None and line.overdue.sequence == number:
             overdue[rank] = line.overdue
-        else:
-            (meeting.ended if line.newest >= number else meeting.absent).add(rank)
+        elif line.newest >= number:
+            meeting.ended.add(rank)
+        elif rank not in lines.damaged:
+            meeting.absent.add(rank)
     meeting.untold = set(group.members - meeting.records.keys() - meeting.ended - meeting.absent - overdue.keys())
     if meeting.absent or meeting.untold:
         meeting.records.update(overdue)
@@ -163,7 +164,7 @@ def _transfers(lines: Lines) -> list[Meeting]:
         for place, record in enumerate(records[:MOST_PENDING]):
             meeting = Meeting(group, record.p2p_sequence, frozenset({rank, peer}), {rank: record}, transfer=True)
             if place >= len(answers):
-                (meeting.untold if lines.of(group, peer) is None else meeting.absent).add(peer)
+                (meeting.untold if lines.of(group, peer) is None or peer in lines.damaged else meeting.absent).add(peer)
             elif op == "send":
                 meeting.records[peer] = answers[place]
             else:

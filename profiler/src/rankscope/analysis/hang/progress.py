@@ -41,6 +41,8 @@ class Lines:
         self._crashed = crashed
         self.ranks = frozenset(dumps)
         """Ranks with a dump."""
+        self.damaged = frozenset(rank for rank, parts in dumps.items() if any(dump.damaged for dump in parts))
+        """Ranks that may have enqueued more than their dumps show, because records cannot be read."""
         self._lines: dict[tuple[Group, int], Line] = {}
         self._pending: dict[int, int] = {}
         seen: dict[Group, list[tuple[int, Dump, list[Record]]]] = {}

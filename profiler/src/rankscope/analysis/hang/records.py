@@ -31,6 +31,7 @@ LAST_OF_GROUP: Final = 64
 COALESCED: Final = "coalesced"
 """Operation of the record that closes a coalesced batch."""
 _PEER: Final = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})")
+_NAME: Final = "profiling_name"
 _VERSION: Final = re.compile(r"(\d{1,9})(?:\.(\d{1,9}))?(?:\.\d{1,9})*")
 _NUMBER: Final = re.compile(r"\d{1,10}")
 
@@ -174,7 +175,8 @@ def parse(document: object, *, backend: str | None = None, whole_history: bool =
     used = next((record.backend for record in reversed(records)), None)
     configs = _configs(document.get("pg_config"))
     progress, unnamed = _progress(document.get("pg_status"), records, configs)
-    gapless = all(after.record_id == before.record_id + 1 for before, after in pairwise(records))
+    damaged = len(entries) - len(records)
+    gapless = not damaged and all(after.record_id == before.record_id + 1 for before, after in pairwise(records))
     times = (time for record in records for time in (record.created_ns, record.started_ns, record.completed_ns))
     return Dump(
         records=records if whole_history else _kept(records),
@@ -182,9 +184,10 @@ def parse(document: object, *, backend: str | None = None, whole_history: bool =
         progress=progress,
         all_progress=bool(progress) and not unnamed,
         backend=used or backend or ("nccl" if document.get("nccl_version") or document.get("comm_lib_version") else None),
-        damaged=len(entries) - len(records),
+        damaged=damaged,
         gapless=gapless,
-        from_the_beginning=gapless and records[0].record_id == 0 if records else not entries and not document.get("pg_status"),
+        # A dump without records is also that of a recorder that is off.
+        from_the_beginning=gapless and bool(records) and records[0].record_id == 0,
         newest_ns=max((time for time in times if time is not None), default=None),
         completed_ns=max((time for record in records if (time := _ended_ns(record)) is not None), default=None),
         newer_version=newer_version(document),
@@ -203,6 +206,17 @@ def _ended_ns(record: Record) -> int | None:
     # NCCL also retires operations that timed out.
     is_over = record.state == "completed" or (record.retired and record.backend != "nccl")
     return (record.completed_ns or record.created_ns) if is_over else None
+
+
+def unreadable_fields(document: object) -> list[str]:
+    """Return the fields for which the first record of a dump cannot be read."""
+    entries = document.get("entries") if isinstance(document, dict) else None
+    entry = entries[0] if isinstance(entries, list) and entries else None
+    if not isinstance(entry, dict):
+        return ["entries"]
+    numbers = [name for name in ("record_id", "collective_seq_id") if whole(entry.get(name)) is None]
+    pair = isinstance(group := entry.get("process_group"), tuple | list) and len(group) == 2
+    return [*numbers, *([] if pair else ["process_group"]), *([] if isinstance(entry.get(_NAME), str) else [_NAME])]
 
 
 def _with_batches(records: list[Record]) -> list[Record]:
@@ -235,7 +249,7 @@ def _kept(records: list[Record]) -> list[Record]:
 def _record(entry: object) -> Record | None:
     if not isinstance(entry, dict):
         return None
-    group, name = entry.get("process_group"), entry.get("profiling_name")
+    group, name = entry.get("process_group"), entry.get(_NAME)
     record_id, sequence = whole(entry.get("record_id")), whole(entry.get("collective_seq_id"))
     if not isinstance(group, tuple | list) or len(group) != 2:
         return None

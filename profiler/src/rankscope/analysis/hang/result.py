@@ -88,8 +88,8 @@ class Culprit(msgspec.Struct, frozen=True, kw_only=True):
     host: str | None
     cause: HangCause
     certain: bool
-    """False if no dump shows whether the rank came, and where the ranks may have waited for a moment only: the time of their dumps
-    is unknown, or they waited for less than a minute."""
+    """False if no dump shows whether the rank came, and where ranks may have waited for a moment only: the time of their dumps is
+    unknown, or they waited for less than a minute."""
     awaited_in: Operation | None
     """Operation in which the others wait for it, as one of them enqueued it."""
     awaited_by: list[int]
