@@ -136,7 +136,8 @@ def _evidence(dumps: Dumps) -> Evidence:
     )
     meetings = find_meetings(lines)
     moments = moments_of(dumps.ranks, dumps.taken_ns)
-    blockers = find_blockers(meetings, moments, lines.ranks)
+    ended = find_mismatches([meeting for meeting in meetings if meeting.ended], lines)
+    blockers = find_blockers(meetings, moments, lines.ranks, ended)
     mismatched = find_mismatches(dict.fromkeys(blockers.oldest.values()), lines)
     return Evidence(dumps, said or largest, lines, meetings, moments, blockers, mismatched)
 
@@ -163,14 +164,18 @@ def _by_absence(evidence: Evidence) -> Found | None:
 
 
 def _by_mismatch(evidence: Evidence) -> Found | None:
-    for meeting in _at_odds(evidence):
-        return "mismatch", [Named(rank, "mismatch", meeting) for rank in evidence.mismatches[meeting][1]]
-    return None
+    meetings = _at_odds(evidence)
+    named: dict[int, Named] = {}
+    for meeting in meetings:
+        for rank in evidence.mismatches[meeting][1]:
+            named.setdefault(rank, Named(rank, "mismatch", meeting))
+    return ("mismatch", list(named.values())) if meetings else None
 
 
 def _at_odds(evidence: Evidence) -> list[Meeting]:
-    """Return the meetings to which all ranks came, with different operations, sizes or data types."""
-    return [meeting for meeting in evidence.mismatches if set(evidence.blockers.blocks[meeting].values()) <= {"held_up"}]
+    """Return the meetings to which ranks came with different operations, sizes or data types, and none is known to be late."""
+    harmless = {"held_up", "no_dump", "untold"}
+    return [meeting for meeting in evidence.mismatches if set(evidence.blockers.blocks[meeting].values()) <= harmless]
 
 
 def _by_start(evidence: Evidence) -> Found | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rankscope.analysis.hang.groups import Group
-from rankscope.analysis.hang.progress import Lines
+from rankscope.analysis.hang.progress import Line, Lines
 from rankscope.analysis.hang.records import Dump, Record
 
 YOUNG_NS: Final = 5_000_000_000
@@ -42,6 +42,8 @@ class Meeting:
     """Ranks whose arrival the dumps do not show."""
     transfer: bool = False
     """True for a point-to-point operation."""
+    paired: bool = False
+    """True if both ranks of a transfer wait in equally many of its direction: then none has ended on one side only."""
 
     @property
     def sample(self) -> Record:
@@ -130,11 +132,14 @@ def find_meetings(lines: Lines) -> list[Meeting]:
 def _collective(lines: Lines, group: Group, number: int) -> Meeting:
     meeting = Meeting(group, number, group.members)
     overdue: dict[int, Record] = {}
-    for rank in group.members & lines.ranks:
-        line = lines.of(group, rank)
-        if line is None or line.newest is None:
+    present = {rank: line for rank in group.members & lines.ranks if (line := lines.of(group, rank)) is not None}
+    whole = max((line.batches.get(number, []) for line in present.values()), key=len, default=[])
+    for rank, line in present.items():
+        if line.newest is None:
             continue
-        if (record := line.pending.get(number)) is not None:
+        if _is_within(line, number, whole):
+            meeting.absent.add(rank)
+        elif (record := line.pending.get(number)) is not None:
             meeting.records[rank] = record
         elif line.overdue is not None and line.overdue.sequence == number:
             overdue[rank] = line.overdue
@@ -148,6 +153,12 @@ def _collective(lines: Lines, group: Group, number: int) -> Meeting:
     else:
         meeting.ended.update(overdue)
     return meeting
+
+
+def _is_within(line: Line, number: int, whole: list[Record]) -> bool:
+    """Return whether a rank has enqueued a part of a batch that others have closed: it stopped there, so it has not come."""
+    begun = [record.op for record in line.unclosed if record.sequence == number]
+    return bool(begun) and begun == [record.op for record in whole[: len(begun)]]
 
 
 def _transfers(lines: Lines) -> list[Meeting]:
@@ -167,6 +178,7 @@ def _transfers(lines: Lines) -> list[Meeting]:
                 (meeting.untold if lines.of(group, peer) is None or peer in lines.damaged else meeting.absent).add(peer)
             elif op == "send":
                 meeting.records[peer] = answers[place]
+                meeting.paired = len(records) == len(answers)
             else:
                 continue  # already in the meeting of its send
             found.append(meeting)

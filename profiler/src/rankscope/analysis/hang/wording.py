@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from rankscope.analysis.hang.result import Culprit, HangCause, HangReport, Operation
+from rankscope.analysis.hang.result import Culprit, HangCause, HangReport, Mismatch, Operation
 from rankscope.analysis.result.text import counted, first_of
 from rankscope.base.text import ranks_text
 
@@ -58,7 +58,7 @@ def _hang_summary(report: HangReport) -> str:
         case "not_started":
             return f"{upper} enqueued {what}, but the device never came to it; the other ranks began it and wait."
         case "mismatch":
-            return _mismatch_summary(report, upper)
+            return _mismatch_summary(report)
         case "deadlock":
             others = f"; {victims} in all" if len(report.waiting) > len(report.culprits) else ""
             return f"Deadlock: ranks wait for each other in different collectives ({named}){others}."
@@ -94,15 +94,35 @@ def _missed(operation: Operation) -> str:
     return f"did not enqueue {other} the {operation.op} of another rank in group {operation.group}{described}"
 
 
-def _mismatch_summary(report: HangReport, upper: str) -> str:
-    mismatch = report.mismatches[0]
+def _mismatch_summary(report: HangReport) -> str:
+    """Describe the mismatch, or the first few mismatches of several collectives, with the ranks to blame for each."""
+    ranks: dict[int, list[int]] = {}
+    for culprit in report.evidence:
+        at = next((at for at, mismatch in enumerate(report.mismatches) if _is_of(culprit, mismatch)), 0)
+        ranks.setdefault(at, []).append(culprit.rank)
+    if not ranks:
+        return _mismatch_text(report.mismatches[0], report.collective, [])
+    awaited = {culprit.rank: culprit.awaited_in for culprit in report.evidence}
+    texts = [_mismatch_text(report.mismatches[at], awaited[odd[0]], odd) for at, odd in list(ranks.items())[:_SHOWN]]
+    return " ".join(texts)
+
+
+def _is_of(culprit: Culprit, mismatch: Mismatch) -> bool:
+    awaited = culprit.awaited_in
+    is_there = awaited is not None and (awaited.group, awaited.sequence) == (mismatch.group, mismatch.sequence)
+    return is_there and any(culprit.rank in ranks for ranks in mismatch.values.values())
+
+
+def _mismatch_text(mismatch: Mismatch, operation: Operation | None, odd: Sequence[int]) -> str:
+    """``odd``: ranks that differ from the majority."""
     values = first_of([f"{ranks_text(ranks)}: {value}" for value, ranks in mismatch.values.items()], _SHOWN, "; ")
     described = f" ({mismatch.group_description})" if mismatch.group_description else ""
     place = f"collective {mismatch.sequence} of group {mismatch.group}{described}"
-    if mismatch.what != "op" and report.collective is not None:
-        place = operation_text(report.collective)
-    if report.culprits:
-        return f"{upper} came to {place} with another {_WHAT[mismatch.what]} than the others ({values}), so it does not end."
+    if mismatch.what != "op" and operation is not None:
+        place = operation_text(operation)
+    if odd:
+        named = ranks_text(odd).capitalize()
+        return f"{named} came to {place} with another {_WHAT[mismatch.what]} than the others ({values}), so it does not end."
     unsaid = "the dumps do not show which are right"
     if mismatch.sent is not None:
         totals = f"its ranks send {mismatch.sent} elements and expect {mismatch.expected}"
@@ -127,6 +147,8 @@ def detail_of(culprit: Culprit, unseen: int, *, arrived: bool, is_shown: bool) -
         return f"{unseen} collectives that ended on other ranks have not ended for it{absent}"
     if culprit.cause == "not_arrived" and not is_shown:
         return f"its dump does not show whether it enqueued {place}, but it waits for nothing, and all the others are there"
+    if culprit.cause == "not_arrived" and culprit.awaited_in is not None and culprit.last_sequence == culprit.awaited_in.sequence:
+        return f"waits for nothing itself, and enqueued a part of the batch {place}, which it did not close"
     last = f"; the last it enqueued there is {culprit.last_sequence}" if culprit.last_sequence else ""
     return _DETAILS[culprit.cause].format(place=place) + last
 
