@@ -104,3 +104,14 @@ def test_a_late_rank_is_named_though_the_clock_of_its_host_is_behind(tmp_path: P
     taken = START_NS - (1800 - 211) * SECOND
     os.utime(folder / "dump_2", ns=(taken, taken))
     assert analyze_hang([folder]).culprits == [2]
+
+
+@pytest.mark.parametrize("after_s", [6.0, 2 * DAY])
+def test_a_mismatch_is_certain_whatever_the_time_is(tmp_path: Path, after_s: float) -> None:
+    dumps = Job.of_events({"0": range(4)}, ["0"] * 10).dumps()
+    for rank, dump in dumps.items():
+        dump["entries"][-1] |= PENDING | ({"input_sizes": [[9]], "output_sizes": [[9]]} if rank == 2 else {})
+    found = report(tmp_path, dumps, after_s)
+    assert (found.cause, [culprit.certain for culprit in found.evidence]) == ("mismatch", [True])
+    assert "not known" not in found.summary
+    assert found.warnings == []

@@ -90,7 +90,8 @@ def diagnose(dumps: Dumps) -> HangReport:
     culprits = [_culprit(evidence, one) for one in named]
     waiting = [_waiting(evidence, rank, oldest) for rank, oldest in sorted(blockers.oldest.items())] if kind != "no_hang" else []
     suspects = sorted(blockers.silent.keys() - {one.rank for one in named}) if kind != "no_hang" else []
-    timed = not blockers.oldest or any(rank in taken for rank in blockers.oldest)
+    doubtful = kind == "hang" and cause != "mismatch" and not any(map(evidence.moments.is_certain, blockers.blocks))
+    timed = not (doubtful and blockers.oldest) or any(rank in taken for rank in blockers.oldest)
     report = HangReport(
         kind=kind,
         cause=cause,
@@ -112,7 +113,7 @@ def diagnose(dumps: Dumps) -> HangReport:
             evidence,
             suspects,
             young=kind == "no_hang" and blockers.young > 0,
-            short=kind == "hang" and timed and not any(evidence.moments.is_certain(one) for one in blockers.blocks),
+            short=doubtful and timed,
         ),
         next=[],
     )
@@ -255,7 +256,12 @@ def _waits(blockers: Blockers, meeting: Meeting | None) -> int:
 
 
 def _is_certain(evidence: Evidence, named: Named) -> bool:
-    """Return whether ranks had waited for long, by times that are known: else a job that goes on may look like that."""
+    """Return whether ranks had waited for long, by times that are known: else a job that goes on may look like that.
+
+    Not so a mismatch, which no job survives.
+    """
+    if named.cause == "mismatch":
+        return True
     meetings = [named.meeting] if named.meeting is not None else evidence.blockers.lost.get(named.rank, [])
     return any(evidence.moments.is_certain(meeting) or _has_failed(evidence, meeting) for meeting in meetings)
 
