@@ -188,6 +188,7 @@ def batch(
         dump["entries"].append(last | fields | {"time_discovered_completed_ns": created + 1 if is_over else None})
     for status in dump["pg_status"].values():
         status["last_enqueued_collective"] = number
+        status["last_completed_collective"] = number if done else number - 1
 
 
 def write(folder: Path, dumps: Mapping[int, dict[str, Any]], *, form: str = "pickle", waited_s: float | None = 211.0) -> Path:

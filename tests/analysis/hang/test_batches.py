@@ -46,6 +46,21 @@ def test_after_many_batches_the_rank_that_does_not_begin_the_next_is_named() -> 
     assert (report.cause, report.culprits) == ("not_arrived", [2])
 
 
+@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("hangs", [False, True])
+def test_batches_that_ended_are_known_where_only_what_has_not_ended_is_dumped(members: int, hangs: bool) -> None:
+    # Given dumps that have the members of all batches, which torch never ends, and not the records that close them
+    dumps = started_job()
+    for rank, dump in dumps.items():
+        for _ in range(5):
+            batch(dump, GATHERS[:members], done=True)
+        if hangs and rank != 2:
+            batch(dump, GATHERS[:members])
+        dump["entries"] = [entry for entry in dump["entries"] if entry["state"] != "completed"]
+    report = report_of(dumps)
+    assert (report.kind, report.culprits) == (("hang", [2]) if hangs else ("no_hang", []))
+
+
 def test_an_early_exchange_with_a_peer_that_is_not_used_again_has_ended() -> None:
     dumps = started_job()
     exchange(dumps[0], 1, ["send 0->3"], done=True)

@@ -171,12 +171,16 @@ def parse(document: object, *, backend: str | None = None, whole_history: bool =
         return None
     records = [record for entry in entries if (record := _record(entry)) is not None]
     records.sort(key=lambda record: record.record_id)
-    records = _with_batches(records)
     used = next((record.backend for record in reversed(records)), None)
     configs = _configs(document.get("pg_config"))
-    progress, unnamed = _progress(document.get("pg_status"), records, configs)
+    progress, unnamed = _progress(document.get("pg_status"), "last_enqueued_collective", records, configs)
     damaged = len(entries) - len(records)
     gapless = not damaged and all(after.record_id == before.record_id + 1 for before, after in pairwise(records))
+    records = _with_batches(records)
+    if not gapless:
+        records = _with_ended_members(
+            records, _progress(document.get("pg_status"), "last_completed_collective", records, configs)[0]
+        )
     times = (time for record in records for time in (record.created_ns, record.started_ns, record.completed_ns))
     return Dump(
         records=records if whole_history else _kept(records),
@@ -232,6 +236,20 @@ def _with_batches(records: list[Record]) -> list[Record]:
             record = replace(record, state=end.state, retired=end.retired, batch=end.record_id)  # noqa: PLW2901
         batched.append(record)
     return batched[::-1]
+
+
+def _with_ended_members(records: list[Record], completed: dict[str, int]) -> list[Record]:
+    """End the members of batches that have ended, where torch dumps only what has not, and so not the records that close them.
+
+    ``completed``: number of the last operation that has ended, by group; it may be a transfer in a group that has some.
+    """
+    mixed = {record.group for record in records if record.is_p2p}
+    return [
+        replace(record, state="completed")
+        if record.backend == "nccl" and record.group not in mixed and record.sequence <= completed.get(record.group, -1)
+        else record
+        for record in records
+    ]
 
 
 def _kept(records: list[Record]) -> list[Record]:
@@ -320,19 +338,17 @@ def _ranks(said: object) -> tuple[int, ...] | None:
     return tuple(dict.fromkeys(ranks)) or None
 
 
-def _progress(document: object, records: list[Record], configs: dict[str, Config]) -> tuple[dict[str, int], int]:
-    """Return the progress by group name, and the number of groups whose name is unknown.
+def _progress(document: object, key: str, records: list[Record], configs: dict[str, Config]) -> tuple[dict[str, int], int]:
+    """Return a number of each group's status by the group's name, and the number of groups whose name is unknown.
 
     Torch identifies the groups by number here, and by name everywhere else.
     """
     if not isinstance(document, dict):
         return {}, 0
     said = {
-        number: enqueued
-        for key, about in document.items()
-        if (number := _integer(key)) is not None
-        and isinstance(about, dict)
-        and (enqueued := _integer(about.get("last_enqueued_collective"))) is not None
+        number: last
+        for name, about in document.items()
+        if (number := _integer(name)) is not None and isinstance(about, dict) and (last := _integer(about.get(key))) is not None
     }
     names = {record.pg_id: record.group for record in records if record.pg_id is not None}
     # Numbers and names are both in the order in which the groups were created; groups with records confirm the match.
@@ -341,7 +357,7 @@ def _progress(document: object, records: list[Record], configs: dict[str, Config
         paired = dict(zip(numbers, sorted(configs, key=int), strict=True))
         if all(paired.get(number, name) == name for number, name in names.items()):
             names = paired
-    named = {names[number]: enqueued for number, enqueued in said.items() if number in names}
+    named = {names[number]: last for number, last in said.items() if number in names}
     return named, len(document) - len(named)
 
 
