@@ -168,7 +168,30 @@ def p2p(dump: dict[str, Any], op: str, group: str, number: int, **fields: Any) -
     )
 
 
-def write(folder: Path, dumps: Mapping[int, dict[str, Any]], *, form: str = "pickle", waited_s: float | None = None) -> Path:
+def batch(
+    dump: dict[str, Any],
+    operations: Sequence[tuple[str, Sequence[int], Sequence[int]]],
+    *,
+    closed: bool = True,
+    done: bool = False,
+) -> None:
+    """Add a coalesced batch of collectives (name, input and output sizes); torch ends only the record that closes it."""
+    last = dump["entries"][-1]
+    number = last["collective_seq_id"] + 1
+    for place, (op, *sizes) in enumerate([*operations, *([("coalesced", (), ())] if closed else [])], last["record_id"] + 1):
+        is_over = done and op == "coalesced"
+        created = START_NS + place * SECOND // 100
+        fields: dict[str, Any] = {"record_id": place, "collective_seq_id": number, "profiling_name": f"nccl:{op}"}
+        for side, shape in zip(("input", "output"), sizes, strict=True):
+            fields |= {f"{side}_sizes": [list(shape)] if shape else [], f"{side}_dtypes": ["Float"] if shape else []}
+        fields |= {"time_created_ns": created, "state": "completed" if is_over else "scheduled", "retired": is_over}
+        dump["entries"].append(last | fields | {"time_discovered_completed_ns": created + 1 if is_over else None})
+    for status in dump["pg_status"].values():
+        status["last_enqueued_collective"] = number
+        status["last_completed_collective"] = number if done else number - 1
+
+
+def write(folder: Path, dumps: Mapping[int, dict[str, Any]], *, form: str = "pickle", waited_s: float | None = 211.0) -> Path:
     """Write the dumps under torch's file names. ``waited_s``: seconds between the start of the job and the dumps."""
     folder.mkdir(parents=True, exist_ok=True)
     for rank, dump in dumps.items():

@@ -87,7 +87,7 @@ def test_transfers_without_durations_are_unknown_and_not_zero(tmp_path: Path) ->
     job = Job(always(2, 15.0), steps=0)
     for step in range(40):
         for rank in range(4):
-            job.issue("0", "recv 1<-0", [64], step * 50_000_000, {rank: 0.0}, autograd=False)
+            job.issue("0", f"recv {rank}<-{(rank - 1) % 4}", [64], step * 50_000_000, {rank: 0.0}, autograd=False)
             del job.entries[rank][-1]["duration_ms"]
         job.train(step)
     verdict = analyze([job.write(tmp_path / "dumps")]).verdict
@@ -221,7 +221,9 @@ def test_a_receiver_is_not_named_for_its_sender(tmp_path: Path) -> None:
     job = Job(always(2, 15.0), steps=0)
     for step in range(40):
         for rank in range(4):
-            job.issue("0", "recv 1<-0", [64], step * 50_000_000, {rank: 15.0 if rank == 2 else 0.0}, autograd=False)
+            job.issue(
+                "0", f"recv {rank}<-{(rank - 1) % 4}", [64], step * 50_000_000, {rank: 15.0 if rank == 2 else 0.0}, autograd=False
+            )
         job.train(step)
     for entry in (entry for row in job.entries for entry in row if entry["input_sizes"] != [[64]]):
         entry["duration_ms"] += 100.0

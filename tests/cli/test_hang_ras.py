@@ -14,7 +14,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from tests.flight_dumps import Job, write
+from tests.flight_dumps import SECOND, START_NS, Job, write
 from tests.ras_server import Comm, Speak, answer, listening, ras, text_answer
 
 from rankscope.runs.paths import flight_dir, rank_dir
@@ -44,7 +44,9 @@ def dump(run: Path, *, ranks: tuple[int, ...] = (0, 1, 2, 3), stops: dict[int, i
     flight_dir(run, 0).mkdir()
     dumps = Job.of_events(WORLD, ["0"] * 3, stops={2: 1} if stops is None else stops).dumps()
     for rank in ranks:
-        (flight_dir(run, 0) / f"rank-{rank:05d}-watchdog-nccl.pickle").write_bytes(pickle.dumps(dumps[rank], 2))
+        path = flight_dir(run, 0) / f"rank-{rank:05d}-watchdog-nccl.pickle"
+        path.write_bytes(pickle.dumps(dumps[rank], 2))
+        os.utime(path, ns=(START_NS + 211 * SECOND,) * 2)
 
 
 def asked(cli: Cli, *args: str | Path, env: dict[str, str] | None = None) -> dict[str, Any]:

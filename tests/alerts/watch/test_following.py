@@ -86,7 +86,7 @@ def test_dumps_are_read_once_however_often_the_run_is_looked_at(make_run: Any, m
 
 def test_what_went_on_after_its_dumps_does_not_hang(make_run: Any) -> None:
     run = make_run(slow=None)
-    write(flight_dir(run.path, 0), Job.of_events({"0": (0, 1, 2, 3)}, ["0"] * 3, stops={2: 1}).dumps())
+    write(flight_dir(run.path, 0), Job.of_events({"0": (0, 1, 2, 3)}, ["0"] * 3, stops={2: 1}).dumps(), waited_s=None)
     following = Following(clock=lambda: START_NS / 1e9 + 6)
     assert following.hang(run.path, False) is None
     assert following.hang(run.path, True) is not None

@@ -16,6 +16,8 @@ from rankscope.analysis.hang.files import Dumps
 from rankscope.analysis.hang.records import parse
 
 WORLD = {"0": (0, 1, 2, 3)}
+LONG = dict.fromkeys(range(4), 211.0)
+"""Seconds to the dumps of a job that hangs."""
 
 
 def planted(folder: Path) -> list[int]:
@@ -146,8 +148,10 @@ def test_the_chain_goes_over_groups_to_who_did_not_come() -> None:
 
 
 def test_culprits_of_different_groups_are_each_said_where_they_were_missed() -> None:
-    groups = {"a": (0, 1), "b": (2, 3)}
-    report = report_of(Job(groups, {0: [Call("a")], 1: [], 2: [Call("b")], 3: []}).dumps())
+    groups = {"0": range(4), "a": (0, 1), "b": (2, 3)}
+    start = Call("0")
+    calls = {0: [start, Call("a")], 1: [start], 2: [start, Call("b")], 3: [start]}
+    report = report_of(Job(groups, calls).dumps(), waited_s=LONG)
     assert report.culprits == [1, 3]
     assert "rank 1" in report.next[0]
     assert "rank 3" in report.next[0]
@@ -157,8 +161,10 @@ def test_culprits_of_different_groups_are_each_said_where_they_were_missed() -> 
 
 
 def test_who_is_awaited_by_more_ranks_is_named_first() -> None:
-    groups = {"a": (0, 1), "b": (2, 3, 4)}
-    report = report_of(Job(groups, {0: [Call("a")], 1: [], 2: [Call("b")], 3: [], 4: [Call("b")]}).dumps())
+    groups = {"0": range(5), "a": (0, 1), "b": (2, 3, 4)}
+    start = Call("0")
+    calls = {0: [start, Call("a")], 1: [start], 2: [start, Call("b")], 3: [start], 4: [start, Call("b")]}
+    report = report_of(Job(groups, calls).dumps())
     assert [one.rank for one in report.evidence] == [3, 1]
     assert report.group is not None
     assert report.group.name == "b"
@@ -332,7 +338,7 @@ def test_a_rank_that_never_used_a_group_is_late_only_where_that_is_known() -> No
     dumps[3]["pg_status"] = {}
     report = report_of(dumps)
     assert [(one.rank, one.cause, one.certain) for one in report.evidence] == [(3, "not_arrived", False)]
-    report = report_of(job.dumps(ring=5))
+    report = report_of(job.dumps(ring=5), waited_s=LONG)
     assert [(one.rank, one.cause, one.certain) for one in report.evidence] == [(3, "not_arrived", True)]
 
 

@@ -309,8 +309,8 @@ def test_a_bad_dump_among_many_is_named_and_left_out(tmp_path: Path) -> None:
 
 
 def test_of_two_dumps_of_a_rank_the_newest_is_read_and_the_other_named(tmp_path: Path) -> None:
-    folder = write(tmp_path / "dumps", Job.of_events(WORLD, ["0"] * 5, stops={2: 3}).dumps(), waited_s=60)
-    old = write(tmp_path / "old", Job.of_events(WORLD, ["0"] * 5).dumps(), waited_s=10) / "dump_2"
+    folder = write(tmp_path / "dumps", Job.of_events(WORLD, ["0"] * 5, stops={2: 3}).dumps(), waited_s=211)
+    old = write(tmp_path / "old", Job.of_events(WORLD, ["0"] * 5).dumps(), waited_s=60) / "dump_2"
     report = analyze_hang([old, folder])
     assert report.culprits == [2]
     assert [warning for warning in report.warnings if str(old) in warning]

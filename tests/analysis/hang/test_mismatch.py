@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.analysis.hang.reports import report_of
-from tests.flight_dumps import Call, Job, as_json
+from tests.flight_dumps import Call, Job, as_json, p2p
 
 from rankscope.analysis.collectives.operations import OPERATIONS, operation
 from rankscope.analysis.hang.result import HangReport
@@ -280,3 +280,62 @@ def test_a_rank_of_another_call_is_named_by_the_operation_and_not_its_size() -> 
         document["entries"][-1] |= {"state": "scheduled", "retired": False, "time_discovered_completed_ns": None}
     report = report_of(documents)
     assert (report.mismatches[0].what, report.culprits) == ("op", [2])
+
+
+PENDING = {"state": "started", "retired": False, "time_discovered_completed_ns": None}
+
+
+@pytest.mark.parametrize(
+    ("change", "what"), [({"input_sizes": [[8]], "output_sizes": [[8]]}, "size"), ({"input_dtypes": ["Half"]}, "dtype")]
+)
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_send_and_a_receive_that_differ_are_shown_and_neither_is_named(
+    change: dict[str, Any], what: str, batched: bool
+) -> None:
+    dumps = Job.of_events({"0": (0, 1)}, ["0"] * 2).dumps()
+    p2p(dumps[0], "send 0->1", "0", 1, **change)
+    p2p(dumps[1], "recv 1<-0", "0", 1)
+    if batched:
+        for dump in dumps.values():
+            p2p(dump, "coalesced", "0", 1, input_sizes=[], output_sizes=[])
+    report = report_of(dumps)
+    assert (report.cause, report.culprits, [row.what for row in report.mismatches]) == ("mismatch", [], [what])
+
+
+def test_transfers_of_which_one_has_ended_on_one_side_are_not_compared() -> None:
+    # Given the size of a message before the message, and a send that has ended although its receive has not
+    dumps = Job.of_events({"0": (0, 1)}, ["0"] * 2).dumps()
+    p2p(dumps[0], "send 0->1", "0", 2, input_sizes=[[64]], output_sizes=[[64]])
+    p2p(dumps[1], "recv 1<-0", "0", 1)
+    p2p(dumps[1], "recv 1<-0", "0", 2, input_sizes=[[64]], output_sizes=[[64]])
+    assert report_of(dumps).mismatches == []
+
+
+@pytest.mark.parametrize("ended", [1, 2, 3])
+def test_a_smaller_size_is_a_mismatch_though_it_has_ended_on_its_rank(ended: int) -> None:
+    dumps = Job.of_events({"0": range(4)}, ["0"] * 6, ahead=6).dumps()
+    for rank, dump in dumps.items():
+        for place, entry in enumerate(dump["entries"][-3:]):
+            entry.update({"input_sizes": [[2]], "output_sizes": [[2]]} if rank == 2 else {})
+            entry.update(PENDING if rank != 2 or place >= ended else {})
+    report = report_of(dumps)
+    assert (report.cause, report.culprits) == ("mismatch", [2])
+
+
+def test_a_mismatch_beside_a_rank_without_a_dump_is_named() -> None:
+    report = diagnosed("all_reduce", {**same(EQUAL["all_reduce"]), 2: ([[9]], [[9]])}, without=[3])
+    assert (report.cause, report.culprits, report.suspects) == ("mismatch", [2], [3])
+
+
+def test_mismatches_of_several_groups_are_all_named() -> None:
+    groups = {"0": range(8), "1": range(4), "2": range(4, 8)}
+    dumps = Job.of_events(groups, ["0", "1", "2"] * 3).dumps()
+    for dump in dumps.values():
+        dump["entries"][-1].update(PENDING)
+    dumps[2]["entries"][-1].update(input_sizes=[[9]], output_sizes=[[9]])
+    dumps[7]["entries"][-1].update(input_dtypes=["Half"], output_dtypes=["Half"])
+    report = report_of(dumps)
+    assert (report.cause, report.culprits) == ("mismatch", [2, 7])
+    assert {row.group for row in report.mismatches} == {"1", "2"}
+    for fact in ("Rank 2", "group 1", "Rank 7", "group 2", "Half"):
+        assert fact in report.summary

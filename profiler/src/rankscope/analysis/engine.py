@@ -109,10 +109,9 @@ def _durations_in(paths: Sequence[Location]) -> DurationSource | None:
         return None
     if holds_logs(files):
         return None if any(file.suffix == ".json" and b'"traceEvents"' in _head(file) for file in files) else "nccl_inspector"
-    # A dump's name has the number of its rank; a note beside the dumps has none.
-    head = _head(min([file for file in files if _DIGIT.search(file.name)] or files))
-    is_dump = head[:1] == b"\x80" or (b'"traceEvents"' not in head and _OF_A_DUMP.search(head) is not None)
-    return "flight_recorder" if is_dump else None
+    from rankscope.analysis.hang.files import dumps_among
+
+    return "flight_recorder" if dumps_among(files) else None
 
 
 def _head(path: Path) -> bytes:
@@ -121,8 +120,6 @@ def _head(path: Path) -> bytes:
 
 
 _HEAD: Final = 1 << 16
-_DIGIT: Final = re.compile(r"\d")
-_OF_A_DUMP: Final = re.compile(rb'^\s*\{\s*"(?:entries|pg_config|pg_status|version|comm_lib_version|nccl_version)"')
 
 
 def _run(paths: Sequence[Location]) -> NamedRun | None:

@@ -105,6 +105,10 @@ def _list_local(path: Path) -> tuple[list[Path], bool]:
     if path.is_dir():
         refuse_folder_of_runs(path)
         inside = sorted(file for file in path.rglob("*") if file.is_file() and file.name.endswith(SUFFIXES))
+        from rankscope.analysis.hang.files import looks_like_dump, refuse_folder_of_dumps
+
+        if all(map(looks_like_dump, inside)):
+            refuse_folder_of_dumps(path)
         if not inside:
             if operations := sorted(path.glob(f"*{OPERATIONS_SUFFIX}")):
                 raise InputError(operations[0], _OPERATIONS)

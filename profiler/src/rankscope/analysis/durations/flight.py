@@ -15,6 +15,7 @@ from rankscope.analysis.collectives.world import least_ranks_of_groups
 from rankscope.analysis.durations.calls import MAX_CALLS, RECORD_IT, Call, Durations, RankCalls, Wording
 from rankscope.analysis.hang.diagnosis import analyze_hang, waits_long
 from rankscope.analysis.hang.files import DumpFile, find_dumps, newer_versions, read_dump
+from rankscope.analysis.hang.job_dumps import Origin, dumps_of_one_job, origin_of
 from rankscope.analysis.hang.records import Dump, Record, text
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.result.text import counted
@@ -67,12 +68,16 @@ def _read_calls(files: Sequence[DumpFile], warnings: list[str], engine: Engine) 
     most = max(1, MAX_CALLS // len(files))
     paths = [file.path for file in files]
     text_bytes = _SLOWER * sum(path.stat().st_size for path in paths if path.exists())
-    read = engine.map(partial(_read_one, most=most), files, files=paths, text_bytes=text_bytes)
-    for file, found in zip(files, read, strict=True):
-        if isinstance(found, InputError):
-            errors.append(found)
-            continue
-        one = ranks.setdefault(file.rank, RankCalls())
+    read: dict[Path, ReadDump] = {}
+    results = engine.map(partial(_read_one, most=most), files, files=paths, text_bytes=text_bytes)
+    for file, result in zip(files, results, strict=True):
+        if isinstance(result, InputError):
+            errors.append(result)
+        else:
+            read[file.path] = result
+    for origin in dumps_of_one_job([found.origin for found in read.values()], warnings):
+        found = read[origin.path]
+        one = ranks.setdefault(origin.rank, RankCalls())
         one.calls += found.calls.calls
         one.members |= found.calls.members
         one.damaged += found.calls.damaged
@@ -94,6 +99,7 @@ def _read_calls(files: Sequence[DumpFile], warnings: list[str], engine: Engine) 
 class ReadDump:
     """Content of one dump, as far as the analysis of all dumps needs it."""
 
+    origin: Origin
     calls: RankCalls
     waits_long: bool
     newer_version: str | None
@@ -105,7 +111,8 @@ def _read_one(file: DumpFile, *, most: int) -> ReadDump | InputError:
         dump = read_dump(file.path, backend=file.backend, whole_history=True)
     except InputError as error:
         return error
-    return ReadDump(calls_of_dump(dump, dump.records[-most:]), waits_long(file, dump), dump.newer_version)
+    origin = origin_of(file.path, file.rank, dump)
+    return ReadDump(origin, calls_of_dump(dump, dump.records[-most:]), waits_long(file, dump), dump.newer_version)
 
 
 def calls_of_dump(dump: Dump, records: Sequence[Record]) -> RankCalls:

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from rankscope.analysis.collectives.operations import operation
 from rankscope.analysis.hang.groups import Group
-from rankscope.analysis.hang.meetings import YOUNG_NS, Meeting, Moments
+from rankscope.analysis.hang.meetings import Meeting, Moments
 from rankscope.analysis.trace.classify import operation_name
 
 Why = Literal["not_arrived", "held_up", "lost_device", "no_dump", "untold"]
@@ -75,13 +75,19 @@ class Blockers:
         return chain
 
 
-def find_blockers(meetings: Sequence[Meeting], moments: Moments, dumped: Container[int]) -> Blockers:
-    """Follow the wait of every rank's oldest operation. ``dumped``: ranks with a dump."""
-    lost = _lost(meetings, moments)
+def find_blockers(
+    meetings: Sequence[Meeting], moments: Moments, dumped: Container[int], mismatched: Container[Meeting] = ()
+) -> Blockers:
+    """Follow the wait of every rank's oldest operation.
+
+    ``dumped``: ranks with a dump. ``mismatched``: collectives that may have ended on some ranks only because of their sizes.
+    """
+    lost = _lost([meeting for meeting in meetings if meeting not in mismatched], moments)
     old = [meeting for meeting in meetings if not moments.is_young(meeting)]
     found = Blockers(oldest=_oldest(old, lost), lost=lost, young=len(meetings) - len(old))
+    held = _wait_within_batches(old, found)
     for meeting in dict.fromkeys(found.oldest.values()):
-        found.blocks[meeting] = _blocked_by(meeting, found, dumped)
+        found.blocks[meeting] = _blocked_by(meeting, found, dumped, held)
     for meeting in old:
         for rank in meeting.absent - found.oldest.keys() - lost.keys():
             if not moments.may_come(rank, meeting):
@@ -101,7 +107,43 @@ def _oldest(meetings: Sequence[Meeting], lost: Container[int]) -> dict[int, Meet
     return {rank: meeting for rank, (_, _, meeting) in found.items()}
 
 
-def _blocked_by(meeting: Meeting, found: Blockers, dumped: Container[int]) -> dict[int, Why]:
+def _wait_within_batches(meetings: Sequence[Meeting], found: Blockers) -> set[int]:
+    """Have each rank in a batch wait in the transfer that others keep from ending, and return these ranks.
+
+    The transfers of a batch run together and have no order: one of them ends without the others, and the batch with the last.
+    """
+    of_batch: dict[tuple[int, int], list[Meeting]] = {}
+    for meeting in meetings:
+        for rank, record in meeting.records.items():
+            if record.batch is not None:
+                of_batch.setdefault((rank, record.batch), []).append(meeting)
+    held: set[int] = set()
+    queue = [
+        meeting
+        for meetings_of_rank in of_batch.values()
+        for meeting in meetings_of_rank
+        if meeting.absent
+        or meeting.untold
+        or not all(_is_within_batch(found.oldest.get(rank), meeting, rank) for rank in meeting.records)
+    ]
+    for meeting in queue:
+        for rank, record in meeting.records.items():
+            if rank not in held and record.batch is not None and _is_within_batch(found.oldest.get(rank), meeting, rank):
+                held.add(rank)
+                found.oldest[rank] = meeting
+                queue += of_batch[rank, record.batch]
+    return held
+
+
+def _is_within_batch(oldest: Meeting | None, meeting: Meeting, rank: int) -> bool:
+    """Return whether a rank waits in a meeting itself, or in another transfer of the same batch."""
+    if oldest is None or oldest is meeting:
+        return oldest is meeting
+    batch = meeting.records[rank].batch
+    return batch is not None and oldest.records[rank].batch == batch
+
+
+def _blocked_by(meeting: Meeting, found: Blockers, dumped: Container[int], held: Container[int]) -> dict[int, Why]:
     blocked: dict[int, Why] = {}
     for rank in sorted(meeting.records.keys() | meeting.absent | meeting.untold):
         if rank in found.lost:
@@ -110,7 +152,11 @@ def _blocked_by(meeting: Meeting, found: Blockers, dumped: Container[int]) -> di
             blocked[rank] = "not_arrived"
         elif rank in meeting.untold:
             blocked[rank] = "untold" if rank in dumped else "no_dump"
-        elif rank in found.oldest and found.oldest[rank] is not meeting:
+        elif (
+            rank in found.oldest
+            and found.oldest[rank] is not meeting
+            and (rank in held or not _is_within_batch(found.oldest[rank], meeting, rank))
+        ):
             blocked[rank] = "held_up"
     return blocked
 
@@ -123,8 +169,7 @@ def _lost(meetings: Sequence[Meeting], moments: Moments) -> dict[int, list[Meeti
             continue
         for rank, record in meeting.records.items():
             # Ranks of a running job are not dumped at the same moment: a recent collective may end after this rank's dump.
-            waited = moments.waited_ns(rank, record)
-            if waited is None or waited >= YOUNG_NS:
+            if not moments.is_recent(rank, record):
                 unseen.setdefault((meeting.group, rank), []).append(meeting)
     found: dict[int, list[Meeting]] = {}
     for (_, rank), missed in unseen.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -13,7 +13,7 @@ import msgspec
 from rankscope.analysis.hang.blockers import Blockers, find_blockers
 from rankscope.analysis.hang.files import DumpFile, Dumps, read_dumps, taken_ns
 from rankscope.analysis.hang.groups import Group, Groups
-from rankscope.analysis.hang.meetings import YOUNG_NS, Meeting, Moments, find_meetings
+from rankscope.analysis.hang.meetings import Meeting, Moments, find_meetings, moments_of
 from rankscope.analysis.hang.mismatch import find_mismatches
 from rankscope.analysis.hang.progress import Lines
 from rankscope.analysis.hang.records import Dump, Record
@@ -72,17 +72,17 @@ def analyze_hang(paths: Sequence[Path]) -> HangReport:
 def waits_long(file: DumpFile, dump: Dump) -> bool:
     """Return whether a rank waits for long, or for an unknown time. Only then the dumps of all ranks have to be diagnosed."""
     rank, taken = file.rank, taken_ns(file, dump)
-    moments = Moments({} if taken is None else {rank: taken})
+    moments = moments_of({rank: [dump]}, {} if taken is None else {rank: taken})
     lines = Lines({rank: [dump]}, Groups({rank: [dump]}, None), {rank: taken} if file.crashed else {})
-    waited = [moments.waited_ns(rank, record) for _, _, line in lines.all() for record in line.unfinished()]
-    return any(one is None or one >= YOUNG_NS for one in waited)
+    return any(not moments.is_recent(rank, record) for _, _, line in lines.all() for record in line.unfinished())
 
 
 def diagnose(dumps: Dumps) -> HangReport:
     """Name the ranks that did not arrive, or another cause that keeps the others waiting. A pure function."""
     evidence = _evidence(dumps)
     kind, cause, named = _judge(evidence)
-    blockers = evidence.blockers
+    blockers, taken = evidence.blockers, evidence.moments.taken_ns
+    named = [replace(one, certain=one.certain and _is_certain(evidence, one)) for one in named]
     first = next((one for one in named if one.meeting is not None), None)
     unnamed = _at_odds(evidence) if cause == "mismatch" else blockers.stuck() if cause == "stuck" else []
     meeting = first.meeting if first is not None else next(iter(unnamed), None)
@@ -90,6 +90,8 @@ def diagnose(dumps: Dumps) -> HangReport:
     culprits = [_culprit(evidence, one) for one in named]
     waiting = [_waiting(evidence, rank, oldest) for rank, oldest in sorted(blockers.oldest.items())] if kind != "no_hang" else []
     suspects = sorted(blockers.silent.keys() - {one.rank for one in named}) if kind != "no_hang" else []
+    doubtful = kind == "hang" and cause != "mismatch" and not any(map(evidence.moments.is_certain, blockers.blocks))
+    timed = not (doubtful and blockers.oldest) or any(rank in taken for rank in blockers.oldest)
     report = HangReport(
         kind=kind,
         cause=cause,
@@ -107,10 +109,15 @@ def diagnose(dumps: Dumps) -> HangReport:
         world_size=evidence.world_size,
         attempt=dumps.attempt,
         coverage=min(1.0, len(dumps.ranks) / evidence.world_size) if evidence.world_size else None,
-        warnings=_warnings(evidence, suspects, young=kind == "no_hang" and blockers.young > 0),
+        warnings=_warnings(
+            evidence,
+            suspects,
+            young=kind == "no_hang" and blockers.young > 0,
+            short=doubtful and timed,
+        ),
         next=[],
     )
-    report = msgspec.structs.replace(report, summary=summary_of(report, silent=len(suspects)))
+    report = msgspec.structs.replace(report, summary=summary_of(report, silent=len(suspects), timed=timed))
     return msgspec.structs.replace(report, next=advice(report, run=dumps.run, hosts=dumps.hosts, pids=dumps.pids))
 
 
@@ -129,8 +136,9 @@ def _evidence(dumps: Dumps) -> Evidence:
         default=None,
     )
     meetings = find_meetings(lines)
-    moments = Moments(dumps.taken_ns)
-    blockers = find_blockers(meetings, moments, lines.ranks)
+    moments = moments_of(dumps.ranks, dumps.taken_ns)
+    ended = find_mismatches([meeting for meeting in meetings if meeting.ended], lines)
+    blockers = find_blockers(meetings, moments, lines.ranks, ended)
     mismatched = find_mismatches(dict.fromkeys(blockers.oldest.values()), lines)
     return Evidence(dumps, said or largest, lines, meetings, moments, blockers, mismatched)
 
@@ -157,14 +165,18 @@ def _by_absence(evidence: Evidence) -> Found | None:
 
 
 def _by_mismatch(evidence: Evidence) -> Found | None:
-    for meeting in _at_odds(evidence):
-        return "mismatch", [Named(rank, "mismatch", meeting) for rank in evidence.mismatches[meeting][1]]
-    return None
+    meetings = _at_odds(evidence)
+    named: dict[int, Named] = {}
+    for meeting in meetings:
+        for rank in evidence.mismatches[meeting][1]:
+            named.setdefault(rank, Named(rank, "mismatch", meeting))
+    return ("mismatch", list(named.values())) if meetings else None
 
 
 def _at_odds(evidence: Evidence) -> list[Meeting]:
-    """Return the meetings to which all ranks came, with different operations, sizes or data types."""
-    return [meeting for meeting in evidence.mismatches if set(evidence.blockers.blocks[meeting].values()) <= {"held_up"}]
+    """Return the meetings to which ranks came with different operations, sizes or data types, and none is known to be late."""
+    harmless = {"held_up", "no_dump", "untold"}
+    return [meeting for meeting in evidence.mismatches if set(evidence.blockers.blocks[meeting].values()) <= harmless]
 
 
 def _by_start(evidence: Evidence) -> Found | None:
@@ -243,6 +255,23 @@ def _waits(blockers: Blockers, meeting: Meeting | None) -> int:
     return 0 if meeting is None else sum(blockers.oldest.get(rank) is meeting for rank in meeting.records)
 
 
+def _is_certain(evidence: Evidence, named: Named) -> bool:
+    """Return whether ranks had waited for long, by times that are known: else a job that goes on may look like that.
+
+    Not so a mismatch, which no job survives.
+    """
+    if named.cause == "mismatch":
+        return True
+    meetings = [named.meeting] if named.meeting is not None else evidence.blockers.lost.get(named.rank, [])
+    return any(evidence.moments.is_certain(meeting) or _has_failed(evidence, meeting) for meeting in meetings)
+
+
+def _has_failed(evidence: Evidence, meeting: Meeting) -> bool:
+    """Return whether an exception ended a rank in this meeting, after its timeout."""
+    lines = ((evidence.lines.of(meeting.group, rank), record) for rank, record in meeting.records.items())
+    return any(line is not None and line.overdue is record for line, record in lines)
+
+
 def _culprit(evidence: Evidence, named: Named) -> Culprit:
     meeting, rank = named.meeting, named.rank
     line = None if meeting is None else evidence.lines.of(meeting.group, rank)
@@ -268,7 +297,8 @@ def _culprit(evidence: Evidence, named: Named) -> Culprit:
         detail="",
     )
     arrived = meeting is not None and rank in meeting.records
-    detail = detail_of(culprit, len(evidence.blockers.lost.get(rank, [])), arrived=arrived)
+    is_shown = line is not None and line.newest is not None and rank not in evidence.lines.damaged
+    detail = detail_of(culprit, len(evidence.blockers.lost.get(rank, [])), arrived=arrived, is_shown=is_shown)
     return msgspec.structs.replace(culprit, detail=detail)
 
 
@@ -314,7 +344,7 @@ def _recorded(record: Record, peer: int | None) -> Operation:
         op=record.op,
         group=record.group,
         group_description=record.description,
-        sequence=record.p2p_sequence if record.is_p2p else record.sequence,
+        sequence=record.number,
         peer=peer,
         state=record.state,
         input_sizes=record.shapes("input"),
@@ -343,12 +373,17 @@ def _encodable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _warnings(evidence: Evidence, suspects: list[int], *, young: bool) -> list[str]:
+def _warnings(evidence: Evidence, suspects: list[int], *, young: bool, short: bool) -> list[str]:
     warnings = [_encodable(warning) for warning in evidence.dumps.warnings]
     if suspects:
         warnings.append(f"no dump of {ranks_text(suspects)}, which others wait for: late as well, or dead")
     if young:
         warnings.append("ranks were waiting for a few seconds only when they were dumped: a job that goes on looks like that")
+    if short:
+        warnings.append(
+            "ranks were waiting for less than a minute when they were dumped, and clocks of hosts and file servers may differ by "
+            "that: a job that goes on may look like that"
+        )
     if any(not meeting.group.known for meeting in evidence.blockers.blocks):
         warnings.append(
             "the dumps do not say which ranks are in each process group (gloo does not): those that were seen in it count"

@@ -6,16 +6,19 @@ import glob
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from rankscope.analysis.hang.job_dumps import dumps_of_one_job, origin_of
+from rankscope.analysis.hang.meetings import CLOCKS_NS
 from rankscope.analysis.hang.pickles import MAX_CONTAINERS, PickleError, load_plain
-from rankscope.analysis.hang.records import NEWEST, Dump, newer_version, parse
+from rankscope.analysis.hang.records import NEWEST, Dump, newer_version, parse, text, unreadable_fields
 from rankscope.analysis.result.text import counted, joined
 from rankscope.base.errors import InputError
+from rankscope.base.text import ranks_text
 from rankscope.runs.named import NamedRun, named_run, refuse_folder_of_runs
 from rankscope.runs.paths import attempt_dir, flight_dir
 from rankscope.runs.reader import RunReader
@@ -26,11 +29,12 @@ MAX_BYTES: Final = 128 * 1024 * 1024
 """Maximum size of a dump file; a larger file is refused."""
 MAX_VALUES: Final = 12_000_000
 """Maximum number of values in JSON; a record of a collective has about 25."""
-_COPIED_LATER_NS: Final = 3600 * 10**9
-"""Maximum delay, besides the timeout, between the newest time in a dump and the modification time of its file.
+_TIMEOUT_MS: Final = 1_800_000
+"""Torch's default timeout, where a dump does not have it."""
 
-Within it, the modification time counts as the time of the dump; a longer delay means that the file was copied later.
-"""
+_HEAD: Final = 1 << 16
+_TRACE: Final = b'"traceEvents"'
+_KEY: Final = re.compile(rb'"(?:entries|pg_config|pg_status|comm_lib_version|nccl_version)"\s*:')
 
 _NEWEST_TEXT: Final = f"the newest known version is {'.'.join(map(str, NEWEST))}"
 
@@ -92,19 +96,24 @@ def read_dumps(paths: Sequence[Path]) -> Dumps:
     dumps.warnings += [f"{path}: left out, no rank in its name" for path in unnamed]
     files = _one_occasion(files, dumps)
     errors: list[InputError] = []
-    versions: set[str | None] = set()
+    read: dict[Path, tuple[DumpFile, Dump]] = {}
     for file in _one_each(files, dumps):
         try:
-            dump = read_dump(file.path, backend=file.backend)
+            read[file.path] = file, read_dump(file.path, backend=file.backend)
         except InputError as error:
             errors.append(error)
-            continue
-        _add(dumps, file, dump)
-        versions.add(dump.newer_version)
+    for origin in dumps_of_one_job([origin_of(file.path, file.rank, dump) for file, dump in read.values()], dumps.warnings):
+        file, dump = read[origin.path]
+        _add(dumps, replace(file, rank=origin.rank), dump)
     if not dumps.ranks:
         raise errors[0]
     dumps.warnings += [f"left out: {error}" for error in errors]
-    dumps.warnings += newer_versions(versions)
+    dumps.warnings += newer_versions(dump.newer_version for _, dump in read.values())
+    empty = [rank for rank, parts in dumps.ranks.items() if not any(dump.records or dump.progress for dump in parts)]
+    if 0 < len(empty) < len(dumps.ranks):
+        dumps.warnings.append(
+            f"no operation in the dumps of {ranks_text(sorted(empty))}: is the recorder off (TORCH_FR_BUFFER_SIZE)?"
+        )
     return dumps
 
 
@@ -130,11 +139,18 @@ def read_dump(path: Path, *, backend: str | None = None, whole_history: bool = F
     document = _document(path, data)
     dump = parse(document, backend=backend, whole_history=whole_history)
     version = newer_version(document)
-    if version is not None and (dump is None or (dump.damaged and not dump.records)):
+    if version is not None and dump is None:
         raise InputError(path, f"a Flight Recorder dump of version {version}, which cannot be read; {_NEWEST_TEXT}")
+    if dump is not None and dump.damaged and not dump.records:
+        about = f"version {_version(document)}, whose records cannot be read for their {joined(unreadable_fields(document), 3)}"
+        raise InputError(path, f"a Flight Recorder dump of {about}; {_NEWEST_TEXT}")
     if dump is None:
         raise InputError(path, "not a Flight Recorder dump: there is no version with entries or process groups in it")
     return dump
+
+
+def _version(document: object) -> str:
+    return (text(document.get("version")) if isinstance(document, dict) else "") or "unknown"
 
 
 def find_dumps(paths: Sequence[Path]) -> tuple[list[DumpFile], list[str]]:
@@ -180,11 +196,16 @@ def _add(dumps: Dumps, file: DumpFile, dump: Dump) -> None:
 
 
 def taken_ns(file: DumpFile, dump: Dump) -> int | None:
-    """Return the time at which a dump was taken, in unix nanoseconds; ``None`` where its file was copied much later."""
+    """Return the time at which a dump was taken, in unix nanoseconds: the modification time of its file.
+
+    ``None`` where it is too far from the newest time in the dump: the watchdog writes a dump when the timeout of an operation is
+    over, so the file was copied later.
+    """
     if dump.newest_ns is None:
         return file.written_ns
-    timeout = max((record.timeout_ms or 0 for record in dump.records), default=0) * 10**6
-    return file.written_ns if 0 <= file.written_ns - dump.newest_ns <= timeout + _COPIED_LATER_NS else None
+    delay = file.written_ns - dump.newest_ns
+    timeout = max((record.timeout_ms for record in dump.records if record.timeout_ms is not None), default=_TIMEOUT_MS) * 10**6
+    return max(file.written_ns, dump.newest_ns) if -CLOCKS_NS <= delay <= timeout + CLOCKS_NS else None
 
 
 def _of_run(run: NamedRun) -> Dumps:
@@ -231,7 +252,10 @@ def _named_by(paths: Sequence[Path]) -> tuple[list[DumpFile], list[Path]]:
     for path in paths:
         if path.is_dir():
             refuse_folder_of_runs(path)
-            found |= {name: file for name in _files(path) if (file := _dump_file(name)) is not None}
+            inside = {name: file for name in _files(path) if (file := _dump_file(name)) is not None}
+            if not inside:
+                refuse_folder_of_dumps(path)
+            found |= inside
             continue
         names = [path]
         if not path.exists():
@@ -285,12 +309,55 @@ def _one_occasion(files: list[DumpFile], dumps: Dumps) -> list[DumpFile]:
 
 
 def _one_each(files: list[DumpFile], dumps: Dumps) -> list[DumpFile]:
-    """Return one dump per rank and backend, the newest."""
+    """Return one dump per rank and backend, the newest. Raises ``InputError`` where folders have dumps of the same moment."""
     chosen: dict[tuple[int, str | None], DumpFile] = {}
     for file in sorted(files, key=lambda file: (file.written_ns, file.path)):
         # A crashed rank may also have left a dump of the watchdog.
         before = chosen.get((file.rank, file.backend))
+        if before is not None and looks_like_dump(before.path) and not looks_like_dump(file.path):
+            dumps.warnings.append(f"left out: {file.path}: not a Flight Recorder dump")
+            continue
         if before is not None:
+            if before.path.parent != file.path.parent and file.written_ns - before.written_ns < CLOCKS_NS:
+                text = (
+                    f"a second dump of rank {file.rank}, beside {before.path}: name the files by global rank, or name one folder"
+                )
+                raise InputError(file.path, text)
             dumps.warnings.append(f"two dumps of rank {file.rank}; {file.path} is read, {before.path} is not")
         chosen[file.rank, file.backend] = file
     return sorted(chosen.values(), key=lambda file: (file.rank, file.backend or ""))
+
+
+def looks_like_dump(path: Path) -> bool:
+    """Return whether a file has a rank in its name, and the first bytes of a dump."""
+    if _dump_file(path) is None:
+        return False
+    head = _head(path)
+    return head[:1] == b"\x80" or (head.lstrip()[:1] == b"{" and _TRACE not in head and _KEY.search(head) is not None)
+
+
+def dumps_among(files: Sequence[Path]) -> bool:
+    """Return whether there are dumps, and no traces, among files."""
+    has_dumps = False
+    for file in files:
+        if looks_like_dump(file):
+            has_dumps = True
+        elif file.suffix == ".json" and _TRACE in _head(file):
+            return False
+    return has_dumps
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with open_regular(path) as file:
+            return file.read(_HEAD)
+    except OSError:
+        return b""
+
+
+def refuse_folder_of_dumps(path: Path) -> None:
+    """Raise ``InputError`` if ``path`` is a folder directly above folders with dumps."""
+    folders = [child for child in _files(path) if child.is_dir() and any(map(looks_like_dump, _files(child)))]
+    if folders:
+        names = joined([folder.name for folder in folders], 3)
+        raise InputError(path, f"its folders {names} have Flight Recorder dumps; name them, such as {path}/*")

@@ -6,16 +6,19 @@ in the oldest, because its device runs them in that order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from rankscope.analysis.hang.groups import Group
-from rankscope.analysis.hang.progress import Lines
-from rankscope.analysis.hang.records import Record
+from rankscope.analysis.hang.progress import Line, Lines
+from rankscope.analysis.hang.records import Dump, Record
 
 YOUNG_NS: Final = 5_000_000_000
 """A rank awaited for less than this may be on its way: the ranks of a running job are not dumped at the same moment."""
+
+CLOCKS_NS: Final = 60_000_000_000
+"""Largest difference between the clocks of a host and of its file server that is plausible."""
 
 MOST_PENDING: Final = 64
 """Maximum number of pending operations examined per rank and group; later ones wait for the same."""
@@ -39,6 +42,8 @@ class Meeting:
     """Ranks whose arrival the dumps do not show."""
     transfer: bool = False
     """True for a point-to-point operation."""
+    paired: bool = False
+    """True if both ranks of a transfer wait in equally many of its direction: then none has ended on one side only."""
 
     @property
     def sample(self) -> Record:
@@ -48,25 +53,69 @@ class Meeting:
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Time of each rank's dump in unix nanoseconds, where known."""
+    """Times of each rank in unix nanoseconds, where known."""
 
     taken_ns: Mapping[int, int]
+    """Time of its dump."""
+    completed_ns: Mapping[int, int]
+    """Time at which its last operation in any group ended, by its own clock."""
 
     def waited_ns(self, rank: int, record: Record) -> int | None:
-        """Return how long a rank had waited when its dump was taken, in nanoseconds; ``None`` if unknown."""
+        """Return the time from the enqueuing of an operation to the rank's dump, in nanoseconds; ``None`` if unknown."""
         taken = self.taken_ns.get(rank)
         return None if taken is None or record.created_ns is None else max(0, taken - record.created_ns)
 
+    def stood_ns(self, rank: int, record: Record) -> int | None:
+        """Return for how long nothing had ended on a rank that waits in ``record``, in nanoseconds; ``None`` if unknown.
+
+        A rank on which operations end until its dump does not hang, however far ahead its host enqueues.
+        """
+        taken = self.taken_ns.get(rank)
+        begun = [time for time in (record.created_ns, self.completed_ns.get(rank)) if time is not None]
+        return None if taken is None or not begun else max(0, taken - max(begun))
+
+    def is_overdue(self, rank: int, record: Record) -> bool:
+        """Return whether an operation was older than its timeout when the dump was taken."""
+        waited = self.waited_ns(rank, record)
+        return waited is not None and record.timeout_ms is not None and waited >= record.timeout_ms * 10**6
+
+    def is_recent(self, rank: int, record: Record) -> bool:
+        """Return whether a rank may have waited in ``record`` for a moment only."""
+        stood = self.stood_ns(rank, record)
+        return stood is not None and stood < YOUNG_NS and not self.is_overdue(rank, record)
+
     def is_young(self, meeting: Meeting) -> bool:
-        """Return whether all ranks that came did so less than ``YOUNG_NS`` before their dump."""
-        waited = [self.waited_ns(rank, record) for rank, record in meeting.records.items()]
-        return all(one is not None and one < YOUNG_NS for one in waited)
+        """Return whether a meeting may end yet: the last rank has just come or, if ranks are missing, all that came have."""
+        recent = [self.is_recent(rank, record) for rank, record in meeting.records.items()]
+        return all(recent) if meeting.absent or meeting.untold else any(recent)
+
+    def is_certain(self, meeting: Meeting) -> bool:
+        """Return whether a rank waits for longer than clocks may differ: only then the meeting cannot be one of a running job."""
+        return any(
+            self.is_overdue(rank, record) or ((stood := self.stood_ns(rank, record)) is not None and stood >= CLOCKS_NS)
+            for rank, record in meeting.records.items()
+        )
 
     def may_come(self, rank: int, meeting: Meeting) -> bool:
-        """Return whether an absent rank was dumped less than ``YOUNG_NS`` after the first rank came: it may still arrive."""
+        """Return whether an absent rank was dumped less than ``YOUNG_NS`` after the first rank came: it may still arrive.
+
+        Not if a timeout is over, or nothing has ended on it for longer than clocks of hosts may differ.
+        """
         taken = self.taken_ns.get(rank)
         came = [record.created_ns for record in meeting.records.values() if record.created_ns is not None]
-        return taken is not None and bool(came) and taken - min(came) < YOUNG_NS
+        if taken is None or not came or any(self.is_overdue(one, record) for one, record in meeting.records.items()):
+            return False
+        return taken - min(came) < YOUNG_NS and taken - self.completed_ns.get(rank, taken) < CLOCKS_NS
+
+
+def moments_of(dumps: Mapping[int, Sequence[Dump]], taken_ns: Mapping[int, int]) -> Moments:
+    """Return the times of ranks, from their dumps and the times at which these were taken."""
+    completed = {
+        rank: max(times)
+        for rank, parts in dumps.items()
+        if (times := [dump.completed_ns for dump in parts if dump.completed_ns is not None])
+    }
+    return Moments(taken_ns, completed)
 
 
 def find_meetings(lines: Lines) -> list[Meeting]:
@@ -83,22 +132,33 @@ def find_meetings(lines: Lines) -> list[Meeting]:
 def _collective(lines: Lines, group: Group, number: int) -> Meeting:
     meeting = Meeting(group, number, group.members)
     overdue: dict[int, Record] = {}
-    for rank in group.members & lines.ranks:
-        line = lines.of(group, rank)
-        if line is None or line.newest is None:
+    present = {rank: line for rank in group.members & lines.ranks if (line := lines.of(group, rank)) is not None}
+    whole = max((line.batches.get(number, []) for line in present.values()), key=len, default=[])
+    for rank, line in present.items():
+        if line.newest is None:
             continue
-        if (record := line.pending.get(number)) is not None:
+        if _is_within(line, number, whole):
+            meeting.absent.add(rank)
+        elif (record := line.pending.get(number)) is not None:
             meeting.records[rank] = record
         elif line.overdue is not None and line.overdue.sequence == number:
             overdue[rank] = line.overdue
-        else:
-            (meeting.ended if line.newest >= number else meeting.absent).add(rank)
+        elif line.newest >= number:
+            meeting.ended.add(rank)
+        elif rank not in lines.damaged:
+            meeting.absent.add(rank)
     meeting.untold = set(group.members - meeting.records.keys() - meeting.ended - meeting.absent - overdue.keys())
     if meeting.absent or meeting.untold:
         meeting.records.update(overdue)
     else:
         meeting.ended.update(overdue)
     return meeting
+
+
+def _is_within(line: Line, number: int, whole: list[Record]) -> bool:
+    """Return whether a rank has enqueued a part of a batch that others have closed: it stopped there, so it has not come."""
+    begun = [record.op for record in line.unclosed if record.sequence == number]
+    return bool(begun) and begun == [record.op for record in whole[: len(begun)]]
 
 
 def _transfers(lines: Lines) -> list[Meeting]:
@@ -115,9 +175,10 @@ def _transfers(lines: Lines) -> list[Meeting]:
         for place, record in enumerate(records[:MOST_PENDING]):
             meeting = Meeting(group, record.p2p_sequence, frozenset({rank, peer}), {rank: record}, transfer=True)
             if place >= len(answers):
-                (meeting.untold if lines.of(group, peer) is None else meeting.absent).add(peer)
+                (meeting.untold if lines.of(group, peer) is None or peer in lines.damaged else meeting.absent).add(peer)
             elif op == "send":
                 meeting.records[peer] = answers[place]
+                meeting.paired = len(records) == len(answers)
             else:
                 continue  # already in the meeting of its send
             found.append(meeting)

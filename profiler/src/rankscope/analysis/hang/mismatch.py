@@ -10,7 +10,7 @@ from rankscope.analysis.collectives.operations import Operation, Side, operation
 from rankscope.analysis.hang.groups import Group
 from rankscope.analysis.hang.meetings import Meeting
 from rankscope.analysis.hang.progress import Lines
-from rankscope.analysis.hang.records import Record
+from rankscope.analysis.hang.records import COALESCED, Record
 from rankscope.analysis.hang.result import Mismatch, MismatchedPart
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.trace.classify import operation_name
@@ -46,14 +46,7 @@ def find_mismatches(meetings: Iterable[Meeting], lines: Lines) -> dict[Meeting, 
     """
     found: dict[Meeting, tuple[Mismatch, list[int]]] = {}
     for meeting in meetings:
-        if meeting.transfer:
-            continue
-        records = dict(meeting.records)
-        for rank in meeting.ended:
-            line = lines.of(meeting.group, rank)
-            if line is not None and meeting.sequence in line.collectives:
-                records[rank] = line.collectives[meeting.sequence]
-        difference = next((one for check in _CHECKS if (one := check(meeting.group, records)) is not None), None)
+        difference = _of_transfer(meeting) if meeting.transfer else _of_collective(meeting, lines)
         if difference is not None:
             sent, expected = difference.totals or (None, None)
             mismatch = Mismatch(
@@ -68,6 +61,47 @@ def find_mismatches(meetings: Iterable[Meeting], lines: Lines) -> dict[Meeting, 
             )
             found[meeting] = mismatch, difference.odd
     return found
+
+
+def _of_collective(meeting: Meeting, lines: Lines) -> Difference | None:
+    records = dict(meeting.records)
+    for rank in meeting.ended:
+        line = lines.of(meeting.group, rank)
+        if line is not None and meeting.sequence in line.collectives:
+            records[rank] = line.collectives[meeting.sequence]
+    if any(record.op != COALESCED for record in records.values()):
+        return _of_records(meeting.group, records)
+    lines_of = {rank: line for rank in records if (line := lines.of(meeting.group, rank)) is not None}
+    return _of_batch(meeting.group, {rank: line.batches.get(meeting.sequence, []) for rank, line in lines_of.items()})
+
+
+def _of_records(group: Group, records: Records) -> Difference | None:
+    return next((difference for check in _CHECKS if (difference := check(group, records)) is not None), None)
+
+
+def _of_batch(group: Group, batches: Mapping[int, Sequence[Record]]) -> Difference | None:
+    """Compare the members of a coalesced batch one by one: they run in their order."""
+    # The recorder may have dropped the members, but not the record that closes them.
+    batches = {rank: members for rank, members in batches.items() if members}
+    lengths = {rank: len(members) for rank, members in batches.items()}
+    if len(set(lengths.values())) > 1:
+        return _by_value("op", {rank: f"{counted(length, 'operation')} in one batch" for rank, length in lengths.items()})
+    for place in range(max(lengths.values(), default=0)):
+        difference = _of_records(group, {rank: members[place] for rank, members in batches.items()})
+        if difference is not None:
+            return difference
+    return None
+
+
+def _of_transfer(meeting: Meeting) -> Difference | None:
+    """Compare the two sides of a transfer; there is no majority of two."""
+    records = {rank: record for rank, record in meeting.records.items() if record.elements("input")}
+    if not meeting.paired or len(records) < 2:
+        return None
+    sizes = {rank: f"{_elements(record.elements('input'))} in its {record.op}" for rank, record in records.items()}
+    if len({record.elements("input") for record in records.values()}) > 1:
+        return _by_value("size", sizes)
+    return _by_value("dtype", {rank: ", ".join(names) for rank, record in records.items() if (names := record.dtypes("input"))})
 
 
 def _by_operation(_group: Group, records: Records) -> Difference | None:

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rankscope.analysis.hang.groups import Group, Groups
-from rankscope.analysis.hang.records import Dump, Record
+from rankscope.analysis.hang.records import COALESCED, Dump, Record
 
-_COALESCED: Final = "coalesced"
 _NEARLY: Final = 0.9
 """Fraction of its timeout after which an operation counts as timed out: the clocks of libraries are coarse."""
 
@@ -20,6 +19,10 @@ class Line:
 
     collectives: dict[int, Record] = field(default_factory=dict)
     """Collectives by sequence number; for a coalesced batch, the record that ends it."""
+    batches: dict[int, list[Record]] = field(default_factory=dict)
+    """Collectives in coalesced batches, by the number of the batch, in the order they were enqueued."""
+    unclosed: list[Record] = field(default_factory=list)
+    """Collectives of the newest number, if the rank has enqueued nothing since: maybe of a batch that it has not closed."""
     transfers: list[Record] = field(default_factory=list)
     """Point-to-point operations that have not ended, in the order they were enqueued."""
     pending: dict[int, Record] = field(default_factory=dict)
@@ -42,6 +45,8 @@ class Lines:
         self._crashed = crashed
         self.ranks = frozenset(dumps)
         """Ranks with a dump."""
+        self.damaged = frozenset(rank for rank, parts in dumps.items() if any(dump.damaged for dump in parts))
+        """Ranks that may have enqueued more than their dumps show, because records cannot be read."""
         self._lines: dict[tuple[Group, int], Line] = {}
         self._pending: dict[int, int] = {}
         seen: dict[Group, list[tuple[int, Dump, list[Record]]]] = {}
@@ -93,15 +98,28 @@ def _by_group(rank: int, dump: Dump, groups: Groups) -> dict[Group, list[Record]
 
 def _line(dump: Dump, records: list[Record], counted: Sequence[int | None]) -> Line:
     collectives = {record.sequence: record for record in records if not record.is_p2p}
+    batches: dict[int, list[Record]] = {}
+    for record in records:
+        if not record.is_p2p and record.batch is not None:
+            batches.setdefault(record.sequence, []).append(record)
+    last = dump.records[-1]
+    unclosed = [] if last.op == COALESCED else [record for record in records if _is_of_batch(record, last)]
     told = _tells_completion(dump, records)
     # Completed collectives may have no records: torch can be configured to dump only the others.
     recorded = collectives if collectives or not dump.gapless else [record.sequence for record in records]
     return Line(
         collectives=collectives,
+        batches=batches,
+        unclosed=unclosed,
         transfers=_transfers(records, told=told),
         pending={number: record for number, record in collectives.items() if not ended(record, told=told)},
         newest=max((number for number in (*recorded, *counted) if number is not None), default=None),
     )
+
+
+def _is_of_batch(record: Record, last: Record) -> bool:
+    """Return whether a collective may be of one batch with the last operation of the rank: members share their number."""
+    return not (record.is_p2p or last.is_p2p) and (record.group, record.sequence) == (last.group, last.sequence)
 
 
 def _overdue(line: Line, crashed_ns: int | None) -> Record | None:
@@ -124,19 +142,16 @@ def _tells_completion(dump: Dump, records: list[Record]) -> bool:
 
 
 def _transfers(records: list[Record], *, told: bool) -> list[Record]:
-    """Return the sends and receives that are not over. For a coalesced batch, only the record that ends it shows completion."""
-    batches: dict[int, Record] = {}
-    over: set[tuple[str, tuple[int, int] | None]] = set()
+    """Return the sends and receives that are not over."""
+    over: set[tuple[str, tuple[int, int]]] = set()
     waiting: list[Record] = []
-    for record in reversed([record for record in records if record.is_p2p]):
-        if record.op == _COALESCED:
-            batches[record.p2p_sequence] = record
+    for record in reversed(records):
+        if not record.is_p2p or record.peers is None:
             continue
-        way = (record.op, record.peers)
         # Transfers from one rank to the same peer end in order.
-        if way in over or ended(batches.get(record.p2p_sequence, record), told=told):
-            over.add(way)
-        elif record.peers is not None:
+        if (record.op, record.peers) in over or ended(record, told=told):
+            over.add((record.op, record.peers))
+        else:
             waiting.append(record)
     return waiting[::-1]
 

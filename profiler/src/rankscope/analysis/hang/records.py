@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from math import prod
 from typing import Any, Final, Literal
@@ -28,7 +28,10 @@ MAX_MEMBERS: Final = 2_000_000
 """Maximum number of members of all groups of a dump together."""
 LAST_OF_GROUP: Final = 64
 """Number of last operations per group that are kept even if they have ended."""
+COALESCED: Final = "coalesced"
+"""Operation of the record that closes a coalesced batch."""
 _PEER: Final = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})")
+_NAME: Final = "profiling_name"
 _VERSION: Final = re.compile(r"(\d{1,9})(?:\.(\d{1,9}))?(?:\.\d{1,9})*")
 _NUMBER: Final = re.compile(r"\d{1,10}")
 
@@ -63,6 +66,13 @@ class Record:
     timeout_ms: int | None
     raw: dict[str, Any] = field(repr=False, compare=False)
     """All fields as they are in the dump."""
+    batch: int | None = None
+    """``record_id`` of the record that closes its coalesced batch; ``None`` outside a closed batch."""
+
+    @property
+    def number(self) -> int:
+        """Number among the collectives, or among the point-to-point operations, of the group; members of a batch share it."""
+        return self.p2p_sequence if self.is_p2p else self.sequence
 
     def shapes(self, side: Literal["input", "output"]) -> list[list[int]]:
         """Return the shapes of the tensors, at most ``MAX_SHOWN`` of them."""
@@ -143,6 +153,8 @@ class Dump:
     """True if no operation that was ever recorded is missing."""
     newest_ns: int | None
     """Latest time in the dump."""
+    completed_ns: int | None
+    """Latest time at which an operation ended; if the backend does not record that, at which one was enqueued that has ended."""
     newer_version: str | None = None
     """Version of the format, if it is newer than ``NEWEST``: fields may be missing or have another meaning."""
 
@@ -161,8 +173,14 @@ def parse(document: object, *, backend: str | None = None, whole_history: bool =
     records.sort(key=lambda record: record.record_id)
     used = next((record.backend for record in reversed(records)), None)
     configs = _configs(document.get("pg_config"))
-    progress, unnamed = _progress(document.get("pg_status"), records, configs)
-    gapless = all(after.record_id == before.record_id + 1 for before, after in pairwise(records))
+    progress, unnamed = _progress(document.get("pg_status"), "last_enqueued_collective", records, configs)
+    damaged = len(entries) - len(records)
+    gapless = not damaged and all(after.record_id == before.record_id + 1 for before, after in pairwise(records))
+    records = _with_batches(records)
+    if not gapless:
+        records = _with_ended_members(
+            records, _progress(document.get("pg_status"), "last_completed_collective", records, configs)[0]
+        )
     times = (time for record in records for time in (record.created_ns, record.started_ns, record.completed_ns))
     return Dump(
         records=records if whole_history else _kept(records),
@@ -170,10 +188,12 @@ def parse(document: object, *, backend: str | None = None, whole_history: bool =
         progress=progress,
         all_progress=bool(progress) and not unnamed,
         backend=used or backend or ("nccl" if document.get("nccl_version") or document.get("comm_lib_version") else None),
-        damaged=len(entries) - len(records),
+        damaged=damaged,
         gapless=gapless,
-        from_the_beginning=gapless and records[0].record_id == 0 if records else not entries and not document.get("pg_status"),
+        # A dump without records is also that of a recorder that is off.
+        from_the_beginning=gapless and bool(records) and records[0].record_id == 0,
         newest_ns=max((time for time in times if time is not None), default=None),
+        completed_ns=max((time for record in records if (time := _ended_ns(record)) is not None), default=None),
         newer_version=newer_version(document),
     )
 
@@ -183,6 +203,53 @@ def newer_version(document: object) -> str | None:
     said = document.get("version") if isinstance(document, dict) else None
     found = _VERSION.fullmatch(said) if isinstance(said, str) else None
     return said if found is not None and (int(found[1]), int(found[2] or 0)) > NEWEST else None
+
+
+def _ended_ns(record: Record) -> int | None:
+    """Return the time at which an operation ended, or the last time before that which is recorded."""
+    # NCCL also retires operations that timed out.
+    is_over = record.state == "completed" or (record.retired and record.backend != "nccl")
+    return (record.completed_ns or record.created_ns) if is_over else None
+
+
+def unreadable_fields(document: object) -> list[str]:
+    """Return the fields for which the first record of a dump cannot be read."""
+    entries = document.get("entries") if isinstance(document, dict) else None
+    entry = entries[0] if isinstance(entries, list) and entries else None
+    if not isinstance(entry, dict):
+        return ["entries"]
+    numbers = [name for name in ("record_id", "collective_seq_id") if whole(entry.get(name)) is None]
+    pair = isinstance(group := entry.get("process_group"), tuple | list) and len(group) == 2
+    return [*numbers, *([] if pair else ["process_group"]), *([] if isinstance(entry.get(_NAME), str) else [_NAME])]
+
+
+def _with_batches(records: list[Record]) -> list[Record]:
+    """Give the members of each coalesced batch the state of the record that closes it: torch never ends them themselves."""
+    closing: dict[tuple[str, str, bool, int], Record] = {}
+    batched = []
+    for record in reversed(records):
+        key = (record.backend, record.group, record.is_p2p, record.number)
+        if record.op == COALESCED:
+            closing[key] = record
+        elif key in closing:
+            end = closing[key]
+            record = replace(record, state=end.state, retired=end.retired, batch=end.record_id)  # noqa: PLW2901
+        batched.append(record)
+    return batched[::-1]
+
+
+def _with_ended_members(records: list[Record], completed: dict[str, int]) -> list[Record]:
+    """End the members of batches that have ended, where torch dumps only what has not, and so not the records that close them.
+
+    ``completed``: number of the last operation that has ended, by group; it may be a transfer in a group that has some.
+    """
+    mixed = {record.group for record in records if record.is_p2p}
+    return [
+        replace(record, state="completed")
+        if record.backend == "nccl" and record.group not in mixed and record.sequence <= completed.get(record.group, -1)
+        else record
+        for record in records
+    ]
 
 
 def _kept(records: list[Record]) -> list[Record]:
@@ -200,7 +267,7 @@ def _kept(records: list[Record]) -> list[Record]:
 def _record(entry: object) -> Record | None:
     if not isinstance(entry, dict):
         return None
-    group, name = entry.get("process_group"), entry.get("profiling_name")
+    group, name = entry.get("process_group"), entry.get(_NAME)
     record_id, sequence = whole(entry.get("record_id")), whole(entry.get("collective_seq_id"))
     if not isinstance(group, tuple | list) or len(group) != 2:
         return None
@@ -271,19 +338,17 @@ def _ranks(said: object) -> tuple[int, ...] | None:
     return tuple(dict.fromkeys(ranks)) or None
 
 
-def _progress(document: object, records: list[Record], configs: dict[str, Config]) -> tuple[dict[str, int], int]:
-    """Return the progress by group name, and the number of groups whose name is unknown.
+def _progress(document: object, key: str, records: list[Record], configs: dict[str, Config]) -> tuple[dict[str, int], int]:
+    """Return a number of each group's status by the group's name, and the number of groups whose name is unknown.
 
     Torch identifies the groups by number here, and by name everywhere else.
     """
     if not isinstance(document, dict):
         return {}, 0
     said = {
-        number: enqueued
-        for key, about in document.items()
-        if (number := _integer(key)) is not None
-        and isinstance(about, dict)
-        and (enqueued := _integer(about.get("last_enqueued_collective"))) is not None
+        number: last
+        for name, about in document.items()
+        if (number := _integer(name)) is not None and isinstance(about, dict) and (last := _integer(about.get(key))) is not None
     }
     names = {record.pg_id: record.group for record in records if record.pg_id is not None}
     # Numbers and names are both in the order in which the groups were created; groups with records confirm the match.
@@ -292,7 +357,7 @@ def _progress(document: object, records: list[Record], configs: dict[str, Config
         paired = dict(zip(numbers, sorted(configs, key=int), strict=True))
         if all(paired.get(number, name) == name for number, name in names.items()):
             names = paired
-    named = {names[number]: enqueued for number, enqueued in said.items() if number in names}
+    named = {names[number]: last for number, last in said.items() if number in names}
     return named, len(document) - len(named)
 
 

@@ -88,7 +88,8 @@ class Culprit(msgspec.Struct, frozen=True, kw_only=True):
     host: str | None
     cause: HangCause
     certain: bool
-    """False if the rank has no dump, or one that does not show whether it came, and all other ranks came."""
+    """False if no dump shows whether the rank came, and where ranks may have waited for a moment only: the time of their dumps is
+    unknown, or they waited for less than a minute."""
     awaited_in: Operation | None
     """Operation in which the others wait for it, as one of them enqueued it."""
     awaited_by: list[int]

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from rankscope.analysis.hang.result import Culprit, HangCause, HangReport, Operation
+from rankscope.analysis.hang.result import Culprit, HangCause, HangReport, Mismatch, Operation
 from rankscope.analysis.result.text import counted, first_of
 from rankscope.base.text import ranks_text
 
@@ -20,11 +20,19 @@ def operation_text(operation: Operation) -> str:
     return f"{operation.op} {operation.sequence} of group {operation.group}{described}"
 
 
-def summary_of(report: HangReport, *, silent: int) -> str:
-    """Summarize the report in one sentence. ``silent``: number of awaited ranks that left no dump."""
+def summary_of(report: HangReport, *, silent: int, timed: bool) -> str:
+    """Summarize the report in one sentence, or two where the time of the dumps is unknown.
+
+    ``silent``: number of awaited ranks that left no dump. ``timed``: the time of a dump of a waiting rank is known.
+    """
     if report.kind == "no_hang":
         return "No hang seen: in none of the dumps does a rank wait for another that does not come."
-    return _lacking(report, silent) if report.kind == "insufficient_data" else _hang_summary(report)
+    if report.kind == "insufficient_data":
+        return _lacking(report, silent)
+    return _hang_summary(report) + ("" if timed else f" {_UNTIMED}")
+
+
+_UNTIMED: Final = "The time of the dumps is not known (copied files?), so the job may also have been running."
 
 
 def _lacking(report: HangReport, silent: int) -> str:
@@ -50,7 +58,7 @@ def _hang_summary(report: HangReport) -> str:
         case "not_started":
             return f"{upper} enqueued {what}, but the device never came to it; the other ranks began it and wait."
         case "mismatch":
-            return _mismatch_summary(report, upper)
+            return _mismatch_summary(report)
         case "deadlock":
             others = f"; {victims} in all" if len(report.waiting) > len(report.culprits) else ""
             return f"Deadlock: ranks wait for each other in different collectives ({named}){others}."
@@ -70,9 +78,8 @@ def _did(report: HangReport) -> str:
         if culprit.cause == "lost_device":
             text = "never saw end what ended on the other ranks, so the device or its driver no longer answers"
         else:
-            text = ("" if culprit.certain else "probably ") + (
-                _missed(culprit.awaited_in) if culprit.awaited_in else "did not come"
-            )
+            text = _missed(culprit.awaited_in) if culprit.awaited_in else "did not come"
+        text = text if culprit.certain else f"probably {text}"
         parts.setdefault(text, []).append(culprit.rank)
     if len(parts) == 1:
         return next(iter(parts))
@@ -87,15 +94,35 @@ def _missed(operation: Operation) -> str:
     return f"did not enqueue {other} the {operation.op} of another rank in group {operation.group}{described}"
 
 
-def _mismatch_summary(report: HangReport, upper: str) -> str:
-    mismatch = report.mismatches[0]
+def _mismatch_summary(report: HangReport) -> str:
+    """Describe the mismatch, or the first few mismatches of several collectives, with the ranks to blame for each."""
+    ranks: dict[int, list[int]] = {}
+    for culprit in report.evidence:
+        at = next((at for at, mismatch in enumerate(report.mismatches) if _is_of(culprit, mismatch)), 0)
+        ranks.setdefault(at, []).append(culprit.rank)
+    if not ranks:
+        return _mismatch_text(report.mismatches[0], report.collective, [])
+    awaited = {culprit.rank: culprit.awaited_in for culprit in report.evidence}
+    texts = [_mismatch_text(report.mismatches[at], awaited[odd[0]], odd) for at, odd in list(ranks.items())[:_SHOWN]]
+    return " ".join(texts)
+
+
+def _is_of(culprit: Culprit, mismatch: Mismatch) -> bool:
+    awaited = culprit.awaited_in
+    is_there = awaited is not None and (awaited.group, awaited.sequence) == (mismatch.group, mismatch.sequence)
+    return is_there and any(culprit.rank in ranks for ranks in mismatch.values.values())
+
+
+def _mismatch_text(mismatch: Mismatch, operation: Operation | None, odd: Sequence[int]) -> str:
+    """``odd``: ranks that differ from the majority."""
     values = first_of([f"{ranks_text(ranks)}: {value}" for value, ranks in mismatch.values.items()], _SHOWN, "; ")
     described = f" ({mismatch.group_description})" if mismatch.group_description else ""
     place = f"collective {mismatch.sequence} of group {mismatch.group}{described}"
-    if mismatch.what != "op" and report.collective is not None:
-        place = operation_text(report.collective)
-    if report.culprits:
-        return f"{upper} came to {place} with another {_WHAT[mismatch.what]} than the others ({values}), so it does not end."
+    if mismatch.what != "op" and operation is not None:
+        place = operation_text(operation)
+    if odd:
+        named = ranks_text(odd).capitalize()
+        return f"{named} came to {place} with another {_WHAT[mismatch.what]} than the others ({values}), so it does not end."
     unsaid = "the dumps do not show which are right"
     if mismatch.sent is not None:
         totals = f"its ranks send {mismatch.sent} elements and expect {mismatch.expected}"
@@ -108,18 +135,20 @@ def _mismatch_summary(report: HangReport, upper: str) -> str:
 _WHAT: Final = {"op": "operation", "size": "size", "dtype": "data type"}
 
 
-def detail_of(culprit: Culprit, unseen: int, *, arrived: bool) -> str:
+def detail_of(culprit: Culprit, unseen: int, *, arrived: bool, is_shown: bool) -> str:
     """Describe the evidence against one rank in a sentence.
 
     ``unseen``: number of collectives that ended on other ranks only. ``arrived``: the rank enqueued the operation in which the
-    others wait for it.
+    others wait for it. ``is_shown``: its dump shows whether it did.
     """
     place = "" if culprit.awaited_in is None else _place(culprit.awaited_in)
     if culprit.cause == "lost_device":
         absent = f", and it did not enqueue {place}" if place and not arrived else ""
         return f"{unseen} collectives that ended on other ranks have not ended for it{absent}"
-    if culprit.cause == "not_arrived" and not culprit.certain:
+    if culprit.cause == "not_arrived" and not is_shown:
         return f"its dump does not show whether it enqueued {place}, but it waits for nothing, and all the others are there"
+    if culprit.cause == "not_arrived" and culprit.awaited_in is not None and culprit.last_sequence == culprit.awaited_in.sequence:
+        return f"waits for nothing itself, and enqueued a part of the batch {place}, which it did not close"
     last = f"; the last it enqueued there is {culprit.last_sequence}" if culprit.last_sequence else ""
     return _DETAILS[culprit.cause].format(place=place) + last
 
@@ -163,6 +192,8 @@ def advice(
     known = (pids or {}).get(report.culprits[0]) if len(report.culprits) == 1 else None
     pid = "PID" if known is None else str(known)
     rows = [row.format(where=first_of(named, _SHOWN), pid=pid) for row in _ADVICE[report.cause or "stuck"]]
+    if report.cause == "lost_device" and all(culprit.certain for culprit in report.evidence):
+        rows.append("Start again without that GPU")
     if not report.ranks:
         rows.append(f"{_dump_again(run)}, and then rankscope hang {_run(run)}: which call the others wait in, and where")
     return [*rows, *([f"rankscope analyze {shlex.quote(run)}"] if run is not None else [])]
@@ -181,9 +212,7 @@ _ADVICE: Final[dict[HangCause, tuple[str, ...]]] = {
         "Look at what the Python of {where} does instead: py-spy dump --pid {pid} on its host; if it is gone, its error output",
         "Check whether it loads data, writes a checkpoint or holds a lock there: the other ranks wait for that",
     ),
-    "lost_device": (
-        "Check dmesg (Xid), nvidia-smi and the error output of the rank on the host of {where}; start again without that GPU",
-    ),
+    "lost_device": ("Check dmesg (Xid), nvidia-smi and the error output of the rank on the host of {where}",),
     "not_started": ("Check what the device does instead (a kernel that does not end), and dmesg (Xid), on the host of {where}",),
     "mismatch": (
         "Compare {where} with the others of that group before that collective: a branch, a batch, a shape or splits that differ",

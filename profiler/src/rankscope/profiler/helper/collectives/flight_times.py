@@ -130,6 +130,8 @@ class FlightTimes:
         for record in records:
             if record.record_id < self._next and record.record_id not in self._open:
                 continue
+            if record.batch is not None and not record.is_p2p:
+                continue  # the record that closes the batch has the duration
             is_part = record.is_p2p and record.record_id < ended.get((record.backend, record.group), -1)
             if record.retired or record.raw.get("duration_ms") is not None or is_part:
                 new.append(record)
