@@ -74,8 +74,9 @@ class _Checking:
     def _leave_out_of_host(self) -> None:
         """Leave out the host's events without a time, and those far from the others: they count as damaged."""
         timed = [one for one in self.file.some(HOST) if not self._is_untimed(one)]
-        near = _places(timed)
-        odd = [one for one in self.file.some(HOST) if one not in timed or not _is_near(one.start, near)]
+        near = _places(timed, 100)
+        usual = [one for one in timed if _is_near(one.start, near) or _is_near(one.end, near)]
+        odd = [one for one in self.file.some(HOST) if one not in usual]
         self.file.events = [one for one in self.file.events if one not in odd]
         self.file.damaged += len(odd)
 
@@ -83,8 +84,9 @@ class _Checking:
         """Return the result; the file has only the events that count, then."""
         found, fine = self.found, any((one.end - one.start) % 1000 for one in self.device)
         untimed = [one for one in self.device if self._is_untimed(one) or (fine and one.start == one.end)]
-        near = _places(self.host or [one for one in self.device if one not in untimed])
+        near = _places(self.host, 100) if self.host else _places([one for one in self.device if one not in untimed], 5)
         far = [one for one in self.device if one not in untimed and self._is_far(one, near)]
+        far += self._late_on_idle_device([one for one in self.device if one not in untimed + far], near)
         kept = [one for one in self.device if one not in untimed and one not in far]
         found.without_time, found.far = len(untimed), len(far)
         ends = self._cut_ends(kept)
@@ -129,7 +131,20 @@ class _Checking:
 
     def _is_far(self, one: Event, near: list[tuple[int, int]]) -> bool:
         call = self._call(one)
-        return (call is not None and not -SECOND <= one.start - call.start <= 10 * MINUTE) or not _is_near(one.start, near)
+        return not _is_near(one.start, near) if call is None else not -SECOND <= one.start - call.start <= 10 * MINUTE
+
+    def _late_on_idle_device(self, events: list[Event], near: list[tuple[int, int]]) -> list[Event]:
+        """Return which events, far from all that the host did, were launched, but not begun, while the device did nothing."""
+        late: list[Event] = []
+        since = done = None
+        for one in sorted(events, key=lambda one: one.start):
+            if since is None or done is None or one.start > done + SECOND:
+                since = one.start
+            done = max(one.end, one.end if done is None else done)
+            call = self._call(one)
+            if call is not None and not _is_near(one.start, near) and call.end < since - SECOND:
+                late.append(one)
+        return late
 
     def _cut_ends(self, kept: list[Event]) -> dict[Event, int]:
         """Return the events that last too long, and when they end."""
@@ -205,8 +220,8 @@ class _Checking:
             found.problem = "captured_graph" if captures else "no_activity"
 
 
-def _places(events: list[Event]) -> list[tuple[int, int]]:
-    """Return where a fifth or more of the events are, with as much time around them as they take, or a second."""
+def _places(events: list[Event], part: int) -> list[tuple[int, int]]:
+    """Return where several events are, and this part of those at the largest place, with the time they take around them."""
     places: list[list[Event]] = []
     for one in sorted(events, key=lambda one: one.start):
         if places and one.start - places[-1][-1].start <= MINUTE:
@@ -214,10 +229,11 @@ def _places(events: list[Event]) -> list[tuple[int, int]]:
         else:
             places.append([one])
     found = []
+    largest = max(map(len, places), default=0)
     for place in places:
         begin, end = place[0].start, max(min(one.end, one.start + MINUTE) for one in place)
         slack = max(SECOND, end - begin)
-        if 5 * len(place) >= len(events):
+        if part * len(place) >= largest and (len(place) > 1 or largest == 1):
             found.append((begin - slack, end + slack))
     return found
 

@@ -125,6 +125,47 @@ def test_an_idle_hour_between_work_of_the_host_is_fine(tmp_path: Path) -> None:
     assert reduce_file(found).breakdowns[0].window_us > HOUR_US
 
 
+@pytest.mark.parametrize("gap_s", [70, 400, 4000])
+@pytest.mark.parametrize("counts", [(10, 1), (1, 10), (1,) * 10, (200, 3, 200), (2,) * 150])
+@pytest.mark.parametrize("has_calls", [True, False])
+def test_pauses_of_minutes_between_steps_are_fine(
+    tmp_path: Path, counts: tuple[int, ...], gap_s: float, *, has_calls: bool
+) -> None:
+    events: list[Event] = []
+    for step, count in enumerate(counts):
+        start = START_US + step * gap_s * SECOND_US
+        mine = [
+            *work(count, first=1 + 1000 * step, start=start),
+            x("cpu_op", "aten::mm", start, 50),
+            x("cpu_op", "aten::mm", start, 5),
+        ]
+        events += mine if has_calls else [event for event in mine if event["cat"] != "cuda_runtime"]
+    found = trace(tmp_path, events)
+    assert (found.damaged, damage(found.quality)) == (0, (0, 0, 0, 0))
+
+
+def test_an_event_may_span_the_minutes_before_all_others(tmp_path: Path) -> None:
+    step = x("user_annotation", "ProfilerStep#0", START_US - 70 * SECOND_US, 71 * SECOND_US)
+    assert trace(tmp_path, [step, *work()]).damaged == 0
+
+
+@pytest.mark.parametrize("end_s", [5, 300])
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_launched_kernels_begin_later_only_while_the_device_is_busy(tmp_path: Path, end_s: float, *, is_busy: bool) -> None:
+    events = work()
+    events += pair(50, START_US + 1000, end_s * SECOND_US) if is_busy else []
+    events += [launch(51, START_US + 1010), kernel(GEMM, START_US + end_s * SECOND_US + 1100, 9.5, correlation=51)]
+    events += [launch(52, START_US + 1020), kernel(GEMM, START_US + end_s * SECOND_US + 1200, 9.5, correlation=52)]
+    assert damage(trace(tmp_path, events).quality) == (0, 0 if is_busy else 2, 0, 0)
+
+
+@pytest.mark.parametrize("dur", [1, 5 * SECOND_US])
+def test_a_kernel_whose_launch_returns_late_begins_late(tmp_path: Path, dur: float) -> None:
+    late = START_US + 5 * SECOND_US
+    events = [*work(), launch(50, START_US + 1000, dur), kernel(GEMM, late, 9.5, correlation=50)]
+    assert trace(tmp_path, events).quality.far == (1 if dur == 1 else 0)
+
+
 def test_a_kernel_that_waits_a_minute_for_its_stream_is_fine(tmp_path: Path) -> None:
     events = [*pair(1, START_US, 60 * SECOND_US), *work(first=2, start=START_US + 60 * SECOND_US)]
     events += [launch(90, START_US + 1), kernel(GEMM, START_US + 61 * SECOND_US, 9.5, correlation=90)]

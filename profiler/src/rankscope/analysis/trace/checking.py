@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.trace.categories import COPY, LAUNCHED, LEFT_OUT, OPERATOR
-from rankscope.analysis.trace.quality import Checked, DeviceEvents, HostEvents, check, is_near, places, untimed
+from rankscope.analysis.trace.quality import HOST_PLACE, Checked, DeviceEvents, HostEvents, check, is_near, places, untimed
 from rankscope.runs.records import DeviceKind
 
 _ONE_AFTER_THE_OTHER: Final = frozenset({"cuda", "rocm", "xpu"})
@@ -29,8 +29,9 @@ def check_columns(
     host = np.flatnonzero((category >= OPERATOR) & (category <= LAUNCHED))
     begin, done, latest = start[host], end[host], int(start.max(initial=0))
     timed = ~untimed(begin, done, base_ns, latest, on_device=False)
-    near = places(begin[timed], done[timed])
-    timed &= is_near(begin, near)
+    near = places(begin[timed], done[timed], share=HOST_PLACE)
+    # One event may span the minutes before all others.
+    timed &= is_near(begin, near) | is_near(done, near)
     left_out = host[~timed]
     category[left_out] = LEFT_OUT
     if len(left_out):

@@ -22,8 +22,10 @@ MOST_CUT: Final = 0.2
 
 _NS_PER_S: Final = 1_000_000_000
 _LEAST_GAP_NS: Final = _NS_PER_S
-_OWN_CLUSTER: Final = 0.2
-"""Share of a trace's host events that makes a place in time one of the trace, however far it is from the others."""
+HOST_PLACE: Final = 0.01
+"""Size of a place in time that is one of the trace, however far it is from the others, as a share of the host's largest."""
+_DEVICE_PLACE: Final = 0.2
+"""The same for events of the device in a trace without any of the host."""
 _APART_NS: Final = 60 * _NS_PER_S
 _LONGEST_QUEUE_NS: Final = 600 * _NS_PER_S
 """Longest time from a launch to its event: a device queues about a thousand launches."""
@@ -65,7 +67,7 @@ class HostEvents(msgspec.Struct, frozen=True):
     start: NDArray[np.int64]
     end: NDArray[np.int64]
     places: Sequence[tuple[int, int]]
-    """Times near them, see ``places``."""
+    """Times near them, see the function ``places``."""
     calls: NDArray[np.intp]
     """Positions of calls of the device's runtime, in which ``correlation`` and ``names`` are."""
     correlation: NDArray[np.int64]
@@ -98,7 +100,7 @@ def check(device: DeviceEvents, host: HostEvents, *, torn: bool) -> Checked:
     """Check the device events of a trace. ``torn``: the end of the file is missing, so that kernels may be missing, too."""
     call_of = _calls_of(device.correlation, host)
     launch = np.where(call_of >= 0, host.start[call_of] if len(host.start) else -1, -1)
-    far = ~device.untimed & _far(device, host, launch)
+    far = ~device.untimed & _far(device, host, call_of, launch)
     keep = ~device.untimed & ~far
     end = device.end.copy()
     cut = np.zeros(len(end), dtype=bool)
@@ -225,15 +227,36 @@ def _about(correlation: NDArray[np.int64], host: HostEvents) -> NDArray[np.int64
     return np.where(correlation < 0, -1, times[at])
 
 
-def _far(device: DeviceEvents, host: HostEvents, launch: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which events are far in time from their launch, or from everything that the host did."""
-    wait = device.start - launch
-    far: NDArray[np.bool_] = (launch >= 0) & ((wait < -_LEAST_GAP_NS) | (wait > _LONGEST_QUEUE_NS))
-    return far | ~is_near(device.start, host.places if len(host.start) else places(device.start[~device.untimed]))
+def _far(device: DeviceEvents, host: HostEvents, call_of: NDArray[np.intp], launch: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which events are far in time from their launch or, where it is not known, from everything that the host did."""
+    near = host.places if len(host.start) else places(device.start[~device.untimed], share=_DEVICE_PLACE)
+    away, is_linked, wait = ~is_near(device.start, near), call_of >= 0, device.start - launch
+    far: NDArray[np.bool_] = np.where(is_linked, (wait < -_LEAST_GAP_NS) | (wait > _LONGEST_QUEUE_NS), away)
+    late = np.flatnonzero(is_linked & away & ~far & ~device.untimed)
+    if len(late):
+        busy = _busy_since(device, np.flatnonzero(~far & ~device.untimed))
+        far[late] = host.end[call_of[late]] < busy[late] - _LEAST_GAP_NS
+    return far
 
 
-def places(start: NDArray[np.int64], end: NDArray[np.int64] | None = None) -> list[tuple[int, int]]:
-    """Return the places in time that have a fifth or more of some events, as first and last time near them."""
+def _busy_since(device: DeviceEvents, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+    """Return since when the device was busy when each event began, but for breaks of less than a second, [events].
+
+    A launched event that is queued for longer waits for others.
+    """
+    order = rows[np.argsort(device.start[rows], kind="stable")]
+    begins = np.ones(len(order), dtype=bool)
+    begins[1:] = device.start[order[1:]] - np.maximum.accumulate(device.end[order])[:-1] > _LEAST_GAP_NS
+    since = device.start.copy()
+    since[order] = device.start[order[begins]][np.cumsum(begins) - 1]
+    return since
+
+
+def places(start: NDArray[np.int64], end: NDArray[np.int64] | None = None, *, share: float) -> list[tuple[int, int]]:
+    """Return the places in time where some events are, as first and last time near them.
+
+    A place has at least this ``share`` of the events that the largest has, and more than one where any has.
+    """
     if not len(start):
         return []
     end = start if end is None else np.minimum(end, start + _APART_NS)
@@ -243,8 +266,9 @@ def places(start: NDArray[np.int64], end: NDArray[np.int64] | None = None) -> li
         start, end = start[order], end[order]
         edges[1:1] = (np.flatnonzero(np.diff(start) > _APART_NS) + 1).tolist()
     found = []
+    largest = int(np.diff(edges).max())
     for first, past in pairwise(edges):
-        if past - first >= _OWN_CLUSTER * len(start):
+        if past - first >= max(share * largest, min(largest, 2)):
             begin, last = int(start[first:past].min()), int(end[first:past].max())
             slack = max(_LEAST_GAP_NS, last - begin)
             found.append((begin - slack, last + slack))
