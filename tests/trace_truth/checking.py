@@ -28,6 +28,7 @@ class Check:
     overlong: int = 0
     launches: int = 0
     without_kernel: int = 0
+    captured: int = 0
     missing: list[int] = field(default_factory=list)
     """Launch times of the device events that are missing or left out."""
     cut: list[int] = field(default_factory=list)
@@ -200,24 +201,47 @@ class _Checking:
         """Count the calls that launch a kernel, and those whose kernel is nowhere in the file."""
         numbers = {one.number("correlation") for one in self.device} - {-1}
         calls = [one for one in self.file.some(CALLS) if _launches_kernel(one.name) and one.number("correlation") >= 0]
-        self.found.launches = len(calls)
-        if not self.file.torn and (numbers or not self.device):
-            lost = [one for one in calls if one.number("correlation") not in numbers]
-            self.found.without_kernel = len(lost)
-            self.found.missing += [one.start for one in lost]
+        tells = not self.file.torn and (numbers or not self.device)
+        captured = [one for one in calls if tells and one.number("correlation") not in numbers and self._is_captured(one)]
+        self.found.captured = len(captured)
+        for launch in _nested([one for one in calls if one not in captured]):
+            fine = [one for one in launch if one.number("correlation") in numbers or not tells]
+            self.found.launches += len(fine) or 1
+            if not fine:
+                self.found.without_kernel += 1
+                self.found.missing.append(launch[0].start)
+
+    def _is_captured(self, one: Event) -> bool:
+        """Return whether a call comes after the begin of a capture, or before the end of one, with no other bound between."""
+        bounds = sorted((call.start, call.name) for call in self.file.some(CALLS) if re.search("(Begin|End)Capture", call.name))
+        before = [name for start, name in bounds if start <= one.start]
+        after = [name for start, name in bounds if start > one.start]
+        return any("BeginCapture" in name for name in before[-1:]) or any("EndCapture" in name for name in after[:1])
 
     def _find_problem(self, kept: list[Event]) -> None:
         found = self.found
         names = [one.name for one in self.file.some(CALLS)]
         gives_work = any(re.search("launch|enqueue|memcpy|memset", name, re.IGNORECASE) for name in names)
         found.on_cpu = not kept and not gives_work
-        if kept and 2 * found.without_kernel <= found.launches:
+        is_capture = found.captured > 9 * found.device_events
+        if kept and 2 * found.without_kernel <= found.launches and not is_capture:
             return
         if self.device and not kept:
             found.problem = "damaged"
         elif gives_work and not self.file.torn:
-            captures = found.launches and any("BeginCapture" in name for name in names)
-            found.problem = "captured_graph" if captures else "no_activity"
+            found.problem = "captured_graph" if is_capture and found.captured > found.without_kernel else "no_activity"
+
+
+def _nested(calls: list[Event]) -> list[list[Event]]:
+    """Return the calls of each launch: those that a thread makes inside another are part of it."""
+    launches: list[list[Event]] = []
+    for one in sorted(calls, key=lambda one: (str(one.thread), one.start, -one.end)):
+        last = launches[-1] if launches else []
+        if last and last[0].thread == one.thread and one.start < max(other.end for other in last):
+            last.append(one)
+        else:
+            launches.append([one])
+    return launches
 
 
 def _places(events: list[Event], part: int) -> list[tuple[int, int]]:

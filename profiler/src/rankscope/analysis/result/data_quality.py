@@ -28,7 +28,9 @@ class DataQuality(msgspec.Struct, frozen=True, kw_only=True):
     """Events cut where the next event of their stream begins."""
     overlong_share: float | None = None
     launches: int = 0
-    """Calls that launch a kernel by itself; launches of device graphs are not counted."""
+    """Calls that launch a kernel by itself; neither launches of device graphs nor launches into a graph that is captured."""
+    captured: int = 0
+    """Launches into a device graph that is captured: they run nothing."""
     without_kernel: int = 0
     """Launches whose kernel is not in the trace."""
     without_kernel_share: float | None = None

@@ -9,8 +9,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.trace.calls import HostEvents
 from rankscope.analysis.trace.categories import COPY, LAUNCHED, LEFT_OUT, OPERATOR
-from rankscope.analysis.trace.quality import HOST_PLACE, Checked, DeviceEvents, HostEvents, check, is_near, places, untimed
+from rankscope.analysis.trace.quality import HOST_PLACE, Checked, DeviceEvents, check, is_near, places, untimed
 from rankscope.runs.records import DeviceKind
 
 _ONE_AFTER_THE_OTHER: Final = frozenset({"cuda", "rocm", "xpu"})
@@ -53,6 +54,7 @@ def check_columns(
             start=begin,
             end=done,
             places=near,
+            thread=columns["thread"][host],
             calls=calls,
             correlation=columns["correlation"][host[calls]],
             names=names,

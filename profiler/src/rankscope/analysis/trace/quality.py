@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -13,6 +12,17 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.result.data_quality import DataQuality, Problem
 from rankscope.analysis.result.text import counted
+from rankscope.analysis.trace.calls import (
+    EARLY_START,
+    HostEvents,
+    calls_of,
+    in_capture,
+    is_work_launch,
+    kernel_launches,
+    launch_about,
+    named,
+    part_of_another,
+)
 from rankscope.analysis.trace.intervals import distinct
 
 MOST_MISSING: Final = 0.02
@@ -35,16 +45,11 @@ _LAST_NS: Final = _NS_PER_S // 10
 """Time for which the last event of a stream may go on beyond all others, however short the trace is."""
 _MOST_WITHOUT_KERNEL: Final = 0.5
 """Share of launches without their kernel above which a trace does not show what its device did."""
+_CAPTURED_PER_EVENT: Final = 9
+"""Launches into a device graph per device event above which a trace shows little but the capture of that graph."""
 _UNBOUNDED_NS: Final = 1 << 62
 NOWHERE_NS: Final = -2_000_000_000 * _NS_PER_S
 """Start of a device event whose time in the file is impossible, such as NaN; with a base it still fits 64 bits."""
-
-_KERNEL_LAUNCH: Final = re.compile(r"launch\w*kernel|kernellaunch", re.IGNORECASE)
-_GRAPH_LAUNCH: Final = re.compile(r"graph\w*launch", re.IGNORECASE)
-_GIVES_WORK: Final = re.compile(r"launch|enqueue|memcpy|memset", re.IGNORECASE)
-_CAPTURE: Final = re.compile("BeginCapture")
-_EARLY_START: Final = re.compile(r"Launch\w*Kernel\w*Ex")
-"""Calls that may let a kernel start before the one before it on its stream has ended (programmatic dependent launch)."""
 
 
 class DeviceEvents(msgspec.Struct, frozen=True):
@@ -59,21 +64,6 @@ class DeviceEvents(msgspec.Struct, frozen=True):
     """Name and launch grid as one number: events with the same number usually take about as long."""
     untimed: NDArray[np.bool_]
     """True where the file says that there is no time, or an impossible one."""
-
-
-class HostEvents(msgspec.Struct, frozen=True):
-    """Events of the host with a time in arrays [events], and those of its calls that launch kernels, as positions in them."""
-
-    start: NDArray[np.int64]
-    end: NDArray[np.int64]
-    places: Sequence[tuple[int, int]]
-    """Times near them, see the function ``places``."""
-    calls: NDArray[np.intp]
-    """Positions of calls of the device's runtime, in which ``correlation`` and ``names`` are."""
-    correlation: NDArray[np.int64]
-    names: Sequence[str]
-    """Names of the trace; ``name`` of each call is an index into them."""
-    name: NDArray[np.int32]
 
 
 class Checked(msgspec.Struct, frozen=True):
@@ -98,7 +88,7 @@ class Checked(msgspec.Struct, frozen=True):
 
 def check(device: DeviceEvents, host: HostEvents, *, torn: bool) -> Checked:
     """Check the device events of a trace. ``torn``: the end of the file is missing, so that kernels may be missing, too."""
-    call_of = _calls_of(device.correlation, host)
+    call_of = calls_of(device.correlation, host)
     launch = np.where(call_of >= 0, host.start[call_of] if len(host.start) else -1, -1)
     far = ~device.untimed & _far(device, host, call_of, launch)
     keep = ~device.untimed & ~far
@@ -108,7 +98,7 @@ def check(device: DeviceEvents, host: HostEvents, *, torn: bool) -> Checked:
     end[kept], cut[kept] = _without_overruns(device, host, call_of, kept)
 
     called = distinct(host.name)
-    launched = _named(host, called, _is_kernel_launch) & (host.correlation >= 0)
+    launched = kernel_launches(host, called)
     # Without correlation ids on the device's side nothing can be said of single launches.
     known = bool((device.correlation >= 0).any()) or not len(device.start)
     led = np.zeros(len(host.start) + 1, dtype=bool)
@@ -116,10 +106,16 @@ def check(device: DeviceEvents, host: HostEvents, *, torn: bool) -> Checked:
     lost = launched & ~led[host.calls] & known & (not torn)
     if lost.any():  # two calls may have one id
         lost &= ~np.isin(host.correlation, device.correlation)
+    captured = lost & in_capture(host, called) if lost.any() else lost
+    launched &= ~captured
+    lost &= launched
+    if lost.any():
+        launched &= ~part_of_another(host, launched, lost)
+        lost &= launched
     left_out = ~keep
     unlinked = left_out & (call_of < 0)
     if unlinked.any():
-        launch[unlinked] = _about(device.correlation[unlinked], host)
+        launch[unlinked] = launch_about(device.correlation[unlinked], host)
     missing = [host.start[host.calls[lost]], launch[left_out & (launch >= 0)]]
     if (left_out & (launch < 0)).any():
         # It is not known where they belong, so they may be missing anywhere.
@@ -136,9 +132,9 @@ def check(device: DeviceEvents, host: HostEvents, *, torn: bool) -> Checked:
         launches=int(launched.sum()),
         without_kernel=int(lost.sum()),
         without_kernel_share=_share(lost.sum(), launched.sum()),
+        captured=int(captured.sum()),
     )
-    captures = any(_CAPTURE.search(host.names[at]) for at in called)
-    problem, reason = _no_activity(quality, bool(keep.any()), captures=captures, gives_work=gives_work and not torn)
+    problem, reason = _no_activity(quality, bool(keep.any()), gives_work=gives_work and not torn)
     return Checked(
         keep=keep,
         end=end,
@@ -172,11 +168,6 @@ def untimed(
     return instant
 
 
-def is_work_launch(name: str) -> bool:
-    """Return whether a call of a device's runtime gives work to the device, by its name."""
-    return _GIVES_WORK.search(name) is not None
-
-
 def are_damaged(present: NDArray[np.int_], missing: NDArray[np.int_], cut: NDArray[np.int_]) -> NDArray[np.bool_]:
     """Return for which steps so many device events are missing or cut that their figures do not count, [steps].
 
@@ -184,47 +175,6 @@ def are_damaged(present: NDArray[np.int_], missing: NDArray[np.int_], cut: NDArr
     """
     damaged: NDArray[np.bool_] = (missing > MOST_MISSING * (missing + present)) | (cut > MOST_CUT * present)
     return damaged
-
-
-def _named(host: HostEvents, called: Sequence[int], wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
-    """Return which calls have a wanted name, [calls]. ``called``: distinct names of calls."""
-    is_wanted = np.zeros(len(host.names), dtype=bool)
-    is_wanted[[at for at in called if wanted(host.names[at])]] = True
-    found: NDArray[np.bool_] = is_wanted[host.name]
-    return found
-
-
-def _is_kernel_launch(name: str) -> bool:
-    return _KERNEL_LAUNCH.search(name) is not None and _GRAPH_LAUNCH.search(name) is None
-
-
-def _calls_of(correlation: NDArray[np.int64], host: HostEvents) -> NDArray[np.intp]:
-    """Return, per device event, the position of the host event that launched it, or -1."""
-    known = np.flatnonzero(host.correlation >= 0)
-    found = np.full(len(correlation), -1, dtype=np.intp)
-    if not len(known):
-        return found
-    ids = host.correlation[known]
-    if (ids[1:] < ids[:-1]).any():
-        known = known[np.argsort(ids, kind="stable")]
-        ids = host.correlation[known]
-    at = np.minimum(np.searchsorted(ids, correlation), len(ids) - 1)
-    linked = (correlation >= 0) & (ids[at] == correlation)
-    found[linked] = host.calls[known[at[linked]]]
-    return found
-
-
-def _about(correlation: NDArray[np.int64], host: HostEvents) -> NDArray[np.int64]:
-    """Return the launch times of device events whose call is not known, by those before it: ids ascend; -1 without an id."""
-    known = host.correlation >= 0
-    if not known.any():
-        return np.full(len(correlation), -1)
-    order = np.argsort(host.correlation[known], kind="stable")
-    ids, times = host.correlation[known][order], host.start[host.calls[known]][order]
-    at = np.searchsorted(ids, correlation)
-    # Ids before the first and after the last that is known: of steps before and after those that are known.
-    times = np.concatenate(([host.start.min() - 1], times[:-1], [host.end.max() + 1]))
-    return np.where(correlation < 0, -1, times[at])
 
 
 def _far(device: DeviceEvents, host: HostEvents, call_of: NDArray[np.intp], launch: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -312,7 +262,7 @@ def _without_overruns(
     over = (end[this] - start[following] > _OVERLAP_NS) & (queue[this] >= 0)
     if over.any():
         starts_early = np.zeros(len(host.start) + 1, dtype=bool)
-        starts_early[host.calls] = _named(host, distinct(host.name), lambda name: _EARLY_START.search(name) is not None)
+        starts_early[host.calls] = named(host, distinct(host.name), lambda name: EARLY_START.search(name) is not None)
         over &= ~(starts_early[call_of[kept[following]]] & (end[this] <= end[following] + _OVERLAP_NS))
         cut[this[over]] = True
         end[this[over]] = np.minimum(
@@ -348,21 +298,22 @@ def _usual(kernel: NDArray[np.int64], length: NDArray[np.int64], cut: NDArray[np
     return np.where(like[first[at]] == kernel, median[at], _UNBOUNDED_NS)
 
 
-def _no_activity(quality: DataQuality, has_work: bool, *, captures: bool, gives_work: bool) -> tuple[Problem | None, str | None]:
+def _no_activity(quality: DataQuality, has_work: bool, *, gives_work: bool) -> tuple[Problem | None, str | None]:
     """Return why the trace does not show what the device did, see ``DataQuality``; nothing if it does."""
-    lost, launches = quality.without_kernel, quality.launches
-    if has_work and (quality.without_kernel_share or 0.0) <= _MOST_WITHOUT_KERNEL:
+    lost, launches, captured = quality.without_kernel, quality.launches, quality.captured
+    is_capture = captured > _CAPTURED_PER_EVENT * quality.device_events
+    if has_work and (quality.without_kernel_share or 0.0) <= _MOST_WITHOUT_KERNEL and not is_capture:
         return None, None
     if quality.device_events and not has_work:
         return "damaged", f"has no time for any of its {counted(quality.device_events, 'device event')}"
     if not gives_work:
         return None, None
+    if is_capture and captured > lost:
+        said = f"{captured:,} of {captured + launches:,} kernel launches are part of it"
+        return "captured_graph", f"shows the capture of a device graph, which does not run it: {said}"
     if not launches:
         return "no_activity", "shows calls that give work to a device, but no device activity"
-    said = f"{lost:,} of {launches:,} kernel launches have no kernel"
-    if captures:
-        return "captured_graph", f"shows the capture of a device graph, which does not run it: {said}"
-    return "no_activity", f"shows no device activity: {said}"
+    return "no_activity", f"shows no device activity: {lost:,} of {launches:,} kernel launches have no kernel"
 
 
 def _share(count: np.integer | int, of: np.integer | int) -> float | None:
