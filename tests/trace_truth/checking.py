@@ -84,7 +84,9 @@ class _Checking:
     def run(self) -> Check:
         """Return the result; the file has only the events that count, then."""
         found, fine = self.found, any((one.end - one.start) % 1000 for one in self.device)
-        untimed = [one for one in self.device if self._is_untimed(one) or (fine and one.start == one.end)]
+        untimed = [
+            one for one in self.device if self._is_untimed(one) or (fine and one.start == one.end and one.category in KERNELS)
+        ]
         near = _places(self.host, 100) if self.host else _places([one for one in self.device if one not in untimed], 5)
         far = [one for one in self.device if one not in untimed and self._is_far(one, near)]
         far += self._late_on_idle_device([one for one in self.device if one not in untimed + far], near)
@@ -169,7 +171,7 @@ class _Checking:
         return ends | self._endless(kept, last, ends)
 
     def _is_over(self, one: Event, following: Event) -> bool:
-        if one.end - following.start <= ROUNDING:
+        if one.end - following.start <= max(ROUNDING, (one.end - one.start) / 100):
             return False
         call = self._call(following)
         is_early = call is not None and re.search(r"Launch\w*Kernel\w*Ex", call.name)

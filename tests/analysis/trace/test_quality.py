@@ -87,6 +87,13 @@ def test_no_length_is_no_time_unless_times_are_whole_microseconds(tmp_path: Path
     assert damage(trace(tmp_path, events).quality) == (0 if dur == 10 else 3, 0, 0, 0)
 
 
+@pytest.mark.parametrize("name", ["Memset (Device)", "Memcpy HtoD (Pageable -> Device)"])
+def test_filling_or_copying_nothing_takes_no_time(tmp_path: Path, name: str) -> None:
+    events = [*work(), *(event for at in range(5) for event in pair(50 + at, START_US + 50 + 100 * at, 0, name=name))]
+    found = trace(tmp_path, events)
+    assert (found.quality.device_events, damage(found.quality)) == (15, (0, 0, 0, 0))
+
+
 @pytest.mark.parametrize("bad", [{"dur": -3}, {"dur": None}, {"ts": 1e300}, {"ts": "soon"}])
 @pytest.mark.parametrize("start", [0, START_US])
 def test_impossible_times_are_none_wherever_times_count_from(tmp_path: Path, bad: Event, start: float) -> None:
@@ -202,6 +209,11 @@ def test_rounding_to_microseconds_is_no_overrun(tmp_path: Path) -> None:
     events = [*pair(1, 0, 11), *pair(2, 10, 0), *pair(3, 10, 9), *pair(4, 18, 5)]
     found = trace(tmp_path, events)
     assert (damage(found.quality), lengths(found)) == ((0, 0, 0, 0), [11, 0, 9, 5])
+
+
+@pytest.mark.parametrize(("over", "cut"), [(1.5, 0), (3, 0), (9.5, 0), (20, 9)])
+def test_an_overlap_of_a_hundredth_is_no_overrun(tmp_path: Path, over: float, cut: int) -> None:
+    assert trace(tmp_path, work(every=1000, dur=1000 + over)).quality.overlong == cut
 
 
 @pytest.mark.parametrize(("call", "cut"), [("cudaLaunchKernelExC", 0), ("cuLaunchKernelEx", 0), ("cudaLaunchKernel", 1)])

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.trace.calls import HostEvents
-from rankscope.analysis.trace.categories import COPY, LAUNCHED, LEFT_OUT, OPERATOR
+from rankscope.analysis.trace.categories import COPY, KERNEL, LAUNCHED, LEFT_OUT, OPERATOR
 from rankscope.analysis.trace.quality import HOST_PLACE, Checked, DeviceEvents, check, is_near, places, untimed
 from rankscope.runs.records import DeviceKind
 
@@ -29,7 +29,7 @@ def check_columns(
     device = np.flatnonzero(category <= COPY)
     host = np.flatnonzero((category >= OPERATOR) & (category <= LAUNCHED))
     begin, done, latest = start[host], end[host], int(start.max(initial=0))
-    timed = ~untimed(begin, done, base_ns, latest, on_device=False)
+    timed = ~untimed(begin, done, base_ns, latest)
     near = places(begin[timed], done[timed], share=HOST_PLACE)
     # One event may span the minutes before all others.
     timed &= is_near(begin, near) | is_near(done, near)
@@ -48,7 +48,7 @@ def check_columns(
             queue=np.where(in_order, queue, -1),
             correlation=columns["correlation"][device],
             kernel=(columns["name"][device].astype(np.int64) << 32) + columns["grid"][device] + 1,
-            untimed=untimed(start[device], end[device], base_ns, latest, on_device=True),
+            untimed=untimed(start[device], end[device], base_ns, latest, category[device] == KERNEL),
         ),
         HostEvents(
             start=begin,

@@ -41,6 +41,8 @@ _LONGEST_QUEUE_NS: Final = 600 * _NS_PER_S
 """Longest time from a launch to its event: a device queues about a thousand launches."""
 _OVERLAP_NS: Final = 2_000
 """Overlap of two events of one stream that is no damage: rounding to whole microseconds, and the resolution of clocks."""
+_LEAST_OVERLAP: Final = 0.01
+"""The same as a share of the first event: cutting it would change nothing."""
 _LAST_NS: Final = _NS_PER_S // 10
 """Time for which the last event of a stream may go on beyond all others, however short the trace is."""
 _MOST_WITHOUT_KERNEL: Final = 0.5
@@ -149,22 +151,22 @@ def check(device: DeviceEvents, host: HostEvents, *, torn: bool) -> Checked:
 
 
 def untimed(
-    start: NDArray[np.int64], end: NDArray[np.int64], base_ns: int, latest_ns: int, *, on_device: bool
+    start: NDArray[np.int64], end: NDArray[np.int64], base_ns: int, latest_ns: int, kernel: NDArray[np.bool_] | None = None
 ) -> NDArray[np.bool_]:
     """Return which events the profiler could not time: it then writes 0 for start and end on the clock of its device.
 
     ``start`` and ``end`` are as in the file, in nanoseconds; ``base_ns`` is to be added. ``latest_ns``: latest start of
-    any event. ``on_device``: a length of 0 alone means the same where times are finer than microseconds, as no kernel and no copy
-    takes no time.
+    any event. ``kernel``: which events are kernels, among those of a device. A kernel's length of 0 alone means the same where
+    times are finer than microseconds, as no kernel takes no time; filling nothing takes none.
     """
     length = end - start
     instant: NDArray[np.bool_] = length == 0
     if not instant.any():
         return instant
-    is_fine = on_device and bool((length % 1000 != 0).any())
+    no_length = kernel if kernel is not None and (length % 1000 != 0).any() else False
     # A trace may also count its times from 0.
     at_zero = (start == 0) & (latest_ns > _LEAST_GAP_NS)
-    instant &= (start == NOWHERE_NS) | at_zero | ((start <= -base_ns) & (base_ns > 0)) | is_fine
+    instant &= (start == NOWHERE_NS) | at_zero | ((start <= -base_ns) & (base_ns > 0)) | no_length
     return instant
 
 
@@ -259,7 +261,8 @@ def _without_overruns(
     past = firsts[np.searchsorted(firsts, np.arange(len(order)), side="right")]
     is_last = (past == len(order)) | (queue[order] != queue[order[np.minimum(past, len(order) - 1)]])
     this, following = order[~is_last], order[past[~is_last]]
-    over = (end[this] - start[following] > _OVERLAP_NS) & (queue[this] >= 0)
+    tolerance = np.maximum(_OVERLAP_NS, _LEAST_OVERLAP * (end[this] - start[this]))
+    over = (end[this] - start[following] > tolerance) & (queue[this] >= 0)
     if over.any():
         starts_early = np.zeros(len(host.start) + 1, dtype=bool)
         starts_early[host.calls] = named(host, distinct(host.name), lambda name: EARLY_START.search(name) is not None)
