@@ -12,6 +12,7 @@ from tests.trace_truth.cells import middle
 from tests.trace_truth.reading import CALLS, COPIES, KERNELS, NOTES, OPERATORS, Event, File, RefusedError, read
 
 SECOND = 10**9
+MILLISECOND = 10**6
 MINUTE = 60 * SECOND
 HOST = CALLS + OPERATORS + NOTES
 ROUNDING = 2_000
@@ -227,11 +228,35 @@ class _Checking:
         found.on_cpu = not kept and not gives_work
         is_capture = found.captured > 9 * found.device_events
         if kept and 2 * found.without_kernel <= found.launches and not is_capture:
+            found.problem = "damaged" if self._clocks_disagree(kept) else None
             return
         if self.device and not kept:
             found.problem = "damaged"
         elif gives_work and not self.file.torn:
             found.problem = "captured_graph" if is_capture and found.captured > found.without_kernel else "no_activity"
+
+    def _clocks_disagree(self, kept: list[Event]) -> bool:
+        """Return whether more than a fiftieth of the launched events is before its launch, or in another order than that."""
+        launched = [(one, call.start) for one in kept if (call := self._call(one)) is not None]
+        early = [one for one, at in launched if at - one.start > MILLISECOND]
+        streams: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+        for one, at in launched:
+            if one.number("stream") >= 0:
+                streams[one.number("device"), one.number("stream")].append((one.start, at))
+        disordered = sum(_disordered([at for _, at in sorted(events)]) for events in streams.values())
+        return any(count > 1 and 50 * count > len(launched) for count in (len(early), disordered))
+
+
+def _disordered(launches: list[int]) -> int:
+    """Return how many launches must be left out for the others to ascend, where any is a millisecond before the last one."""
+    if all(last - following <= MILLISECOND for last, following in pairwise(launches)):
+        return 0
+    longest: list[int] = []
+    for place, at in enumerate(launches):
+        longest.append(
+            1 + max((length for length, before in zip(longest, launches[:place], strict=True) if before <= at), default=0)
+        )
+    return len(launches) - max(longest)
 
 
 def _nested(calls: list[Event]) -> list[list[Event]]:

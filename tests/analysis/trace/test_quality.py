@@ -265,6 +265,41 @@ def test_a_last_kernel_that_the_host_waits_for_is_as_long_as_it_says(tmp_path: P
     assert damage(found.quality) == (0, 0, 0, 0)
 
 
+@pytest.mark.parametrize("by_us", [-2, -900, -30_000, -800_000])
+@pytest.mark.parametrize("first", [0, 50, 97])
+def test_kernels_before_their_launches_show_clocks_that_contradict_each_other(tmp_path: Path, by_us: float, first: int) -> None:
+    events = work(100, every=1000)
+    for event in kernels(events)[first:]:
+        event["ts"] += by_us
+    quality = trace(tmp_path, events).quality
+    assert quality.before_launch == (0 if by_us > -1000 else 100 - first)
+    assert quality.before_launch_share == quality.before_launch / 100
+    assert quality.problem == ("damaged" if by_us < -1000 else None)
+    assert by_us > -1000 or f"({100 - first} of 100 events)" in (quality.reason or "")
+
+
+def test_a_few_kernels_before_their_launches_are_counted_alone(tmp_path: Path) -> None:
+    events = work(100, every=1000)
+    for event in kernels(events)[:2]:
+        event["ts"] -= 5000
+    quality = trace(tmp_path, events).quality
+    assert (quality.before_launch, quality.problem) == (2, None)
+
+
+@pytest.mark.parametrize("by_us", [-500_000, -3 * SECOND_US, -HOUR_US])
+@pytest.mark.parametrize("category", ["kernel", "cuda_runtime"])
+@pytest.mark.parametrize("delay_us", [20, 700_000])
+def test_a_clock_that_is_set_back_shows(tmp_path: Path, by_us: float, category: str, delay_us: float) -> None:
+    events = work(100, every=20_000)
+    for event in kernels(events):
+        # The device is busy all the time, and so the queue is long.
+        event.update(dur=19_990.5, ts=event["ts"] + delay_us)
+    for event in events[100:]:
+        event["ts"] += by_us if event["cat"] == category else 0
+    found = trace(tmp_path, events)
+    assert quality_of(found, work_events(found)).problem == "damaged"
+
+
 @pytest.mark.parametrize(("lost", "problem"), [(0, None), (10, None), (60, "no_activity"), (100, "no_activity")])
 def test_a_trace_most_of_whose_launches_have_no_kernel_shows_no_activity(tmp_path: Path, lost: int, problem: str | None) -> None:
     events = work(100)

@@ -23,6 +23,7 @@ from rankscope.analysis.trace.calls import (
     named,
     part_of_another,
 )
+from rankscope.analysis.trace.clocks import before_launch, contradiction, out_of_order
 from rankscope.analysis.trace.intervals import distinct
 
 MOST_MISSING: Final = 0.02
@@ -122,6 +123,9 @@ def check(device: DeviceEvents, host: HostEvents, *, torn: bool) -> Checked:
     if (left_out & (launch < 0)).any():
         # It is not known where they belong, so they may be missing anywhere.
         missing.append(device.start[keep])
+    linked = kept[call_of[kept] >= 0]
+    early = before_launch(device.start[linked], launch[linked])
+    disordered = out_of_order(device.start[linked], launch[linked], device.queue[linked])
     gives_work = any(is_work_launch(host.names[at]) for at in called)
     quality = DataQuality(
         device_events=len(device.start),
@@ -135,8 +139,14 @@ def check(device: DeviceEvents, host: HostEvents, *, torn: bool) -> Checked:
         without_kernel=int(lost.sum()),
         without_kernel_share=_share(lost.sum(), launched.sum()),
         captured=int(captured.sum()),
+        before_launch=early,
+        before_launch_share=_share(early, len(linked)),
+        out_of_order=disordered,
+        out_of_order_share=_share(disordered, len(linked)),
     )
     problem, reason = _no_activity(quality, bool(keep.any()), gives_work=gives_work and not torn)
+    if problem is None and (reason := contradiction(quality)) is not None:
+        problem = "damaged"
     return Checked(
         keep=keep,
         end=end,
