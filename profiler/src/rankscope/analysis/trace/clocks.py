@@ -22,16 +22,13 @@ def before_launch(start: NDArray[np.int64], launch: NDArray[np.int64]) -> int:
     return int((launch - start > _EARLY_NS).sum())
 
 
-def out_of_order(start: NDArray[np.int64], launch: NDArray[np.int64], queue: NDArray[np.int64]) -> int:
+def out_of_order(launch: NDArray[np.int64], queue: NDArray[np.int64]) -> int:
     """Return how many events, at least, have a wrong place in their stream, which runs events in the order of their launch.
 
-    They are many where a clock was set back. Events with a negative queue have no order.
+    They are many where a clock was set back. The events are given by queue and start; those with a negative queue have no order.
     """
-    rows = np.flatnonzero(queue >= 0)
-    rows = rows[np.lexsort((launch[rows], start[rows], queue[rows]))]
-    lane, times = queue[rows], launch[rows]
-    back = (lane[1:] == lane[:-1]) & (times[:-1] - times[1:] > _EARLY_NS)
-    return sum(_not_ascending(times[lane == at].tolist()) for at in np.unique(lane[1:][back]))
+    back = (queue[1:] == queue[:-1]) & (queue[1:] >= 0) & (launch[:-1] - launch[1:] > _EARLY_NS)
+    return sum(_not_ascending(launch[queue == at].tolist()) for at in np.unique(queue[1:][back]))
 
 
 def contradiction(quality: DataQuality) -> str | None:

@@ -97,7 +97,7 @@ def check(device: DeviceEvents, host: HostEvents, *, torn: bool) -> Checked:
     keep = ~device.untimed & ~far
     end = device.end.copy()
     cut = np.zeros(len(end), dtype=bool)
-    kept = np.flatnonzero(keep)
+    kept = _in_order(device, np.flatnonzero(keep))
     end[kept], cut[kept] = _without_overruns(device, host, call_of, kept)
 
     called = distinct(host.name)
@@ -125,7 +125,7 @@ def check(device: DeviceEvents, host: HostEvents, *, torn: bool) -> Checked:
         missing.append(device.start[keep])
     linked = kept[call_of[kept] >= 0]
     early = before_launch(device.start[linked], launch[linked])
-    disordered = out_of_order(device.start[linked], launch[linked], device.queue[linked])
+    disordered = out_of_order(launch[linked], device.queue[linked])
     gives_work = any(is_work_launch(host.names[at]) for at in called)
     quality = DataQuality(
         device_events=len(device.start),
@@ -245,32 +245,37 @@ def is_near(time: NDArray[np.int64], places: Sequence[tuple[int, int]]) -> NDArr
     return near
 
 
+def _in_order(device: DeviceEvents, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return the rows of events by queue and start."""
+    start, queue = device.start[rows], device.queue[rows]
+    order = np.lexsort((start, queue))
+    if (start[order[1:]] == start[order[:-1]]).any():
+        # Rounded to whole microseconds, a short event and the one after it may start at once; the short one was first.
+        order = np.lexsort((device.end[rows], start, queue))
+    return rows[order]
+
+
 def _without_overruns(
     device: DeviceEvents, host: HostEvents, call_of: NDArray[np.intp], kept: NDArray[np.intp]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return the ends of the ``kept`` events, cut where they last beyond the start of the next of their stream, and which are.
 
-    They end then after the median length of the same kernel, but before the next of their stream begins. The nodes of a device
-    graph may run side by side. A kernel launched to start early does so before its predecessor ends.
+    The events are given by queue and start. They end then after the median length of the same kernel, but before the next of
+    their stream begins. The nodes of a device graph may run side by side. A kernel launched to start early does so before its
+    predecessor ends.
     """
     end = device.end[kept].copy()
     cut = np.zeros(len(kept), dtype=bool)
     if not len(kept):
         return end, cut
     start, queue, correlation = device.start[kept], device.queue[kept], device.correlation[kept]
-    order = np.lexsort((start, queue))
-    this, following = order[:-1], order[1:]
-    if (start[following] == start[this]).any():
-        # Rounded to whole microseconds, a short event and the one after it may start at once; the short one was first.
-        order = np.lexsort((end, start, queue))
-        this, following = order[:-1], order[1:]
-    is_other_queue = queue[this] != queue[following]
-    together = ~is_other_queue & (correlation[this] >= 0) & (correlation[this] == correlation[following])
+    is_other_queue = queue[1:] != queue[:-1]
+    together = ~is_other_queue & (correlation[1:] >= 0) & (correlation[1:] == correlation[:-1])
     # The nodes of a graph have one id. The next event of their stream is the first after all of them.
-    firsts = np.concatenate((np.flatnonzero(~together) + 1, [len(order)]))
-    past = firsts[np.searchsorted(firsts, np.arange(len(order)), side="right")]
-    is_last = (past == len(order)) | (queue[order] != queue[order[np.minimum(past, len(order) - 1)]])
-    this, following = order[~is_last], order[past[~is_last]]
+    firsts = np.concatenate((np.flatnonzero(~together) + 1, [len(kept)]))
+    past = firsts[np.searchsorted(firsts, np.arange(len(kept)), side="right")]
+    is_last = (past == len(kept)) | (queue != queue[np.minimum(past, len(kept) - 1)])
+    this, following = np.flatnonzero(~is_last), past[~is_last]
     tolerance = np.maximum(_OVERLAP_NS, _LEAST_OVERLAP * (end[this] - start[this]))
     over = (end[this] - start[following] > tolerance) & (queue[this] >= 0)
     if over.any():
@@ -282,12 +287,12 @@ def _without_overruns(
             start[following[over]], start[this[over]] + _usual(device.kernel[kept], end - start, cut)[this[over]]
         )
     # The last of a stream has no next one. It is too long if it goes on for as long again as the whole rest of the trace.
-    last = order[is_last]
+    last = np.flatnonzero(is_last)
     begin, latest = int(start.min()), int(start.max())
     near = host.end[(host.start >= begin - _APART_NS) & (host.start <= latest + _APART_NS)]
     latest = max(latest, int(np.minimum(near, latest + _APART_NS).max())) if len(near) else latest
     length = end - start
-    others = length[order[~is_last]]
+    others = length[~is_last]
     longest = max(latest - begin, int(others.max(initial=0)))
     if latest > begin:
         far = last[(end[last] > latest + max(longest, _LAST_NS)) & (end[last] - start[last] > 2 * longest)]
