@@ -88,7 +88,7 @@ class _Checking:
         untimed = [
             one for one in self.device if self._is_untimed(one) or (fine and one.start == one.end and one.category in KERNELS)
         ]
-        near = _places(self.host, 100) if self.host else _places([one for one in self.device if one not in untimed], 5)
+        near = _places(self.host, 100) if self.host else _places([one for one in self.device if one not in untimed], 4)
         far = [one for one in self.device if one not in untimed and self._is_far(one, near)]
         far += self._late_on_idle_device([one for one in self.device if one not in untimed + far], near)
         kept = [one for one in self.device if one not in untimed and one not in far]

@@ -151,6 +151,12 @@ def test_pauses_of_minutes_between_steps_are_fine(
     assert (found.damaged, damage(found.quality)) == (0, (0, 0, 0, 0))
 
 
+@pytest.mark.parametrize(("odd", "far"), [(2, 2), (4, 0)])
+def test_without_a_host_only_large_groups_of_kernels_are_apart(tmp_path: Path, odd: int, far: int) -> None:
+    events = [*kernels(work()), *kernels(work(odd, first=20, start=START_US + HOUR_US))]
+    assert damage(trace(tmp_path, events).quality) == (0, far, 0, 0)
+
+
 def test_an_event_may_span_the_minutes_before_all_others(tmp_path: Path) -> None:
     step = x("user_annotation", "ProfilerStep#0", START_US - 70 * SECOND_US, 71 * SECOND_US)
     assert trace(tmp_path, [step, *work()]).damaged == 0

@@ -32,8 +32,8 @@ _WAITS: Final = 0.1
 """Share of the window by which a kernel's times differ where ranks wait in it, though others are known to be communication."""
 _BALANCE: Final = 0.5
 """Difference between the ranks' times in all kernels together, over that in such a kernel, at most."""
-_CALLS: Final = 0.9
-"""Fewest calls of such a kernel on any rank over the most: the ranks wait in the same calls."""
+_CALLS: Final = 0.5
+"""Fewest calls of such a kernel on any rank over the most: no kernel of one stage of a pipeline alone."""
 _COMPUTES: Final = frozenset({"attention", "convolution", "gemm"})
 """Classes of kernels that surely compute."""
 
@@ -80,7 +80,7 @@ def unknown_kernels(ranks: Mapping[int, RankKernels]) -> list[UnknownKernel]:
 def kernels_with_waits(ranks: Mapping[int, RankKernels]) -> list[UnknownKernel]:
     """Return the kernels in which ranks seem to wait for each other, likeliest first; empty where none is.
 
-    Such a kernel does not surely compute, and its total time differs much between the ranks, each of which calls it as often. The
+    Such a kernel does not surely compute, and its total time differs much between the ranks, all of which call it often. The
     time in all kernels together hardly differs: what a rank computes less, it waits longer.
     """
     window = float(np.mean([rank.window_us for rank in ranks.values()]))

@@ -35,7 +35,7 @@ _NS_PER_S: Final = 1_000_000_000
 _LEAST_GAP_NS: Final = _NS_PER_S
 HOST_PLACE: Final = 0.01
 """Size of a place in time that is one of the trace, however far it is from the others, as a share of the host's largest."""
-_DEVICE_PLACE: Final = 0.2
+_DEVICE_PLACE: Final = 0.25
 """The same for events of the device in a trace without any of the host."""
 _APART_NS: Final = 60 * _NS_PER_S
 _LONGEST_QUEUE_NS: Final = 600 * _NS_PER_S
