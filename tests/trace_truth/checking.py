@@ -12,6 +12,7 @@ from tests.trace_truth.cells import middle
 from tests.trace_truth.reading import CALLS, COPIES, KERNELS, NOTES, OPERATORS, Event, File, RefusedError, read
 
 SECOND = 10**9
+MILLISECOND = 10**6
 MINUTE = 60 * SECOND
 HOST = CALLS + OPERATORS + NOTES
 ROUNDING = 2_000
@@ -28,6 +29,7 @@ class Check:
     overlong: int = 0
     launches: int = 0
     without_kernel: int = 0
+    captured: int = 0
     missing: list[int] = field(default_factory=list)
     """Launch times of the device events that are missing or left out."""
     cut: list[int] = field(default_factory=list)
@@ -74,17 +76,21 @@ class _Checking:
     def _leave_out_of_host(self) -> None:
         """Leave out the host's events without a time, and those far from the others: they count as damaged."""
         timed = [one for one in self.file.some(HOST) if not self._is_untimed(one)]
-        near = _places(timed)
-        odd = [one for one in self.file.some(HOST) if one not in timed or not _is_near(one.start, near)]
+        near = _places(timed, 100)
+        usual = [one for one in timed if _is_near(one.start, near) or _is_near(one.end, near)]
+        odd = [one for one in self.file.some(HOST) if one not in usual]
         self.file.events = [one for one in self.file.events if one not in odd]
         self.file.damaged += len(odd)
 
     def run(self) -> Check:
         """Return the result; the file has only the events that count, then."""
         found, fine = self.found, any((one.end - one.start) % 1000 for one in self.device)
-        untimed = [one for one in self.device if self._is_untimed(one) or (fine and one.start == one.end)]
-        near = _places(self.host or [one for one in self.device if one not in untimed])
+        untimed = [
+            one for one in self.device if self._is_untimed(one) or (fine and one.start == one.end and one.category in KERNELS)
+        ]
+        near = _places(self.host, 100) if self.host else _places([one for one in self.device if one not in untimed], 4)
         far = [one for one in self.device if one not in untimed and self._is_far(one, near)]
+        far += self._late_on_idle_device([one for one in self.device if one not in untimed + far], near)
         kept = [one for one in self.device if one not in untimed and one not in far]
         found.without_time, found.far = len(untimed), len(far)
         ends = self._cut_ends(kept)
@@ -129,7 +135,20 @@ class _Checking:
 
     def _is_far(self, one: Event, near: list[tuple[int, int]]) -> bool:
         call = self._call(one)
-        return (call is not None and not -SECOND <= one.start - call.start <= 10 * MINUTE) or not _is_near(one.start, near)
+        return not _is_near(one.start, near) if call is None else not -SECOND <= one.start - call.start <= 10 * MINUTE
+
+    def _late_on_idle_device(self, events: list[Event], near: list[tuple[int, int]]) -> list[Event]:
+        """Return which events, far from all that the host did, were launched, but not begun, while the device did nothing."""
+        late: list[Event] = []
+        since = done = None
+        for one in sorted(events, key=lambda one: one.start):
+            if since is None or done is None or one.start > done + SECOND:
+                since = one.start
+            done = max(one.end, one.end if done is None else done)
+            call = self._call(one)
+            if call is not None and not _is_near(one.start, near) and call.end < since - SECOND:
+                late.append(one)
+        return late
 
     def _cut_ends(self, kept: list[Event]) -> dict[Event, int]:
         """Return the events that last too long, and when they end."""
@@ -153,7 +172,7 @@ class _Checking:
         return ends | self._endless(kept, last, ends)
 
     def _is_over(self, one: Event, following: Event) -> bool:
-        if one.end - following.start <= ROUNDING:
+        if one.end - following.start <= max(ROUNDING, (one.end - one.start) / 100):
             return False
         call = self._call(following)
         is_early = call is not None and re.search(r"Launch\w*Kernel\w*Ex", call.name)
@@ -185,28 +204,75 @@ class _Checking:
         """Count the calls that launch a kernel, and those whose kernel is nowhere in the file."""
         numbers = {one.number("correlation") for one in self.device} - {-1}
         calls = [one for one in self.file.some(CALLS) if _launches_kernel(one.name) and one.number("correlation") >= 0]
-        self.found.launches = len(calls)
-        if not self.file.torn and (numbers or not self.device):
-            lost = [one for one in calls if one.number("correlation") not in numbers]
-            self.found.without_kernel = len(lost)
-            self.found.missing += [one.start for one in lost]
+        tells = not self.file.torn and (numbers or not self.device)
+        captured = [one for one in calls if tells and one.number("correlation") not in numbers and self._is_captured(one)]
+        self.found.captured = len(captured)
+        for launch in _nested([one for one in calls if one not in captured]):
+            fine = [one for one in launch if one.number("correlation") in numbers or not tells]
+            self.found.launches += len(fine) or 1
+            if not fine:
+                self.found.without_kernel += 1
+                self.found.missing.append(launch[0].start)
+
+    def _is_captured(self, one: Event) -> bool:
+        """Return whether a call comes after the begin of a capture, or before the end of one, with no other bound between."""
+        bounds = sorted((call.start, call.name) for call in self.file.some(CALLS) if re.search("(Begin|End)Capture", call.name))
+        before = [name for start, name in bounds if start <= one.start]
+        after = [name for start, name in bounds if start > one.start]
+        return any("BeginCapture" in name for name in before[-1:]) or any("EndCapture" in name for name in after[:1])
 
     def _find_problem(self, kept: list[Event]) -> None:
         found = self.found
         names = [one.name for one in self.file.some(CALLS)]
         gives_work = any(re.search("launch|enqueue|memcpy|memset", name, re.IGNORECASE) for name in names)
         found.on_cpu = not kept and not gives_work
-        if kept and 2 * found.without_kernel <= found.launches:
+        is_capture = found.captured > 9 * found.device_events
+        if kept and 2 * found.without_kernel <= found.launches and not is_capture:
+            found.problem = "damaged" if self._clocks_disagree(kept) else None
             return
         if self.device and not kept:
             found.problem = "damaged"
         elif gives_work and not self.file.torn:
-            captures = found.launches and any("BeginCapture" in name for name in names)
-            found.problem = "captured_graph" if captures else "no_activity"
+            found.problem = "captured_graph" if is_capture and found.captured > found.without_kernel else "no_activity"
+
+    def _clocks_disagree(self, kept: list[Event]) -> bool:
+        """Return whether more than a fiftieth of the launched events is before its launch, or in another order than that."""
+        launched = [(one, call.start) for one in kept if (call := self._call(one)) is not None]
+        early = [one for one, at in launched if at - one.start > MILLISECOND]
+        streams: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+        for one, at in launched:
+            if one.number("stream") >= 0:
+                streams[one.number("device"), one.number("stream")].append((one.start, at))
+        disordered = sum(_disordered([at for _, at in sorted(events)]) for events in streams.values())
+        return any(count > 1 and 50 * count > len(launched) for count in (len(early), disordered))
 
 
-def _places(events: list[Event]) -> list[tuple[int, int]]:
-    """Return where a fifth or more of the events are, with as much time around them as they take, or a second."""
+def _disordered(launches: list[int]) -> int:
+    """Return how many launches must be left out for the others to ascend, where any is a millisecond before the last one."""
+    if all(last - following <= MILLISECOND for last, following in pairwise(launches)):
+        return 0
+    longest: list[int] = []
+    for place, at in enumerate(launches):
+        longest.append(
+            1 + max((length for length, before in zip(longest, launches[:place], strict=True) if before <= at), default=0)
+        )
+    return len(launches) - max(longest)
+
+
+def _nested(calls: list[Event]) -> list[list[Event]]:
+    """Return the calls of each launch: those that a thread makes inside another are part of it."""
+    launches: list[list[Event]] = []
+    for one in sorted(calls, key=lambda one: (str(one.thread), one.start, -one.end)):
+        last = launches[-1] if launches else []
+        if last and last[0].thread == one.thread and one.start < max(other.end for other in last):
+            last.append(one)
+        else:
+            launches.append([one])
+    return launches
+
+
+def _places(events: list[Event], part: int) -> list[tuple[int, int]]:
+    """Return where several events are, and this part of those at the largest place, with the time they take around them."""
     places: list[list[Event]] = []
     for one in sorted(events, key=lambda one: one.start):
         if places and one.start - places[-1][-1].start <= MINUTE:
@@ -214,10 +280,11 @@ def _places(events: list[Event]) -> list[tuple[int, int]]:
         else:
             places.append([one])
     found = []
+    largest = max(map(len, places), default=0)
     for place in places:
         begin, end = place[0].start, max(min(one.end, one.start + MINUTE) for one in place)
         slack = max(SECOND, end - begin)
-        if 5 * len(place) >= len(events):
+        if part * len(place) >= largest and (len(place) > 1 or largest == 1):
             found.append((begin - slack, end + slack))
     return found
 

@@ -87,6 +87,13 @@ def test_no_length_is_no_time_unless_times_are_whole_microseconds(tmp_path: Path
     assert damage(trace(tmp_path, events).quality) == (0 if dur == 10 else 3, 0, 0, 0)
 
 
+@pytest.mark.parametrize("name", ["Memset (Device)", "Memcpy HtoD (Pageable -> Device)"])
+def test_filling_or_copying_nothing_takes_no_time(tmp_path: Path, name: str) -> None:
+    events = [*work(), *(event for at in range(5) for event in pair(50 + at, START_US + 50 + 100 * at, 0, name=name))]
+    found = trace(tmp_path, events)
+    assert (found.quality.device_events, damage(found.quality)) == (15, (0, 0, 0, 0))
+
+
 @pytest.mark.parametrize("bad", [{"dur": -3}, {"dur": None}, {"ts": 1e300}, {"ts": "soon"}])
 @pytest.mark.parametrize("start", [0, START_US])
 def test_impossible_times_are_none_wherever_times_count_from(tmp_path: Path, bad: Event, start: float) -> None:
@@ -125,6 +132,53 @@ def test_an_idle_hour_between_work_of_the_host_is_fine(tmp_path: Path) -> None:
     assert reduce_file(found).breakdowns[0].window_us > HOUR_US
 
 
+@pytest.mark.parametrize("gap_s", [70, 400, 4000])
+@pytest.mark.parametrize("counts", [(10, 1), (1, 10), (1,) * 10, (200, 3, 200), (2,) * 150])
+@pytest.mark.parametrize("has_calls", [True, False])
+def test_pauses_of_minutes_between_steps_are_fine(
+    tmp_path: Path, counts: tuple[int, ...], gap_s: float, *, has_calls: bool
+) -> None:
+    events: list[Event] = []
+    for step, count in enumerate(counts):
+        start = START_US + step * gap_s * SECOND_US
+        mine = [
+            *work(count, first=1 + 1000 * step, start=start),
+            x("cpu_op", "aten::mm", start, 50),
+            x("cpu_op", "aten::mm", start, 5),
+        ]
+        events += mine if has_calls else [event for event in mine if event["cat"] != "cuda_runtime"]
+    found = trace(tmp_path, events)
+    assert (found.damaged, damage(found.quality)) == (0, (0, 0, 0, 0))
+
+
+@pytest.mark.parametrize(("odd", "far"), [(2, 2), (4, 0)])
+def test_without_a_host_only_large_groups_of_kernels_are_apart(tmp_path: Path, odd: int, far: int) -> None:
+    events = [*kernels(work()), *kernels(work(odd, first=20, start=START_US + HOUR_US))]
+    assert damage(trace(tmp_path, events).quality) == (0, far, 0, 0)
+
+
+def test_an_event_may_span_the_minutes_before_all_others(tmp_path: Path) -> None:
+    step = x("user_annotation", "ProfilerStep#0", START_US - 70 * SECOND_US, 71 * SECOND_US)
+    assert trace(tmp_path, [step, *work()]).damaged == 0
+
+
+@pytest.mark.parametrize("end_s", [5, 300])
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_launched_kernels_begin_later_only_while_the_device_is_busy(tmp_path: Path, end_s: float, *, is_busy: bool) -> None:
+    events = work()
+    events += pair(50, START_US + 1000, end_s * SECOND_US) if is_busy else []
+    events += [launch(51, START_US + 1010), kernel(GEMM, START_US + end_s * SECOND_US + 1100, 9.5, correlation=51)]
+    events += [launch(52, START_US + 1020), kernel(GEMM, START_US + end_s * SECOND_US + 1200, 9.5, correlation=52)]
+    assert damage(trace(tmp_path, events).quality) == (0, 0 if is_busy else 2, 0, 0)
+
+
+@pytest.mark.parametrize("dur", [1, 5 * SECOND_US])
+def test_a_kernel_whose_launch_returns_late_begins_late(tmp_path: Path, dur: float) -> None:
+    late = START_US + 5 * SECOND_US
+    events = [*work(), launch(50, START_US + 1000, dur), kernel(GEMM, late, 9.5, correlation=50)]
+    assert trace(tmp_path, events).quality.far == (1 if dur == 1 else 0)
+
+
 def test_a_kernel_that_waits_a_minute_for_its_stream_is_fine(tmp_path: Path) -> None:
     events = [*pair(1, START_US, 60 * SECOND_US), *work(first=2, start=START_US + 60 * SECOND_US)]
     events += [launch(90, START_US + 1), kernel(GEMM, START_US + 61 * SECOND_US, 9.5, correlation=90)]
@@ -161,6 +215,11 @@ def test_rounding_to_microseconds_is_no_overrun(tmp_path: Path) -> None:
     events = [*pair(1, 0, 11), *pair(2, 10, 0), *pair(3, 10, 9), *pair(4, 18, 5)]
     found = trace(tmp_path, events)
     assert (damage(found.quality), lengths(found)) == ((0, 0, 0, 0), [11, 0, 9, 5])
+
+
+@pytest.mark.parametrize(("over", "cut"), [(1.5, 0), (3, 0), (9.5, 0), (20, 9)])
+def test_an_overlap_of_a_hundredth_is_no_overrun(tmp_path: Path, over: float, cut: int) -> None:
+    assert trace(tmp_path, work(every=1000, dur=1000 + over)).quality.overlong == cut
 
 
 @pytest.mark.parametrize(("call", "cut"), [("cudaLaunchKernelExC", 0), ("cuLaunchKernelEx", 0), ("cudaLaunchKernel", 1)])
@@ -212,6 +271,41 @@ def test_a_last_kernel_that_the_host_waits_for_is_as_long_as_it_says(tmp_path: P
     assert damage(found.quality) == (0, 0, 0, 0)
 
 
+@pytest.mark.parametrize("by_us", [-2, -900, -30_000, -800_000])
+@pytest.mark.parametrize("first", [0, 50, 97])
+def test_kernels_before_their_launches_show_clocks_that_contradict_each_other(tmp_path: Path, by_us: float, first: int) -> None:
+    events = work(100, every=1000)
+    for event in kernels(events)[first:]:
+        event["ts"] += by_us
+    quality = trace(tmp_path, events).quality
+    assert quality.before_launch == (0 if by_us > -1000 else 100 - first)
+    assert quality.before_launch_share == quality.before_launch / 100
+    assert quality.problem == ("damaged" if by_us < -1000 else None)
+    assert by_us > -1000 or f"({100 - first} of 100 events)" in (quality.reason or "")
+
+
+def test_a_few_kernels_before_their_launches_are_counted_alone(tmp_path: Path) -> None:
+    events = work(100, every=1000)
+    for event in kernels(events)[:2]:
+        event["ts"] -= 5000
+    quality = trace(tmp_path, events).quality
+    assert (quality.before_launch, quality.problem) == (2, None)
+
+
+@pytest.mark.parametrize("by_us", [-500_000, -3 * SECOND_US, -HOUR_US])
+@pytest.mark.parametrize("category", ["kernel", "cuda_runtime"])
+@pytest.mark.parametrize("delay_us", [20, 700_000])
+def test_a_clock_that_is_set_back_shows(tmp_path: Path, by_us: float, category: str, delay_us: float) -> None:
+    events = work(100, every=20_000)
+    for event in kernels(events):
+        # The device is busy all the time, and so the queue is long.
+        event.update(dur=19_990.5, ts=event["ts"] + delay_us)
+    for event in events[100:]:
+        event["ts"] += by_us if event["cat"] == category else 0
+    found = trace(tmp_path, events)
+    assert quality_of(found, work_events(found)).problem == "damaged"
+
+
 @pytest.mark.parametrize(("lost", "problem"), [(0, None), (10, None), (60, "no_activity"), (100, "no_activity")])
 def test_a_trace_most_of_whose_launches_have_no_kernel_shows_no_activity(tmp_path: Path, lost: int, problem: str | None) -> None:
     events = work(100)
@@ -236,6 +330,66 @@ def test_the_capture_of_a_graph_runs_nothing(tmp_path: Path) -> None:
     calls = [event for event in work() if event["cat"] == "cuda_runtime"]
     begin = x("cuda_runtime", "cudaStreamBeginCapture", START_US - 5, 1, correlation=90)
     assert trace(tmp_path, [begin, *calls]).quality.problem == "captured_graph"
+
+
+def capture(vendor: str, start: float, count: int, tid: int = 1) -> list[Event]:
+    """Return the capture of a graph, with launches on a thread."""
+    begin = x("cuda_runtime", f"{vendor}StreamBeginCapture", start, 1, correlation=9000)
+    end = x("cuda_runtime", f"{vendor}StreamEndCapture", start + 50, 1, correlation=9999)
+    calls = [launch(9001 + at, start + 2 + at * 40 / count, 0.01, name=f"{vendor}LaunchKernel", tid=tid) for at in range(count)]
+    return [begin, *calls, end]
+
+
+@pytest.mark.parametrize("vendor", ["cuda", "hip", "cu"])
+@pytest.mark.parametrize("count", [4, 40])
+@pytest.mark.parametrize("tid", [1, 2])
+def test_launches_into_a_graph_are_not_lost(tmp_path: Path, vendor: str, count: int, tid: int) -> None:
+    quality = trace(tmp_path, [*work(), *capture(vendor, START_US + 30, count, tid)]).quality
+    assert (quality.launches, quality.without_kernel, quality.captured, quality.problem) == (10, 0, count, None)
+
+
+@pytest.mark.parametrize("bound", [0, -1])
+def test_a_capture_may_begin_or_end_beyond_the_trace(tmp_path: Path, bound: int) -> None:
+    calls = capture("cuda", START_US + (-60 if bound == 0 else 2000), 40)
+    del calls[bound]
+    quality = trace(tmp_path, [*work(), *calls]).quality
+    assert (quality.launches, quality.without_kernel, quality.captured, quality.problem) == (10, 0, 40, None)
+
+
+def test_launches_before_and_after_a_capture_are_lost(tmp_path: Path) -> None:
+    calls = [launch(50, START_US + 20), *capture("cuda", START_US + 30, 9), launch(51, START_US + 95)]
+    found = trace(tmp_path, [*work(), *calls, *capture("cuda", START_US + 130, 0)])
+    assert (found.quality.without_kernel, found.quality.captured) == (2, 9)
+    assert found.missing.tolist() == [round((START_US + at) * 1000) for at in (20, 95)]
+
+
+@pytest.mark.parametrize(("events", "problem"), [(0, "captured_graph"), (2, "captured_graph"), (10, None)])
+def test_a_trace_of_little_but_a_capture_shows_no_activity(tmp_path: Path, events: int, problem: str | None) -> None:
+    quality = trace(tmp_path, [*work(events), *capture("hip", START_US + 30, 60)]).quality
+    assert quality.problem == problem
+    assert problem is None or f"60 of {60 + events} kernel launches" in (quality.reason or "")
+
+
+def test_a_profiler_without_activity_is_not_explained_by_a_small_capture(tmp_path: Path) -> None:
+    calls = [event for event in work(50) if event["cat"] == "cuda_runtime"]
+    assert trace(tmp_path, [*calls, *capture("cuda", START_US + 30, 10)]).quality.problem == "no_activity"
+
+
+@pytest.mark.parametrize("names", [("cudaLaunchKernel", "cuLaunchKernel"), ("hipLaunchKernel", "hipModuleLaunchKernel")])
+@pytest.mark.parametrize("shown", [0, 1])
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_launch_may_show_as_several_calls(tmp_path: Path, names: tuple[str, str], shown: int, *, is_lost: bool) -> None:
+    events = [*work(20, first=1000, start=START_US + 5000)]
+    for at in range(10):
+        start = START_US + 100 * at
+        events += [launch(1 + 2 * at, start, 5, name=names[0]), launch(2 + 2 * at, start + 1, 4, name=names[1])]
+        # Another thread launches at the same time.
+        events += [launch(500 + at, start + 2, 1, tid=2), kernel(GEMM, start + 40, 9.5, correlation=500 + at)]
+        if not is_lost:
+            events.append(kernel(GEMM, start + 20, 9.5, correlation=1 + 2 * at + shown))
+    found = trace(tmp_path, events)
+    assert (found.quality.launches, found.quality.without_kernel) == (40, 10 if is_lost else 0)
+    assert len(found.missing) == found.quality.without_kernel
 
 
 @pytest.mark.parametrize("name", ["cudaGraphLaunch", "hipGraphLaunch", "cuGraphLaunch"])

@@ -1,4 +1,4 @@
-"""Kernels that may be communication in a job of several ranks whose traces have no kernel that is known as such.
+"""Kernels that may be communication in a job of several ranks whose traces have no kernel that is known as such, or few.
 
 A library that is not in the table of names runs its kernels on streams of their own, or in line with the compute. In line, the
 ranks that wait for the last one take longer for them than that rank.
@@ -28,6 +28,12 @@ _DIFFERS: Final = 0.02
 """Share of the window by which the times of the ranks must differ, at least."""
 _RATIO: Final = 1.2
 """Longest time of any rank over the shortest, at least."""
+_WAITS: Final = 0.1
+"""Share of the window by which a kernel's times differ where ranks wait in it, though others are known to be communication."""
+_BALANCE: Final = 0.5
+"""Difference between the ranks' times in all kernels together, over that in such a kernel, at most."""
+_CALLS: Final = 0.5
+"""Fewest calls of such a kernel on any rank over the most: no kernel of one stage of a pipeline alone."""
 _COMPUTES: Final = frozenset({"attention", "convolution", "gemm"})
 """Classes of kernels that surely compute."""
 
@@ -66,10 +72,33 @@ def unknown_kernels(ranks: Mapping[int, RankKernels]) -> list[UnknownKernel]:
     the ranks; without any, the longest ones.
     """
     window = float(np.mean([rank.window_us for rank in ranks.values()]))
-    unsure = {name: times for name, times in _times(ranks).items() if kernel_class(name) not in _COMPUTES}
-    rows = [row for name, times in unsure.items() if (row := _row(name, times, ranks, window)).share >= LONG]
+    rows = [row for row in _unsure(ranks, window) if row.share >= LONG]
     chosen = [row for row in rows if row.own_stream or _differs(row, window)]
     return sorted(chosen or rows, key=_order)[:SHOWN]
+
+
+def kernels_with_waits(ranks: Mapping[int, RankKernels]) -> list[UnknownKernel]:
+    """Return the kernels in which ranks seem to wait for each other, likeliest first; empty where none is.
+
+    Such a kernel does not surely compute, and its total time differs much between the ranks, all of which call it often. The
+    time in all kernels together hardly differs: what a rank computes less, it waits longer.
+    """
+    window = float(np.mean([rank.window_us for rank in ranks.values()]))
+    totals = [sum(row.total_us for row in rank.kernels) for rank in ranks.values()]
+    unbalanced = max(totals) - min(totals)
+    waits = [
+        row
+        for row in _unsure(ranks, window)
+        if row.most_us - row.least_us >= _WAITS * window > 0
+        and unbalanced < _BALANCE * (row.most_us - row.least_us)
+        and _are_called_alike(row.name, ranks)
+    ]
+    return sorted(waits, key=_order)[:SHOWN]
+
+
+def _are_called_alike(name: str, ranks: Mapping[int, RankKernels]) -> bool:
+    calls = [sum(row.calls for row in rank.kernels if row.name == name) for rank in ranks.values()]
+    return min(calls) >= _CALLS * max(calls)
 
 
 def pattern_of(kernel: UnknownKernel, ranks: Mapping[int, RankKernels]) -> str:
@@ -79,6 +108,11 @@ def pattern_of(kernel: UnknownKernel, ranks: Mapping[int, RankKernels]) -> str:
     spellings = [text for text in (last_part(function), function) if text and text in kernel.name]
     alone = [text for text in spellings if not any(text in name for name in others)]
     return re.escape([*alone, kernel.name][0])
+
+
+def _unsure(ranks: Mapping[int, RankKernels], window_us: float) -> list[UnknownKernel]:
+    """Return all kernels that do not surely compute."""
+    return [_row(name, times, ranks, window_us) for name, times in _times(ranks).items() if kernel_class(name) not in _COMPUTES]
 
 
 def _times(ranks: Mapping[int, RankKernels]) -> dict[str, dict[int, float]]:

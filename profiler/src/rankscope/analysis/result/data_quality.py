@@ -28,10 +28,18 @@ class DataQuality(msgspec.Struct, frozen=True, kw_only=True):
     """Events cut where the next event of their stream begins."""
     overlong_share: float | None = None
     launches: int = 0
-    """Calls that launch a kernel by itself; launches of device graphs are not counted."""
+    """Calls that launch a kernel by itself; neither launches of device graphs nor launches into a graph that is captured."""
+    captured: int = 0
+    """Launches into a device graph that is captured: they run nothing."""
     without_kernel: int = 0
     """Launches whose kernel is not in the trace."""
     without_kernel_share: float | None = None
+    before_launch: int = 0
+    """Device events that begin more than a millisecond before their launch; shares are of the events whose launch is known."""
+    before_launch_share: float | None = None
+    out_of_order: int = 0
+    """Device events, at least, that a stream ran before another one that had been launched a millisecond earlier."""
+    out_of_order_share: float | None = None
     damaged_steps: int = 0
     """Annotated steps that miss, or have cut, more than 2 % of their device events; no figure of a step rests on them."""
     problem: Problem | None = None

@@ -9,8 +9,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.trace.categories import COPY, LAUNCHED, LEFT_OUT, OPERATOR
-from rankscope.analysis.trace.quality import Checked, DeviceEvents, HostEvents, check, is_near, places, untimed
+from rankscope.analysis.trace.calls import HostEvents
+from rankscope.analysis.trace.categories import COPY, KERNEL, LAUNCHED, LEFT_OUT, OPERATOR
+from rankscope.analysis.trace.quality import HOST_PLACE, Checked, DeviceEvents, check, is_near, places, untimed
 from rankscope.runs.records import DeviceKind
 
 _ONE_AFTER_THE_OTHER: Final = frozenset({"cuda", "rocm", "xpu"})
@@ -28,9 +29,10 @@ def check_columns(
     device = np.flatnonzero(category <= COPY)
     host = np.flatnonzero((category >= OPERATOR) & (category <= LAUNCHED))
     begin, done, latest = start[host], end[host], int(start.max(initial=0))
-    timed = ~untimed(begin, done, base_ns, latest, on_device=False)
-    near = places(begin[timed], done[timed])
-    timed &= is_near(begin, near)
+    timed = ~untimed(begin, done, base_ns, latest)
+    near = places(begin[timed], done[timed], share=HOST_PLACE)
+    # One event may span the minutes before all others.
+    timed &= is_near(begin, near) | is_near(done, near)
     left_out = host[~timed]
     category[left_out] = LEFT_OUT
     if len(left_out):
@@ -46,12 +48,13 @@ def check_columns(
             queue=np.where(in_order, queue, -1),
             correlation=columns["correlation"][device],
             kernel=(columns["name"][device].astype(np.int64) << 32) + columns["grid"][device] + 1,
-            untimed=untimed(start[device], end[device], base_ns, latest, on_device=True),
+            untimed=untimed(start[device], end[device], base_ns, latest, category[device] == KERNEL),
         ),
         HostEvents(
             start=begin,
             end=done,
             places=near,
+            thread=columns["thread"][host],
             calls=calls,
             correlation=columns["correlation"][host[calls]],
             names=names,

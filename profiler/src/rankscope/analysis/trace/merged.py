@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.trace.called_rank import called_rank
+from rankscope.analysis.trace.calls import is_work_launch
 from rankscope.analysis.trace.categories import COPY, KERNEL, LAUNCHED, LEFT_OUT, NOTE, OPERATOR
 from rankscope.analysis.trace.classify import asks_for_communication, is_cpu_communication
 from rankscope.analysis.trace.events import EventStream
@@ -23,7 +24,6 @@ from rankscope.analysis.trace.files import TraceText
 from rankscope.analysis.trace.intervals import distinct
 from rankscope.analysis.trace.locations import Location
 from rankscope.analysis.trace.numbering import Processes, process_id
-from rankscope.analysis.trace.quality import is_work_launch
 from rankscope.analysis.trace.schema import ANY_MERGED_EVENT, PROCESS_NAME, EventArgs, Label, Mark, process_name, rank_of
 from rankscope.base.errors import InputError
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -13,6 +12,18 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.result.data_quality import DataQuality, Problem
 from rankscope.analysis.result.text import counted
+from rankscope.analysis.trace.calls import (
+    EARLY_START,
+    HostEvents,
+    calls_of,
+    in_capture,
+    is_work_launch,
+    kernel_launches,
+    launch_about,
+    named,
+    part_of_another,
+)
+from rankscope.analysis.trace.clocks import before_launch, contradiction, out_of_order
 from rankscope.analysis.trace.intervals import distinct
 
 MOST_MISSING: Final = 0.02
@@ -22,27 +33,26 @@ MOST_CUT: Final = 0.2
 
 _NS_PER_S: Final = 1_000_000_000
 _LEAST_GAP_NS: Final = _NS_PER_S
-_OWN_CLUSTER: Final = 0.2
-"""Share of a trace's host events that makes a place in time one of the trace, however far it is from the others."""
+HOST_PLACE: Final = 0.01
+"""Size of a place in time that is one of the trace, however far it is from the others, as a share of the host's largest."""
+_DEVICE_PLACE: Final = 0.25
+"""The same for events of the device in a trace without any of the host."""
 _APART_NS: Final = 60 * _NS_PER_S
 _LONGEST_QUEUE_NS: Final = 600 * _NS_PER_S
 """Longest time from a launch to its event: a device queues about a thousand launches."""
 _OVERLAP_NS: Final = 2_000
 """Overlap of two events of one stream that is no damage: rounding to whole microseconds, and the resolution of clocks."""
+_LEAST_OVERLAP: Final = 0.01
+"""The same as a share of the first event: cutting it would change nothing."""
 _LAST_NS: Final = _NS_PER_S // 10
 """Time for which the last event of a stream may go on beyond all others, however short the trace is."""
 _MOST_WITHOUT_KERNEL: Final = 0.5
 """Share of launches without their kernel above which a trace does not show what its device did."""
+_CAPTURED_PER_EVENT: Final = 9
+"""Launches into a device graph per device event above which a trace shows little but the capture of that graph."""
 _UNBOUNDED_NS: Final = 1 << 62
 NOWHERE_NS: Final = -2_000_000_000 * _NS_PER_S
 """Start of a device event whose time in the file is impossible, such as NaN; with a base it still fits 64 bits."""
-
-_KERNEL_LAUNCH: Final = re.compile(r"launch\w*kernel|kernellaunch", re.IGNORECASE)
-_GRAPH_LAUNCH: Final = re.compile(r"graph\w*launch", re.IGNORECASE)
-_GIVES_WORK: Final = re.compile(r"launch|enqueue|memcpy|memset", re.IGNORECASE)
-_CAPTURE: Final = re.compile("BeginCapture")
-_EARLY_START: Final = re.compile(r"Launch\w*Kernel\w*Ex")
-"""Calls that may let a kernel start before the one before it on its stream has ended (programmatic dependent launch)."""
 
 
 class DeviceEvents(msgspec.Struct, frozen=True):
@@ -57,21 +67,6 @@ class DeviceEvents(msgspec.Struct, frozen=True):
     """Name and launch grid as one number: events with the same number usually take about as long."""
     untimed: NDArray[np.bool_]
     """True where the file says that there is no time, or an impossible one."""
-
-
-class HostEvents(msgspec.Struct, frozen=True):
-    """Events of the host with a time in arrays [events], and those of its calls that launch kernels, as positions in them."""
-
-    start: NDArray[np.int64]
-    end: NDArray[np.int64]
-    places: Sequence[tuple[int, int]]
-    """Times near them, see ``places``."""
-    calls: NDArray[np.intp]
-    """Positions of calls of the device's runtime, in which ``correlation`` and ``names`` are."""
-    correlation: NDArray[np.int64]
-    names: Sequence[str]
-    """Names of the trace; ``name`` of each call is an index into them."""
-    name: NDArray[np.int32]
 
 
 class Checked(msgspec.Struct, frozen=True):
@@ -96,17 +91,17 @@ class Checked(msgspec.Struct, frozen=True):
 
 def check(device: DeviceEvents, host: HostEvents, *, torn: bool) -> Checked:
     """Check the device events of a trace. ``torn``: the end of the file is missing, so that kernels may be missing, too."""
-    call_of = _calls_of(device.correlation, host)
+    call_of = calls_of(device.correlation, host)
     launch = np.where(call_of >= 0, host.start[call_of] if len(host.start) else -1, -1)
-    far = ~device.untimed & _far(device, host, launch)
+    far = ~device.untimed & _far(device, host, call_of, launch)
     keep = ~device.untimed & ~far
     end = device.end.copy()
     cut = np.zeros(len(end), dtype=bool)
-    kept = np.flatnonzero(keep)
+    kept = _in_order(device, np.flatnonzero(keep))
     end[kept], cut[kept] = _without_overruns(device, host, call_of, kept)
 
     called = distinct(host.name)
-    launched = _named(host, called, _is_kernel_launch) & (host.correlation >= 0)
+    launched = kernel_launches(host, called)
     # Without correlation ids on the device's side nothing can be said of single launches.
     known = bool((device.correlation >= 0).any()) or not len(device.start)
     led = np.zeros(len(host.start) + 1, dtype=bool)
@@ -114,14 +109,23 @@ def check(device: DeviceEvents, host: HostEvents, *, torn: bool) -> Checked:
     lost = launched & ~led[host.calls] & known & (not torn)
     if lost.any():  # two calls may have one id
         lost &= ~np.isin(host.correlation, device.correlation)
+    captured = lost & in_capture(host, called) if lost.any() else lost
+    launched &= ~captured
+    lost &= launched
+    if lost.any():
+        launched &= ~part_of_another(host, launched, lost)
+        lost &= launched
     left_out = ~keep
     unlinked = left_out & (call_of < 0)
     if unlinked.any():
-        launch[unlinked] = _about(device.correlation[unlinked], host)
+        launch[unlinked] = launch_about(device.correlation[unlinked], host)
     missing = [host.start[host.calls[lost]], launch[left_out & (launch >= 0)]]
     if (left_out & (launch < 0)).any():
         # It is not known where they belong, so they may be missing anywhere.
         missing.append(device.start[keep])
+    linked = kept[call_of[kept] >= 0]
+    early = before_launch(device.start[linked], launch[linked])
+    disordered = out_of_order(launch[linked], device.queue[linked])
     gives_work = any(is_work_launch(host.names[at]) for at in called)
     quality = DataQuality(
         device_events=len(device.start),
@@ -134,9 +138,15 @@ def check(device: DeviceEvents, host: HostEvents, *, torn: bool) -> Checked:
         launches=int(launched.sum()),
         without_kernel=int(lost.sum()),
         without_kernel_share=_share(lost.sum(), launched.sum()),
+        captured=int(captured.sum()),
+        before_launch=early,
+        before_launch_share=_share(early, len(linked)),
+        out_of_order=disordered,
+        out_of_order_share=_share(disordered, len(linked)),
     )
-    captures = any(_CAPTURE.search(host.names[at]) for at in called)
-    problem, reason = _no_activity(quality, bool(keep.any()), captures=captures, gives_work=gives_work and not torn)
+    problem, reason = _no_activity(quality, bool(keep.any()), gives_work=gives_work and not torn)
+    if problem is None and (reason := contradiction(quality)) is not None:
+        problem = "damaged"
     return Checked(
         keep=keep,
         end=end,
@@ -151,28 +161,23 @@ def check(device: DeviceEvents, host: HostEvents, *, torn: bool) -> Checked:
 
 
 def untimed(
-    start: NDArray[np.int64], end: NDArray[np.int64], base_ns: int, latest_ns: int, *, on_device: bool
+    start: NDArray[np.int64], end: NDArray[np.int64], base_ns: int, latest_ns: int, kernel: NDArray[np.bool_] | None = None
 ) -> NDArray[np.bool_]:
     """Return which events the profiler could not time: it then writes 0 for start and end on the clock of its device.
 
     ``start`` and ``end`` are as in the file, in nanoseconds; ``base_ns`` is to be added. ``latest_ns``: latest start of
-    any event. ``on_device``: a length of 0 alone means the same where times are finer than microseconds, as no kernel and no copy
-    takes no time.
+    any event. ``kernel``: which events are kernels, among those of a device. A kernel's length of 0 alone means the same where
+    times are finer than microseconds, as no kernel takes no time; filling nothing takes none.
     """
     length = end - start
     instant: NDArray[np.bool_] = length == 0
     if not instant.any():
         return instant
-    is_fine = on_device and bool((length % 1000 != 0).any())
+    no_length = kernel if kernel is not None and (length % 1000 != 0).any() else False
     # A trace may also count its times from 0.
     at_zero = (start == 0) & (latest_ns > _LEAST_GAP_NS)
-    instant &= (start == NOWHERE_NS) | at_zero | ((start <= -base_ns) & (base_ns > 0)) | is_fine
+    instant &= (start == NOWHERE_NS) | at_zero | ((start <= -base_ns) & (base_ns > 0)) | no_length
     return instant
-
-
-def is_work_launch(name: str) -> bool:
-    """Return whether a call of a device's runtime gives work to the device, by its name."""
-    return _GIVES_WORK.search(name) is not None
 
 
 def are_damaged(present: NDArray[np.int_], missing: NDArray[np.int_], cut: NDArray[np.int_]) -> NDArray[np.bool_]:
@@ -184,56 +189,36 @@ def are_damaged(present: NDArray[np.int_], missing: NDArray[np.int_], cut: NDArr
     return damaged
 
 
-def _named(host: HostEvents, called: Sequence[int], wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
-    """Return which calls have a wanted name, [calls]. ``called``: distinct names of calls."""
-    is_wanted = np.zeros(len(host.names), dtype=bool)
-    is_wanted[[at for at in called if wanted(host.names[at])]] = True
-    found: NDArray[np.bool_] = is_wanted[host.name]
-    return found
+def _far(device: DeviceEvents, host: HostEvents, call_of: NDArray[np.intp], launch: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which events are far in time from their launch or, where it is not known, from everything that the host did."""
+    near = host.places if len(host.start) else places(device.start[~device.untimed], share=_DEVICE_PLACE)
+    away, is_linked, wait = ~is_near(device.start, near), call_of >= 0, device.start - launch
+    far: NDArray[np.bool_] = np.where(is_linked, (wait < -_LEAST_GAP_NS) | (wait > _LONGEST_QUEUE_NS), away)
+    late = np.flatnonzero(is_linked & away & ~far & ~device.untimed)
+    if len(late):
+        busy = _busy_since(device, np.flatnonzero(~far & ~device.untimed))
+        far[late] = host.end[call_of[late]] < busy[late] - _LEAST_GAP_NS
+    return far
 
 
-def _is_kernel_launch(name: str) -> bool:
-    return _KERNEL_LAUNCH.search(name) is not None and _GRAPH_LAUNCH.search(name) is None
+def _busy_since(device: DeviceEvents, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+    """Return since when the device was busy when each event began, but for breaks of less than a second, [events].
+
+    A launched event that is queued for longer waits for others.
+    """
+    order = rows[np.argsort(device.start[rows], kind="stable")]
+    begins = np.ones(len(order), dtype=bool)
+    begins[1:] = device.start[order[1:]] - np.maximum.accumulate(device.end[order])[:-1] > _LEAST_GAP_NS
+    since = device.start.copy()
+    since[order] = device.start[order[begins]][np.cumsum(begins) - 1]
+    return since
 
 
-def _calls_of(correlation: NDArray[np.int64], host: HostEvents) -> NDArray[np.intp]:
-    """Return, per device event, the position of the host event that launched it, or -1."""
-    known = np.flatnonzero(host.correlation >= 0)
-    found = np.full(len(correlation), -1, dtype=np.intp)
-    if not len(known):
-        return found
-    ids = host.correlation[known]
-    if (ids[1:] < ids[:-1]).any():
-        known = known[np.argsort(ids, kind="stable")]
-        ids = host.correlation[known]
-    at = np.minimum(np.searchsorted(ids, correlation), len(ids) - 1)
-    linked = (correlation >= 0) & (ids[at] == correlation)
-    found[linked] = host.calls[known[at[linked]]]
-    return found
+def places(start: NDArray[np.int64], end: NDArray[np.int64] | None = None, *, share: float) -> list[tuple[int, int]]:
+    """Return the places in time where some events are, as first and last time near them.
 
-
-def _about(correlation: NDArray[np.int64], host: HostEvents) -> NDArray[np.int64]:
-    """Return the launch times of device events whose call is not known, by those before it: ids ascend; -1 without an id."""
-    known = host.correlation >= 0
-    if not known.any():
-        return np.full(len(correlation), -1)
-    order = np.argsort(host.correlation[known], kind="stable")
-    ids, times = host.correlation[known][order], host.start[host.calls[known]][order]
-    at = np.searchsorted(ids, correlation)
-    # Ids before the first and after the last that is known: of steps before and after those that are known.
-    times = np.concatenate(([host.start.min() - 1], times[:-1], [host.end.max() + 1]))
-    return np.where(correlation < 0, -1, times[at])
-
-
-def _far(device: DeviceEvents, host: HostEvents, launch: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which events are far in time from their launch, or from everything that the host did."""
-    wait = device.start - launch
-    far: NDArray[np.bool_] = (launch >= 0) & ((wait < -_LEAST_GAP_NS) | (wait > _LONGEST_QUEUE_NS))
-    return far | ~is_near(device.start, host.places if len(host.start) else places(device.start[~device.untimed]))
-
-
-def places(start: NDArray[np.int64], end: NDArray[np.int64] | None = None) -> list[tuple[int, int]]:
-    """Return the places in time that have a fifth or more of some events, as first and last time near them."""
+    A place has at least this ``share`` of the events that the largest has, and more than one where any has.
+    """
     if not len(start):
         return []
     end = start if end is None else np.minimum(end, start + _APART_NS)
@@ -243,8 +228,9 @@ def places(start: NDArray[np.int64], end: NDArray[np.int64] | None = None) -> li
         start, end = start[order], end[order]
         edges[1:1] = (np.flatnonzero(np.diff(start) > _APART_NS) + 1).tolist()
     found = []
+    largest = int(np.diff(edges).max())
     for first, past in pairwise(edges):
-        if past - first >= _OWN_CLUSTER * len(start):
+        if past - first >= max(share * largest, min(largest, 2)):
             begin, last = int(start[first:past].min()), int(end[first:past].max())
             slack = max(_LEAST_GAP_NS, last - begin)
             found.append((begin - slack, last + slack))
@@ -259,48 +245,54 @@ def is_near(time: NDArray[np.int64], places: Sequence[tuple[int, int]]) -> NDArr
     return near
 
 
+def _in_order(device: DeviceEvents, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return the rows of events by queue and start."""
+    start, queue = device.start[rows], device.queue[rows]
+    order = np.lexsort((start, queue))
+    if (start[order[1:]] == start[order[:-1]]).any():
+        # Rounded to whole microseconds, a short event and the one after it may start at once; the short one was first.
+        order = np.lexsort((device.end[rows], start, queue))
+    return rows[order]
+
+
 def _without_overruns(
     device: DeviceEvents, host: HostEvents, call_of: NDArray[np.intp], kept: NDArray[np.intp]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return the ends of the ``kept`` events, cut where they last beyond the start of the next of their stream, and which are.
 
-    They end then after the median length of the same kernel, but before the next of their stream begins. The nodes of a device
-    graph may run side by side. A kernel launched to start early does so before its predecessor ends.
+    The events are given by queue and start. They end then after the median length of the same kernel, but before the next of
+    their stream begins. The nodes of a device graph may run side by side. A kernel launched to start early does so before its
+    predecessor ends.
     """
     end = device.end[kept].copy()
     cut = np.zeros(len(kept), dtype=bool)
     if not len(kept):
         return end, cut
     start, queue, correlation = device.start[kept], device.queue[kept], device.correlation[kept]
-    order = np.lexsort((start, queue))
-    this, following = order[:-1], order[1:]
-    if (start[following] == start[this]).any():
-        # Rounded to whole microseconds, a short event and the one after it may start at once; the short one was first.
-        order = np.lexsort((end, start, queue))
-        this, following = order[:-1], order[1:]
-    is_other_queue = queue[this] != queue[following]
-    together = ~is_other_queue & (correlation[this] >= 0) & (correlation[this] == correlation[following])
+    is_other_queue = queue[1:] != queue[:-1]
+    together = ~is_other_queue & (correlation[1:] >= 0) & (correlation[1:] == correlation[:-1])
     # The nodes of a graph have one id. The next event of their stream is the first after all of them.
-    firsts = np.concatenate((np.flatnonzero(~together) + 1, [len(order)]))
-    past = firsts[np.searchsorted(firsts, np.arange(len(order)), side="right")]
-    is_last = (past == len(order)) | (queue[order] != queue[order[np.minimum(past, len(order) - 1)]])
-    this, following = order[~is_last], order[past[~is_last]]
-    over = (end[this] - start[following] > _OVERLAP_NS) & (queue[this] >= 0)
+    firsts = np.concatenate((np.flatnonzero(~together) + 1, [len(kept)]))
+    past = firsts[np.searchsorted(firsts, np.arange(len(kept)), side="right")]
+    is_last = (past == len(kept)) | (queue != queue[np.minimum(past, len(kept) - 1)])
+    this, following = np.flatnonzero(~is_last), past[~is_last]
+    tolerance = np.maximum(_OVERLAP_NS, _LEAST_OVERLAP * (end[this] - start[this]))
+    over = (end[this] - start[following] > tolerance) & (queue[this] >= 0)
     if over.any():
         starts_early = np.zeros(len(host.start) + 1, dtype=bool)
-        starts_early[host.calls] = _named(host, distinct(host.name), lambda name: _EARLY_START.search(name) is not None)
+        starts_early[host.calls] = named(host, distinct(host.name), lambda name: EARLY_START.search(name) is not None)
         over &= ~(starts_early[call_of[kept[following]]] & (end[this] <= end[following] + _OVERLAP_NS))
         cut[this[over]] = True
         end[this[over]] = np.minimum(
             start[following[over]], start[this[over]] + _usual(device.kernel[kept], end - start, cut)[this[over]]
         )
     # The last of a stream has no next one. It is too long if it goes on for as long again as the whole rest of the trace.
-    last = order[is_last]
+    last = np.flatnonzero(is_last)
     begin, latest = int(start.min()), int(start.max())
     near = host.end[(host.start >= begin - _APART_NS) & (host.start <= latest + _APART_NS)]
     latest = max(latest, int(np.minimum(near, latest + _APART_NS).max())) if len(near) else latest
     length = end - start
-    others = length[order[~is_last]]
+    others = length[~is_last]
     longest = max(latest - begin, int(others.max(initial=0)))
     if latest > begin:
         far = last[(end[last] > latest + max(longest, _LAST_NS)) & (end[last] - start[last] > 2 * longest)]
@@ -324,21 +316,22 @@ def _usual(kernel: NDArray[np.int64], length: NDArray[np.int64], cut: NDArray[np
     return np.where(like[first[at]] == kernel, median[at], _UNBOUNDED_NS)
 
 
-def _no_activity(quality: DataQuality, has_work: bool, *, captures: bool, gives_work: bool) -> tuple[Problem | None, str | None]:
+def _no_activity(quality: DataQuality, has_work: bool, *, gives_work: bool) -> tuple[Problem | None, str | None]:
     """Return why the trace does not show what the device did, see ``DataQuality``; nothing if it does."""
-    lost, launches = quality.without_kernel, quality.launches
-    if has_work and (quality.without_kernel_share or 0.0) <= _MOST_WITHOUT_KERNEL:
+    lost, launches, captured = quality.without_kernel, quality.launches, quality.captured
+    is_capture = captured > _CAPTURED_PER_EVENT * quality.device_events
+    if has_work and (quality.without_kernel_share or 0.0) <= _MOST_WITHOUT_KERNEL and not is_capture:
         return None, None
     if quality.device_events and not has_work:
         return "damaged", f"has no time for any of its {counted(quality.device_events, 'device event')}"
     if not gives_work:
         return None, None
+    if is_capture and captured > lost:
+        said = f"{captured:,} of {captured + launches:,} kernel launches are part of it"
+        return "captured_graph", f"shows the capture of a device graph, which does not run it: {said}"
     if not launches:
         return "no_activity", "shows calls that give work to a device, but no device activity"
-    said = f"{lost:,} of {launches:,} kernel launches have no kernel"
-    if captures:
-        return "captured_graph", f"shows the capture of a device graph, which does not run it: {said}"
-    return "no_activity", f"shows no device activity: {said}"
+    return "no_activity", f"shows no device activity: {lost:,} of {launches:,} kernel launches have no kernel"
 
 
 def _share(count: np.integer | int, of: np.integer | int) -> float | None:

@@ -1,4 +1,4 @@
-"""Verdict on a job of several ranks in whose traces no kernel is known to be communication.
+"""Verdict on a job of several ranks in whose traces no kernel is known to be communication, or not those in which ranks wait.
 
 Such a job is not limited by its compute: ranks wait in kernels whose name is unknown, or the traces lack the communication.
 """
@@ -6,12 +6,12 @@ Such a job is not limited by its compute: ranks wait in kernels whose name is un
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from rankscope.analysis.evidence.unknown_kernels import RankKernels, pattern_of, unknown_kernels
+from rankscope.analysis.evidence.unknown_kernels import RankKernels, kernels_with_waits, pattern_of, unknown_kernels
 from rankscope.analysis.result.analysis import UnknownKernel, Verdict
 from rankscope.analysis.trace.symbols import function_of, last_part
 from rankscope.analysis.verdict.builders import insufficient
@@ -21,6 +21,8 @@ NO_COMMUNICATION: Final = (
     "no kernel in the traces is known to be communication: either its name is unknown, or the traces have none"
 )
 
+WAITS: Final = "ranks seem to wait for each other in a kernel that is not known to be communication"
+
 _NAME_WIDTH: Final = 60
 
 
@@ -29,15 +31,24 @@ def without_communication(ranks: Mapping[int, RankKernels], traces: str) -> Verd
 
     ``traces``: the paths of the traces, quoted for a shell.
     """
-    kernels = unknown_kernels(ranks)
+    return _unnamed(NO_COMMUNICATION, unknown_kernels(ranks), ranks, traces)
+
+
+def with_unnamed_waits(ranks: Mapping[int, RankKernels], traces: str) -> Verdict | None:
+    """Return the verdict where ranks seem to wait in kernels of unknown names, beside communication that is known."""
+    kernels = kernels_with_waits(ranks)
+    return _unnamed(WAITS, kernels, ranks, traces) if kernels else None
+
+
+def _unnamed(reason: str, kernels: Sequence[UnknownKernel], ranks: Mapping[int, RankKernels], traces: str) -> Verdict:
     pattern = shlex.quote(pattern_of(kernels[0], ranks)) if kernels else "REGEX"
     may_be = f". It may be {'; '.join(map(_described, kernels))}" if kernels else ""
     verdict = insufficient(
-        NO_COMMUNICATION + may_be,
+        reason + may_be,
         lack="no_communication",
         command=f"rankscope analyze {traces} --communication-pattern {pattern}",
     )
-    return msgspec.structs.replace(verdict, unknown_kernels=kernels)
+    return msgspec.structs.replace(verdict, unknown_kernels=list(kernels))
 
 
 def _described(kernel: UnknownKernel) -> str:

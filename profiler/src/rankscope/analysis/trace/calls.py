@@ -1,0 +1,123 @@
+"""Calls of a device's runtime: which of them launch kernels, and which launch what event."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+_KERNEL_LAUNCH: Final = re.compile(r"launch\w*kernel|kernellaunch", re.IGNORECASE)
+_GRAPH_LAUNCH: Final = re.compile(r"graph\w*launch", re.IGNORECASE)
+_GIVES_WORK: Final = re.compile(r"launch|enqueue|memcpy|memset", re.IGNORECASE)
+_CAPTURE_BEGIN: Final = re.compile("BeginCapture")
+_CAPTURE_END: Final = re.compile("EndCapture")
+EARLY_START: Final = re.compile(r"Launch\w*Kernel\w*Ex")
+"""Calls that may let a kernel start before the one before it on its stream has ended (programmatic dependent launch)."""
+
+
+class HostEvents(msgspec.Struct, frozen=True):
+    """Events of the host with a time in arrays [events], and those of its calls that launch kernels, as positions in them."""
+
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    places: Sequence[tuple[int, int]]
+    """Times near them, see the function ``places``."""
+    thread: NDArray[np.int64]
+    calls: NDArray[np.intp]
+    """Positions of calls of the device's runtime, in which ``correlation`` and ``names`` are."""
+    correlation: NDArray[np.int64]
+    names: Sequence[str]
+    """Names of the trace; ``name`` of each call is an index into them."""
+    name: NDArray[np.int32]
+
+
+def is_work_launch(name: str) -> bool:
+    """Return whether a call of a device's runtime gives work to the device, by its name."""
+    return _GIVES_WORK.search(name) is not None
+
+
+def kernel_launches(host: HostEvents, called: Sequence[int]) -> NDArray[np.bool_]:
+    """Return which calls launch a kernel by themselves, [calls]. ``called``: distinct names of calls."""
+    return named(host, called, _is_kernel_launch) & (host.correlation >= 0)
+
+
+def in_capture(host: HostEvents, called: Sequence[int]) -> NDArray[np.bool_]:
+    """Return which calls were made while a device graph was captured, [calls].
+
+    Autograd launches what is captured from a thread of its own. A trace may lack the begin or the end of a capture.
+    """
+    start = host.start[host.calls]
+    begins = named(host, called, lambda name: _CAPTURE_BEGIN.search(name) is not None)
+    bounds = np.flatnonzero(begins | named(host, called, lambda name: _CAPTURE_END.search(name) is not None))
+    bounds = bounds[np.argsort(start[bounds], kind="stable")]
+    # Of the bound before a call and the one after it: outside of all bounds there is no capture.
+    is_begin = np.concatenate(([False], begins[bounds], [True]))
+    before = np.searchsorted(start[bounds], start, side="right")
+    inside: NDArray[np.bool_] = is_begin[before] | ~is_begin[before + 1]
+    return inside
+
+
+def part_of_another(host: HostEvents, launched: NDArray[np.bool_], lost: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which ``lost`` launches, those without a kernel, are part of another launch, [calls].
+
+    One launch may show as several calls, each inside the one before: of the runtime, and of the driver. One of them has the
+    kernel; where none has, the outermost counts.
+    """
+    rows = np.flatnonzero(launched)
+    at = host.calls[rows]
+    order = np.lexsort((-host.end[at], host.start[at], host.thread[at]))
+    rows, at = rows[order], at[order]
+    is_outer = np.ones(len(rows), dtype=bool)
+    edges = np.flatnonzero(np.diff(host.thread[at])) + 1
+    for mine in np.split(np.arange(len(rows)), edges):
+        is_outer[mine[1:]] = host.start[at[mine[1:]]] >= np.maximum.accumulate(host.end[at[mine]])[:-1]
+    launch = np.cumsum(is_outer) - 1
+    has_kernel = np.bincount(launch, weights=~lost[rows]) > 0
+    part = np.zeros(len(launched), dtype=bool)
+    part[rows] = lost[rows] & (has_kernel[launch] | ~is_outer)
+    return part
+
+
+def named(host: HostEvents, called: Sequence[int], wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
+    """Return which calls have a wanted name, [calls]. ``called``: distinct names of calls."""
+    is_wanted = np.zeros(len(host.names), dtype=bool)
+    is_wanted[[at for at in called if wanted(host.names[at])]] = True
+    found: NDArray[np.bool_] = is_wanted[host.name]
+    return found
+
+
+def _is_kernel_launch(name: str) -> bool:
+    return _KERNEL_LAUNCH.search(name) is not None and _GRAPH_LAUNCH.search(name) is None
+
+
+def calls_of(correlation: NDArray[np.int64], host: HostEvents) -> NDArray[np.intp]:
+    """Return, per device event, the position of the host event that launched it, or -1."""
+    known = np.flatnonzero(host.correlation >= 0)
+    found = np.full(len(correlation), -1, dtype=np.intp)
+    if not len(known):
+        return found
+    ids = host.correlation[known]
+    if (ids[1:] < ids[:-1]).any():
+        known = known[np.argsort(ids, kind="stable")]
+        ids = host.correlation[known]
+    at = np.minimum(np.searchsorted(ids, correlation), len(ids) - 1)
+    linked = (correlation >= 0) & (ids[at] == correlation)
+    found[linked] = host.calls[known[at[linked]]]
+    return found
+
+
+def launch_about(correlation: NDArray[np.int64], host: HostEvents) -> NDArray[np.int64]:
+    """Return the launch times of device events whose call is not known, by those before it: ids ascend; -1 without an id."""
+    known = host.correlation >= 0
+    if not known.any():
+        return np.full(len(correlation), -1)
+    order = np.argsort(host.correlation[known], kind="stable")
+    ids, times = host.correlation[known][order], host.start[host.calls[known]][order]
+    at = np.searchsorted(ids, correlation)
+    # Ids before the first and after the last that is known: of steps before and after those that are known.
+    times = np.concatenate(([host.start.min() - 1], times[:-1], [host.end.max() + 1]))
+    return np.where(correlation < 0, -1, times[at])
