@@ -36,7 +36,7 @@ from rankscope.analysis.trace.locations import Location, common_folder
 from rankscope.analysis.verdict.bottleneck import shares_of
 from rankscope.analysis.verdict.builders import Lack, Setting, among, insufficient, limits, no_straggler, ranks_were, straggler
 from rankscope.analysis.verdict.slow_links import with_slow_links
-from rankscope.analysis.verdict.unnamed_communication import without_communication
+from rankscope.analysis.verdict.unnamed_communication import with_unnamed_waits, without_communication
 
 
 def analyze_traces(
@@ -91,6 +91,9 @@ def analyze_traces(
         verdict = without_communication(_kernels(traces), _quoted(paths, files))
     else:
         verdict, findings = _verdict(traces, matched, costs, explained, price=price_per_gpu_hour, currency=currency)
+        calm = len(traces) > 1 and verdict.kind not in ("straggler", "insufficient_data")
+        if calm and (unnamed := with_unnamed_waits(_kernels(traces), _quoted(paths, files))) is not None:
+            verdict, findings = unnamed, []
     verdict, findings = with_slow_links(
         verdict, findings, collectives.by_op, {rank: reduction.breakdowns for rank, reduction in whole.items()}
     )
