@@ -31,8 +31,9 @@ def check_columns(
     begin, done, latest = start[host], end[host], int(start.max(initial=0))
     timed = ~untimed(begin, done, base_ns, latest)
     near = places(begin[timed], done[timed], share=HOST_PLACE)
+    alone = np.flatnonzero(~is_near(begin, near))
     # One event may span the minutes before all others.
-    timed &= is_near(begin, near) | is_near(done, near)
+    timed[alone] &= is_near(done[alone], near)
     left_out = host[~timed]
     category[left_out] = LEFT_OUT
     if len(left_out):

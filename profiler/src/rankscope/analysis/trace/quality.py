@@ -124,8 +124,8 @@ def check(device: DeviceEvents, host: HostEvents, *, torn: bool) -> Checked:
         # It is not known where they belong, so they may be missing anywhere.
         missing.append(device.start[keep])
     linked = kept[call_of[kept] >= 0]
-    early = before_launch(device.start[linked], launch[linked])
-    disordered = out_of_order(launch[linked], device.queue[linked])
+    launched_at = launch[linked]
+    early, disordered = before_launch(device.start[linked], launched_at), out_of_order(launched_at, device.queue[linked])
     gives_work = any(is_work_launch(host.names[at]) for at in called)
     quality = DataQuality(
         device_events=len(device.start),
@@ -272,13 +272,15 @@ def _without_overruns(
     is_other_queue = queue[1:] != queue[:-1]
     together = ~is_other_queue & (correlation[1:] >= 0) & (correlation[1:] == correlation[:-1])
     # The nodes of a graph have one id. The next event of their stream is the first after all of them.
-    firsts = np.concatenate((np.flatnonzero(~together) + 1, [len(kept)]))
-    past = firsts[np.searchsorted(firsts, np.arange(len(kept)), side="right")]
+    past = np.arange(1, len(kept) + 1)
+    if together.any():
+        firsts = np.concatenate((np.flatnonzero(~together) + 1, [len(kept)]))
+        past = firsts[np.searchsorted(firsts, past)]
     is_last = (past == len(kept)) | (queue != queue[np.minimum(past, len(kept) - 1)])
     this, following = np.flatnonzero(~is_last), past[~is_last]
-    tolerance = np.maximum(_OVERLAP_NS, _LEAST_OVERLAP * (end[this] - start[this]))
-    over = (end[this] - start[following] > tolerance) & (queue[this] >= 0)
+    over = (end[this] - start[following] > _OVERLAP_NS) & (queue[this] >= 0)
     if over.any():
+        over &= end[this] - start[following] > _LEAST_OVERLAP * (end[this] - start[this])
         starts_early = np.zeros(len(host.start) + 1, dtype=bool)
         starts_early[host.calls] = named(host, distinct(host.name), lambda name: EARLY_START.search(name) is not None)
         over &= ~(starts_early[call_of[kept[following]]] & (end[this] <= end[following] + _OVERLAP_NS))
