@@ -260,11 +260,12 @@ def _disordered(launches: list[int]) -> int:
 
 
 def _nested(calls: list[Event]) -> list[list[Event]]:
-    """Return the calls of each launch: those that a thread makes inside another, and ends before it, are part of it."""
+    """Return the calls of each launch: those that a thread makes inside another are part of it."""
     launches: list[list[Event]] = []
     for one in sorted(calls, key=lambda one: (str(one.thread), one.start, -one.end)):
         last = launches[-1] if launches else []
-        if last and last[0].thread == one.thread and one.end < max(other.end for other in last):
+        is_same = bool(last) and (last[-1].start, last[-1].end) == (one.start, one.end)
+        if last and last[0].thread == one.thread and one.start < max(other.end for other in last) and not is_same:
             last.append(one)
         else:
             launches.append([one])

@@ -64,8 +64,8 @@ def in_capture(host: HostEvents, called: Sequence[int]) -> NDArray[np.bool_]:
 def part_of_another(host: HostEvents, launched: NDArray[np.bool_], lost: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return which ``lost`` launches, those without a kernel, are part of another launch, [calls].
 
-    One launch may show as several calls, each inside the one before, and ended before it: of the runtime, and of the driver. One
-    of them has the kernel; where none has, the outermost counts.
+    One launch may show as several calls, each inside the one before: of the runtime, and of the driver. One of them has the
+    kernel; where none has, the outermost counts. Calls of the same start and end are not inside each other.
     """
     rows = np.flatnonzero(launched)
     at = host.calls[rows]
@@ -74,7 +74,9 @@ def part_of_another(host: HostEvents, launched: NDArray[np.bool_], lost: NDArray
     is_outer = np.ones(len(rows), dtype=bool)
     edges = np.flatnonzero(np.diff(host.thread[at])) + 1
     for mine in np.split(np.arange(len(rows)), edges):
-        is_outer[mine[1:]] = host.end[at[mine[1:]]] >= np.maximum.accumulate(host.end[at[mine]])[:-1]
+        begin, end = host.start[at[mine]], host.end[at[mine]]
+        is_same = (begin[1:] == begin[:-1]) & (end[1:] == end[:-1])
+        is_outer[mine[1:]] = (begin[1:] >= np.maximum.accumulate(end)[:-1]) | is_same
     launch = np.cumsum(is_outer) - 1
     has_kernel = np.bincount(launch, weights=~lost[rows]) > 0
     part = np.zeros(len(launched), dtype=bool)
