@@ -262,11 +262,13 @@ def _disordered(launches: list[int]) -> int:
 def _nested(calls: list[Event]) -> list[list[Event]]:
     """Return the calls of each launch: those that a thread makes inside another are part of it."""
     launches: list[list[Event]] = []
+    thread, until = None, 0
     for one in sorted(calls, key=lambda one: (str(one.thread), one.start, -one.end)):
-        last = launches[-1] if launches else []
-        is_same = bool(last) and (last[-1].start, last[-1].end) == (one.start, one.end)
-        if last and last[0].thread == one.thread and one.start < max(other.end for other in last) and not is_same:
-            last.append(one)
+        is_inside = one.thread == thread and launches[-1][0].start < one.start < until
+        until = max(one.end, until if one.thread == thread else one.end)
+        thread = one.thread
+        if is_inside:
+            launches[-1].append(one)
         else:
             launches.append([one])
     return launches

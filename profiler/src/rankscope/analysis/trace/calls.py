@@ -65,7 +65,7 @@ def part_of_another(host: HostEvents, launched: NDArray[np.bool_], lost: NDArray
     """Return which ``lost`` launches, those without a kernel, are part of another launch, [calls].
 
     One launch may show as several calls, each inside the one before: of the runtime, and of the driver. One of them has the
-    kernel; where none has, the outermost counts. Calls of the same start and end are not inside each other.
+    kernel; where none has, the outermost counts. Calls that start at once are not inside each other.
     """
     rows = np.flatnonzero(launched)
     at = host.calls[rows]
@@ -75,8 +75,8 @@ def part_of_another(host: HostEvents, launched: NDArray[np.bool_], lost: NDArray
     edges = np.flatnonzero(np.diff(host.thread[at])) + 1
     for mine in np.split(np.arange(len(rows)), edges):
         begin, end = host.start[at[mine]], host.end[at[mine]]
-        is_same = (begin[1:] == begin[:-1]) & (end[1:] == end[:-1])
-        is_outer[mine[1:]] = (begin[1:] >= np.maximum.accumulate(end)[:-1]) | is_same
+        is_outer[mine[1:]] = begin[1:] >= np.maximum.accumulate(end)[:-1]
+        is_outer[mine] = is_outer[mine[np.searchsorted(begin, begin)]]
     launch = np.cumsum(is_outer) - 1
     has_kernel = np.bincount(launch, weights=~lost[rows]) > 0
     part = np.zeros(len(launched), dtype=bool)
