@@ -14,6 +14,8 @@ from rankscope.base.text import ranks_text
 _FEW_COLLECTIVES: Final = 0.05
 """Share of its collectives that a trace may lack, as at its edges."""
 _MOST_COMMUNICATION: Final = 0.8
+_BEYOND: Final = 1.25
+"""Share of the window from which a cost is impossible. Edges make some difference: a rank may be waited for before it appears."""
 _SEEN_IN_WAITS: Final = 0.1
 """Smallest share of what a slow rank costs that shows as waiting of the others, where most of the communication is matched."""
 
@@ -36,16 +38,15 @@ def contradiction(found: WindowJudgement, matched: Matched, window_us: float, *,
 
     ``known_share``: share of the communication in matched collectives.
     """
-    if found.device is not None:
-        slow, gain_us = found.device.slow, found.device.slow.gain_us * len(found.device.compared.steps)
-    elif found.late is not None:
-        slow, gain_us = found.late, found.late.gain_us
-    else:
+    slow = found.late if found.device is None else found.device.slow
+    if slow is None:
         return None
-    if gain_us > window_us:
+    waited_us = sum(matched.blame.imposed_us.get(rank, 0.0) for rank in slow.ranks)
+    victims = max(1, len(matched.blame.ranks) - len(slow.ranks))
+    cost_us = waited_us / victims if found.device is None else slow.gain_us * len(found.device.compared.steps)
+    if cost_us > _BEYOND * window_us:
         return f"{ranks_text(slow.ranks)} would make the others wait longer than the traces last, so clocks or times are wrong"
     is_known = known_share >= _MOST_COMMUNICATION and not matched.matching.directed
-    waited_us = sum(matched.blame.imposed_us.get(rank, 0.0) for rank in slow.ranks)
-    if found.device is not None and is_known and waited_us < _SEEN_IN_WAITS * gain_us:
+    if found.device is not None and is_known and waited_us < _SEEN_IN_WAITS * cost_us:
         return f"{ranks_text(slow.ranks)} would be slow by own times, but nobody waits for it, so clocks or times are wrong"
     return None
