@@ -21,8 +21,8 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from benchmarks.analysis import synthetic
-from benchmarks.budget import budget
+from analysis import synthetic
+from budget import budget
 
 from rankscope.analysis.result.data_quality import DataQuality
 from rankscope.analysis.trace.categories import COPY

@@ -30,7 +30,7 @@ def check_columns(
     host = np.flatnonzero((category >= OPERATOR) & (category <= LAUNCHED))
     begin, done, latest = start[host], end[host], int(start.max(initial=0))
     timed = ~untimed(begin, done, base_ns, latest)
-    near = places(begin[timed], done[timed], share=HOST_PLACE)
+    near = places(begin, done, share=HOST_PLACE) if timed.all() else places(begin[timed], done[timed], share=HOST_PLACE)
     alone = np.flatnonzero(~is_near(begin, near))
     # One event may span the minutes before all others.
     timed[alone] &= is_near(done[alone], near)
@@ -39,17 +39,18 @@ def check_columns(
     if len(left_out):
         host, begin, done = host[timed], begin[timed], done[timed]
     calls = np.flatnonzero(category[host] == LAUNCHED)
+    starts, ends, stream = start[device], end[device], columns["stream"][device]
     # Numbers of streams are below 2**46. The queues of other devices are not known to run one event after the other.
-    queue = (columns["stream"][device] << 16) + columns["device"][device].astype(np.int64) + 1
-    in_order = (columns["stream"][device] >= 0) & (kind in _ONE_AFTER_THE_OTHER)
+    queue = (stream << 16) + columns["device"][device] + 1
+    queue[(stream < 0) | (kind not in _ONE_AFTER_THE_OTHER)] = -1
     checked = check(
         DeviceEvents(
-            start=start[device],
-            end=end[device],
-            queue=np.where(in_order, queue, -1),
+            start=starts,
+            end=ends,
+            queue=queue,
             correlation=columns["correlation"][device],
             kernel=(columns["name"][device].astype(np.int64) << 32) + columns["grid"][device] + 1,
-            untimed=untimed(start[device], end[device], base_ns, latest, category[device] == KERNEL),
+            untimed=untimed(starts, ends, base_ns, latest, category[device] == KERNEL),
         ),
         HostEvents(
             start=begin,
@@ -64,5 +65,6 @@ def check_columns(
         torn=torn,
     )
     category[device[~checked.keep]] = LEFT_OUT
-    end[device] = checked.end
+    if len(checked.cut):
+        end[device] = checked.end
     return msgspec.structs.replace(checked, host_left_out=len(left_out))
