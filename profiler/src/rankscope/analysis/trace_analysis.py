@@ -26,7 +26,7 @@ from rankscope.analysis.costs.window_costs import costs_of_windows
 from rankscope.analysis.evidence.device_times import DeviceTimes
 from rankscope.analysis.evidence.unknown_kernels import RankKernels
 from rankscope.analysis.inference.device_stragglers import judge_windows, window_named
-from rankscope.analysis.inference.doubts import contradiction, incomplete_ranks
+from rankscope.analysis.inference.doubts import MOST_COMMUNICATION, contradiction, incomplete_ranks
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.rank_traces import RankTrace, find_traces, read_ranks
 from rankscope.analysis.report.assessment import assessed_windows
@@ -77,7 +77,7 @@ def analyze_traces(
         {rank: reduction.breakdowns[0].communication_us for rank, reduction in whole.items()},
     )
     collectives = msgspec.structs.replace(matching_result(matched, fabric), explained_share=explained)
-    if matching.matches and explained is not None and explained < _MOST:
+    if matching.matches and explained is not None and explained < MOST_COMMUNICATION:
         warnings.append(_UNEXPLAINED.format(share=explained))
     windows = {trace.rank: trace.reduction.breakdowns[0] for trace in traces}
     parts = communication_parts(
@@ -154,9 +154,6 @@ def _costs(traces: Sequence[RankTrace], matched: Matched, *, without: Collection
         without=without,
     )
 
-
-_MOST: Final = 0.8
-"""Share of the communication time in matched collectives below which most of the waiting may be invisible."""
 
 _UNEXPLAINED: Final = (
     "matched collectives explain {share:.0%} of the communication time: waits in the rest are charged to no rank, and a rank "
@@ -304,7 +301,7 @@ def _verdict(
         return insufficient(missing, lack="damaged"), limits(shares, setting, lead="")
     if named is None:
         restriction = among(len(traces), setting.world_size, "traces")
-        if explained is not None and explained < _MOST and not found.is_whole:
+        if explained is not None and explained < MOST_COMMUNICATION and not found.is_whole:
             restriction += f" in the collectives that could be matched, which are {explained:.0%} of the communication"
         return no_straggler(shares, setting, confidence=None, why=f"No rank makes the others wait beyond chance{restriction}")
     verdict, findings = straggler(named, setting)

@@ -30,7 +30,7 @@ def quality_warnings(qualities: Mapping[int, DataQuality], others: Mapping[int, 
         parts = [
             (sum(quality.without_time for quality in damaged.values()), "left out without a time"),
             (sum(quality.far for quality in damaged.values()), "left out, far in time from the rest"),
-            (sum(quality.overlong for quality in damaged.values()), "cut where the next event of their stream begins"),
+            (sum(quality.overlong for quality in damaged.values()), "cut, as they last beyond the next event of their stream"),
         ]
         said = ", ".join(f"{count:,} {what}" for count, what in parts if count)
         share = sum(count for count, _ in parts) / events

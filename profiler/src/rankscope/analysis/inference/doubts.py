@@ -13,7 +13,8 @@ from rankscope.base.text import ranks_text
 
 _FEW_COLLECTIVES: Final = 0.05
 """Share of its collectives that a trace may lack, as at its edges."""
-_MOST_COMMUNICATION: Final = 0.8
+MOST_COMMUNICATION: Final = 0.8
+"""Share of the communication time in matched collectives below which most of the waiting may be invisible."""
 _BEYOND: Final = 1.25
 """Share of the window from which a cost is impossible. Edges make some difference: a rank may be waited for before it appears."""
 _SEEN_IN_WAITS: Final = 0.1
@@ -46,7 +47,7 @@ def contradiction(found: WindowJudgement, matched: Matched, window_us: float, *,
     cost_us = waited_us / victims if found.device is None else slow.gain_us * len(found.device.compared.steps)
     if cost_us > _BEYOND * window_us:
         return f"{ranks_text(slow.ranks)} would make the others wait longer than the traces last, so clocks or times are wrong"
-    is_known = known_share >= _MOST_COMMUNICATION and not matched.matching.directed
+    is_known = known_share >= MOST_COMMUNICATION and not matched.matching.directed
     if found.device is not None and is_known and waited_us < _SEEN_IN_WAITS * cost_us:
         return f"{ranks_text(slow.ranks)} would be slow by own times, but nobody waits for it, so clocks or times are wrong"
     return None

@@ -25,7 +25,7 @@ class DataQuality(msgspec.Struct, frozen=True, kw_only=True):
     """Events left out because they are far in time from everything else."""
     far_share: float | None = None
     overlong: int = 0
-    """Events cut where the next event of their stream begins."""
+    """Events cut to the usual length of their kernel, as they last beyond the start of the next event of their stream."""
     overlong_share: float | None = None
     launches: int = 0
     """Calls that launch a kernel by itself; neither launches of device graphs nor launches into a graph that is captured."""

@@ -75,7 +75,7 @@ class Checked(msgspec.Struct, frozen=True):
     keep: NDArray[np.bool_]
     """Device events with believable times, [events]."""
     end: NDArray[np.int64]
-    """Their ends, cut where the next event of the stream begins, [events]."""
+    """Their ends; those of events that last too long are cut, [events]."""
     missing: NDArray[np.int64]
     """Launch times of the device events that are missing from the trace or left out, ascending."""
     cut: NDArray[np.int64]
