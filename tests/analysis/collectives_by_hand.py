@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import numpy as np
 
+from rankscope.analysis.collectives.arrivals import Arrivals, Floats
+from rankscope.analysis.collectives.blame import WaitsAt
 from rankscope.analysis.collectives.clock import consistent, fit_clocks
 from rankscope.analysis.collectives.matching import Matching, match_collectives
 from rankscope.analysis.collectives.waiting import Waits, waits_of
@@ -23,6 +26,33 @@ def record(arrive: float, end: float, **fields: Any) -> CollectiveRecord:
         "end_unix_ns": round(end * 1000),
     }
     return CollectiveRecord(**{**given, **times, **fields})
+
+
+def matched(*rows: dict[int, CollectiveRecord]) -> Arrivals:
+    """Match collectives of which each is given by the records of its ranks."""
+    by_rank: ByRank = {rank: [] for rank in sorted({rank for row in rows for rank in row})}
+    for number, row in enumerate(rows):
+        for rank, one in row.items():
+            by_rank[rank].append(msgspec.structs.replace(one, index=number, group_ranks=sorted(row)))
+    found = match_collectives(by_rank).matches
+    assert len(found) == len(rows)
+    return found
+
+
+def waits_at(steps: list[int], gain_us: Floats, waited_us: Floats) -> WaitsAt:
+    """Return the waits of collectives of all ranks from [collectives, ranks]; nothing hides them."""
+    count, ranks = gain_us.shape
+    instance, rank = np.nonzero(gain_us)
+    return WaitsAt(
+        step=np.array(steps, dtype=np.int64),
+        first=np.arange(count + 1) * ranks,
+        member=np.tile(np.arange(ranks), count),
+        waited_us=waited_us.ravel(),
+        exposed_us=waited_us.ravel(),
+        gain_of=instance,
+        gain_by=rank,
+        gain_us=gain_us[instance, rank],
+    )
 
 
 def numbered(rows: list[CollectiveRecord]) -> list[CollectiveRecord]:

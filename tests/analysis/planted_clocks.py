@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from tests.analysis.collectives_by_hand import matched
 
+from rankscope.analysis.collectives.arrivals import Arrivals
 from rankscope.analysis.collectives.clock import Clocks
-from rankscope.analysis.collectives.matching import Match
 from rankscope.runs.records import CollectiveRecord
 
 Floats = NDArray[np.float64]
@@ -54,7 +55,7 @@ class Job:
     seed: int = 0
     transfer: float = 500_000.0
 
-    def matches(self) -> list[Match]:
+    def matches(self) -> Arrivals:
         rng = np.random.default_rng(self.seed)
         ranks = len(self.clocks)
         lag = np.zeros((len(self.ends), ranks)) if self.lag is None else self.lag
@@ -69,8 +70,8 @@ class Job:
             group = number % max(1, len(self.groups))
             members = list(self.groups[group]) if self.groups else list(range(ranks))
             at = index[step, group] = index.get((step, group), -1) + 1
-            records = [
-                CollectiveRecord(
+            records = {
+                rank: CollectiveRecord(
                     step=step,
                     group=str(group),
                     group_ranks=members,
@@ -82,9 +83,9 @@ class Job:
                     stream=None if self.on_cpu else 7,
                 )
                 for rank in members
-            ]
-            found.append(Match(step, str(group), "all_reduce", members, records))
-        return found
+            }
+            found.append(records)
+        return matched(*found)
 
 
 def windows(count: int, collectives: int, *, apart: float, within: float, steps: int = 3) -> tuple[Floats, NDArray[np.int64]]:

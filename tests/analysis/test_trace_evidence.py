@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.analysis.collectives.blame import assign_blame
 from rankscope.analysis.collectives.clock import Clocks
-from rankscope.analysis.collectives.matching import Match
 from rankscope.analysis.collectives.transfers import explained_share, longest_extent_us
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.inference.cause import Signals
@@ -27,7 +25,7 @@ from rankscope.analysis.verdict.builders import Setting, straggler
 from rankscope.analysis.whatif.engine import whatif
 from rankscope.runs.records import StepBreakdown
 
-from .collectives_by_hand import record
+from .collectives_by_hand import matched, record
 
 Event = dict[str, Any]
 
@@ -112,10 +110,12 @@ def test_without_annotations_of_the_host_host_and_input_are_left_open(dlrm: Path
 )
 def test_profiled_steps_of_a_run_are_counted_as_well(count: int, said: str, most: float) -> None:
     # given collectives of ``count`` profiled steps, in all of which rank 1 was 400 µs late
-    matches = [
-        Match(step, "0", "all_reduce", [0, 1], [record(1000 * step + late, 1000 * step + 500, step=step) for late in (0, 400)])
-        for step in range(count)
-    ]
+    matches = matched(
+        *(
+            {rank: record(1000 * step + late, 1000 * step + 500, step=step) for rank, late in enumerate((0, 400))}
+            for step in range(count)
+        )
+    )
     blame = assign_blame(matches, Clocks(), [0, 1])
     slow = Slow([1], "fixed", gain_us=400.0 * count, excess_us=400.0, p_value=0.0, certainty=1.0, last_share=1.0)
     # when it is reported
@@ -171,10 +171,6 @@ def window(start: float, length: float) -> StepBreakdown:
     )
 
 
-def match(*ranks: int) -> Match:
-    return Match(0, "0", "all_reduce", list(ranks), [record(0, 1) for _ in ranks])
-
-
 @given(
     spans=st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 1000)), min_size=2, max_size=6),
     offset=st.integers(-(10**12), 10**12),
@@ -187,12 +183,12 @@ def test_ranks_with_a_clock_in_common_are_one_extent_and_others_are_not_mixed_in
     windows[0] = window(spans[0][0] + offset, spans[0][1])
     windows[99] = window(10**15, 1)
     clocks = Clocks(offset_ns={0: offset * 1000})
-    chain = [match(rank, rank + 1) for rank in range(len(spans) - 1)]
+    chain = matched(*({rank: record(0, 1), rank + 1: record(0, 1)} for rank in range(len(spans) - 1)))
     # then the extent is that of the ranks on the common clock
     whole = max(start + length for start, length in spans) - min(start for start, _ in spans)
     assert longest_extent_us(windows, chain, clocks) == pytest.approx(whole)
     # and without any link that of the longest window
-    assert longest_extent_us(windows, [], clocks) == pytest.approx(max(length for _, length in spans))
+    assert longest_extent_us(windows, matched(), clocks) == pytest.approx(max(length for _, length in spans))
 
 
 def test_what_a_torn_trace_lacks_is_no_zero_and_in_no_mean(tmp_path: Path) -> None:
@@ -272,8 +268,8 @@ def test_with_all_collectives_matched_there_is_nothing_to_warn_of(tmp_path: Path
 
 
 def test_the_share_of_communication_in_matches_by_hand() -> None:
-    matches = [msgspec.structs.replace(match(0, 1), records=[record(0, 30), record(20, 30)])]
-    assert explained_share(matches, {0: 40.0, 1: 20.0}) == pytest.approx(40 / 60)
+    matches = matched({0: record(0, 30), 1: record(20, 30)})
+    assert explained_share([matches], {0: 40.0, 1: 20.0}) == pytest.approx(40 / 60)
 
 
 @given(
@@ -284,11 +280,9 @@ def test_the_share_of_communication_in_matches_by_hand() -> None:
 def test_more_matches_explain_no_less_and_never_more_than_all(
     spans: list[tuple[int, int]], communication: float, more: int
 ) -> None:
-    matches = [
-        msgspec.structs.replace(match(0, 1), records=[record(start, start + length) for _ in range(2)]) for start, length in spans
-    ]
+    matches = [{rank: record(start, start + length) for rank in range(2)} for start, length in spans]
     whole = {0: communication, 1: communication}
-    some, every = explained_share(matches[:more], whole), explained_share(matches, whole)
+    some, every = (explained_share([matched(*rows)], whole) for rows in (matches[:more], matches))
     assert some is not None
     assert every is not None
     assert 0 <= some <= every <= 1

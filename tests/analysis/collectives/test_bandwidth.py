@@ -140,7 +140,7 @@ def test_permuting_the_ranks_permutes_who_waited_and_leaves_bandwidths_alone(nam
         }
         matching, waits = judged(by_rank)
         kept = [(row.op, row.transfer_us, row.bus_gb_s, row.wait_us) for row in bandwidths(samples(matching, waits), Fabric())]
-        return kept, {(names.index(row.waiter), names.index(row.origin), row.wait_us) for row in directed_rows(waits.waits)}
+        return kept, {(names.index(row.waiter), names.index(row.origin), row.wait_us) for row in directed_rows(waits)}
 
     plain, pairs = numbers(names)
     again, _ = numbers([0, 1, 2, 3])

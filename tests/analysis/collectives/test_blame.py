@@ -37,6 +37,11 @@ def blame(by_rank: dict[int, list[CollectiveRecord]]) -> Blame:
     return assign_blame(matching.matches, fit_clocks(matching.matches), sorted(by_rank))
 
 
+def gains(found: Blame) -> list[tuple[int, int, float]]:
+    """Return (instance, place of the rank, microseconds) of each gain."""
+    return list(zip(found.at.gain_of.tolist(), found.at.gain_by.tolist(), found.at.gain_us.tolist(), strict=True))
+
+
 def test_sequence_numbers_match_what_order_would_not() -> None:
     by_rank = {
         0: [collective(0, 9, sequence=5, index=0), collective(10, 19, sequence=6, index=1)],
@@ -50,7 +55,7 @@ def test_sequence_numbers_match_what_order_would_not() -> None:
 def test_without_sequence_a_rank_that_lacks_one_makes_order_meaningless() -> None:
     by_rank = {0: [collective(0, 9), collective(10, 19, index=1)], 1: [collective(12, 19)]}
     matching = match_collectives(by_rank)
-    assert (matching.matches, matching.unmatched, matching.method) == ([], 2, None)
+    assert (len(matching.matches), matching.unmatched, matching.method) == (0, 2, None)
 
 
 def test_operations_or_sizes_that_differ_do_not_match() -> None:
@@ -163,13 +168,13 @@ def test_compute_hides_imposed_wait() -> None:
 def test_only_the_time_after_the_second_last_could_be_saved() -> None:
     found = blame({0: [collective(100, 200)], 1: [collective(170, 200)], 2: [collective(190, 200)]})
     assert found.imposed_us == {0: 0, 1: 0, 2: 90 + 20}
-    assert found.gain_us.tolist() == [[0, 0, 20]]
+    assert gains(found) == [(0, 2, 20)]
 
 
 def test_a_lag_below_the_clock_residual_is_nobodys() -> None:
     matches = match_collectives({0: [collective(100, 200, stream=None)], 1: [collective(103, 200, stream=None)]}).matches
-    assert assign_blame(matches, Clocks({}, 5_000.0), [0, 1]).gain_us.tolist() == [[0, 0]]
-    assert assign_blame(matches, Clocks({}, 1_000.0), [0, 1]).gain_us.tolist() == [[0, 3]]
+    assert gains(assign_blame(matches, Clocks({}, 5_000.0), [0, 1])) == []
+    assert gains(assign_blame(matches, Clocks({}, 1_000.0), [0, 1])) == [(0, 1, 3)]
 
 
 def late_run(lates: list[int], ranks: int = 4) -> Blame:

@@ -300,8 +300,8 @@ def test_nobody_is_blamed_for_waits_below_the_residual(on_cpu: bool) -> None:
     found = blame_of(one)
     assert set(found.imposed_us.values()) == {0.0}
     assert found.rows == {}
-    assert not found.gain_us.any()
-    assert not found.waited_us.any()
+    assert not found.at.gain_us.any()
+    assert not found.at.waited_us.any()
     assert find_late(found, 240 * 500.0) is None
     assert too_few(found, 240 * 500.0) is None
     # and it is charged once the same lag exceeds the residual

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.collectives.blame import Blame, assign_blame, covered, length, merge
+from rankscope.analysis.collectives.blame import Blame, assign_blame
 from rankscope.analysis.collectives.clock import fit_clocks
 from rankscope.analysis.collectives.matching import match_collectives
 from rankscope.analysis.collectives.origin import MAX_ORIGINS, Meeting, charge_origins
@@ -187,6 +186,11 @@ def test_what_a_victim_adds_itself_is_its_own() -> None:
     assert blame.imposed_us[2] == blame.imposed_us[3] == 0
 
 
+def shares(meetings: list[Meeting], exposed: float = 1.0) -> list[dict[int, float]]:
+    """Return the same exposed share for every wait."""
+    return [dict.fromkeys(meeting.waits_ns, exposed) for meeting in meetings]
+
+
 def test_a_delay_that_was_made_up_for_is_not_charged_again() -> None:
     # Rank 0 delays 1 by 30 in their group; 1 meets 2 only 5 late, and leaves with it; then 1 itself is 20 late.
     meetings = [
@@ -194,27 +198,27 @@ def test_a_delay_that_was_made_up_for_is_not_charged_again() -> None:
         Meeting(0, (1, 2), 1, 200, {2: 5}),
         Meeting(0, (1, 2), 1, 300, {2: 20}),
     ]
-    charged = charge_origins(meetings, lambda _number, _victim: 1.0)
+    charged = charge_origins(meetings, shares(meetings))
     assert charged == [{}, {2: {0: 5}}, {}]
 
 
 def test_a_wait_that_compute_hid_delays_nobody_downstream() -> None:
     meetings = [Meeting(0, (0, 1), 0, 100, {1: 30}), Meeting(0, (1, 2), 1, 200, {2: 30})]
-    assert charge_origins(meetings, lambda number, _victim: float(number != 0)) == [{}, {}]
-    assert charge_origins(meetings, lambda _number, _victim: 1.0) == [{}, {2: {0: 30}}]
+    assert charge_origins(meetings, [{1: 0.0}, {2: 1.0}]) == [{}, {}]
+    assert charge_origins(meetings, shares(meetings)) == [{}, {2: {0: 30}}]
 
 
 def test_a_step_begins_with_nothing_to_carry() -> None:
     meetings = [Meeting(0, (0, 1), 0, 100, {1: 30}), Meeting(1, (1, 2), 1, 200, {2: 30})]
-    assert charge_origins(meetings, lambda _number, _victim: 1.0) == [{}, {}]
+    assert charge_origins(meetings, shares(meetings)) == [{}, {}]
 
 
 def test_a_chain_over_many_groups_leads_to_its_origin_and_a_cycle_ends() -> None:
     chain = [Meeting(0, (at, at + 1), at, 100 * at, {at + 1: 50}) for at in range(3 * MAX_ORIGINS)]
-    charged = charge_origins(chain, lambda _number, _victim: 1.0)
+    charged = charge_origins(chain, shares(chain))
     assert [one.get(at + 1) for at, one in enumerate(charged)] == [None, *([{0: 50}] * (len(chain) - 1))]
     ring = [Meeting(0, tuple(sorted((at % 3, (at + 1) % 3))), at % 3, 100 * at, {(at + 1) % 3: 50}) for at in range(30)]
-    for one in charge_origins(ring, lambda _number, _victim: 1.0):
+    for one in charge_origins(ring, shares(ring)):
         assert all(sum(charge.values()) == pytest.approx(50) for charge in one.values())
 
 
@@ -231,7 +235,7 @@ def any_meetings(draw: st.DrawFn) -> list[Meeting]:
 
 @given(any_meetings(), st.floats(0, 1), st.floats(0, 50))
 def test_a_wait_is_charged_whole_and_never_to_the_one_that_waits(meetings: list[Meeting], exposed: float, least: float) -> None:
-    charged = charge_origins(meetings, lambda _number, _victim: exposed, least_ns=least)
+    charged = charge_origins(meetings, shares(meetings, exposed), least_ns=least)
     assert len(charged) == len(meetings)
     for meeting, charges in zip(meetings, charged, strict=True):
         assert set(charges) <= set(meeting.waits_ns)
@@ -241,18 +245,3 @@ def test_a_wait_is_charged_whole_and_never_to_the_one_that_waits(meetings: list[
             assert min(charge.values()) >= 0
     if len({meeting.members for meeting in meetings}) < 2:
         assert not any(charged), "within one group whoever came last did it"
-
-
-few = st.lists(st.tuples(st.integers(-50, 50), st.integers(-50, 50)), max_size=8)
-
-
-@given(few, few)
-def test_a_handful_of_intervals_is_what_its_points_are(left: list[tuple[int, int]], right: list[tuple[int, int]]) -> None:
-    def points(spans: Any) -> set[int]:
-        return {at for start, end in spans for at in range(start, end)}
-
-    one, two = merge(left), merge(right)
-    assert points(one) == points(left)
-    assert merge(one) == one
-    assert length(one) == len(points(left))
-    assert covered(one, two) == len(points(left) & points(right)) == covered(two, one)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.analysis.collectives_by_hand import matched
 
 from rankscope.analysis.collectives.blame import assign_blame
 from rankscope.analysis.collectives.clock import Clocks
-from rankscope.analysis.collectives.matching import Match
 from rankscope.analysis.collectives.savings import Savings
 from rankscope.runs.records import CollectiveRecord
 
@@ -36,8 +36,8 @@ def savings(*arrivals_ms: list[float], steps: list[int] | None = None, computes_
             )
             for arrival in row
         ]
-        matches.append(Match(records[0].step, "0", "all_reduce", list(range(len(row))), records))
-    blame = assign_blame(matches, Clocks(residual_ns=0.0), range(len(arrivals_ms[0])))
+        matches.append(dict(enumerate(records)))
+    blame = assign_blame(matched(*matches), Clocks(residual_ns=0.0), range(len(arrivals_ms[0])))
     return Savings(blame, blame.ranks, blame.steps)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.analysis.collectives_by_hand import matched
 
-from rankscope.analysis.collectives.matching import Match
 from rankscope.analysis.collectives.transfers import communication_parts
 from rankscope.runs.records import CollectiveRecord
 
@@ -43,16 +43,16 @@ def test_transferring_and_waiting_agree_with_counting(rows: list[tuple[int, list
                     compute_spans_us=[(low - start, high - start)] if high > low else [],
                 )
             )
-        matches.append(Match(0, "0", "all_reduce", [0, 1, 2], records))
+        matches.append(dict(enumerate(records)))
     # when
-    found = communication_parts(matches)
+    found = communication_parts(matched(*matches))
     # then, microsecond by microsecond
     for rank in range(3):
         transfer: set[int] = set()
         everything: set[int] = set()
         busy: set[int] = set()
         for (end, durations, _), match in zip(rows, matches, strict=True):
-            record = match.records[rank]
+            record = match[rank]
             transfer |= set(range(base + end - min(durations), base + end))
             everything |= set(range(base + end - durations[rank], base + end))
             for first, last in record.compute_spans_us:
@@ -64,7 +64,7 @@ def test_transferring_and_waiting_agree_with_counting(rows: list[tuple[int, list
         assert (part.wait_overlap_us, part.wait_exposed_us) == (len(wait & busy), len(wait - busy))
         assert part.unmatched_overlap_us is None
         # and with the whole window given, nothing is lost
-        whole = communication_parts(matches, {rank: (len(everything) + 5.0, len(everything & busy) + 2.0)})[rank]
+        whole = communication_parts(matched(*matches), {rank: (len(everything) + 5.0, len(everything & busy) + 2.0)})[rank]
         assert (whole.unmatched_overlap_us, whole.unmatched_exposed_us) == (2, 3)
 
 
@@ -81,6 +81,6 @@ def test_the_last_to_come_does_not_wait_and_arrival_on_a_cpu_is_the_call() -> No
             end_unix_ns=100_000,
         )
 
-    found = communication_parts([Match(0, "cpu", "all_reduce", [0, 1], [record(0, 20), record(70, 75)])])
+    found = communication_parts(matched({0: record(0, 20), 1: record(70, 75)}))
     assert (found[0].transfer_exposed_us, found[0].wait_exposed_us) == (30, 50)
     assert (found[1].transfer_exposed_us, found[1].wait_exposed_us) == (25, 0)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.analysis.collectives_by_hand import waits_at
 
 from rankscope.analysis.collectives.blame import Blame, Group, Row, assign_blame
 from rankscope.analysis.collectives.clock import fit_clocks
@@ -26,7 +27,7 @@ Synthetic = Callable[..., Any]
 
 
 def blamed(rows: dict[Group, dict[tuple[int, int], Row]]) -> Blame:
-    return Blame([], {}, {}, {}, {}, [0], np.zeros((0, 0)), np.zeros(0, dtype=np.int64), np.zeros((0, 0)), np.zeros((0, 0)), rows)
+    return Blame([], {}, {}, {}, {}, waits_at([0], np.zeros((1, 0)), np.zeros((1, 0))), rows)
 
 
 def one_late(steps: int, late: int, *, ranks: int = 4, hidden: float = 0.0) -> dict[int, list[CollectiveRecord]]:

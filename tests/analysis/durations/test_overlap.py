@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from tests.analysis.collectives_by_hand import matched
 
-from rankscope.analysis.collectives.matching import Match
 from rankscope.analysis.durations.overlap import longest_waits
 from rankscope.runs.records import CollectiveRecord
 
 TRANSFER = 100_000
 
 
-def collective(number: int, wait_ns: int, last: int) -> Match:
+def collective(number: int, wait_ns: int, last: int) -> dict[int, CollectiveRecord]:
     """Return a collective of four ranks at which all wait for the ``last``."""
-    records = [
-        CollectiveRecord(
+    return {
+        rank: CollectiveRecord(
             step=0,
             group="0",
             group_ranks=[0, 1, 2, 3],
@@ -27,8 +28,7 @@ def collective(number: int, wait_ns: int, last: int) -> Match:
             stream=0,
         )
         for rank in range(4)
-    ]
-    return Match(0, "0", "all_gather", [0, 1, 2, 3], records)
+    }
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def collective(number: int, wait_ns: int, last: int) -> Match:
     ],
 )
 def test_of_each_delay_the_longest_wait_is_left(waits: list[tuple[int, int]], left: list[int]) -> None:
-    matches = [collective(number, 1_000_000 * wait, last) for number, (wait, last) in enumerate(waits)]
+    matches = matched(*(collective(number, 1_000_000 * wait, last) for number, (wait, last) in enumerate(waits)))
     found = longest_waits(matches, {"0"})
-    assert [number for number, match in enumerate(found) if max(match.inside_ns) > TRANSFER] == left
-    assert longest_waits(matches, set()) == matches
+    assert np.flatnonzero(found.most(found.inside_ns) > TRANSFER).tolist() == left
+    assert longest_waits(matches, set()) is matches

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.analysis.collectives_by_hand import waits_at
 
 from rankscope.analysis.collectives.blame import Blame
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes
@@ -16,7 +17,6 @@ from rankscope.runs.records import StepBreakdown
 def blame(gains_of_rank_1: list[float], gains_of_rank_0: list[float]) -> Blame:
     """Return the blame of two ranks with one collective a step; gains in microseconds of steps of 1,000."""
     gain = np.array([gains_of_rank_0, gains_of_rank_1], dtype=float).T
-    steps = list(range(len(gain)))
     totals = {0: float(gain[:, 0].sum()), 1: float(gain[:, 1].sum())}
     return Blame(
         ranks=[0, 1],
@@ -24,11 +24,7 @@ def blame(gains_of_rank_1: list[float], gains_of_rank_0: list[float]) -> Blame:
         exposed_us=totals,
         transfer_us={0: 1.0, 1: 1.0},
         wait_us={0: 1.0, 1: 1.0},
-        steps=steps,
-        gain_us=gain,
-        instance_step=np.array(steps),
-        waited_us=gain[:, ::-1],
-        exposed_at_us=gain[:, ::-1],
+        at=waits_at(list(range(len(gain))), gain, gain[:, ::-1]),
     )
 
 
@@ -82,11 +78,7 @@ def test_a_rank_that_is_late_at_some_collectives_of_each_step_is_late_always() -
         exposed_us=total,
         transfer_us=dict.fromkeys(range(ranks), 1.0),
         wait_us=dict.fromkeys(range(ranks), 1.0),
-        steps=list(range(steps)),
-        gain_us=gain,
-        instance_step=np.repeat(np.arange(steps), each),
-        waited_us=gain.max(axis=1, keepdims=True) - gain,
-        exposed_at_us=gain,
+        at=waits_at(np.repeat(np.arange(steps), each).tolist(), gain, gain.max(axis=1, keepdims=True) - gain),
     )
     late = find_late(found, 1000.0 * steps)
     assert late is not None

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankscope.analysis.collectives.arrivals import Match
 from rankscope.analysis.collectives.clock import Clocks
-from rankscope.analysis.collectives.matching import Match
 from rankscope.analysis.whatif.graph import step_times
 from rankscope.analysis.whatif.window_graph import WindowGraph, build_window_graph
 from rankscope.runs.records import CollectiveRecord, StepBreakdown

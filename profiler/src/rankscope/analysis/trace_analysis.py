@@ -73,7 +73,7 @@ def analyze_traces(
     matched = _with_uncalled(matched, max((reduction.uncalled for reduction in whole.values()), default=0))
     matching, blame = matched.matching, matched.blame
     explained = explained_share(
-        [*matching.matches, *matching.directed],
+        [matching.matches, matching.directed],
         {rank: reduction.breakdowns[0].communication_us for rank, reduction in whole.items()},
     )
     collectives = msgspec.structs.replace(matching_result(matched, fabric), explained_share=explained)
@@ -208,7 +208,7 @@ def matching_result(matched: Matched, fabric: Fabric) -> CollectiveMatching:
         clock_residual_us=None if clocks.residual_ns is None else clocks.residual_ns / 1000,
         unmatched_by=matching.unmatched_by,
         by_op=bandwidths(matched.samples, fabric),
-        waits=directed_rows(waits.waits),
+        waits=directed_rows(waits),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.collectives.arrivals import PAIR
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.evidence.compared import imposed_by_step
 from rankscope.analysis.inference.run_evidence import RunEvidence
@@ -107,9 +108,11 @@ def _imposed(run: RunEvidence, steps: NDArray[np.int64]) -> Values:
     column = {int(step): at for at, step in enumerate(steps)}
     row = {rank: at for at, rank in enumerate(run.ranks)}
     values = np.full((len(row), len(steps)), np.nan, np.float32)
-    for match in (*run.matching.matches, *run.matching.directed):
-        if match.rule != "pair" and match.step in column:
-            values[[row[rank] for rank in match.ranks if rank in row], column[match.step]] = 0
+    for part in (run.matching.matches, run.matching.directed):
+        arrivals = part.chosen(part.rule != PAIR)
+        for rank, step in set(zip(arrivals.rank.tolist(), arrivals.step[arrivals.instance].tolist(), strict=True)):
+            if rank in row and step in column:
+                values[row[rank], column[step]] = 0
     for (rank, step), imposed in run.blame.imposed_at_us.items():
         if step in column:
             values[row[rank], column[step]] = imposed

@@ -142,7 +142,7 @@ def _window_groups(run: RunEvidence) -> Iterator[WaitGroup]:
 def _directed_groups(run: RunEvidence) -> list[WaitGroup]:
     """Return waits in sends, receives and operations with a root. None is imposed: most are the schedule of a pipeline."""
     pairs: dict[str, dict[tuple[int, int], float]] = {}
-    for row in directed_rows(run.matched.waits.waits):
+    for row in directed_rows(run.matched.waits):
         of = pairs.setdefault(row.group, {})
         key = (row.origin, row.waiter)
         of[key] = of.get(key, 0.0) + row.wait_us

@@ -10,9 +10,10 @@ from typing import Final
 import numpy as np
 
 from rankscope.analysis.captured import captured_steps
+from rankscope.analysis.collectives.arrivals import Match, arrival_ns
 from rankscope.analysis.collectives.clock import Clocks
 from rankscope.analysis.collectives.matched import match_windows
-from rankscope.analysis.collectives.matching import Match, Matching, arrival_ns
+from rankscope.analysis.collectives.matching import Matching
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.perfetto.collective_tracks import Key, key_of, waiting_of
 from rankscope.analysis.perfetto.source import clock_of, shared_by_names

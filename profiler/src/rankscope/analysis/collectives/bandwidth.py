@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
+from rankscope.analysis.collectives.arrivals import NONE, PAIR, Arrivals, Flags, Floats, Numbers, numbered, sums
 from rankscope.analysis.collectives.links import Expectation, Fabric, expect
-from rankscope.analysis.collectives.matching import Match, Matching
+from rankscope.analysis.collectives.matching import Matching
 from rankscope.analysis.collectives.operations import bus_factor
-from rankscope.analysis.collectives.waiting import Wait, Waits
+from rankscope.analysis.collectives.waiting import Waits
 from rankscope.analysis.result.collectives import CollectiveBandwidth, DirectedWait
 from rankscope.analysis.trace.possible import MOST_BYTES
 
@@ -19,56 +21,73 @@ LONG_US: Final = 200.0
 """Shortest expected transfer that is bound by bandwidth. Shorter ones are bound by latency, for which there is no table."""
 
 
-class Sample(msgspec.Struct, frozen=True):
-    """One instance of a collective."""
+class Samples(msgspec.Struct, frozen=True):
+    """Instances that are matched, partly matched or directed (between two ranks, or with a root), [instances]. NaN: not known."""
 
-    op: str
-    group: str
-    ranks: tuple[int, ...]
-    group_size: int | None
-    bytes: int | None
-    on_cpu: bool
-    transfer_us: float | None
-    """``None`` where it cannot be separated from waiting."""
-    inside_us: float | None
-    """Shortest time that any rank spent in it, waiting included; ``None`` where ranks may leave before the end."""
-    wait_us: float | None
-    """Mean over its ranks; ``None`` without ``transfer_us``."""
+    parts: list[Arrivals]
+    op: list[str]
+    group: list[str]
+    size: Numbers
+    """Number of ranks; ``NONE`` where unknown."""
+    bytes: Numbers
+    on_cpu: Flags
+    transfer_us: Floats
+    """Not known where it cannot be separated from waiting."""
+    inside_us: Floats
+    """Shortest time that any rank spent in it, waiting included; not known where ranks may leave before the end."""
+    wait_us: Floats
+    """Mean over its ranks; not known without a transfer."""
 
-
-def samples(matching: Matching, waits: Waits) -> Iterator[Sample]:
-    """Yield one sample per instance that is matched, partly matched or directed (between two ranks, or with a root)."""
-    for match in matching.matches:
-        inside = match.inside_ns
-        shortest = min(inside) / 1000
-        yield _sample(match, shortest, shortest, sum(inside) / len(inside) / 1000 - shortest)
-    for match in matching.partial:
-        yield _sample(match, None, min(match.inside_ns) / 1000, None)
-    waited: dict[int, float] = {}
-    for wait in waits.waits:
-        waited[id(wait.match)] = waited.get(id(wait.match), 0.0) + (wait.end - wait.start) / 1000
-    for match, transfer in waits.transfers_ns:
-        known = None if transfer is None else transfer / 1000
-        yield _sample(match, known, None, waited.get(id(match), 0.0) / len(match.ranks))
+    def ranks(self, number: int) -> tuple[int, ...]:
+        """Return the ranks of an instance."""
+        for part in self.parts:
+            if number < len(part):
+                records, leader = part.records, int(part.leader[number])
+                if records.team[leader] != NONE and part.rule[number] != PAIR:
+                    return records.members[int(records.team[leader])]
+                return tuple(part.rank[part.first[number] : part.first[number + 1]].tolist())
+            number -= len(part)
+        raise IndexError(number)
 
 
-def _sample(match: Match, transfer_us: float | None, inside_us: float | None, wait_us: float | None) -> Sample:
-    record = match.records[0]
-    size = 2 if match.rule == "pair" else record.group_size or (len(record.group_ranks) if record.group_ranks else None)
-    if size is None and transfer_us is not None:
-        size = len(match.ranks)
-    members = tuple(record.group_ranks) if record.group_ranks and match.rule != "pair" else tuple(match.ranks)
-    return Sample(
-        op=match.op,
-        group=match.group,
-        ranks=members,
-        group_size=size,
-        bytes=next((one.bytes for one in match.records if one.bytes is not None and 0 < one.bytes < MOST_BYTES), None),
-        on_cpu=record.stream is None,
-        transfer_us=transfer_us if transfer_us is not None and transfer_us > 0 else None,
-        inside_us=inside_us if inside_us is not None and inside_us > 0 else None,
-        wait_us=wait_us,
+def samples(matching: Matching, waits: Waits) -> Samples:
+    """Return one sample per instance."""
+    matches, partial, judged = parts = [matching.matches, matching.partial, waits.judged]
+    shortest = matches.shortest_ns / 1000
+    waited = sums(waits.instance, (waits.end - waits.start) / 1000, len(judged))
+    none = np.full(len(partial), np.nan)
+    transfer = _positive([shortest, none, waits.transfer_ns / 1000])
+    sizes = []
+    for part, timed in zip(parts, (True, False, waits.transfer_ns > 0), strict=True):
+        records, leader = part.records, part.leader
+        lengths = np.array([NONE, *map(len, records.members)])
+        size = np.where(records.size[leader] == 0, NONE, records.size[leader])
+        size = np.where(size == NONE, lengths[np.where(records.team[leader] == NONE, 0, records.team[leader] + 1)], size)
+        size = np.where((size == NONE) & timed, part.count, size)
+        sizes.append(np.where(part.rule == PAIR, 2, size))
+    return Samples(
+        parts=parts,
+        op=[part.records.ops[op] for part in parts for op in part.op.tolist()],
+        group=[part.group_names[group] for part in parts for group in part.group.tolist()],
+        size=np.concatenate(sizes),
+        bytes=np.concatenate([_bytes(part) for part in parts]),
+        on_cpu=np.concatenate([part.records.on_cpu[part.leader] for part in parts]),
+        transfer_us=transfer,
+        inside_us=_positive([shortest, partial.shortest_ns / 1000, np.full(len(judged), np.nan)]),
+        wait_us=np.concatenate([matches.sum(matches.inside_ns) / matches.count / 1000 - shortest, none, waited / judged.count]),
     )
+
+
+def _positive(parts: Sequence[Floats]) -> Floats:
+    values = np.concatenate(parts)
+    return np.where(values > 0, values, np.nan)
+
+
+def _bytes(part: Arrivals) -> Numbers:
+    """Return the size that the first rank with a possible one recorded."""
+    found = part.records.bytes[part.row]
+    place = part.least(np.where((found > 0) & (found < MOST_BYTES), np.arange(len(found)), len(found)))
+    return np.asarray(np.append(found, NONE)[place])
 
 
 def size_bucket(size: int | None) -> int | None:
@@ -76,43 +95,48 @@ def size_bucket(size: int | None) -> int | None:
     return None if size is None else 1 << (size.bit_length() - 1)
 
 
-def bandwidths(instances: Iterable[Sample], fabric: Fabric) -> list[CollectiveBandwidth]:
+def bandwidths(instances: Samples, fabric: Fabric) -> list[CollectiveBandwidth]:
     """Return a row per (operation, group, number of ranks, size bucket), most transfer time first, unknown transfers last."""
-    rows: dict[tuple[str, str, int | None, int | None], list[Sample]] = {}
-    for sample in instances:
-        key = (sample.op, sample.group, sample.group_size, size_bucket(sample.bytes))
-        rows.setdefault(key, []).append(sample)
-    found = [_row(group, fabric) for group in rows.values()]
+    if not len(instances.op):
+        return []
+    bucket = np.where(instances.bytes == NONE, -1, np.frexp(instances.bytes.astype(np.float64))[1])
+    names = [np.unique(names, return_inverse=True)[1] for names in (instances.op, instances.group)]
+    number = numbered(*names, instances.size, bucket)[1]
+    order = np.argsort(number, kind="stable")
+    found = [_row(instances, rows, fabric) for rows in np.split(order, np.flatnonzero(np.diff(number[order])) + 1)]
     return sorted(found, key=lambda row: (-(row.transfer_us or 0.0) * row.matched, -row.count, row.op, row.group))
 
 
-def _row(group: Sequence[Sample], fabric: Fabric) -> CollectiveBandwidth:
-    first = group[0]
-    timed = [sample for sample in group if sample.transfer_us is not None]
-    sizes = [sample.bytes for sample in group if sample.bytes is not None]
-    transfers = [sample.transfer_us for sample in timed if sample.transfer_us is not None]
-    algorithm = [_gb_s(sample.bytes, sample.transfer_us) for sample in timed]
-    factor = None if first.group_size is None else bus_factor(first.op, first.group_size)
-    bus = _times(algorithm, factor)
-    at_least = _times([_gb_s(sample.bytes, sample.inside_us) for sample in group], factor)
-    expected = _expected(group, fabric)
+def _row(samples: Samples, rows: NDArray[np.intp], fabric: Fabric) -> CollectiveBandwidth:
+    first = int(rows[0])
+    op, size = samples.op[first], int(samples.size[first])
+    group_size = None if size == NONE else size
+    timed = rows[~np.isnan(samples.transfer_us[rows])]
+    sized = samples.bytes[rows] != NONE
+    sizes = samples.bytes[rows][sized]
+    transfers = samples.transfer_us[timed]
+    factor = None if group_size is None else bus_factor(op, group_size)
+    algorithm = _gb_s(samples.bytes[timed], transfers)
+    bus = algorithm[:0] if factor is None else algorithm * factor
+    at_least = algorithm[:0] if factor is None else _gb_s(samples.bytes[rows], samples.inside_us[rows]) * factor
+    expected = _expected(samples, rows, group_size, fabric)
     bus_gb_s = _quantile(bus, 0.5)
     share = None if bus_gb_s is None or expected.bus_gb_s is None else bus_gb_s / expected.bus_gb_s
     transfer_us = _quantile(transfers, 0.5)
-    waits = [sample.wait_us for sample in timed if sample.wait_us is not None]
+    waits = samples.wait_us[timed]
     return CollectiveBandwidth(
-        op=first.op,
-        group=first.group,
-        group_size=first.group_size,
-        size_bucket_bytes=size_bucket(first.bytes),
-        bytes=int(np.median(sizes)) if sizes else None,
-        count=len(group),
+        op=op,
+        group=samples.group[first],
+        group_size=group_size,
+        size_bucket_bytes=size_bucket(int(sizes[0]) if sized[0] else None),
+        bytes=int(np.median(sizes)) if len(sizes) else None,
+        count=len(rows),
         matched=len(timed),
         transfer_us=transfer_us,
         transfer_p10_us=_quantile(transfers, 0.1),
         transfer_p90_us=_quantile(transfers, 0.9),
-        wait_us=float(np.mean(waits)) if waits else None,
-        algorithm_gb_s=_quantile([one for one in algorithm if one is not None], 0.5),
+        wait_us=float(np.mean(waits)) if len(waits) else None,
+        algorithm_gb_s=_quantile(algorithm, 0.5),
         bus_gb_s=bus_gb_s,
         bus_p10_gb_s=_quantile(bus, 0.1),
         bus_p90_gb_s=_quantile(bus, 0.9),
@@ -126,39 +150,37 @@ def _row(group: Sequence[Sample], fabric: Fabric) -> CollectiveBandwidth:
     )
 
 
-def _expected(group: Sequence[Sample], fabric: Fabric) -> Expectation:
+def _expected(samples: Samples, rows: NDArray[np.intp], group_size: int | None, fabric: Fabric) -> Expectation:
     """Return the expected bandwidth of a row. It is unknown where groups of the same name are placed on different links."""
-    first = group[0]
-    if first.group_size is None or len(first.ranks) != first.group_size:
+    op = samples.op[int(rows[0])]
+    if group_size is None or len(samples.ranks(int(rows[0]))) != group_size:
         return Expectation(unknown="the ranks of its group are not known")
-    if bus_factor(first.op, first.group_size) is None:
+    if bus_factor(op, group_size) is None:
         return Expectation(unknown="the operation has no bus bandwidth")
-    placements = {(sample.ranks, sample.on_cpu) for sample in group}
-    found = {expect(first.op, ranks, fabric, on_cpu=on_cpu) for ranks, on_cpu in placements}
+    placements = {(samples.ranks(row), bool(samples.on_cpu[row])) for row in rows.tolist()}
+    found = {expect(op, ranks, fabric, on_cpu=on_cpu) for ranks, on_cpu in placements}
     return found.pop() if len(found) == 1 else Expectation(unknown="its instances go over different links")
 
 
-def _gb_s(size: int | None, us: float | None) -> float | None:
-    return None if size is None or us is None else size / us / 1000
+def _gb_s(size: Numbers, us: Floats) -> Floats:
+    """Return the rates where both are known."""
+    known = (size != NONE) & ~np.isnan(us)
+    return np.asarray(size[known] / us[known] / 1000)
 
 
-def _times(values: Iterable[float | None], factor: float | None) -> list[float]:
-    return [] if factor is None else [value * factor for value in values if value is not None]
+def _quantile(values: Sequence[float] | Floats, at: float) -> float | None:
+    return float(np.quantile(values, at)) if len(values) else None
 
 
-def _quantile(values: Sequence[float], at: float) -> float | None:
-    return float(np.quantile(values, at)) if values else None
-
-
-def directed_rows(waits: Iterable[Wait]) -> list[DirectedWait]:
+def directed_rows(waits: Waits) -> list[DirectedWait]:
     """Sum waits per (operation, group, waiter, origin), longest first."""
-    sums: dict[tuple[str, str, int, int], tuple[int, float]] = {}
-    for wait in waits:
-        key = (wait.match.op, wait.match.group, wait.waiter, wait.origin)
-        count, total = sums.get(key, (0, 0.0))
-        sums[key] = (count + 1, total + (wait.end - wait.start) / 1000)
+    judged, instance, waiter = waits.judged, waits.instance, waits.waiter
+    first, number = numbered(judged.op[instance], judged.group[instance], waiter, waits.origin)
+    count, total = np.bincount(number), sums(number, waits.end - waits.start, len(first)) / 1000
+    at = instance[first]
+    columns = (judged.op[at], judged.group[at], waiter[first], waits.origin[first], count, total)
     rows = [
-        DirectedWait(op=op, group=group, waiter=waiter, origin=origin, count=count, wait_us=total)
-        for (op, group, waiter, origin), (count, total) in sums.items()
+        DirectedWait(op=judged.records.ops[op], group=judged.group_names[group], waiter=by, origin=of, count=times, wait_us=us)
+        for op, group, by, of, times, us in zip(*(column.tolist() for column in columns), strict=True)
     ]
     return sorted(rows, key=lambda row: (-row.wait_us, row.waiter, row.origin))

@@ -13,56 +13,18 @@ A wait is charged to its origin: a rank that was last because another group had 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from rankscope.analysis.collectives.arrivals import FROM_ROOT, Arrivals, Flags, Floats, Numbers, combined, numbered, offsets, sums
 from rankscope.analysis.collectives.clock import Clocks
-from rankscope.analysis.collectives.matching import Match
-from rankscope.analysis.collectives.origin import Charge, Meeting, charge_origins
-from rankscope.analysis.collectives.waiting import NOBODY_WAITED, Wait, Waits
-from rankscope.runs.records import CollectiveRecord
-
-Span = tuple[int, int]
-"""Start and end. A merged list of them is sorted and disjoint and has no empty interval, like a merged set of ``intervals``."""
-
-
-def merge(spans: Iterable[Span]) -> list[Span]:
-    """Merge any intervals, in any order; empty and negative ones vanish, touching ones become one."""
-    merged: list[Span] = []
-    for start, end in sorted(spans):
-        if end <= start:
-            continue
-        if merged and start <= merged[-1][1]:
-            if end > merged[-1][1]:
-                merged[-1] = (merged[-1][0], end)
-        else:
-            merged.append((start, end))
-    return merged
-
-
-def length(merged: Iterable[Span]) -> int:
-    """Return the total length of a merged list."""
-    return sum(end - start for start, end in merged)
-
-
-def covered(merged: Iterable[Span], by: Sequence[Span]) -> int:
-    """Return the length of the part of one merged list that lies in another one."""
-    total, first = 0, 0
-    for start, end in merged:
-        while first < len(by) and by[first][1] <= start:
-            first += 1
-        for at in range(first, len(by)):
-            low, high = by[at]
-            if low >= end:
-                break
-            # Comparisons take a third of the time of min and max.
-            low = start if low < start else low  # noqa: FURB136
-            total += (end if end < high else high) - low  # noqa: FURB136
-    return total
-
+from rankscope.analysis.collectives.origin import Meeting, charge_origins
+from rankscope.analysis.collectives.spans import Spans, covered, unions
+from rankscope.analysis.collectives.waiting import NOBODY_WAITED, Waits
 
 Group = tuple[str | None, tuple[int, ...]]
 """Name and members of a process group."""
@@ -71,7 +33,38 @@ Row = tuple[float, float, int]
 """Imposed wait in microseconds, its exposed part in microseconds, and the number of steps with such a wait."""
 
 
-class Blame(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class WaitsAt:
+    """Waits at each collective, [arrivals] with offsets [instances + 1], in microseconds; instances ascend by step."""
+
+    step: Numbers
+    """Step of each instance."""
+    first: Numbers
+    member: Numbers
+    """Rank of each arrival, as its place in the ranks of ``Blame``."""
+    waited_us: Floats
+    """Wait for the last rank; 0 where it is below the clocks' residual."""
+    exposed_us: Floats
+    """The part of it that no compute hid."""
+    gain_of: Numbers
+    """Instance of each gain, [gains]."""
+    gain_by: Numbers
+    """Rank of each gain, as its place."""
+    gain_us: Floats
+    """How much earlier the other ranks could have continued, had this rank not been the last: last arrival minus the one before
+    it. There is none where the difference is below the clocks' residual."""
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    @cached_property
+    def instance(self) -> Numbers:
+        """Instance of each arrival."""
+        return np.repeat(np.arange(len(self)), np.diff(self.first))
+
+
+@dataclass(frozen=True)
+class Blame:
     """Waits of all ranks, in microseconds."""
 
     ranks: list[int]
@@ -84,22 +77,17 @@ class Blame(msgspec.Struct, frozen=True):
     """Per rank: time in collectives without waiting. Per collective, it is the shortest duration over its ranks."""
     wait_us: dict[int, float]
     """Per rank: time in collectives beyond ``transfer_us``."""
-    steps: list[int]
-    """Steps with a match, ascending."""
-    gain_us: NDArray[np.float64]
-    """[instances, ranks]: how much earlier the other ranks could have continued, had this rank not been the last: last arrival
-    minus the one before it. 0 for all other ranks, and where the difference is below the clocks' residual."""
-    instance_step: NDArray[np.int64]
-    """[instances]: step of each instance, ascending."""
-    waited_us: NDArray[np.float64]
-    """[instances, ranks]: wait of each member for the last rank. 0 where it is below the clocks' residual, NaN for ranks that
-    are not members."""
-    exposed_at_us: NDArray[np.float64]
-    """[instances, ranks]: the part of ``waited_us`` that no compute hid."""
-    rows: dict[Group, dict[tuple[int, int], Row]] = msgspec.field(default_factory=dict)
+    at: WaitsAt
+    rows: dict[Group, dict[tuple[int, int], Row]] = field(default_factory=dict)
     """Imposed wait per process group and (origin, victim). Overlapping waits count once within a group."""
-    imposed_at_us: dict[tuple[int, int], float] = msgspec.field(default_factory=dict)
+    imposed_at_us: dict[tuple[int, int], float] = field(default_factory=dict)
     """``imposed_us`` by (rank, step), where there was any."""
+
+    @cached_property
+    def steps(self) -> list[int]:
+        """Steps with a match, ascending."""
+        steps: list[int] = np.unique(self.at.step).tolist()
+        return steps
 
     def share(self, rank: int) -> float | None:
         """Return this rank's share of all imposed wait, or ``None`` when no rank waited."""
@@ -107,189 +95,273 @@ class Blame(msgspec.Struct, frozen=True):
         return self.imposed_us[rank] / total if total > 0 else None
 
 
-def assign_blame(matches: Sequence[Match], clocks: Clocks, ranks: Sequence[int], directed: Waits = NOBODY_WAITED) -> Blame:
+@dataclass(frozen=True)
+class _Charges:
+    """Waits, or parts of one, and the ranks that they are charged to, [charges]."""
+
+    arrival: Numbers
+    """Arrival of the victim."""
+    origin: Numbers
+    """Rank that it is charged to."""
+    start: Numbers
+    """On the victim's own clock, as its compute."""
+    end: Numbers
+    amount: Floats
+    """Nanoseconds, before the span was cut to whole ones."""
+
+    def chosen(self, wanted: Flags) -> _Charges:
+        return _Charges(self.arrival[wanted], self.origin[wanted], self.start[wanted], self.end[wanted], self.amount[wanted])
+
+
+class _Lateness(NamedTuple):
+    """How long each arrival waited for the last one, in nanoseconds."""
+
+    last: Numbers
+    """The arrival that came last, [instances]."""
+    wait: Numbers
+    counted: Numbers
+    """The waits above the clocks' residual, else 0."""
+    exposed: Numbers
+    """The part of these that no compute hid."""
+
+
+def assign_blame(matches: Arrivals, clocks: Clocks, ranks: Sequence[int], directed: Waits = NOBODY_WAITED) -> Blame:
     """Return the imposed wait of every rank of ``ranks``; ``directed``: waits in operations that are not among ``matches``."""
-    books = _Books(ranks)
+    ordered = sorted(ranks)
     threshold = clocks.residual_ns or 0.0
-    meetings = [_meeting(match, clocks) for match in matches]
-    charged = charge_origins(
-        meetings, lambda number, victim: _exposed(matches[number], meetings[number], victim), least_ns=threshold
-    )
-    for match, meeting, charges in zip(matches, meetings, charged, strict=True):
-        books.enter(match, meeting, charges, threshold)
-    books.enter_directed(directed)
-    return books.closed()
-
-
-class _Books:
-    """Sums of waits, accumulated instance by instance."""
-
-    def __init__(self, ranks: Sequence[int]) -> None:
-        self._ranks = sorted(ranks)
-        self._column = {rank: at for at, rank in enumerate(self._ranks)}
-        self._transfer = dict.fromkeys(self._ranks, 0.0)
-        self._waiting = dict.fromkeys(self._ranks, 0.0)
-        self._groups: dict[Group, int] = {}
-        """Process group to its number: comparing tuples of thousands of members is slow."""
-        self._waits: dict[tuple[int, int, int], list[tuple[int, Span]]] = {}
-        """(origin, victim, step) to waits: number of the group, and span of the wait."""
-        self._compute: dict[tuple[int, int], list[Span]] = {}
-        self._instances: list[tuple[int, dict[int, float], dict[int, float], dict[int, float]]] = []
-        """Step, gain of origins, waits of members, their exposed parts, in microseconds."""
-
-    def enter(self, match: Match, meeting: Meeting, charges: Mapping[int, Charge], threshold: float) -> None:
-        """Add a collective in which every rank waits for all others."""
-        shortest = min(match.inside_ns)
-        transfer = shortest / 1000
-        soonest, least = meeting.soonest
-        charge = charges.get(soonest, {meeting.culprit: least}) if least > threshold else {}
-        gain = {origin: amount / 1000 for origin, amount in charge.items()}
-        waits = {rank: wait for rank, wait in meeting.waits_ns.items() if wait > threshold}
-        exposed = dict.fromkeys(match.ranks, 0.0)
-        waited = {rank: waits.get(rank, 0) / 1000 for rank in match.ranks}
-        self._instances.append((match.step, gain, waited, exposed))
-        group = self._number(match.group, meeting.members)
-        # Spans are on the rank's own clock, as those of its compute are.
-        for rank, record, here, inside in zip(match.ranks, match.records, match.arrivals_ns, match.inside_ns, strict=True):
-            self._transfer[rank] += transfer
-            self._waiting[rank] += (inside - shortest) / 1000
-            if busy := _compute(record):
-                self._compute.setdefault((rank, match.step), []).extend(busy)
-            if wait := waits.get(rank):
-                exposed[rank] = _exposed_ns(busy, (here, here + wait)) / 1000
-                for origin, span in _parts(charges.get(rank), meeting.culprit, (here, here + wait)):
-                    self._waits.setdefault((origin, rank, match.step), []).append((group, span))
-
-    def enter_directed(self, directed: Waits) -> None:
-        """Add the instances in which only some ranks wait for others."""
-        for match, _ in directed.transfers_ns:
-            for rank, record, inside in zip(match.ranks, match.records, match.inside_ns, strict=True):
-                self._transfer[rank] += inside / 1000
-                if record.compute_spans_us:
-                    self._compute.setdefault((rank, match.step), []).extend(_compute(record))
-        rooted: dict[int, list[Wait]] = {}
-        for wait in directed.waits:
-            match = wait.match
-            self._waiting[wait.waiter] += (wait.end - wait.start) / 1000
-            self._transfer[wait.waiter] -= (wait.end - wait.start) / 1000
-            if match.rule != "pair":
-                group = self._number(match.group, tuple(match.ranks))
-                key = (wait.origin, wait.waiter, match.step)
-                self._waits.setdefault(key, []).append((group, (wait.start, wait.end)))
-                rooted.setdefault(id(match), []).append(wait)
-        for found in rooted.values():
-            match = found[0].match
-            # Only if every rank that can wait did wait: then all of them waited for the same rank.
-            if len(found) == (len(match.ranks) - 1 if match.rule == "from_root" else 1):
-                gain = {found[0].origin: min(wait.end - wait.since for wait in found) / 1000}
-                nothing = dict.fromkeys(match.ranks, 0.0)
-                waited = nothing | {wait.waiter: (wait.end - wait.start) / 1000 for wait in found}
-                exposed = nothing | {
-                    wait.waiter: _exposed_ns(_compute(wait.record), (wait.start, wait.end)) / 1000 for wait in found
-                }
-                self._instances.append((match.step, gain, waited, exposed))
-
-    def _number(self, group: str | None, members: tuple[int, ...]) -> int:
-        return self._groups.setdefault((group, members), len(self._groups))
-
-    def closed(self) -> Blame:
-        """Return the sums."""
-        hidden = {key: merge(spans) for key, spans in self._compute.items()}
-        imposed = dict.fromkeys(self._ranks, 0.0)
-        imposed_at: dict[tuple[int, int], float] = {}
-        exposed = dict.fromkeys(self._ranks, 0.0)
-        rows: dict[int, dict[tuple[int, int], Row]] = {}
-        for (origin, victim, step), found in self._waits.items():
-            busy = hidden.get((victim, step), [])
-            groups, spans = zip(*found, strict=True)
-            whole, bare = _measured(spans, busy)
-            imposed[origin] += whole
-            imposed_at[origin, step] = imposed_at.get((origin, step), 0.0) + whole
-            exposed[origin] += bare
-            for group in dict.fromkeys(groups):
-                mine = [span for of, span in zip(groups, spans, strict=True) if of == group]
-                part = (whole, bare) if len(mine) == len(spans) else _measured(mine, busy)
-                row = rows.setdefault(group, {}).get((origin, victim), (0.0, 0.0, 0))
-                rows[group][origin, victim] = (row[0] + part[0], row[1] + part[1], row[2] + 1)
-        self._instances.sort(key=lambda one: one[0])
-        return Blame(
-            ranks=self._ranks,
-            imposed_us=imposed,
-            exposed_us=exposed,
-            transfer_us=self._transfer,
-            wait_us=self._waiting,
-            steps=sorted({step for step, *_ in self._instances}),
-            gain_us=self._matrix([gain for _, gain, *_ in self._instances], 0.0),
-            instance_step=np.array([step for step, *_ in self._instances], dtype=np.int64),
-            waited_us=self._matrix([waited for _, _, waited, _ in self._instances], np.nan),
-            exposed_at_us=self._matrix([exposed for *_, exposed in self._instances], np.nan),
-            rows={group: rows[number] for group, number in self._groups.items() if number in rows},
-            imposed_at_us=imposed_at,
-        )
-
-    def _matrix(self, rows: Sequence[Mapping[int, float]], default: float) -> NDArray[np.float64]:
-        matrix = np.full((len(rows), len(self._ranks)), default)
-        for number, row in enumerate(rows):
-            for rank, value in row.items():
-                matrix[number, self._column[rank]] = value
-        return matrix
-
-
-def _parts(charge: Charge | None, culprit: int, waited: Span) -> list[tuple[int, Span]]:
-    """Split one wait into the spans that each origin is charged with. The origin with the largest charge comes last, because
-    its delay must be removed for the others to continue earlier.
-    """
-    if charge is None:
-        return [(culprit, waited)]
-    parts: list[tuple[int, Span]] = []
-    begin, stop = waited
-    for origin, amount in sorted(charge.items(), key=lambda part: part[1]):
-        end = min(begin + round(amount), stop)
-        parts.append((origin, (begin, end)))
-        begin = end
-    return parts
-
-
-def _measured(spans: Sequence[Span], busy: Sequence[Span]) -> tuple[float, float]:
-    """Return the length of the union of ``spans``, and of its part outside ``busy``, in microseconds."""
-    merged = merge(spans)
-    whole = length(merged)
-    return whole / 1000, (whole - covered(merged, busy)) / 1000
-
-
-def _meeting(match: Match, clocks: Clocks) -> Meeting:
-    """Return which rank came last to a collective, and how long each other rank waited."""
-    arrivals = _arrivals(match, clocks)
-    last = int(np.argsort(arrivals, kind="stable")[-1])
-    waits = {rank: arrivals[last] - arrival for rank, arrival in zip(match.ranks, arrivals, strict=True)}
-    return Meeting(
-        step=match.step,
-        members=tuple(match.ranks),
-        culprit=match.ranks[last],
-        when_ns=clocks.correct(match.ranks[last], match.arrivals_ns[last]),
-        waits_ns={rank: wait for rank, wait in waits.items() if wait > 0},
+    late = _lateness(matches, clocks, threshold)
+    charges = _charged(matches, clocks, late, threshold)
+    every = matches.joined(directed.judged)
+    of_roots = _of_roots(directed, len(matches.row))
+    imposed, bare, imposed_at, rows = _sums(every, _joined(charges, of_roots), ordered)
+    transfer, waiting = _times(matches, directed, ordered)
+    wait = np.concatenate([late.counted, np.zeros(len(directed.judged.row), np.int64)])
+    wait[of_roots.arrival] = of_roots.end - of_roots.start
+    exposed = np.concatenate([late.exposed, _exposed_ns(directed.judged, wait[len(matches.row) :])])
+    gains_of_roots = _gains_of_roots(every, directed, of_roots)
+    whole = np.arange(len(every)) < len(matches)
+    whole[gains_of_roots[0]] = True
+    gains = _gains(matches, late, charges, threshold)
+    instance, rank = (np.concatenate([gains[at], gains_of_roots[at]]) for at in (0, 1))
+    gain_us = np.concatenate([gains[2], gains_of_roots[2]])
+    return Blame(
+        ranks=ordered,
+        imposed_us=imposed,
+        exposed_us=bare,
+        transfer_us=transfer,
+        wait_us=waiting,
+        at=_waits_at(every, whole, (wait, exposed), (instance, rank, gain_us), ordered),
+        rows=rows,
+        imposed_at_us=imposed_at,
     )
 
 
-def _exposed(match: Match, meeting: Meeting, victim: int) -> float:
-    """Return the share of a victim's wait at one collective that its compute did not hide."""
-    at = match.ranks.index(victim)
-    begin, wait = match.arrivals_ns[at], meeting.waits_ns[victim]
-    return _exposed_ns(_compute(match.records[at]), (begin, begin + wait)) / wait
+def _lateness(matches: Arrivals, clocks: Clocks, threshold: float) -> _Lateness:
+    """Return the waits on a clock that the ranks of a collective share."""
+    on_cpu = matches.most(matches.records.on_cpu[matches.row])[matches.instance]
+    arrival = -matches.inside_ns
+    if on_cpu.any():
+        arrival = np.where(on_cpu, clocks.corrected(matches.rank, matches.arrival_ns), arrival)
+    latest = matches.most(arrival)[matches.instance]
+    last = matches.most(np.where(arrival == latest, np.arange(len(arrival)), -1))
+    wait = latest - arrival
+    counted = np.where(wait > threshold, wait, 0)
+    return _Lateness(last, wait, counted, _exposed_ns(matches, counted))
 
 
-def _exposed_ns(compute: Sequence[Span], waited: Span) -> int:
-    """Return the length of the part of a wait that the rank's ``compute`` did not hide."""
-    return waited[1] - waited[0] - covered([waited], merge(compute))
+def _exposed_ns(some: Arrivals, wait: Numbers) -> Numbers:
+    """Return the part of each wait [arrivals] that the compute recorded with the collective did not hide."""
+    at = np.flatnonzero(wait > 0)
+    start = some.arrival_ns[at]
+    exposed = wait.copy()
+    exposed[at] -= covered((np.arange(len(at)), start, start + wait[at]), unions(some.busy(at)))
+    return exposed
 
 
-def _arrivals(match: Match, clocks: Clocks) -> list[int]:
-    """Return the arrival of each rank, in nanoseconds on a clock that the ranks share."""
-    if any(record.stream is None for record in match.records):
-        return clocks.corrected(match.ranks, match.arrivals_ns)
-    return [-inside for inside in match.inside_ns]
+def _charged(matches: Arrivals, clocks: Clocks, late: _Lateness, threshold: float) -> _Charges:
+    """Return what each wait is charged to."""
+    wait = late.counted
+    split = _split(matches, clocks, late, threshold) if _share_ranks(matches) else _NO_CHARGES
+    whole = wait > 0
+    whole[split.arrival] = False
+    at = np.flatnonzero(whole)
+    start = matches.arrival_ns[at]
+    origin = matches.rank[late.last[matches.instance[at]]]
+    return _joined(_Charges(at, origin, start, start + wait[at], wait[at].astype(np.float64)), split)
 
 
-def _compute(record: CollectiveRecord) -> list[Span]:
-    at = record.enqueue_unix_ns
-    return [(at + round(begin * 1000), at + round(end * 1000)) for begin, end in record.compute_spans_us]
+def _joined(one: _Charges, other: _Charges) -> _Charges:
+    return _Charges(*(np.concatenate([getattr(one, name), getattr(other, name)]) for name in _Charges.__dataclass_fields__))
+
+
+_NOTHING = np.zeros(0, np.int64)
+_NO_CHARGES = _Charges(_NOTHING, _NOTHING, _NOTHING, _NOTHING, np.zeros(0))
+
+
+def _share_ranks(matches: Arrivals) -> bool:
+    """Return whether any rank is in several teams: else whoever came last caused the wait."""
+    members = [rank for team in matches.teams for rank in team]
+    return len(set(members)) < len(members)
+
+
+def _split(matches: Arrivals, clocks: Clocks, late: _Lateness, threshold: float) -> _Charges:
+    """Return the parts of the waits that are not charged to the last rank alone."""
+    when = clocks.corrected(matches.rank[late.last], matches.arrival_ns[late.last])
+    found: list[tuple[int, int, int, int, float]] = []
+    order = np.argsort(matches.step, kind="stable")
+    edges = np.flatnonzero(np.diff(matches.step[order])) + 1
+    for step in np.split(order, edges):
+        meetings: list[Meeting] = []
+        shares: list[dict[int, float]] = []
+        places: list[dict[int, int]] = []
+        for at in step.tolist():
+            first, past, culprit = int(matches.first[at]), int(matches.first[at + 1]), int(late.last[at])
+            ranks, here = matches.rank[first:past].tolist(), late.wait[first:past].tolist()
+            bare = late.exposed[first:past].tolist()
+            waited = {rank: wait for rank, wait in zip(ranks, here, strict=True) if wait > 0}
+            meetings.append(
+                Meeting(int(matches.step[at]), matches.teams[matches.team[at]], ranks[culprit - first], int(when[at]), waited)
+            )
+            shares.append({rank: ns / wait for rank, wait, ns in zip(ranks, here, bare, strict=True) if wait > 0})
+            places.append(dict(zip(ranks, range(first, past), strict=True)))
+        charged = charge_origins(meetings, shares, least_ns=threshold)
+        for meeting, place, charges in zip(meetings, places, charged, strict=True):
+            for victim, charge in charges.items():
+                begin = int(matches.arrival_ns[place[victim]])
+                stop = begin + meeting.waits_ns[victim]
+                # The origin with the largest charge comes last, as its delay must be removed for the others to continue earlier.
+                for origin, amount in sorted(charge.items(), key=lambda part: part[1]):
+                    end = min(begin + round(amount), stop)
+                    found.append((place[victim], origin, begin, end, amount))
+                    begin = end
+    if not found:
+        return _NO_CHARGES
+    arrival, origin, begin, end, amount = (np.array(column) for column in zip(*found, strict=True))
+    return _Charges(arrival, origin, begin, end, amount.astype(np.float64))
+
+
+_Gains = tuple[Numbers, Numbers, Floats]
+"""Instance, rank and microseconds of each gain."""
+
+
+def _gains(matches: Arrivals, late: _Lateness, charges: _Charges, threshold: float) -> _Gains:
+    """Return the gains at collectives of all ranks: the wait of the rank that waited least, by what it is charged to."""
+    wait, place = late.wait, np.arange(len(late.wait))
+    others = np.where(place == late.last[matches.instance], np.iinfo(np.int64).max, wait)
+    least = matches.least(others)[matches.instance]
+    soonest = matches.least(np.where(others == least, place, len(place)))
+    is_soonest = np.zeros(len(wait), np.bool_)
+    is_soonest[soonest[wait[soonest] > threshold]] = True
+    chosen = charges.chosen(is_soonest[charges.arrival])
+    return matches.instance[chosen.arrival], chosen.origin, chosen.amount / 1000
+
+
+def _of_roots(directed: Waits, offset: int) -> _Charges:
+    """Return the waits in operations with a root. ``offset``: of the arrivals of ``directed``."""
+    chosen = ~directed.is_of_pair
+    waited = (directed.end - directed.start)[chosen].astype(np.float64)
+    return _Charges(
+        directed.arrival[chosen] + offset, directed.origin[chosen], directed.start[chosen], directed.end[chosen], waited
+    )
+
+
+def _gains_of_roots(every: Arrivals, directed: Waits, of_roots: _Charges) -> _Gains:
+    """Return the gains at operations with a root, of those in which all ranks that can wait did."""
+    # If every rank that can wait did, all of them waited for the same rank.
+    instance = every.instance[of_roots.arrival]
+    waits = np.bincount(instance, minlength=len(every))
+    complete = waits == np.where(every.rule == FROM_ROOT, every.count - 1, 1)
+    first, number = numbered(instance)
+    sooner = (directed.end - directed.since)[~directed.is_of_pair]
+    gain = np.full(len(first), np.iinfo(np.int64).max)
+    np.minimum.at(gain, number, sooner)
+    whole = complete[instance[first]]
+    return instance[first][whole], of_roots.origin[first][whole], gain[whole] / 1000
+
+
+def _times(matches: Arrivals, directed: Waits, ranks: Sequence[int]) -> tuple[dict[int, float], dict[int, float]]:
+    """Return each rank's time in collectives without waiting, and with waiting."""
+    transfer, waiting = np.zeros(len(ranks)), np.zeros(len(ranks))
+    shortest = matches.shortest_ns[matches.instance]
+    waited = directed.end - directed.start
+    for times, rank, ns in (
+        (transfer, matches.rank, shortest),
+        (waiting, matches.rank, matches.inside_ns - shortest),
+        (transfer, directed.judged.rank, directed.judged.inside_ns),
+        (waiting, directed.waiter, waited),
+        (transfer, directed.waiter, -waited),
+    ):
+        times[:] += sums(np.searchsorted(ranks, rank), ns, len(ranks))
+    return dict(zip(ranks, (transfer / 1000).tolist(), strict=True)), dict(zip(ranks, (waiting / 1000).tolist(), strict=True))
+
+
+def _sums(
+    every: Arrivals, charges: _Charges, ranks: Sequence[int]
+) -> tuple[dict[int, float], dict[int, float], dict[tuple[int, int], float], dict[Group, dict[tuple[int, int], Row]]]:
+    """Return the imposed waits and their exposed parts by rank, those by rank and step, and those by group and pair."""
+    victim, step = every.rank[charges.arrival], every.step[every.instance[charges.arrival]]
+    group_first, group = numbered(every.group, every.team)
+    group = group[every.instance[charges.arrival]]
+    place, start, end = every.busy(np.arange(len(every.row)))
+    code = combined(np.append(victim, every.rank[place]), np.append(step, every.step[every.instance[place]]))
+    busy = unions((code[len(victim) :], start, end))
+    of_victim = code[: len(victim)]
+    first, number = numbered(charges.origin, victim, step)
+    whole, bare = _measured(number, first, charges, of_victim, busy)
+    origin = charges.origin[first]
+    column = np.searchsorted(ranks, origin)
+    imposed, exposed = (sums(column, ns, len(ranks)) / 1000 for ns in (whole, bare))
+    at_first, at = numbered(origin, step[first])
+    imposed_at = sums(at, whole, len(at_first)) / 1000
+    rows_first, rows_number = numbered(group, charges.origin, victim, step)
+    if len(rows_first) > len(first):
+        whole, bare = _measured(rows_number, rows_first, charges, of_victim, busy)
+    rows: dict[Group, dict[tuple[int, int], Row]] = {}
+    pair_first, pair = numbered(group[rows_first], charges.origin[rows_first], victim[rows_first])
+    both = (sums(pair, ns, len(pair_first)) / 1000 for ns in (whole, bare))
+    chosen = rows_first[pair_first]
+    columns = (group[chosen], charges.origin[chosen], victim[chosen], *both, np.bincount(pair, minlength=len(pair_first)))
+    names = [(every.group_names[every.group[at]], every.teams[every.team[at]]) for at in group_first.tolist()]
+    for number_of, cause, waiter, us, bare_us, steps in sorted(
+        zip(*(one.tolist() for one in columns), strict=True), key=lambda row: row[0]
+    ):
+        rows.setdefault(names[number_of], {})[cause, waiter] = (us, bare_us, steps)
+    keys = zip(origin[at_first].tolist(), step[first][at_first].tolist(), strict=True)
+    return (
+        dict(zip(ranks, imposed.tolist(), strict=True)),
+        dict(zip(ranks, exposed.tolist(), strict=True)),
+        dict(zip(keys, imposed_at.tolist(), strict=True)),
+        rows,
+    )
+
+
+def _measured(number: Numbers, first: Numbers, charges: _Charges, of_victim: Numbers, busy: Spans) -> tuple[Numbers, Numbers]:
+    """Return the length of the union of each set of charges, and of its part outside of the victim's compute."""
+    of, start, end = unions((number, charges.start, charges.end))
+    bare = end - start - covered((of_victim[first][of], start, end), busy)
+    whole, exposed = np.zeros(len(first), np.int64), np.zeros(len(first), np.int64)
+    np.add.at(whole, of, end - start)
+    np.add.at(exposed, of, bare)
+    return whole, exposed
+
+
+def _waits_at(every: Arrivals, whole: Flags, waits: tuple[Numbers, Numbers], gains: _Gains, ranks: Sequence[int]) -> WaitsAt:
+    """Return the ``waits`` and their exposed parts at the instances where ``whole``, ordered by step."""
+    wait, exposed = waits
+    order = np.flatnonzero(whole)
+    order = order[np.argsort(every.step[order], kind="stable")]
+    count = every.count[order]
+    first = offsets(count)
+    arrival = np.repeat(every.first[:-1][order] - first[:-1], count) + np.arange(int(count.sum()))
+    number = np.zeros(len(every), np.int64)
+    number[order] = np.arange(len(order))
+    return WaitsAt(
+        step=every.step[order],
+        first=first,
+        member=np.searchsorted(ranks, every.rank[arrival]),
+        waited_us=wait[arrival] / 1000,
+        exposed_us=exposed[arrival] / 1000,
+        gain_of=number[gains[0]],
+        gain_by=np.searchsorted(ranks, gains[1]),
+        gain_us=gains[2],
+    )

@@ -8,14 +8,14 @@ clock that was set or drifts does not make all others seem to. Each clock is fit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from rankscope.analysis.collectives.arrivals import Arrivals, Flags, Numbers
 from rankscope.analysis.collectives.clock_series import (
     Course,
     Floats,
@@ -29,11 +29,8 @@ from rankscope.analysis.collectives.clock_series import (
     medians,
     seen_at,
 )
-from rankscope.analysis.collectives.matching import Match, Matching
+from rankscope.analysis.collectives.matching import Matching
 from rankscope.analysis.result.collectives import RankClock
-
-Numbers = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 
 
 class Clocks(msgspec.Struct, frozen=True):
@@ -59,12 +56,16 @@ class Clocks(msgspec.Struct, frozen=True):
         """Convert a time of ``rank`` to the common clock."""
         return unix_ns - self.offset_at(rank, unix_ns)
 
-    def corrected(self, ranks: Sequence[int], unix_ns: Sequence[int]) -> list[int]:
-        """Convert one time of each rank to the common clock."""
-        if self.courses:
-            return [self.correct(rank, at) for rank, at in zip(ranks, unix_ns, strict=True)]
-        offsets = self.offset_ns
-        return [at - offsets.get(rank, 0) for rank, at in zip(ranks, unix_ns, strict=True)]
+    def corrected(self, rank: Numbers, unix_ns: Numbers) -> Numbers:
+        """Convert times of ranks to the common clock."""
+        ranks, place = np.unique(rank, return_inverse=True)
+        offsets = np.array([self.offset_ns.get(one, 0) for one in ranks.tolist()], dtype=np.int64)
+        common = unix_ns - offsets[place]
+        for at, one in enumerate(ranks.tolist()):
+            if (course := self.courses.get(one)) is not None:
+                mine = np.flatnonzero(place == at)
+                common[mine] = unix_ns[mine] - np.floor(course.offsets(unix_ns[mine])).astype(np.int64)
+        return common
 
     def seen_at(self, rank: int, common_ns: int) -> int:
         """Convert a time of the common clock to the clock of ``rank``."""
@@ -81,68 +82,47 @@ TOLERANCE_NS: Final = 1_000_000
 """Possible error of a clock's correction: an order of events counts as impossible only if it is off by more."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Ends:
-    """Ends of all matches, those of one match next to each other."""
-
-    match: Numbers
-    rank: Numbers
-    """Index into ``ranks``."""
-    unix_ns: Numbers
-    ranks: list[int]
-
-
-def fit_clocks(matches: Sequence[Match], names: Mapping[int, str] | None = None) -> Clocks:
+def fit_clocks(matches: Arrivals, names: Mapping[int, str] | None = None) -> Clocks:
     """Fit each clock against the others, from matched ends.
 
     ``names``: rank to the name of its clock, which ranks of one kernel share. A rank without a name has a clock of its own.
     """
-    if not matches:
+    if not len(matches):
         return Clocks()
-    ends = _ends(matches)
-    keys = [(names or {}).get(rank, rank) for rank in ends.ranks]
+    ranks, place = np.unique(matches.rank, return_inverse=True)
+    keys = [(names or {}).get(rank, rank) for rank in ranks.tolist()]
     numbers = {key: at for at, key in enumerate(dict.fromkeys(keys))}
     clock_of = np.array([numbers[key] for key in keys])
-    base = int(ends.unix_ns.min())
+    base = int(matches.end_ns.min())
     fitted: dict[int, Series] = {}
     # With a single clock there is nothing to correct, and fitting would take scheduling noise for an offset.
     if len(numbers) > 1:
-        table, window = _table(ends, clock_of, base, _windows(matches))
+        table, window = _table(matches, clock_of[place], base)
         for rows, clocks in _linked(table):
             series = _fit_linked(table[np.ix_(rows, clocks)], window[rows])
             fitted |= dict(zip(clocks.tolist(), series, strict=True))
-    return _clocks(ends, clock_of, fitted, base)
+    return _clocks(matches, clock_of, fitted, base)
 
 
-def _ends(matches: Sequence[Match]) -> _Ends:
-    ranks = sorted({rank for match in matches for rank in match.ranks})
-    column = {rank: at for at, rank in enumerate(ranks)}
-    return _Ends(
-        match=np.repeat(np.arange(len(matches)), [len(match.ranks) for match in matches]),
-        rank=np.array([column[rank] for match in matches for rank in match.ranks]),
-        unix_ns=np.array([record.end_unix_ns for match in matches for record in match.records], dtype=np.int64),
-        ranks=ranks,
-    )
+def _table(matches: Arrivals, clock: Numbers, base: int) -> tuple[Floats, Numbers]:
+    """Return [matches, clocks]: the median end of a clock's ranks, NaN where it has none; and the window of each match.
 
-
-def _windows(matches: Sequence[Match]) -> Numbers:
-    """Return the number of each match's window, [matches]: consecutive steps are in the same window."""
-    steps, position = np.unique([match.step for match in matches], return_inverse=True)
-    number: Numbers = np.cumsum(np.diff(steps, prepend=steps[0]) > 1)
-    return number[position]
-
-
-def _table(ends: _Ends, clock_of: Numbers, base: int, window: Numbers) -> tuple[Floats, Numbers]:
-    """Return [matches, clocks]: the median end of a clock's ranks, NaN where it has none; and the window of each match. Only
-    matches of two clocks or more count. Times are since ``base``, which keeps float64 exact to the nanosecond.
+    Only matches of two clocks or more count. Consecutive steps are in the same window. Times are since ``base``, which keeps
+    float64 exact to the nanosecond. ``clock``: of each arrival.
     """
-    width = int(clock_of.max()) + 1
-    cell, group = np.unique(ends.match * width + clock_of[ends.rank], return_inverse=True)
+    steps, position = np.unique(matches.step, return_inverse=True)
+    window: Numbers = np.cumsum(np.diff(steps, prepend=steps[0]) > 1)[position]
+    cell = matches.instance * (int(clock.max()) + 1) + clock
+    several = matches.most(cell) > matches.least(cell)
+    chosen = np.repeat(several, matches.count)
+    width = int(clock.max()) + 1
+    cell, group = np.unique(cell[chosen], return_inverse=True)
     row, column = np.divmod(cell, width)
-    table = np.full((len(window), width), np.nan)
-    table[row, column] = medians((ends.unix_ns - base).astype(np.float64), group)
-    several = np.bincount(row, minlength=len(window)) > 1
-    return table[several], window[several]
+    table = np.full((int(several.sum()), width), np.nan)
+    ends = (matches.end_ns[chosen] - base).astype(np.float64)
+    if len(cell):
+        table[(np.cumsum(several) - 1)[row], column] = medians(ends, group)
+    return table, window[several]
 
 
 def _linked(table: Floats) -> Iterator[tuple[Numbers, Numbers]]:
@@ -211,25 +191,25 @@ def _fit(ends: Floats, time: Floats, window: Numbers) -> Series:
     return fit_series(time[rows], (ends - time)[rows], window[rows])
 
 
-def _clocks(ends: _Ends, clock_of: Numbers, fitted: Mapping[int, Series], base: int) -> Clocks:
-    offset = np.zeros(len(ends.unix_ns))
+def _clocks(matches: Arrivals, clock_of: Numbers, fitted: Mapping[int, Series], base: int) -> Clocks:
+    ranks, place = np.unique(matches.rank, return_inverse=True)
+    offset = np.zeros(len(place))
     courses: dict[int, Course] = {}
     for clock, series in fitted.items():
-        mine = clock_of[ends.rank] == clock
+        mine = clock_of[place] == clock
         if keeps_one(series):
             offset[mine] = series[0].offset[0]
         else:
             courses[clock] = course_of(series, base)
-            offset[mine] = courses[clock].offsets(ends.unix_ns[mine])
-    corrected = (ends.unix_ns - base).astype(np.float64) - np.rint(offset)
-    first = np.flatnonzero(np.diff(ends.match, prepend=-1))
-    spread = np.maximum.reduceat(corrected, first) - np.minimum.reduceat(corrected, first)
-    apart = medians(np.abs(corrected - medians(corrected, ends.match)[ends.match]), ends.rank)
-    middle = medians(offset, ends.rank)
+            offset[mine] = courses[clock].offsets(matches.end_ns[mine])
+    corrected = (matches.end_ns - base).astype(np.float64) - np.rint(offset)
+    spread = matches.most(corrected) - matches.least(corrected)
+    apart = medians(np.abs(corrected - medians(corrected, matches.instance)[matches.instance]), place)
+    middle = medians(offset, place)
     return Clocks(
-        offset_ns={rank: round(float(middle[at])) for at, rank in enumerate(ends.ranks)},
+        offset_ns={rank: round(float(middle[at])) for at, rank in enumerate(ranks.tolist())},
         residual_ns=float(np.median(spread)),
-        courses={rank: courses[clock] for rank, clock in zip(ends.ranks, clock_of.tolist(), strict=True) if clock in courses},
+        courses={rank: courses[clock] for rank, clock in zip(ranks.tolist(), clock_of.tolist(), strict=True) if clock in courses},
         found={
             rank: RankClock(
                 offset_us=round(float(middle[at])) / 1000,
@@ -237,7 +217,7 @@ def _clocks(ends: _Ends, clock_of: Numbers, fitted: Mapping[int, Series], base: 
                 settings=len(fitted[clock]) if clock in fitted else 1,
                 residual_us=float(apart[at]) / 1000,
             )
-            for at, (rank, clock) in enumerate(zip(ends.ranks, clock_of.tolist(), strict=True))
+            for at, (rank, clock) in enumerate(zip(ranks.tolist(), clock_of.tolist(), strict=True))
         },
         fitted=bool(fitted),
     )
@@ -248,20 +228,16 @@ def consistent(matching: Matching, clocks: Clocks) -> Matching:
 
     Traces of CPU collectives do not record the process group, so collectives of several groups may have been matched.
     """
-    kept = [match for match in matching.matches if _is_possible(match, clocks)]
-    dropped = len(matching.matches) - len(kept)
+    matches = matching.matches
+    last_arrival = matches.most(clocks.corrected(matches.rank, matches.arrival_ns))
+    possible = matches.least(clocks.corrected(matches.rank, matches.end_ns)) >= last_arrival - TOLERANCE_NS
+    dropped = len(matches) - int(possible.sum())
     if not dropped:
         return matching
     return msgspec.structs.replace(
         matching,
-        matches=kept,
+        matches=matches.chosen(possible),
         unmatched=matching.unmatched + dropped,
         unmatched_by={**matching.unmatched_by, "impossible": dropped},
-        method=matching.method if kept else None,
+        method=matching.method if possible.any() else None,
     )
-
-
-def _is_possible(match: Match, clocks: Clocks) -> bool:
-    last_arrival = max(clocks.corrected(match.ranks, match.arrivals_ns))
-    first_end = min(clocks.corrected(match.ranks, [record.end_unix_ns for record in match.records]))
-    return first_end >= last_arrival - TOLERANCE_NS

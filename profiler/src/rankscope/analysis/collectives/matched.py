@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from rankscope.analysis.collectives.bandwidth import Sample, samples
+from rankscope.analysis.collectives.bandwidth import Samples, samples
 from rankscope.analysis.collectives.blame import Blame, assign_blame
 from rankscope.analysis.collectives.clock import Clocks, consistent, fit_clocks
 from rankscope.analysis.collectives.figures import Figures, figures_of_collectives
@@ -38,9 +38,9 @@ class Matched(msgspec.Struct, frozen=True, dict=True):
     coordinates: Coordinates = {}
 
     @cached_property
-    def samples(self) -> list[Sample]:
+    def samples(self) -> Samples:
         """Bandwidth sample of each instance."""
-        return list(samples(self.matching, self.waits))
+        return samples(self.matching, self.waits)
 
     @cached_property
     def figures(self) -> Figures:

@@ -8,281 +8,283 @@ from functools import cached_property
 from typing import Final, Literal
 
 import msgspec
+import numpy as np
 
-from rankscope.analysis.collectives.operations import Rule, operation
+from rankscope.analysis.collectives.arrivals import (
+    EVERYBODY,
+    NO_ARRIVALS,
+    NONE,
+    Arrivals,
+    Flags,
+    Numbers,
+    Records,
+    arrivals_at,
+    as_records,
+    combined,
+    numbered,
+)
+from rankscope.analysis.collectives.operations import operation
 from rankscope.runs.records import CollectiveRecord
-
-_REASONS: Final[dict[str, str]] = {"bytes": "bytes_differ", "dtype": "dtype_differs", "root": "root_differs"}
-
-
-def disagreement(records: Iterable[CollectiveRecord]) -> str | None:
-    """Return the reason why ``records`` cannot be one collective, or ``None``. A field that is ``None`` agrees with anything."""
-    records = list(records)
-    for name, reason in _REASONS.items():
-        if len({getattr(record, name) for record in records} - {None}) > 1:
-            return reason
-    return None
-
-
-_Side = dict[str, list[CollectiveRecord]]
-
-
-class Pairs(msgspec.Struct, frozen=True):
-    """Result of pairing sends with their receives."""
-
-    pairs: list[tuple[int, CollectiveRecord, int, CollectiveRecord]] = msgspec.field(default_factory=list)
-    """Tuples of sender, its record, receiver and its record."""
-    unmatched: Counter[str] = msgspec.field(default_factory=Counter)
-    """Number of transfers that could not be paired, by reason."""
-    unknown_peer: int = 0
-    """Number of transfers whose records do not identify the other end."""
-
-
-def pair_up(by_rank: Mapping[int, Iterable[CollectiveRecord]], known: set[int], *, world_size: int | None = None) -> Pairs:
-    """Pair sends and receives of ``by_rank`` by (step, group, sender, receiver) and order.
-
-    Messages between two ranks of a group do not overtake each other. Sequence numbers are not usable: they count each rank's own
-    operations with all its peers. The record names the other end; in a group or world of two it can only be the other rank.
-    ``known``: ranks that recorded anything. Where one end recorded more operations than the other, none of them is paired.
-    """
-    sides: dict[tuple[int, str, int, int], _Side] = {}
-    without = 0
-    for rank, records in by_rank.items():
-        for record in sorted(records, key=lambda record: record.index):
-            peer = _peer(rank, record, known, world_size)
-            if peer is None or record.op not in ("send", "recv"):
-                without += 1
-                continue
-            ends = (rank, peer) if record.op == "send" else (peer, rank)
-            side = sides.setdefault((record.step, record.group, *ends), {"send": [], "recv": []})
-            side[record.op].append(record)
-    pairs: list[tuple[int, CollectiveRecord, int, CollectiveRecord]] = []
-    unmatched: Counter[str] = Counter()
-    for (_, _, sender, receiver), side in sides.items():
-        sends, receives = side["send"], side["recv"]
-        if not {sender, receiver} <= known:
-            unmatched["rank_missing"] += max(len(sends), len(receives))
-        elif len(sends) != len(receives):
-            unmatched["order_shifted" if sends and receives else "incomplete"] += max(len(sends), len(receives))
-        else:
-            for send, receive in zip(sends, receives, strict=True):
-                differs = disagreement((send, receive))
-                if differs is None:
-                    pairs.append((sender, send, receiver, receive))
-                else:
-                    unmatched[differs] += 1
-    # Every transfer has two ends, so two records.
-    return Pairs(pairs, unmatched, (without + 1) // 2)
-
-
-def _peer(rank: int, record: CollectiveRecord, known: set[int], world_size: int | None) -> int | None:
-    if record.peer is not None:
-        return record.peer if record.peer != rank else None
-    members = set(record.group_ranks or ()) or (known if world_size == 2 else set())
-    others = members - {rank}
-    return others.pop() if len(members) == 2 and len(others) == 1 else None
-
-
-class Match(msgspec.Struct, frozen=True, dict=True):
-    """One collective on all its ranks; ``records[i]`` is the record of ``ranks[i]``. In a pair the sender comes first."""
-
-    step: int
-    group: str
-    op: str
-    ranks: list[int]
-    records: list[CollectiveRecord]
-    rule: Rule = "everybody"
-    root: int | None = None
-
-    @cached_property
-    def arrivals_ns(self) -> list[int]:
-        """Arrival of each rank, on its own clock."""
-        return list(map(arrival_ns, self.records))
-
-    @cached_property
-    def inside_ns(self) -> list[int]:
-        """Duration of the collective on each rank from its arrival, waiting included."""
-        return [record.end_unix_ns - at for record, at in zip(self.records, self.arrivals_ns, strict=True)]
 
 
 class Matching(msgspec.Struct, frozen=True):
     """Result of matching the collectives of all ranks. Counts are of instances, not of records."""
 
-    matches: list[Match] = msgspec.field(default_factory=list)
+    matches: Arrivals = NO_ARRIVALS
     """Matched collectives in which all ranks wait for the last one."""
     unmatched: int = 0
     excluded: dict[str, int] = msgspec.field(default_factory=dict)
     method: Literal["sequence", "order"] | None = None
-    directed: list[Match] = msgspec.field(default_factory=list)
+    directed: Arrivals = NO_ARRIVALS
     """Matched instances in which only some ranks wait: pairs, and operations with a known root."""
     unmatched_by: dict[str, int] = msgspec.field(default_factory=dict)
     """Number of unmatched instances by reason; the values add up to ``unmatched``."""
-    partial: list[Match] = msgspec.field(default_factory=list)
+    partial: Arrivals = NO_ARRIVALS
     """Unmatched instances whose recorded ranks may well be in one collective, with other ranks of it missing."""
 
 
-def arrival_ns(record: CollectiveRecord) -> int:
-    """Return the arrival of a rank: the start of its kernel on a device, the calling thread's enqueue on the CPU."""
-    return record.enqueue_unix_ns if record.stream is None else record.start_unix_ns
+_OBSTACLES: Final = (
+    "",
+    "rank_missing",
+    "order_shifted",
+    "ranks_differ",
+    "incomplete",
+    "operation_differs",
+    "bytes_differ",
+    "dtype_differs",
+    "root_differs",
+)
+"""Reasons why an instance is not matched, the first that holds. ``rank_missing``: a member of the group is not recorded, or the
+members are not known."""
+_MISSING, _SHIFTED, _ELSEWHERE, _INCOMPLETE, _OPERATION, _BYTES, _DTYPE, _ROOT = range(1, len(_OBSTACLES))
 
 
-_RANK_MISSING: Final = "rank_missing"
-"""Reason: a member of the group is not recorded, or the members are not known."""
-
-_Cell = dict[int, list[CollectiveRecord]]
-
-
-def match_collectives(by_rank: Mapping[int, Iterable[CollectiveRecord]], *, world_size: int | None = None) -> Matching:
+def match_collectives(by_rank: Mapping[int, Iterable[CollectiveRecord]] | Records, *, world_size: int | None = None) -> Matching:
     """Match by (group, sequence number) where every record of the group has one, else by order within (step, group).
 
     An instance counts as matched when each rank of its group has it with the same operation, size and data type. Groups whose
     ranks are not recorded are assumed to span the world. With fewer recorded ranks than ``world_size``, nothing in such groups
-    can be matched, because a missing rank may have arrived last. Sends and receives are matched by ``pair_up``.
+    can be matched, because a missing rank may have arrived last. Sends and receives are matched by ``_pairs``.
     """
-    cells: dict[tuple[int, str, int | None], _Cell] = {}
-    groups = _Members()
-    pairs: dict[int, list[CollectiveRecord]] = {}
-    for rank, records in by_rank.items():
-        for record in records:
-            if record.p2p:
-                pairs.setdefault(rank, []).append(record)
-                continue
-            members = groups.number(record.group_ranks) if record.group_ranks else None
-            cells.setdefault((record.step, record.group, members), {}).setdefault(rank, []).append(record)
-    known = set(by_rank)
-    found = _Found()
-    named: dict[tuple[int, str], set[int]] = {}
-    users: dict[str, set[int]] = {}
-    for (step, group, members), held in cells.items():
-        named.setdefault((step, group), set()).update(held)
-        if members is None:
-            users.setdefault(group, set()).update(held)
-    for (step, group, members), held in cells.items():
-        expected = set(groups.found[members]) if members is not None else _expected(users[group], known, world_size)
-        _match_cell(held, expected, known, named[step, group], found)
-    directed = list(found.directed)
-    paired = pair_up(pairs, known, world_size=world_size)
-    for sender, send, receiver, recv in paired.pairs:
-        directed.append(Match(send.step, send.group, "send", [sender, receiver], [send, recv], "pair"))
-    unmatched = found.unmatched + paired.unmatched
-    excluded = found.excluded + Counter({"p2p": paired.unknown_peer} if paired.unknown_peer else {})
-    method: Literal["sequence", "order"] | None = None
-    if found.matches:
-        method = "sequence" if found.sequenced >= len(found.matches) - found.sequenced else "order"
+    records = as_records(by_rank)
+    cells = _Cells(records, np.flatnonzero(~records.p2p))
+    every, excluded = cells.judged(cells.instances())
+    obstacle = _obstacles(every, cells, world_size)
+    possible = (every.rule == EVERYBODY) & (obstacle != 0) & ~cells.shifted[cells.of(every)] & (_disagreements(every) == 0)
+    whole = (obstacle == 0) & (every.count > 1)
+    matches = every.chosen(whole & (every.rule == EVERYBODY))
+    pairs, unpaired, unknown_peer = _pairs(records, world_size)
+    unmatched = _counts(obstacle) + unpaired
+    sequenced = int(cells.by_sequence[cells.of(matches)].sum())
     return Matching(
-        found.matches,
+        matches,
         unmatched.total(),
-        dict(sorted(excluded.items())),
-        method,
-        directed=directed,
+        dict(sorted((excluded + Counter({"p2p": unknown_peer} if unknown_peer else {})).items())),
+        None if not len(matches) else "sequence" if 2 * sequenced >= len(matches) else "order",
+        directed=every.chosen(whole & (every.rule != EVERYBODY)).joined(pairs),
         unmatched_by=dict(sorted(unmatched.items())),
-        partial=found.partial,
+        partial=every.chosen(possible),
     )
 
 
-class _Members:
-    """Numbers for members of groups: hashing and comparing lists of thousands of ranks for each record is slow."""
-
-    def __init__(self) -> None:
-        self.found: list[tuple[int, ...]] = []
-        self._numbers: dict[tuple[int, ...], int] = {}
-        self._lists: dict[int, int] = {}
-        """Number by ``id`` of a list. Records keep their lists, so no id is used again."""
-
-    def number(self, ranks: list[int]) -> int:
-        """Return the number of a group with these members."""
-        known = self._lists.get(id(ranks))
-        if known is None:
-            members = tuple(ranks)
-            known = self._lists[id(ranks)] = self._numbers.setdefault(members, len(self.found))
-            if known == len(self.found):
-                self.found.append(members)
-        return known
+def _counts(obstacle: Numbers) -> Counter[str]:
+    return Counter({_OBSTACLES[at]: count for at, count in enumerate(np.bincount(obstacle).tolist()) if at and count})
 
 
-class _Found(msgspec.Struct):
-    matches: list[Match] = msgspec.field(default_factory=list)
-    directed: list[Match] = msgspec.field(default_factory=list)
-    partial: list[Match] = msgspec.field(default_factory=list)
-    unmatched: Counter[str] = msgspec.field(default_factory=Counter)
-    excluded: Counter[str] = msgspec.field(default_factory=Counter)
-    sequenced: int = 0
+class _Cells:
+    """Records of one group in one step each, in the order in which they appear."""
+
+    def __init__(self, records: Records, row: Numbers) -> None:
+        self.records, self._row = records, row
+        self._first, self._cell = numbered(records.step[row], records.group[row], records.team[row])
+        self.group, self.team = records.group[row][self._first], records.team[row][self._first]
+        self.step = records.step[row][self._first]
+        without = records.sequence[row] == NONE
+        self.by_sequence: Flags = np.bincount(self._cell, weights=without, minlength=len(self._first)) == 0
+        self.shifted: Flags = np.zeros(len(self._first), np.bool_)
+        """A rank that lacks a part of the step has a shifted order, so order is no evidence."""
+        self._number = np.full(len(records.step), -1)
+        self._number[row] = self._cell
+        _, self._name = numbered(self.step, self.group)
+        self.is_shared: Flags = np.bincount(self._name)[self._name] > 1 if len(row) else np.zeros(0, np.bool_)
+        """Whether another cell has the same group and step, and other members."""
+
+    def of(self, instances: Arrivals) -> Numbers:
+        """Return the cell of each instance."""
+        return self._number[instances.leader]
+
+    @cached_property
+    def _ranks(self) -> list[Numbers]:
+        order = np.argsort(self._cell, kind="stable")
+        return np.split(self.records.rank[self._row[order]], np.flatnonzero(np.diff(self._cell[order])) + 1)
+
+    def ranks(self, cell: int) -> set[int]:
+        """Return the ranks of a cell."""
+        return set(np.unique(self._ranks[cell]).tolist())
+
+    def elsewhere(self, cell: int) -> set[int]:
+        """Return the ranks that are in a cell of the same group and step, but not in this one."""
+        same = np.flatnonzero(self._name == self._name[cell]).tolist()
+        return set[int]().union(*map(self.ranks, same)) - self.ranks(cell)
+
+    def instances(self) -> Arrivals:
+        """Return the records with the same place in a cell as instances, ordered by cell and place."""
+        key = self.records.sequence[self._row].copy()
+        rest = np.flatnonzero(~self.by_sequence[self._cell])
+        if len(rest):
+            rank, cell = self.records.rank[self._row[rest]], self._cell[rest]
+            order = np.lexsort((self.records.index[self._row[rest]], rank, cell))
+            begins = np.flatnonzero(_changes(combined(cell, rank)[order]))
+            lengths = np.diff(np.append(begins, len(rest)))
+            key[rest[order]] = np.arange(len(rest)) - np.repeat(begins, lengths)
+            cells = cell[order][begins]
+            edges = np.flatnonzero(_changes(cells))
+            differ = np.maximum.reduceat(lengths, edges) != np.minimum.reduceat(lengths, edges)
+            self.shifted[cells[edges]] = differ
+        code = combined(self._cell, key)
+        # Stable, so ranks ascend within an instance.
+        order = np.argsort(code, kind="stable")
+        code, row = code[order], self._row[order]
+        # Of several records with one sequence number on a rank, the last counts.
+        again = (code[:-1] == code[1:]) & (self.records.rank[row[:-1]] == self.records.rank[row[1:]])
+        last = np.append(~again, np.ones(min(1, len(row)), np.bool_))
+        code, row = code[last], row[last]
+        begins = np.flatnonzero(_changes(code))
+        return arrivals_at(self.records, row, np.diff(np.append(begins, len(row))))
+
+    def judged(self, every: Arrivals) -> tuple[Arrivals, Counter[str]]:
+        """Return the instances that show which rank waits for which, and the number of others by reason."""
+        rows = [operation(name) for name in self.records.ops]
+        reasons = list(dict.fromkeys([*(row.excluded for row in rows), "uneven_all_to_all"]))
+        never = np.array([row.rule in (None, "pair") for row in rows], dtype=np.bool_)
+        rootless = np.array([bool(row.excluded) for row in rows], dtype=np.bool_)
+        why = np.array([reasons.index(row.excluded) for row in rows], dtype=np.int64)
+        if not len(every):
+            return every, Counter()
+        op = self.records.op[every.row]
+        left_out = never[op] | (rootless[op] & (self.records.root[every.row] == NONE))
+        place = every.least(np.where(left_out, np.arange(len(op)), len(op)))
+        is_left_out = place < len(op)
+        reason = np.where(is_left_out, why[op[np.minimum(place, len(op) - 1)]], -1)
+        exchange = np.array([name == "all_to_all" for name in self.records.ops])
+        uneven = ~is_left_out & every.least(exchange[op]) & ~every.agree(self.records.bytes[every.row])
+        reason[uneven] = reasons.index("uneven_all_to_all")
+        counts = np.bincount(reason[reason >= 0], minlength=len(reasons)).tolist()
+        found = Counter({name: count for name, count in zip(reasons, counts, strict=True) if count})
+        return every.chosen(reason < 0), found
 
 
-def _match_cell(held: _Cell, expected: set[int] | None, known: set[int], named: set[int], found: _Found) -> None:
-    """Match the instances of one group in one step.
+def _changes(values: Numbers) -> Flags:
+    """Return where a value differs from the one before; true for the first."""
+    return np.concatenate([np.ones(min(1, len(values)), np.bool_), values[1:] != values[:-1]])
 
-    ``named``: ranks that have a group of this name in the step, with these members or others.
+
+def _obstacles(every: Arrivals, cells: _Cells, world_size: int | None) -> Numbers:
+    """Return the reason why each instance is not matched, as an index into ``_OBSTACLES``."""
+    if not len(every):
+        return np.zeros(0, np.int64)
+    records = every.records
+    first, place_of = numbered(cells.group, cells.team)
+    expected = _expected(cells, first, place_of, world_size)
+    known = set(records.ranks)
+    missing = np.array([some is None or not some <= known for some in expected])
+    cell = cells.of(every)
+    place = place_of[cell]
+    # Members of each place as sorted codes of (place, rank); places with a missing rank do not matter.
+    width = max(known, default=0) + 1
+    codes = np.array(
+        [at * width + rank for at, some in enumerate(expected) if not missing[at] for rank in sorted(some or ())], np.int64
+    )
+    mine = np.repeat(place, every.count) * width + every.rank
+    at = np.minimum(np.searchsorted(codes, mine), max(0, len(codes) - 1))
+    inside = every.sum((codes[at] == mine).astype(np.int64)) if len(codes) else np.zeros(len(every), np.int64)
+    absent = np.array([len(some or ()) for some in expected])[place] - inside
+    obstacle = _disagreements(every)
+    obstacle[(absent > 0) | (inside != every.count)] = _INCOMPLETE
+    # Ranks that recorded a group of the same name in the step with other members.
+    for number in np.flatnonzero((absent > 0) & cells.is_shared[cell] & ~missing[place]).tolist():
+        ranks = set(every.rank[every.first[number] : every.first[number + 1]].tolist())
+        if ((expected[int(place[number])] or set()) - ranks) & cells.elsewhere(int(cell[number])):
+            obstacle[number] = _ELSEWHERE
+    obstacle[cells.shifted[cell]] = _SHIFTED
+    obstacle[missing[place]] = _MISSING
+    return obstacle
+
+
+def _expected(cells: _Cells, first: Numbers, place_of: Numbers, world_size: int | None) -> list[set[int] | None]:
+    """Return the ranks of each (group, team) of ``cells``.
+
+    Where the members are not recorded, they are the ranks that use the group in any step; ``None`` where not all are there.
     """
-    by_sequence = all(record.sequence is not None for row in held.values() for record in row)
-    keyed = {rank: _keyed(row, by_sequence=by_sequence) for rank, row in held.items()}
-    # A rank that lacks a part of the step has a shifted order, so order is no evidence.
-    shifted = not by_sequence and len({len(row) for row in held.values()}) > 1
-    for key in sorted({key for row in keyed.values() for key in row}):
-        instance = {rank: row[key] for rank, row in keyed.items() if key in row}
-        ranks = sorted(instance)
-        records = [instance[rank] for rank in ranks]
-        reason = _exclusion(records)
-        if reason is not None:
-            found.excluded[reason] += 1
+    found: list[set[int] | None] = []
+    for at, cell in enumerate(first.tolist()):
+        if cells.team[cell] != NONE:
+            found.append(set(cells.records.members[cells.team[cell]]))
             continue
-        rule = operation(records[0].op).rule or "everybody"
-        match = Match(records[0].step, records[0].group, records[0].op, ranks, records, rule, records[0].root)
-        obstacle = _obstacle(match, expected, known, named - held.keys(), shifted=shifted)
-        if obstacle is not None:
-            found.unmatched[obstacle] += 1
-            if rule == "everybody" and not shifted and _disagreement(records) is None:
-                found.partial.append(match)
-        elif len(ranks) > 1 and rule == "everybody":
-            found.matches.append(match)
-            found.sequenced += by_sequence
-        elif len(ranks) > 1:
-            found.directed.append(match)
+        users = set[int]().union(*map(cells.ranks, np.flatnonzero(place_of == at).tolist()))
+        is_known = len(users) > 1 and (world_size is None or len(cells.records.ranks) >= world_size)
+        found.append(users if is_known else None)
+    return found
 
 
-def _exclusion(records: list[CollectiveRecord]) -> str | None:
-    """Return the reason why an instance does not show which rank waits for which, or ``None``."""
-    asked = dict.fromkeys((record.op, record.root is None) for record in records)
-    for op, rootless in asked:
-        row = operation(op)
-        if row.rule in (None, "pair") or (row.excluded and rootless):
-            return row.excluded
-    if all(op == "all_to_all" for op, _ in asked) and len({record.bytes for record in records} - {None}) > 1:
-        return "uneven_all_to_all"
-    return None
+def _disagreements(some: Arrivals, *, of_pairs: bool = False) -> Numbers:
+    """Return why the records of each instance cannot be one collective; 0 if they can. What is not recorded agrees."""
+    records, found = some.records, np.zeros(len(some), np.int64)
+    fields = [(_ROOT, records.root), (_DTYPE, records.dtype), (_BYTES, records.bytes), (_OPERATION, records.op)]
+    for obstacle, values in fields[:-1] if of_pairs else fields:
+        found[~some.agree(values[some.row])] = obstacle
+    return found
 
 
-def _obstacle(match: Match, expected: set[int] | None, known: set[int], elsewhere: set[int], *, shifted: bool) -> str | None:
-    """Return the reason why an instance is not matched, or ``None``.
+def _pairs(records: Records, world_size: int | None) -> tuple[Arrivals, Counter[str], int]:
+    """Pair sends and receives by (step, group, sender, receiver) and order.
 
-    ``elsewhere``: ranks that recorded a group of the same name with other members.
+    Messages between two ranks of a group do not overtake each other. Sequence numbers are not usable: they count each rank's own
+    operations with all its peers. The record names the other end; in a group or world of two it can only be the other rank.
+    Where one end recorded more operations than the other, none of them is paired. Returns also the number of transfers that
+    could not be paired, by reason, and of those whose records do not identify the other end.
     """
-    if expected is None or not expected <= known:
-        return _RANK_MISSING
-    if shifted:
-        return "order_shifted"
-    absent = expected.difference(match.ranks)
-    if absent & elsewhere:
-        return "ranks_differ"
-    if absent or set(match.ranks) != expected:
-        return "incomplete"
-    return _disagreement(match.records)
+    row = np.flatnonzero(records.p2p)
+    row = row[np.lexsort((records.index[row], records.rank[row]))]
+    peer = _peers(records, row, world_size)
+    kinds = [(records.ops.index(name) if name in records.ops else -1) for name in ("send", "recv")]
+    is_send = records.op[row] == kinds[0]
+    usable = (peer != NONE) & (is_send | (records.op[row] == kinds[1]))
+    # Every transfer has two ends, so two records.
+    unknown = (int((~usable).sum()) + 1) // 2
+    row, peer, is_send = row[usable], peer[usable], is_send[usable]
+    rank = records.rank[row]
+    sender, receiver = np.where(is_send, rank, peer), np.where(is_send, peer, rank)
+    first, way = numbered(records.step[row], records.group[row], sender, receiver)
+    sends, receives = (np.bincount(way[side], minlength=len(first)) for side in (is_send, ~is_send))
+    there = np.isin(sender[first], records.ranks) & np.isin(receiver[first], records.ranks)
+    unmatched = Counter[str]()
+    for reason, some in (
+        ("rank_missing", ~there),
+        ("order_shifted", there & (sends != receives) & (sends > 0) & (receives > 0)),
+        ("incomplete", there & (sends != receives) & ((sends == 0) | (receives == 0))),
+    ):
+        unmatched[reason] += int(np.maximum(sends, receives)[some].sum())
+    chosen = there & (sends == receives)
+    inside = chosen[way]
+    row, way, is_send = row[inside], way[inside], is_send[inside]
+    order = np.argsort(way, kind="stable")
+    sent, received = (row[order][is_send[order] == side] for side in (True, False))
+    every = arrivals_at(records, np.column_stack([sent, received]).ravel(), np.full(len(sent), 2), pairs=True)
+    differs = _disagreements(every, of_pairs=True)
+    unmatched += _counts(differs)
+    return every.chosen(differs == 0), +unmatched, unknown
 
 
-def _disagreement(records: list[CollectiveRecord]) -> str | None:
-    if len(records) < 2:
-        return None
-    return "operation_differs" if len({record.op for record in records}) > 1 else disagreement(records)
-
-
-def _expected(users: set[int], known: set[int], world_size: int | None) -> set[int] | None:
-    """Return the ranks of a group whose members are not recorded: ``users``, that is those that use it in any step."""
-    if world_size is not None and len(known) < world_size:
-        return None
-    return users if len(users) > 1 else None
-
-
-def _keyed(records: list[CollectiveRecord], *, by_sequence: bool) -> dict[int, CollectiveRecord]:
-    if by_sequence:
-        return {record.sequence: record for record in records if record.sequence is not None}
-    return dict(enumerate(sorted(records, key=lambda record: record.index)))
+def _peers(records: Records, row: Numbers, world_size: int | None) -> Numbers:
+    """Return the other end of each send and receive; ``NONE`` where it is not known."""
+    peer, rank, team = records.peer[row].copy(), records.rank[row], records.team[row]
+    unknown = peer == NONE
+    for number, members in [*enumerate(records.members), (NONE, tuple(records.ranks) if world_size == 2 else ())]:
+        ends = set(members)
+        mine = unknown & (team == number)
+        if len(ends) == 2 and mine.any():
+            mine &= np.isin(rank, list(ends))
+            peer[mine] = sum(ends) - rank[mine]
+    peer[peer == rank] = NONE
+    return peer

@@ -10,8 +10,7 @@ time rules out cycles.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -79,11 +78,11 @@ class _Delay(msgspec.Struct):
 
 
 def charge_origins(
-    meetings: Sequence[Meeting], exposed: Callable[[int, int], float], *, least_ns: float = 0.0
+    meetings: Sequence[Meeting], exposed: Sequence[Mapping[int, float]], *, least_ns: float = 0.0
 ) -> list[dict[int, Charge]]:
     """Return the charges by origin, per meeting and victim, except for waits charged to the last rank alone.
 
-    ``exposed(number, victim)``: share of that wait that no compute hid, 0 to 1. Waits and delays up to ``least_ns`` are noise.
+    ``exposed``: per meeting and victim, the share of the wait that no compute hid, 0 to 1. Waits and delays up to ``least_ns`` are noise.
     """
     charged: list[dict[int, Charge]] = [{} for _ in meetings]
     groups: dict[int, list[tuple[int, ...]]] = {}
@@ -99,11 +98,11 @@ def charge_origins(
         meeting = meetings[number]
         if meeting.step != step:
             delays, step = {rank: _Delay() for rank in groups}, meeting.step
-        charged[number] = _meet(meeting, delays, partial(exposed, number), least_ns)
+        charged[number] = _meet(meeting, delays, exposed[number], least_ns)
     return charged
 
 
-def _meet(meeting: Meeting, delays: Mapping[int, _Delay], exposed: Callable[[int], float], least_ns: float) -> dict[int, Charge]:
+def _meet(meeting: Meeting, delays: Mapping[int, _Delay], exposed: Mapping[int, float], least_ns: float) -> dict[int, Charge]:
     charged: dict[int, Charge] = {}
     inherited = {
         origin: amount
@@ -114,7 +113,7 @@ def _meet(meeting: Meeting, delays: Mapping[int, _Delay], exposed: Callable[[int
     for victim, wait in meeting.waits_ns.items():
         if wait <= least_ns:
             continue
-        share = exposed(victim)
+        share = exposed[victim]
         charge = {meeting.culprit: float(wait)}
         if inherited:
             before = delays[victim].outside(meeting.members)

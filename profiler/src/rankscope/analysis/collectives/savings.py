@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rankscope.analysis.collectives.arrivals import Floats, Numbers, offsets, sums
 from rankscope.analysis.collectives.blame import Blame
 
 
@@ -24,37 +24,41 @@ class Savings:
     ranks: Sequence[int]
     steps: Sequence[int]
 
-    def together(self, rows: Sequence[int]) -> NDArray[np.float64]:
+    def together(self, rows: Sequence[int]) -> Floats:
         """Return the mean time that the other ranks of the job save at each step, were the ranks in ``rows`` healed, [steps]."""
-        blame = self.blame
-        healed = np.isin(blame.ranks, [self.ranks[row] for row in rows])
-        charged = blame.gain_us[:, healed].sum(axis=1)
-        every = blame.gain_us.sum(axis=1)
+        at, ranks = self.blame.at, self.blame.ranks
+        if not len(at):
+            return np.zeros(len(self.steps))
+        healed = np.isin(ranks, [self.ranks[row] for row in rows])
+        every = sums(at.gain_of, at.gain_us, len(at))
+        charged = sums(at.gain_of, at.gain_us * healed[at.gain_by], len(at))
         # Of several slow ranks, all are ahead of the next one, but the gain is only that of the last over the next of them.
-        waited = np.where(np.isnan(blame.waited_us[:, ~healed]), np.inf, blame.waited_us[:, ~healed])
-        ahead = waited.min(axis=1, initial=np.inf)
+        ahead = np.minimum.reduceat(np.where(healed[at.member], np.inf, at.waited_us), at.first[:-1])
         own = np.divide(charged, every, out=np.ones_like(every), where=every > 0)
         sooner = np.where(np.isfinite(ahead) & (ahead > 0), np.where(np.isfinite(ahead), ahead, 0.0) * own, charged)
-        exposed = np.minimum(sooner[:, None], blame.exposed_at_us[:, ~healed])
-        return self._by_step(np.nansum(exposed, axis=1) / max(1, int((~healed).sum())))
+        exposed = np.where(healed[at.member], 0.0, np.minimum(sooner[at.instance], at.exposed_us))
+        step, inside = self._places(at.step[at.instance])
+        return sums(step[inside], exposed[inside], len(self.steps)) / max(1, int((~healed).sum()))
 
-    def each(self) -> NDArray[np.float64]:
+    def each(self) -> Floats:
         """Return the same for each rank alone, [ranks, steps]."""
-        blame, others = self.blame, max(1, len(self.blame.ranks) - 1)
-        saved = np.zeros((len(self.ranks), len(self.steps)))
-        for row, rank in enumerate(self.ranks):
-            column = blame.ranks.index(rank)
-            at = np.flatnonzero(blame.gain_us[:, column])
-            if len(at):
-                exposed = np.minimum(blame.gain_us[at, column, None], blame.exposed_at_us[at])
-                exposed[:, column] = 0.0
-                saved[row] = self._by_step(np.nansum(exposed, axis=1) / others, at)
-        return saved
+        at, others = self.blame.at, max(1, len(self.blame.ranks) - 1)
+        row = np.full(len(self.blame.ranks), -1)
+        row[np.searchsorted(self.blame.ranks, self.ranks)] = np.arange(len(self.ranks))
+        wanted = np.flatnonzero(row[at.gain_by] >= 0)
+        of = at.gain_of[wanted]
+        count = np.diff(at.first)[of]
+        first = offsets(count)
+        arrival = np.repeat(at.first[of] - first[:-1], count) + np.arange(int(first[-1]))
+        by = np.repeat(at.gain_by[wanted], count)
+        exposed = np.minimum(np.repeat(at.gain_us[wanted], count), at.exposed_us[arrival])
+        step, inside = self._places(np.repeat(at.step[of], count))
+        inside &= at.member[arrival] != by
+        place = row[by[inside]] * len(self.steps) + step[inside]
+        saved = sums(place, exposed[inside], len(self.ranks) * len(self.steps)) / others
+        return saved.reshape(len(self.ranks), len(self.steps))
 
-    def _by_step(self, values: NDArray[np.float64], at: NDArray[np.intp] | slice = slice(None)) -> NDArray[np.float64]:
-        """Sum the values of the instances ``at`` over each step, [steps]."""
-        wanted = np.asarray(self.steps)
-        found = self.blame.instance_step[at]
-        place = np.minimum(np.searchsorted(wanted, found), len(wanted) - 1)
-        inside = wanted[place] == found
-        return np.bincount(place[inside], weights=values[inside], minlength=len(wanted)).astype(np.float64)
+    def _places(self, step: Numbers) -> tuple[Numbers, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
+        """Return the place of each of these steps in ``steps``, and whether it is there."""
+        place = np.minimum(np.searchsorted(self.steps, step), len(self.steps) - 1)
+        return place, np.asarray(self.steps)[place] == step

@@ -2,51 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
+from rankscope.analysis.collectives.arrivals import Arrivals
 from rankscope.analysis.collectives.clock import Clocks
-from rankscope.analysis.collectives.matching import Match
 from rankscope.analysis.collectives.waiting import clock_islands
 from rankscope.analysis.result.detail import CommunicationPart
 from rankscope.analysis.trace.intervals import Spans, intersect, join, measure, subtract, union
 from rankscope.runs.records import StepBreakdown
 
 
-class _Spans(msgspec.Struct):
-    """Unmerged intervals of one rank in nanoseconds, over all of its matched collectives."""
-
-    transfers: list[tuple[int, int]] = msgspec.field(default_factory=list)
-    waits: list[tuple[int, int]] = msgspec.field(default_factory=list)
-    compute: list[tuple[int, int]] = msgspec.field(default_factory=list)
-
-
 def communication_parts(
-    matches: Iterable[Match], whole: Mapping[int, tuple[float, float]] | None = None
+    matches: Arrivals, whole: Mapping[int, tuple[float, float]] | None = None
 ) -> dict[int, CommunicationPart]:
     """Return the communication parts of each rank that has matched collectives.
 
     A collective transfers at its end, for as long as it took on the rank that came last; before that it waits. ``whole``: each
     rank's communication and overlap in microseconds, in the window of these collectives; the rest of it is unmatched.
     """
-    spans: dict[int, _Spans] = {}
-    for match in matches:
-        shortest = min(match.inside_ns)
-        for rank, record in zip(match.ranks, match.records, strict=True):
-            mine = spans.setdefault(rank, _Spans())
-            begins = max(record.start_unix_ns, record.end_unix_ns - shortest)
-            mine.transfers.append((begins, record.end_unix_ns))
-            mine.waits.append((record.start_unix_ns, begins))
-            mine.compute += [
-                (record.enqueue_unix_ns + round(start * 1000), record.enqueue_unix_ns + round(end * 1000))
-                for start, end in record.compute_spans_us
-            ]
-    return {rank: _part(mine, None if whole is None else whole.get(rank)) for rank, mine in spans.items()}
+    start = matches.records.start[matches.row]
+    begins = np.maximum(start, matches.end_ns - matches.shortest_ns[matches.instance])
+    parts: dict[int, CommunicationPart] = {}
+    for rank, mine in _by_rank(matches):
+        _, busy_start, busy_end = matches.busy(mine)
+        transfer = union(begins[mine], matches.end_ns[mine])
+        wait = subtract(union(start[mine], begins[mine]), transfer)
+        parts[rank] = _part(transfer, wait, union(busy_start, busy_end), None if whole is None else whole.get(rank))
+    return parts
 
 
-def explained_share(matches: Iterable[Match], communication_us: Mapping[int, float]) -> float | None:
+def explained_share(some: Sequence[Arrivals], communication_us: Mapping[int, float]) -> float | None:
     """Return the share of the ranks' communication that is in matched collectives, 0 to 1; ``None`` without communication.
 
     ``communication_us``: communication time of each rank to include, in the window of its collectives.
@@ -54,17 +42,28 @@ def explained_share(matches: Iterable[Match], communication_us: Mapping[int, flo
     total = sum(communication_us.values())
     if total <= 0:
         return None
-    spans: dict[int, list[tuple[int, int]]] = {}
-    for match in matches:
-        for rank, record in zip(match.ranks, match.records, strict=True):
-            spans.setdefault(rank, []).append((record.start_unix_ns, record.end_unix_ns))
-    matched = (min(measure(_merged(spans.get(rank, []))) / 1000, whole) for rank, whole in communication_us.items())
-    return sum(matched) / total
+    spans: dict[int, list[Spans]] = {}
+    for matches in some:
+        start = matches.records.start[matches.row]
+        for rank, mine in _by_rank(matches):
+            spans.setdefault(rank, []).append(np.column_stack([start[mine], matches.end_ns[mine]]))
+    matched = 0.0
+    for rank, whole in communication_us.items():
+        if rank in spans:
+            both = np.concatenate(spans[rank])
+            matched += min(measure(union(both[:, 0], both[:, 1])) / 1000, whole)
+    return matched / total
 
 
-def _part(spans: _Spans, whole: tuple[float, float] | None) -> CommunicationPart:
-    busy, transfer = _merged(spans.compute), _merged(spans.transfers)
-    wait = subtract(_merged(spans.waits), transfer)
+def _by_rank(matches: Arrivals) -> Iterator[tuple[int, NDArray[np.intp]]]:
+    """Yield each rank with its arrivals."""
+    order = np.argsort(matches.rank, kind="stable")
+    for mine in np.split(order, np.flatnonzero(np.diff(matches.rank[order])) + 1):
+        if len(mine):
+            yield int(matches.rank[mine[0]]), mine
+
+
+def _part(transfer: Spans, wait: Spans, busy: Spans, whole: tuple[float, float] | None) -> CommunicationPart:
     transfer_overlap, wait_overlap = measure(intersect(transfer, busy)) / 1000, measure(intersect(wait, busy)) / 1000
     matched, matched_overlap = measure(join(transfer, wait)) / 1000, transfer_overlap + wait_overlap
     unmatched_overlap = unmatched_exposed = None
@@ -83,11 +82,6 @@ def _part(spans: _Spans, whole: tuple[float, float] | None) -> CommunicationPart
     )
 
 
-def _merged(pairs: list[tuple[int, int]]) -> Spans:
-    array = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-    return union(array[:, 0], array[:, 1])
-
-
 def common_extent(windows: Mapping[int, StepBreakdown], clocks: Clocks) -> tuple[int, int]:
     """Return the first start and the last end of the ranks' windows, in nanoseconds on the common clock."""
     begin = min(clocks.correct(rank, row.start_unix_ns) for rank, row in windows.items())
@@ -95,7 +89,7 @@ def common_extent(windows: Mapping[int, StepBreakdown], clocks: Clocks) -> tuple
     return begin, finish
 
 
-def longest_extent_us(windows: Mapping[int, StepBreakdown], matches: Sequence[Match], clocks: Clocks) -> float:
+def longest_extent_us(windows: Mapping[int, StepBreakdown], matches: Arrivals, clocks: Clocks) -> float:
     """Return the longest common extent, in microseconds, of ranks with a common clock: those that matched collectives link.
 
     ``windows``: windows of at least one rank. A rank that is in no match counts alone.

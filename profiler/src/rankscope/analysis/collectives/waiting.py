@@ -7,50 +7,136 @@ message fitted into a buffer.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
-import msgspec
+import numpy as np
 
+from rankscope.analysis.collectives.arrivals import FROM_ROOT, NO_ARRIVALS, PAIR, TO_ROOT, Arrivals, Flags, Numbers
 from rankscope.analysis.collectives.clock import TOLERANCE_NS, Clocks
-from rankscope.analysis.collectives.matching import Match, Matching, arrival_ns
-from rankscope.runs.records import CollectiveRecord
+from rankscope.analysis.collectives.matching import Matching
+
+_NOTHING: Final = np.zeros(0, np.int64)
 
 
-class Wait(msgspec.Struct, frozen=True):
-    """Wait of one rank for another in one instance. Times are nanoseconds on the waiter's own clock."""
+@dataclass(frozen=True)
+class Waits:
+    """All directed waits, [waits], and the instances that they are in. Times are nanoseconds on the waiter's own clock."""
 
-    match: Match
-    waiter: int
-    origin: int
-    record: CollectiveRecord
-    """Record of the waiter."""
-    start: int
-    end: int
-    since: int
+    judged: Arrivals = NO_ARRIVALS
+    """Instances that could be judged."""
+    transfer_ns: Numbers = field(default_factory=_NOTHING.copy)
+    """Duration of the transfer of each of these after the waiting; 0 where that is unknown."""
+    arrival: Numbers = field(default_factory=_NOTHING.copy)
+    """Arrival of the waiter, as an index into those of ``judged``."""
+    origin: Numbers = field(default_factory=_NOTHING.copy)
+    """Rank that is waited for."""
+    start: Numbers = field(default_factory=_NOTHING.copy)
+    end: Numbers = field(default_factory=_NOTHING.copy)
+    since: Numbers = field(default_factory=_NOTHING.copy)
     """Time from which on the waiter waited for the origin alone; before that, it also waited for others."""
-
-
-class Waits(msgspec.Struct, frozen=True):
-    """All directed waits, and the instances that could not be judged."""
-
-    waits: list[Wait] = msgspec.field(default_factory=list)
-    transfers_ns: list[tuple[Match, int | None]] = msgspec.field(default_factory=list)
-    """Judged instances, each with the duration of its transfer after the waiting; ``None`` where that is unknown."""
-    excluded: dict[str, int] = msgspec.field(default_factory=dict)
+    excluded: dict[str, int] = field(default_factory=dict)
     """Number of matched instances that could not be judged, by reason."""
+
+    @property
+    def instance(self) -> Numbers:
+        """Instance of each wait."""
+        return self.judged.instance[self.arrival]
+
+    @property
+    def waiter(self) -> Numbers:
+        """Rank that waits."""
+        return self.judged.rank[self.arrival]
+
+    @property
+    def is_of_pair(self) -> Flags:
+        """Whether each wait is in a send or receive."""
+        return np.asarray(self.judged.rule[self.instance] == PAIR)
 
 
 NOBODY_WAITED: Final = Waits()
 
 
 def waits_of(matching: Matching, clocks: Clocks, machines: Mapping[int, str]) -> Waits:
-    """Return the waits in the directed matches of ``matching``."""
-    return directed_waits(matching.directed, clocks, clock_islands(matching.matches, machines))
+    """Return the waits in the directed matches, without those up to the residual and between ranks of different islands."""
+    residual = TOLERANCE_NS if clocks.residual_ns is None else round(clocks.residual_ns)
+    directed = matching.directed
+    if not len(directed):
+        return Waits()
+    islands = clock_islands(matching.matches, machines)
+    ranks, place = np.unique(directed.rank, return_inverse=True)
+    island = np.array([islands.get(rank, -1 - rank) for rank in ranks.tolist()])[place]
+    comparable = directed.least(island) == directed.most(island)
+    apart = len(directed) - int(comparable.sum())
+    judged = directed.chosen(comparable)
+    arrival = clocks.corrected(judged.rank, judged.arrival_ns)
+    end = clocks.corrected(judged.rank, judged.end_ns)
+    waiter, origin, since = _dependencies(judged, arrival)
+    mine, last = arrival[waiter], arrival[origin]
+    waited = (last - mine > residual) & (end[waiter] >= last)
+    waiter, origin, since, mine, last = waiter[waited], origin[waited], since[waited], mine[waited], last[waited]
+    here = judged.arrival_ns[waiter]
+    return Waits(
+        judged,
+        _transfers(judged, arrival, end, residual),
+        waiter,
+        judged.rank[origin],
+        here,
+        here + last - mine,
+        here + since - mine,
+        {"no_common_clock": apart} if apart else {},
+    )
 
 
-def clock_islands(matches: Sequence[Match], machines: Mapping[int, str]) -> dict[int, int]:
+def _root(judged: Arrivals) -> Numbers:
+    """Return the arrival of the root of each instance; -1 where there is none."""
+    if not len(judged):
+        return _NOTHING
+    is_root = judged.rank == judged.records.root[judged.leader][judged.instance]
+    return np.asarray(judged.most(np.where(is_root, np.arange(len(is_root)), -1)))
+
+
+def _dependencies(judged: Arrivals, arrival: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    """Return the arrivals that may wait, those that they wait for, and when all but these have come."""
+    place, root = np.arange(len(arrival)), _root(judged)
+    rule, of_root = judged.rule[judged.instance], root[judged.instance]
+    pairs = place[rule == PAIR]
+    partner = judged.first[judged.instance[pairs]] + judged.first[judged.instance[pairs] + 1] - 1 - pairs
+    others = place[(rule == FROM_ROOT) & (of_root >= 0) & (of_root != place)]
+    # A root waits for the last of the others; of several, for the first rank.
+    roots = root[(judged.rule == TO_ROOT) & (root >= 0)]
+    part = place[(rule == TO_ROOT) & (of_root >= 0) & (of_root != place)]
+    order = part[np.lexsort((-judged.rank[part], arrival[part], judged.instance[part]))]
+    final = np.append(judged.instance[order][1:] != judged.instance[order][:-1], np.ones(min(1, len(order)), np.bool_))
+    last = order[final]
+    at = np.flatnonzero(final)
+    next_last = np.where(np.diff(at, prepend=-1) > 1, order[at - 1], roots)
+    return (
+        np.concatenate([pairs, others, roots]),
+        np.concatenate([partner, of_root[others], last]),
+        np.concatenate([arrival[pairs], arrival[others], np.maximum(arrival[roots], arrival[next_last])]),
+    )
+
+
+def _transfers(judged: Arrivals, arrival: Numbers, end: Numbers, residual: int) -> Numbers:
+    """Return the time from the last arrival to the last end.
+
+    0 where a receiver came after the root, because the root may have sent most of the data by then. Also 0 where it does not
+    exceed the clocks' residual.
+    """
+    root = _root(judged)
+    last, until = judged.most(arrival), np.array(judged.most(end))
+    rooted = judged.rule != PAIR
+    to_root = (judged.rule == TO_ROOT) & (root >= 0)
+    until[to_root] = end[root[to_root]]
+    known = ~rooted | (root >= 0)
+    known &= ~((judged.rule == FROM_ROOT) & (arrival[root] < last - residual))
+    transfer = until - last
+    return np.where(known & (transfer > residual), transfer, 0)
+
+
+def clock_islands(matches: Arrivals, machines: Mapping[int, str]) -> dict[int, int]:
     """Return the island number of each rank; clocks can be compared within an island.
 
     The ranks of an island are on one machine, or linked by collectives that end on all of them at once.
@@ -64,70 +150,8 @@ def clock_islands(matches: Sequence[Match], machines: Mapping[int, str]) -> dict
 
     for rank, machine in machines.items():
         parent[root(rank)] = root(machine)
-    for ranks in dict.fromkeys(tuple(match.ranks) for match in matches):
+    for ranks in matches.teams:
         for rank in ranks[1:]:
             parent[root(rank)] = root(ranks[0])
     numbers: dict[int | str, int] = {}
     return {one: numbers.setdefault(root(one), len(numbers)) for one in list(parent) if isinstance(one, int)}
-
-
-def directed_waits(directed: Sequence[Match], clocks: Clocks, islands: Mapping[int, int]) -> Waits:
-    """Return the waits in ``directed``, without waits up to the clocks' residual and between ranks of different islands."""
-    residual = TOLERANCE_NS if clocks.residual_ns is None else round(clocks.residual_ns)
-    waits: list[Wait] = []
-    transfers: list[tuple[Match, int | None]] = []
-    excluded: Counter[str] = Counter()
-    for match in directed:
-        if len({islands.get(rank, -1 - rank) for rank in match.ranks}) > 1:
-            excluded["no_common_clock"] += 1
-            continue
-        arrivals = dict(zip(match.ranks, clocks.corrected(match.ranks, match.arrivals_ns), strict=True))
-        waits += _waits(match, arrivals, clocks, residual)
-        transfers.append((match, _transfer(match, arrivals, clocks, residual)))
-    return Waits(waits, transfers, dict(excluded))
-
-
-def _depends(match: Match) -> Iterator[tuple[int, list[int]]]:
-    """Yield each rank that may wait, and the ranks that it may wait for."""
-    for rank in match.ranks:
-        others = [other for other in match.ranks if other != rank]
-        match match.rule:
-            case "from_root":
-                if rank != match.root and match.root in others:
-                    yield rank, [match.root]
-            case "to_root":
-                if rank == match.root:
-                    yield rank, others
-            case "pair" | "everybody":
-                yield rank, others
-
-
-def _waits(match: Match, arrivals: Mapping[int, int], clocks: Clocks, residual: int) -> Iterator[Wait]:
-    records = dict(zip(match.ranks, match.records, strict=True))
-    for waiter, dependencies in _depends(match):
-        origin = max(dependencies, key=lambda rank: (arrivals[rank], -rank))
-        record, mine, last = records[waiter], arrivals[waiter], arrivals[origin]
-        gone = clocks.correct(waiter, record.end_unix_ns)
-        if last - mine <= residual or gone < last:
-            continue
-        before = max([mine, *(arrivals[rank] for rank in dependencies if rank != origin)])
-        here = arrival_ns(record)
-        yield Wait(match, waiter, origin, record, here, here + last - mine, here + before - mine)
-
-
-def _transfer(match: Match, arrivals: Mapping[int, int], clocks: Clocks, residual: int) -> int | None:
-    """Return the time from the last arrival to the last end.
-
-    ``None`` where a receiver came after the root, because the root may have sent most of the data by then. Also ``None`` where
-    the time does not exceed the clocks' residual.
-    """
-    ends = {rank: clocks.correct(rank, one.end_unix_ns) for rank, one in zip(match.ranks, match.records, strict=True)}
-    last, end = max(arrivals.values()), max(ends.values())
-    if match.rule in ("from_root", "to_root"):
-        if match.root is None or match.root not in ends:
-            return None
-        if match.rule == "to_root":
-            end = ends[match.root]
-        elif arrivals[match.root] < last - residual:
-            return None
-    return end - last if end - last > residual else None

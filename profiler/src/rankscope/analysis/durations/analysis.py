@@ -17,10 +17,11 @@ from typing import Final
 
 import numpy as np
 
+from rankscope.analysis.collectives.arrivals import Arrivals
 from rankscope.analysis.collectives.blame import assign_blame
 from rankscope.analysis.collectives.clock import Clocks
 from rankscope.analysis.collectives.matched import Matched
-from rankscope.analysis.collectives.matching import Match, match_collectives
+from rankscope.analysis.collectives.matching import match_collectives
 from rankscope.analysis.collectives.waiting import NOBODY_WAITED
 from rankscope.analysis.costs.ledger import ledger_of_blame
 from rankscope.analysis.durations.calls import Call, Durations, RankCalls
@@ -177,7 +178,7 @@ def compare_durations(durations: Durations) -> Compared:
         step_us=step_us,
         steps=len(numbers) if in_steps else None,
         overlapping=overlapping,
-        gathers=any(match.op.startswith("all_gather") and match.group in overlapping for match in matching.matches),
+        gathers=_gather_beside(matching.matches, overlapping),
         unmatched_us=_unmatched_us(kept, _between(ranks, steps, numbers), matching.matches),
         matched_us=_matched_us(matching.matches),
         own=own,
@@ -282,13 +283,11 @@ def _records(
     return rows
 
 
-def _waiting(matches: Sequence[Match], ranks: int, step_us: float) -> float:
+def _waiting(matches: Arrivals, ranks: int, step_us: float) -> float:
     """Return the mean waiting of the ranks, as a share of a step, without the tenth of the steps in which it is longest."""
-    waits: dict[int, float] = {}
-    for match in matches:
-        least = min(match.inside_ns)
-        waits[match.step] = waits.get(match.step, 0.0) + sum(inside - least for inside in match.inside_ns) / 1000
-    usual = sorted(waits.values())[: max(1, len(waits) * 9 // 10)]
+    place = np.unique(matches.step, return_inverse=True)[1][matches.instance]
+    waits = np.bincount(place, (matches.inside_ns - matches.shortest_ns[matches.instance]) / 1000)
+    usual = sorted(waits.tolist())[: max(1, len(waits) * 9 // 10)]
     return float(np.mean(usual)) / ranks / step_us if usual and step_us > 0 else 0.0
 
 
@@ -305,17 +304,22 @@ def _between(
     return found
 
 
-def _matched_us(matches: Sequence[Match]) -> dict[int, float]:
+def _matched_us(matches: Arrivals) -> dict[int, float]:
     """Return each rank's time in matched collectives."""
-    found: dict[int, float] = {}
-    for match in matches:
-        for rank, inside in zip(match.ranks, match.inside_ns, strict=True):
-            found[rank] = found.get(rank, 0.0) + inside / 1000
-    return found
+    ranks, place = np.unique(matches.rank, return_inverse=True)
+    sums = np.bincount(place, matches.inside_ns / 1000, len(ranks))
+    return dict(zip(ranks.tolist(), sums.tolist(), strict=True))
+
+
+def _gather_beside(matches: Arrivals, overlapping: set[str]) -> bool:
+    """Return whether shards are gathered in a group whose collectives run beside compute."""
+    names, groups = matches.records.ops, matches.group_names
+    used = set(zip(matches.op.tolist(), matches.group.tolist(), strict=True))
+    return any(names[op].startswith("all_gather") and groups[group] in overlapping for op, group in used)
 
 
 def _unmatched_us(
-    kept: Mapping[int, Sequence[tuple[Call, int]]], between: Mapping[int, Sequence[Call]], matches: Sequence[Match]
+    kept: Mapping[int, Sequence[tuple[Call, int]]], between: Mapping[int, Sequence[Call]], matches: Arrivals
 ) -> dict[int, float]:
     """Return each rank's time in operations that are in no matched collective; one without a duration counts as the mean one."""
     matched = _matched_us(matches)

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.collectives.matching import Match
+from rankscope.analysis.collectives.arrivals import NONE, Arrivals, Numbers, combined
 from rankscope.analysis.durations.calls import Call
 
 _MORE: Final = 100
@@ -38,7 +37,7 @@ def overlapping_by_autograd(calls: Iterable[Sequence[tuple[Call, int]]]) -> set[
     return {group for group, backward in reduced if backward and _MORE * reduced[group, False] < reduced[group, True]}
 
 
-def overlapping_by_gaps(matches: Sequence[Match], kept: Mapping[int, Sequence[tuple[Call, int]]]) -> set[str]:
+def overlapping_by_gaps(matches: Arrivals, kept: Mapping[int, Sequence[tuple[Call, int]]]) -> set[str]:
     """Return the groups whose collectives run beside compute, by the pauses between their collectives.
 
     Where compute waits for a collective, a rank computes for as long after a long wait as after a short one. Where it does not, a
@@ -53,62 +52,66 @@ def overlapping_by_gaps(matches: Sequence[Match], kept: Mapping[int, Sequence[tu
         for call, _ in calls
         if call.ended_ns
     }
-    found: defaultdict[str, defaultdict[int, list[Match]]] = defaultdict(lambda: defaultdict(list))
-    for match in matches:
-        found[match.group][match.step].append(match)
-    beside = {group for group, steps in found.items() if _is_beside_compute(steps.values(), ended_us, transfers)}
-    forms = {group: _form(next(iter(steps.values()))) for group, steps in found.items()}
+    order = np.lexsort((matches.records.index[matches.leader], matches.step, matches.group))
+    edges = np.flatnonzero(np.diff(combined(matches.group[order], matches.step[order]))) + 1
+    found: defaultdict[int, list[Numbers]] = defaultdict(list)
+    for row in np.split(order, edges) if len(order) else []:
+        found[int(matches.group[row[0]])].append(row)
+    names = matches.group_names
+    beside = {group for group, rows in found.items() if _is_beside_compute(matches, rows, ended_us, transfers)}
+    forms = {group: _form(matches, rows[0]) for group, rows in found.items()}
     blocking = {forms[group] for group in found.keys() - beside} if any(transfers.values()) else set()
-    return {group for group in beside if forms[group] not in blocking}
+    return {names[group] for group in beside if forms[group] not in blocking}
 
 
-def _form(row: Sequence[Match]) -> tuple[int, frozenset[tuple[str, int | None]]]:
+def _form(matches: Arrivals, row: Numbers) -> tuple[int, frozenset[tuple[int, int]]]:
     """Return what groups of several replicas have in common: their size, and the operations of a step."""
-    return len(row[0].ranks), frozenset((match.op, match.records[0].bytes) for match in row)
+    sizes = matches.records.bytes[matches.leader[row]].tolist()
+    return int(matches.count[row[0]]), frozenset(zip(matches.op[row].tolist(), sizes, strict=True))
 
 
 def _is_beside_compute(
-    steps: Iterable[Sequence[Match]],
+    matches: Arrivals,
+    steps: Iterable[Numbers],
     ended_us: Mapping[tuple[int, str, int], float],
     transfers: Mapping[int, Sequence[float]],
 ) -> bool:
-    """Return whether most of the waiting, by place in the step, is at places that look so."""
+    """Return whether most of the waiting, by place in the step, is at places that look so. ``steps``: instances of each step."""
     places: defaultdict[int, defaultdict[int, list[tuple[float, float, float]]]] = defaultdict(lambda: defaultdict(list))
+    waits = (matches.inside_ns - matches.shortest_ns[matches.instance]).tolist()
+    inside, first, rank = matches.inside_ns.tolist(), matches.first.tolist(), matches.rank.tolist()
+    sequence = np.where(matches.records.sequence == NONE, 0, matches.records.sequence)[matches.row].tolist()
+    name = matches.group_names
     for row in steps:
-        for place, (before, after) in enumerate(pairwise(sorted(row, key=lambda match: match.records[0].index))):
-            if before.ranks != after.ranks:
+        group = name[int(matches.group[row[0]])]
+        for place, (before, after) in enumerate(pairwise(row.tolist())):
+            if matches.team[before] != matches.team[after]:
                 continue
-            for at, rank in enumerate(before.ranks):
-                pause = _pause(before, after, at, ended_us, transfers[rank])
+            for one, other in zip(range(first[before], first[before + 1]), range(first[after], first[after + 1]), strict=True):
+                ends = [ended_us.get((rank[at], group, sequence[at])) for at in (one, other)]
+                pause = _pause(ends, inside[other] / 1000, transfers[rank[one]])
                 if pause is not None:
-                    wait = min(one.inside_ns[at] - min(one.inside_ns) for one in (before, after)) / 1000
-                    places[place][rank].append((before.inside_ns[at] / 1000, pause, wait))
+                    places[place][rank[one]].append((inside[one] / 1000, pause, min(waits[one], waits[other]) / 1000))
     beside = total = 0.0
     for by_rank in places.values():
         rows = [np.array(row) for row in by_rank.values()]
-        waits = np.concatenate([row[:, 2] for row in rows])
-        if (weight := float(waits.sum())) > 0:
-            pause = float((np.concatenate([row[:, 1] for row in rows]) * waits).sum()) / weight
+        waited = np.concatenate([row[:, 2] for row in rows])
+        if (weight := float(waited.sum())) > 0:
+            pause = float((np.concatenate([row[:, 1] for row in rows]) * waited).sum()) / weight
             beside += weight * (pause < _QUEUED_US or _slope(rows) < _SLOPE)
             total += weight
     return 2 * beside > total
 
 
-def _pause(
-    before: Match,
-    after: Match,
-    at: int,
-    ended_us: Mapping[tuple[int, str, int], float],
-    transfers: Sequence[float],
-) -> float | None:
+def _pause(ends: Sequence[float | None], inside_us: float, transfers: Sequence[float]) -> float | None:
     """Return the time from the end of a collective to the start of the next on one rank, in microseconds.
 
     ``None`` where it is not known, or a send or receive ended in between (``transfers``: their ends, ascending).
     """
-    ends = [ended_us.get((one.ranks[at], one.group, one.records[at].sequence or 0)) for one in (before, after)]
-    if ends[0] is None or ends[1] is None or bisect(transfers, ends[0]) < bisect(transfers, ends[1]):
+    before, after = ends
+    if before is None or after is None or bisect(transfers, before) < bisect(transfers, after):
         return None
-    return ends[1] - after.inside_ns[at] / 1000 - ends[0]
+    return after - inside_us - before
 
 
 def _slope(rows: Iterable[NDArray[np.float64]]) -> float:
@@ -125,24 +128,24 @@ def _slope(rows: Iterable[NDArray[np.float64]]) -> float:
     return product / square if square > 0 else 0.0
 
 
-def longest_waits(matches: Sequence[Match], groups: set[str]) -> list[Match]:
+def longest_waits(matches: Arrivals, groups: set[str]) -> Arrivals:
     """Return the matches; of the waits in ``groups``, only those at the collective with the longest ones are left of each delay.
 
     While a rank waits on the communication stream, its compute goes on. So one delay shows at every collective that follows, and
     the sum of the waits is many times the delay. The longest is usually less than the delay: compute may have waited in between.
     """
-    steps: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
-    for number, match in enumerate(matches):
-        if match.group in groups:
-            steps[match.group, match.step].append(number)
-    left: set[int] = set()
-    for numbers in steps.values():
-        numbers.sort(key=lambda number: matches[number].records[0].index)
-        waits = [float(np.mean(matches[number].inside_ns)) - min(matches[number].inside_ns) for number in numbers]
-        left.update(numbers[place] for place in _longest_of_delays(waits))
-    return [
-        match if match.group not in groups or number in left else _without_waits(match) for number, match in enumerate(matches)
-    ]
+    chosen = np.flatnonzero(np.isin(matches.group, [at for at, name in enumerate(matches.group_names) if name in groups]))
+    if not len(chosen):
+        return matches
+    order = chosen[np.lexsort((matches.records.index[matches.leader[chosen]], matches.step[chosen], matches.group[chosen]))]
+    waits = matches.sum(matches.inside_ns) / matches.count - matches.shortest_ns
+    left = np.ones(len(matches), np.bool_)
+    left[chosen] = False
+    edges = np.flatnonzero(np.diff(combined(matches.group[order], matches.step[order]))) + 1
+    for row in np.split(order, edges):
+        left[[row[place] for place in _longest_of_delays(waits[row].tolist())]] = True
+    without = matches.records.start[matches.row] + matches.shortest_ns[matches.instance]
+    return matches.ending(np.where(left[matches.instance], matches.end_ns, without))
 
 
 def _longest_of_delays(waits: Sequence[float]) -> Iterator[int]:
@@ -163,9 +166,3 @@ def _longest_of_delays(waits: Sequence[float]) -> Iterator[int]:
             longest = place
     if longest is not None:
         yield longest
-
-
-def _without_waits(match: Match) -> Match:
-    least = min(match.inside_ns)
-    records = [msgspec.structs.replace(record, end_unix_ns=record.start_unix_ns + least) for record in match.records]
-    return msgspec.structs.replace(match, records=records)

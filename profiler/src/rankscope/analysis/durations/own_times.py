@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.analysis.collectives.matching import Match
+from rankscope.analysis.collectives.arrivals import Arrivals
 from rankscope.analysis.collectives.stages import Message, stages_of_group
 from rankscope.analysis.durations.calls import Call
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes
@@ -23,7 +23,7 @@ def own_times(
     kept: Mapping[int, Sequence[tuple[Call, int]]],
     *,
     overlapping: set[str],
-    matches: Sequence[Match],
+    matches: Arrivals,
     step_us: float,
     without_queued: bool = False,
 ) -> list[DeviceOwnTimes]:
@@ -35,12 +35,11 @@ def own_times(
     sends, too, see ``_queued_before``. Empty where any rank's operations have no durations, or a stage has one rank.
     """
     waits = {rank: _waited_us(calls, overlapping, without_queued=without_queued) for rank, calls in kept.items()}
-    for match in matches:
-        if match.group in overlapping:
-            least = min(match.inside_ns)
-            for rank, inside in zip(match.ranks, match.inside_ns, strict=True):
-                if match.step in waits[rank]:
-                    waits[rank][match.step] += (inside - least) / 1000
+    beside = matches.chosen(np.isin(matches.group, [at for at, name in enumerate(matches.group_names) if name in overlapping]))
+    waited = (beside.inside_ns - beside.shortest_ns[beside.instance]) / 1000
+    for rank, step, us in zip(beside.rank.tolist(), beside.step[beside.instance].tolist(), waited.tolist(), strict=True):
+        if step in waits[rank]:
+            waits[rank][step] += us
     by_stage: dict[int | None, list[int]] = {}
     for rank in kept:
         by_stage.setdefault(stages[rank], []).append(rank)

@@ -265,10 +265,9 @@ def _doubt(late: Slow, evidence: DurationEvidence) -> str | None:
         )
     groups = Counter(
         member
-        for match in {
-            match.group: match for match in evidence.matched.matching.matches if match.group in evidence.overlapping
-        }.values()
-        for member in match.ranks
+        for group, members in evidence.matched.matching.matches.ranks_of_groups().items()
+        if group in evidence.overlapping
+        for member in members
     )
     if len(late.ranks) > 1 and any(groups[rank] > 1 for rank in late.ranks):
         return (
@@ -287,8 +286,9 @@ def _doubt(late: Slow, evidence: DurationEvidence) -> str | None:
 def _shared(late: Slow, matched: Matched) -> str | None:
     """Return a group in which late ranks meet without all others; ``None`` without one."""
     every = set(matched.blame.ranks)
-    groups = {match.group: set(match.ranks) for match in matched.matching.matches}
-    return next((group for group, members in groups.items() if members < every and len(members & set(late.ranks)) > 1), None)
+    groups = matched.matching.matches.ranks_of_groups()
+    shared = (group for group, members in groups.items() if set(members) < every and len(set(members) & set(late.ranks)) > 1)
+    return next(shared, None)
 
 
 _IN_THE_REST: Final = (

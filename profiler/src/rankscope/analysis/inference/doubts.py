@@ -26,11 +26,11 @@ def incomplete_ranks(matching: Matching, ranks: AbstractSet[int]) -> list[int]:
 
     What they waited there looks like work, so their own times on the devices show nothing.
     """
-    have, lack = Counter[int](), Counter[int]()
-    for match in (*matching.matches, *matching.partial):
-        have.update(match.ranks)
-    for match in matching.partial:
-        lack.update((ranks & set(match.records[0].group_ranks or ranks)) - set(match.ranks))
+    have = Counter[int]([*matching.matches.rank.tolist(), *matching.partial.rank.tolist()])
+    lack = Counter[int]()
+    partial = matching.partial
+    for team, members in zip(partial.team.tolist(), partial.listed, strict=True):
+        lack.update((ranks & set(members or ranks)) - set(partial.teams[team]))
     return [rank for rank, count in lack.items() if count > max(1, _FEW_COLLECTIVES * (count + have[rank]))]
 
 

@@ -9,6 +9,7 @@ from typing import Final, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.collectives.arrivals import sums
 from rankscope.analysis.collectives.blame import Blame
 from rankscope.analysis.collectives.savings import Savings
 from rankscope.analysis.evidence.steps import Stored
@@ -52,17 +53,21 @@ def late_times(blame: Blame, window_us: float) -> LateTimes | None:
     lateness is how much less it waited than the rank that waited most, so several ranks may be late together. Otherwise it is the
     waiting charged to the rank. Waiting that compute hid does not count.
     """
-    units, ranks = blame.gain_us.shape
-    if not units or ranks < 2 or window_us <= 0:
+    at, ranks = blame.at, len(blame.ranks)
+    if not len(at) or ranks < 2 or window_us <= 0:
         return None
     by_steps = len(blame.steps) >= blocks_needed(ranks)
-    # A collective of a part of the ranks delays that part: what counts is the mean over the other ranks.
-    members = np.isfinite(blame.waited_us).sum(axis=1, keepdims=True)
-    late = blame.gain_us * (members - 1) / (ranks - 1)
-    if by_steps and not np.isnan(blame.waited_us).any():
-        late = blame.waited_us.max(axis=1, keepdims=True) - blame.waited_us
-    if by_steps:
-        late = _by_step(blame, late)
+    members = np.diff(at.first)
+    if by_steps and (members == ranks).all():
+        instance, rank = at.instance, at.member
+        late_us = np.maximum.reduceat(at.waited_us, at.first[:-1])[instance] - at.waited_us
+    else:
+        # A collective of a part of the ranks delays that part: what counts is the mean over the other ranks.
+        instance, rank = at.gain_of, at.gain_by
+        late_us = at.gain_us * (members[instance] - 1) / (ranks - 1)
+    unit = np.searchsorted(blame.steps, at.step)[instance] if by_steps else instance
+    units = len(blame.steps) if by_steps else len(at)
+    late = sums(unit * ranks + rank, late_us, units * ranks).reshape(units, ranks)
     exposed = [blame.exposed_us[rank] / imposed if (imposed := blame.imposed_us[rank]) > 0 else 1.0 for rank in blame.ranks]
     savings = Savings(blame, blame.ranks, blame.steps) if by_steps else None
     return LateTimes(blame.ranks, np.ascontiguousarray((late * exposed).T), window_us / len(late), by_steps, savings)
@@ -137,7 +142,7 @@ def too_few(blame: Blame, window_us: float) -> int | None:
 
 def _by_step(blame: Blame, values: Scores) -> Scores:
     """Sum ``values`` [instances, any] per step, [steps, any]; instances need not be ordered by step."""
-    steps, position = np.unique(blame.instance_step, return_inverse=True)
+    steps, position = np.unique(blame.at.step, return_inverse=True)
     total = np.zeros((len(steps), values.shape[1]))
     np.add.at(total, position, values)
     return total

@@ -145,9 +145,9 @@ def waited_for_us(blame: Blame, waits: Waits) -> dict[int, float]:
     one rank at collectives.
     """
     waited: dict[int, float] = {}
-    for wait in waits.waits:
-        if wait.match.rule == "pair":
-            waited[wait.origin] = waited.get(wait.origin, 0.0) + (wait.end - wait.start) / 1000
+    of_pairs = waits.is_of_pair
+    for origin, ns in zip(waits.origin[of_pairs].tolist(), (waits.end - waits.start)[of_pairs].tolist(), strict=True):
+        waited[origin] = waited.get(origin, 0.0) + ns / 1000
     by_pair: Counter[tuple[int, int]] = Counter()
     for rows in blame.rows.values():
         by_pair.update({pair: round(imposed_us) for pair, (imposed_us, _, _) in rows.items()})

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rankscope.analysis.collectives.arrivals import Match, arrival_ns
 from rankscope.analysis.collectives.clock import Clocks
-from rankscope.analysis.collectives.matching import Match, arrival_ns
 from rankscope.analysis.collectives.operations import operation
 from rankscope.analysis.perfetto.chrome_json import Thread, TraceWriter
 from rankscope.runs.records import CollectiveRecord
@@ -69,7 +69,7 @@ def waiting_of(match: Match, clocks: Clocks) -> dict[int, Waiting]:
     order = sorted(range(len(arrivals)), key=lambda at: arrivals[at])
     latest = arrivals[order[-1]]
     clear = latest - arrivals[order[-2]] > (clocks.residual_ns or 0.0)
-    shortest = min(match.inside_ns)
+    shortest = min(record.end_unix_ns - arrival_ns(record) for record in match.records)
     return {
         rank: Waiting(shortest / 1000, (latest - arrival) / 1000, match.ranks[order[-1]] if clear else None)
         for rank, arrival in zip(match.ranks, arrivals, strict=True)

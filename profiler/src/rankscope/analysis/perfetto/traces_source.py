@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from rankscope.analysis.collectives.arrivals import arrival_ns
 from rankscope.analysis.collectives.clock import consistent, fit_clocks
-from rankscope.analysis.collectives.matching import arrival_ns, match_collectives
+from rankscope.analysis.collectives.matching import match_collectives
 from rankscope.analysis.collectives.windows import reduce_file, step_numbers
 from rankscope.analysis.evidence.data_quality import quality_warnings
 from rankscope.analysis.perfetto.chrome_json import HORIZON_NS, TraceWriter

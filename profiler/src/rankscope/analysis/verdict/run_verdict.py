@@ -372,7 +372,7 @@ def _from_windows(run: RunEvidence, setting: Setting, shares: Figures) -> tuple[
         missing, lack = _missing(run)
         return _too_little(run, f"{missing}; in the profiled steps no rank was late beyond chance", lack)
     else:
-        compared = len({rank for match in run.matching.matches for rank in match.ranks})
+        compared = len(np.unique(run.matching.matches.rank))
         restriction = "" if found.is_whole else among(compared, setting.world_size, "matched collectives")
         why = f"In the profiled steps no rank makes the others wait beyond chance{restriction}"
         return no_straggler(shares, by_windows, confidence=None, why=why)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Final, Literal
@@ -13,8 +13,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.collectives.arrivals import Match
 from rankscope.analysis.collectives.clock import Clocks, consistent, fit_clocks
-from rankscope.analysis.collectives.matching import Match, match_collectives
+from rankscope.analysis.collectives.matching import match_collectives
 from rankscope.analysis.collectives.windows import Reduction, matchable, quality_of, reduce_file, reduce_trace, step_numbers
 from rankscope.analysis.evidence.data_quality import quality_warnings
 from rankscope.analysis.rank_traces import find_traces, least_ranks_of
@@ -166,7 +167,7 @@ def whatif_of_profiled(profiled: Profiled, source: WhatIfSource, terms: Terms) -
 
 
 def _graphs(
-    matches: Sequence[Match], windows: Mapping[int, Mapping[int, StepBreakdown]], clocks: Clocks
+    matches: Iterable[Match], windows: Mapping[int, Mapping[int, StepBreakdown]], clocks: Clocks
 ) -> tuple[list[WindowGraph], int]:
     """Return the graphs of the steps, ascending, and the number of steps left out as impossible."""
     by_step: dict[int, list[Match]] = {}

@@ -1,0 +1,381 @@
+"""Tables of collectives: the records of all ranks as columns, and the arrivals of ranks at the instances that they share.
+
+A job of 1,024 ranks records millions of collectives in a few steps, so nothing here is an object per record. An instance has the
+arrivals from ``first[i]`` to ``first[i + 1]``; sums over its ranks are sums over these, by ``np.add.reduceat`` or ``bincount``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.collectives.operations import Rule, operation
+from rankscope.runs.records import CollectiveRecord
+
+Numbers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+
+NONE: Final = -(2**63)
+"""In columns of numbers: not recorded."""
+
+RULES: Final[tuple[Rule, ...]] = ("everybody", "from_root", "to_root", "pair")
+
+
+def arrival_ns(record: CollectiveRecord) -> int:
+    """Return the arrival of a rank: the start of its kernel on a device, the calling thread's enqueue on the CPU."""
+    return record.enqueue_unix_ns if record.stream is None else record.start_unix_ns
+
+
+class Match(msgspec.Struct, frozen=True):
+    """One collective on all its ranks, to show it; ``records[i]`` is the record of ``ranks[i]``. A pair has the sender first."""
+
+    step: int
+    group: str
+    op: str
+    ranks: list[int]
+    records: list[CollectiveRecord]
+    rule: Rule = "everybody"
+    root: int | None = None
+
+
+@dataclass(frozen=True)
+class Records:
+    """Collectives of all ranks as columns, [records]; ranks ascending, those of one rank in the order recorded."""
+
+    ranks: list[int]
+    """All ranks that were recorded, also those without a collective."""
+    groups: list[str]
+    members: list[tuple[int, ...]]
+    ops: list[str]
+    rank: Numbers
+    step: Numbers
+    group: Numbers
+    """Index into ``groups``."""
+    team: Numbers
+    """Index into ``members``; ``NONE`` where the ranks of the group are not recorded."""
+    size: Numbers
+    index: Numbers
+    sequence: Numbers
+    op: Numbers
+    dtype: Numbers
+    """Number of the data type."""
+    bytes: Numbers
+    arrival: Numbers
+    start: Numbers
+    end: Numbers
+    on_cpu: Flags
+    p2p: Flags
+    peer: Numbers
+    root: Numbers
+    spans: Numbers
+    """Offset of each record's compute spans, [records + 1]."""
+    span_start: Numbers
+    span_end: Numbers
+    rows: list[CollectiveRecord] | None
+    """The records themselves, where they were kept to be shown."""
+
+
+_COLUMNS: Final = CollectiveRecord.__struct_fields__
+
+
+def records_of(by_rank: Iterable[tuple[int, Iterable[CollectiveRecord]]], *, keep: bool = True) -> Records:
+    """Convert the records of each rank to columns. Ranks ascend; without ``keep`` each rank's records can be dropped at once."""
+    groups, teams, ops, types = _Numbering(), _Numbering(), _Numbering(), _Numbering()
+    ranks: list[int] = []
+    parts: dict[str, list[NDArray[Any]]] = {}
+    kept: list[CollectiveRecord] = []
+    for rank, held in by_rank:
+        rows = list(held)
+        ranks.append(rank)
+        if not rows:
+            continue
+        column = dict(zip(_COLUMNS, zip(*map(msgspec.structs.astuple, rows), strict=True), strict=True))
+        enqueue, start = _numbers(column["enqueue_unix_ns"]), _numbers(column["start_unix_ns"])
+        on_cpu = np.array([stream is None for stream in column["stream"]], dtype=np.bool_)
+        spans = column["compute_spans_us"]
+        count = np.fromiter(map(len, spans), np.int64, len(rows))
+        flat = np.array([span for some in spans for span in some], dtype=np.float64).reshape(-1, 2)
+        edges = np.rint(flat * 1000).astype(np.int64) + np.repeat(enqueue, count)[:, None]
+        found = {
+            "rank": np.full(len(rows), rank, np.int64),
+            "step": _numbers(column["step"]),
+            "group": groups.of(column["group"]),
+            "team": teams.of_lists(column["group_ranks"]),
+            "size": _numbers(column["group_size"]),
+            "index": _numbers(column["index"]),
+            "sequence": _numbers(column["sequence"]),
+            "op": ops.of(column["op"]),
+            "dtype": types.of(column["dtype"]),
+            "bytes": _numbers(column["bytes"]),
+            "arrival": np.where(on_cpu, enqueue, start),
+            "start": start,
+            "end": _numbers(column["end_unix_ns"]),
+            "on_cpu": on_cpu,
+            "p2p": np.array(column["p2p"], dtype=np.bool_),
+            "peer": _numbers(column["peer"]),
+            "root": _numbers(column["root"]),
+            "spans": count,
+            "span_start": edges[:, 0],
+            "span_end": edges[:, 1],
+        }
+        for name, values in found.items():
+            parts.setdefault(name, []).append(values)
+        if keep:
+            kept += rows
+    flags = {"on_cpu", "p2p"}
+    names = [field for field in Records.__dataclass_fields__ if field not in {"ranks", "groups", "members", "ops", "rows"}]
+    whole = {
+        name: np.concatenate(parts.pop(name)) if name in parts else np.zeros(0, np.bool_ if name in flags else np.int64)
+        for name in names
+    }
+    whole["spans"] = np.concatenate([[0], np.cumsum(whole["spans"])])
+    return Records(ranks, groups.names, teams.names, ops.names, **whole, rows=kept if keep else None)
+
+
+class _Numbering:
+    """Numbers for names, in the order in which they appear."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+
+    @property
+    def names(self) -> list[Any]:
+        return list(self._numbers)
+
+    def of(self, names: Sequence[str | None]) -> Numbers:
+        for name in dict.fromkeys(names):
+            if name is not None:
+                self._numbers.setdefault(name, len(self._numbers))
+        return np.array([NONE if name is None else self._numbers[name] for name in names], dtype=np.int64)
+
+    def of_lists(self, lists: Sequence[list[int] | None]) -> Numbers:
+        """Return numbers for lists by their content; each object is looked at once, as many records share a long list."""
+        number = {
+            key: self._numbers.setdefault(tuple(some), len(self._numbers)) if some else NONE
+            for key, some in {id(some): some for some in lists}.items()
+        }
+        return np.array([number[id(some)] for some in lists], dtype=np.int64)
+
+
+def _numbers(values: Sequence[int | None]) -> Numbers:
+    given = [NONE if value is None else value for value in values] if None in values else values
+    try:
+        return np.array(given, dtype=np.int64)
+    except OverflowError:  # damage
+        return np.array([min(max(value, NONE), -NONE - 1) for value in given if value is not None], dtype=np.int64)
+
+
+def numbered(*columns: Numbers) -> tuple[Numbers, Numbers]:
+    """Number the combinations of values in the order in which they appear; returns the first row and the number of each row."""
+    _, first, inverse = np.unique(combined(*columns), return_index=True, return_inverse=True)
+    order = np.argsort(first, kind="stable")
+    number = np.empty(len(order), np.int64)
+    number[order] = np.arange(len(order))
+    return first[order], number[inverse]
+
+
+def combined(*columns: Numbers) -> Numbers:
+    """Return numbers that are equal, and ascend, as the combinations of values do; the first column counts most."""
+    code = np.zeros(len(columns[0]), np.int64)
+    width = 1
+    for column in columns if len(code) else ():
+        is_wide = int(column.max()) - int(column.min()) >= 2**31
+        values = np.unique(column, return_inverse=True)[1] if is_wide else column - column.min()
+        values_width = int(values.max()) + 1
+        if width * values_width >= 2**62:
+            code = np.unique(code, return_inverse=True)[1]
+            width = int(code.max()) + 1
+        code = code * values_width + values
+        width *= values_width
+    return code
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """Instances of collectives, with an arrival for each of their ranks; ranks ascend within an instance (pair: sender first)."""
+
+    records: Records
+    row: Numbers
+    """Row in ``records``, [arrivals]."""
+    first: Numbers
+    """Offset of the first arrival of each instance, and at last the number of all, [instances + 1]."""
+    op: Numbers
+    """Index into the names of operations, [instances]. In a pair it is that of the send."""
+    rule: Numbers
+    """Index into ``RULES``, [instances]."""
+    end_ns: Numbers
+    """End of the collective on each rank, on its own clock, [arrivals]."""
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+    def __iter__(self) -> Iterator[Match]:
+        """Yield an object for each instance, to show it."""
+        rows, records = self.records.rows or [], self.records
+        edges, row, rank = self.first.tolist(), self.row.tolist(), self.rank.tolist()
+        for at, (op, rule) in enumerate(zip(self.op.tolist(), self.rule.tolist(), strict=True)):
+            mine = slice(edges[at], edges[at + 1])
+            held = [rows[number] for number in row[mine]]
+            root = None if rule == PAIR else held[0].root
+            yield Match(held[0].step, held[0].group, records.ops[op], rank[mine], held, RULES[rule], root)
+
+    @cached_property
+    def count(self) -> Numbers:
+        """Number of ranks of each instance."""
+        return np.diff(self.first)
+
+    @cached_property
+    def instance(self) -> Numbers:
+        """Instance of each arrival."""
+        return np.repeat(np.arange(len(self)), self.count)
+
+    @cached_property
+    def rank(self) -> Numbers:
+        """Rank of each arrival."""
+        return self.records.rank[self.row]
+
+    @cached_property
+    def leader(self) -> Numbers:
+        """Row in ``records`` of the first rank of each instance."""
+        return self.row[self.first[:-1]]
+
+    @cached_property
+    def step(self) -> Numbers:
+        """Step of each instance."""
+        return self.records.step[self.leader]
+
+    @cached_property
+    def group(self) -> Numbers:
+        """Group of each instance, as an index into the names of groups."""
+        return self.records.group[self.leader]
+
+    @cached_property
+    def arrival_ns(self) -> Numbers:
+        """Arrival of each rank, on its own clock."""
+        return self.records.arrival[self.row]
+
+    @cached_property
+    def inside_ns(self) -> Numbers:
+        """Duration of the collective on each rank from its arrival, waiting included."""
+        return self.end_ns - self.arrival_ns
+
+    @cached_property
+    def shortest_ns(self) -> Numbers:
+        """Shortest such duration of each instance."""
+        return self.least(self.inside_ns)
+
+    def least(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the least of the values [arrivals] of each instance."""
+        return np.minimum.reduceat(values, self.first[:-1]) if len(self) else values[:0]
+
+    def most(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the largest of the values [arrivals] of each instance."""
+        return np.maximum.reduceat(values, self.first[:-1]) if len(self) else values[:0]
+
+    def sum(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the sum of the values [arrivals] of each instance."""
+        return np.add.reduceat(values, self.first[:-1]) if len(self) else values[:0]
+
+    @cached_property
+    def team(self) -> Numbers:
+        """Number of the set of ranks of each instance."""
+        mixed = self.rank.astype(np.uint64) + np.uint64(1)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 0x9E3779B97F4A7C15)):
+            mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+        return numbered(self.sum(mixed).view(np.int64), self.count)[1]
+
+    @cached_property
+    def teams(self) -> list[tuple[int, ...]]:
+        """Ranks of each team."""
+        places = np.unique(self.team, return_index=True)[1]
+        return [tuple(self.rank[self.first[at] : self.first[at + 1]].tolist()) for at in places.tolist()]
+
+    @property
+    def listed(self) -> list[tuple[int, ...] | None]:
+        """Ranks of the group of each instance, where its records list them."""
+        records = self.records
+        return [None if team == NONE else records.members[team] for team in records.team[self.leader].tolist()]
+
+    def ranks_of_groups(self) -> dict[str, tuple[int, ...]]:
+        """Return the ranks of each group of this name, of the last instance."""
+        pairs = dict.fromkeys(zip(self.group.tolist(), self.team.tolist(), strict=True))
+        return {self.group_names[group]: self.teams[team] for group, team in pairs}
+
+    @property
+    def group_names(self) -> list[str]:
+        """Names that ``group`` counts."""
+        return self.records.groups
+
+    def chosen(self, wanted: Flags) -> Arrivals:
+        """Return the instances where ``wanted`` [instances]."""
+        if wanted.all():
+            return self
+        inside = np.repeat(wanted, self.count)
+        return Arrivals(
+            self.records, self.row[inside], offsets(self.count[wanted]), self.op[wanted], self.rule[wanted], self.end_ns[inside]
+        )
+
+    def joined(self, other: Arrivals) -> Arrivals:
+        """Return these instances and ``other`` ones of the same records."""
+        return Arrivals(
+            self.records,
+            np.concatenate([self.row, other.row]),
+            offsets(np.concatenate([self.count, other.count])),
+            np.concatenate([self.op, other.op]),
+            np.concatenate([self.rule, other.rule]),
+            np.concatenate([self.end_ns, other.end_ns]),
+        )
+
+    def ending(self, end_ns: Numbers) -> Arrivals:
+        """Return the same instances with other ends."""
+        return replace(self, end_ns=end_ns)
+
+    def agree(self, values: Numbers) -> Flags:
+        """Return whether the values [arrivals] of each instance that are recorded are the same."""
+        least = self.least(np.where(values == NONE, -NONE - 1, values))
+        return np.asarray(self.most(values) <= least)
+
+    def busy(self, arrivals: NDArray[np.intp]) -> tuple[Numbers, Numbers, Numbers]:
+        """Return the compute spans of these arrivals, on the ranks' own clocks: place in ``arrivals``, start and end."""
+        spans, row = self.records.spans, self.row[arrivals]
+        count = spans[row + 1] - spans[row]
+        at = np.repeat(spans[row] - np.cumsum(count) + count, count) + np.arange(int(count.sum()))
+        return np.repeat(np.arange(len(arrivals)), count), self.records.span_start[at], self.records.span_end[at]
+
+
+def sums(number: Numbers, values: NDArray[Any], count: int) -> Floats:
+    """Return the sum of the values of each number, from 0 to ``count`` - 1."""
+    # Of no values, ``bincount`` returns whole numbers.
+    return np.bincount(number, weights=values, minlength=count).astype(np.float64, copy=False)
+
+
+EVERYBODY, FROM_ROOT, TO_ROOT, PAIR = range(4)
+
+
+def offsets(count: Numbers) -> Numbers:
+    """Return where each of some runs of these lengths begins, and the end of the last."""
+    return np.concatenate([[0], np.cumsum(count)]).astype(np.int64)
+
+
+def arrivals_at(records: Records, row: Numbers, count: Numbers, *, pairs: bool = False) -> Arrivals:
+    """Return the instances that the rows in ``records`` form, the first ``count[0]`` the first one."""
+    first = offsets(count)
+    op = records.op[row[first[:-1]]]
+    codes = np.array([RULES.index(operation(name).rule or "everybody") for name in records.ops], dtype=np.int64)
+    rule = np.full(len(op), PAIR) if pairs else codes[op] if len(op) else np.zeros(0, np.int64)
+    return Arrivals(records, row, first, op, rule, records.end[row])
+
+
+NO_ARRIVALS: Final = arrivals_at(records_of([]), np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+def as_records(by_rank: Mapping[int, Iterable[CollectiveRecord]] | Records) -> Records:
+    """Return columns of the records by rank."""
+    return by_rank if isinstance(by_rank, Records) else records_of(sorted(by_rank.items(), key=lambda one: one[0]))

@@ -1,0 +1,47 @@
+"""Unions and overlaps of many sets of spans at once, against counting points."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.analysis.collectives.spans import Spans, covered, unions
+
+FAR = 2**62
+"""Times of damaged records lie far apart, which must not overflow."""
+
+few = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(-50, 50), st.integers(-50, 50), st.sampled_from([0, FAR, -FAR])), max_size=12
+)
+
+
+def columns(rows: list[tuple[int, int, int, int]]) -> Spans:
+    number, start, end = np.array([(of, one + far, other + far) for of, one, other, far in rows], np.int64).reshape(-1, 3).T
+    return number, start, end
+
+
+def points(spans: Spans) -> set[tuple[int, int]]:
+    return {(of, at) for of, start, end in zip(*(one.tolist() for one in spans), strict=True) for at in range(start, end)}
+
+
+@given(few)
+def test_the_union_of_each_set_is_what_its_points_are(rows: list[tuple[int, int, int, int]]) -> None:
+    found = unions(columns(rows))
+    assert points(found) == points(columns(rows))
+    assert [one.tolist() for one in unions(found)] == [one.tolist() for one in found]
+    number, start, end = found
+    assert int((end - start).sum()) == len(points(found))
+    same = number[1:] == number[:-1]
+    assert (start[1:][same] > end[:-1][same]).all()
+
+
+@given(few, few)
+def test_of_each_span_the_covered_points_are_counted(
+    rows: list[tuple[int, int, int, int]], others: list[tuple[int, int, int, int]]
+) -> None:
+    spans, by = unions(columns(rows)), unions(columns(others))
+    found = covered(spans, by)
+    for at, length in enumerate(found.tolist()):
+        one = (spans[0][at : at + 1], spans[1][at : at + 1], spans[2][at : at + 1])
+        assert length == len(points(one) & points(by))
