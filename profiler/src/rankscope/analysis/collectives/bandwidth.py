@@ -10,8 +10,8 @@ import numpy as np
 
 from rankscope.analysis.collectives.links import Expectation, Fabric, expect
 from rankscope.analysis.collectives.matching import Match, Matching
-from rankscope.analysis.collectives.operations import bus_factor
 from rankscope.analysis.collectives.waiting import Wait, Waits
+from rankscope.analysis.operations import bus_factor
 from rankscope.analysis.result.collectives import CollectiveBandwidth, DirectedWait
 from rankscope.analysis.trace.possible import MOST_BYTES
 

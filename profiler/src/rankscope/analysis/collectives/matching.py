@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from rankscope.analysis.collectives.operations import Rule, operation
+from rankscope.analysis.operations import Rule, operation
 from rankscope.runs.records import CollectiveRecord
 
 _REASONS: Final[dict[str, str]] = {"bytes": "bytes_differ", "dtype": "dtype_differs", "root": "root_differs"}

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.extract import Instance, collective_instances, integers, uncalled
+from rankscope.analysis.operations import operation_name
 from rankscope.analysis.result.data_quality import DataQuality
 from rankscope.analysis.trace.breakdown import Work, partition
 from rankscope.analysis.trace.categories import KERNEL
-from rankscope.analysis.trace.classify import operation_name
 from rankscope.analysis.trace.columns import Trace
 from rankscope.analysis.trace.intervals import clips
 from rankscope.analysis.trace.kernels import kernel_class

@@ -30,6 +30,7 @@ from rankscope.analysis.durations.overlap import longest_waits, overlapping_by_a
 from rankscope.analysis.durations.own_times import own_times, stages_of_calls
 from rankscope.analysis.durations.verdict import DurationEvidence, duration_verdict
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes
+from rankscope.analysis.operations import operation
 from rankscope.analysis.parallel.workers import ALONE, Engine
 from rankscope.analysis.report.assessment import assessed_windows
 from rankscope.analysis.report.ranks import rank_result
@@ -177,7 +178,7 @@ def compare_durations(durations: Durations) -> Compared:
         step_us=step_us,
         steps=len(numbers) if in_steps else None,
         overlapping=overlapping,
-        gathers=any(match.op.startswith("all_gather") and match.group in overlapping for match in matching.matches),
+        gathers=any(operation(match.op).family == "all_gather" and match.group in overlapping for match in matching.matches),
         unmatched_us=_unmatched_us(kept, _between(ranks, steps, numbers), matching.matches),
         matched_us=_matched_us(matching.matches),
         own=own,

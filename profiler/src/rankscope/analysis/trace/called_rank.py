@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final
 
-from rankscope.analysis.trace.classify import operation_name
+from rankscope.analysis.operations import operation, operation_name
 from rankscope.analysis.trace.schema import EventArgs, integer
-
-_SYMMETRIC: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-"""Collectives whose argument ``Rank`` is the caller's position in the group; in others it is that of the root or the peer."""
 
 
 def called_rank(args: EventArgs, group: Sequence[int] | None, world_size: int | None) -> int | None:
@@ -19,7 +15,8 @@ def called_rank(args: EventArgs, group: Sequence[int] | None, world_size: int | 
     ``group``: ranks of its process group, where known. A list of more than 30 ranks is cut in the arguments.
     """
     position = integer(args.rank)
-    if position is None or not operation_name(args.collective or "").startswith(_SYMMETRIC):
+    # With a root or a peer, it is their position in the group.
+    if position is None or operation(operation_name(args.collective or "")).family is None:
         return None
     size = integer(args.group_size)
     listed = [int(rank) for rank in re.findall(r"\d{1,9}", str(args.group_ranks or ""))]
