@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.activities import ACTIVITIES
-from rankscope.analysis.evidence.typical import TypicalSteps, warm_up
+from rankscope.analysis.evidence.typical import TypicalSteps, after_warm_up
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.inference.significance import LIMIT
 from rankscope.analysis.result.analysis import Cause, RareSteps
@@ -46,7 +46,7 @@ class RareTime:
 def rare_time(typical: TypicalSteps) -> RareTime:
     """Return the time of the rare steps of a run beyond as many typical ones."""
     length, rare = typical.length_us, typical.rare
-    looked_at = np.isfinite(length) & (np.arange(len(length)) >= warm_up(len(length)))
+    looked_at = np.isfinite(length) & after_warm_up(len(length))
     if not rare.any():
         return RareTime(looked_at, 0.0, np.zeros(len(length)), 0.0)
     middle = float(np.median(length[looked_at & ~rare]))

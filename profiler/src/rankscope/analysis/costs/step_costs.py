@@ -21,8 +21,9 @@ from rankscope.analysis.evidence.activities import ACTIVITIES, activity_times
 from rankscope.analysis.evidence.compared import MINIMUM_STEPS, comparable
 from rankscope.analysis.evidence.order import by_step, of_blocks
 from rankscope.analysis.evidence.steps import Matrix, StepTable
-from rankscope.analysis.evidence.typical import warm_up
+from rankscope.analysis.evidence.typical import after_warm_up
 from rankscope.analysis.result.costs import PartName, PipelineResult
+from rankscope.analysis.statistics import lower_medians
 from rankscope.runs.records import Phase
 
 Vector = NDArray[np.float64]
@@ -264,9 +265,7 @@ def _middle(table: StepTable, rows: NDArray[np.intp], judged: NDArray[np.bool_])
     def of(steps: slice) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         columns = np.flatnonzero(judged[steps])
         own = by_step(table.some("own_us", steps, rows)[:, columns])
-        known = np.isfinite(own).sum(axis=1)
-        middle = np.sort(own, axis=1)[np.arange(len(own)), np.maximum(known - 1, 0) // 2]  # NaN last
-        column, row = np.nonzero(own == middle[:, None])
+        column, row = np.nonzero(own == lower_medians(own.copy())[:, None])
         return rows[row], steps.start + columns[column]
 
     found = of_blocks(table.profiled.shape, of)
@@ -285,7 +284,7 @@ def _per_stage(ranks: NDArray[np.int64], shape: tuple[int, ...], pipeline: Pipel
 def usual_steps(table: StepTable) -> NDArray[np.bool_]:
     """Return the mask [steps] of steps after warm-up with a record, without profiled steps if enough others remain."""
     count = len(table.steps)
-    keep = (np.arange(count) >= warm_up(count)) & table.has_record.any(axis=0)
+    keep = after_warm_up(count) & table.has_record.any(axis=0)
     plain = keep & ~table.profiled.any(axis=0)
     return plain if plain.sum() >= MINIMUM_STEPS else keep
 

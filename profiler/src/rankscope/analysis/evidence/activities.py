@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.evidence.rank_columns import tag_metric
 from rankscope.analysis.evidence.steps import Matrix, StepTable
 from rankscope.analysis.result.analysis import Cause
+from rankscope.analysis.statistics import medians
 from rankscope.runs.records import Phase
 
 ACTIVITIES: Final[dict[Cause, str]] = {"checkpoint": "checkpoint", "evaluation": "eval"}
@@ -116,20 +117,11 @@ def activity_times(table: StepTable, tag: str, rows: NDArray[np.intp], *, own: b
             continue
         times = np.stack([table.of_rank(phase_metric(phase, own=own), int(row))[some] for row in rows]).astype(np.float64)
         times[tagged[np.ix_(rows, some)] | ~table.has_record[np.ix_(rows, some)]] = np.nan
-        usual = _medians(times)
+        usual = medians(times)
         if phase == "forward":
             usual[np.isnan(usual)] = np.inf
         else:
-            typical = _medians(times.reshape(1, -1))[0]
+            typical = medians(times.reshape(1, -1))[0]
             usual[np.isnan(usual)] = 0.0 if np.isnan(typical) else typical
         phases[phase] = usual
     return ActivityTimes(table, tag, rows, phases, own)
-
-
-def _medians(values: Matrix) -> NDArray[np.float64]:
-    """Return the median of the known values of each row; NaN where none is known."""
-    known = np.isfinite(values).any(axis=1)
-    found = np.full(len(values), np.nan)
-    if known.any():
-        found[known] = np.nanmedian(values[known], axis=1)
-    return found

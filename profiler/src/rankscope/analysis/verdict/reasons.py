@@ -13,7 +13,7 @@ from rankscope.analysis.evidence.kernel_calls import compare_calls
 from rankscope.analysis.evidence.order import last_ranks
 from rankscope.analysis.evidence.peers import peer_groups, stage_of
 from rankscope.analysis.evidence.steps import StepTable
-from rankscope.analysis.evidence.typical import warm_up
+from rankscope.analysis.evidence.typical import after_warm_up
 from rankscope.analysis.inference.cause import Signals, cause_of
 from rankscope.analysis.inference.explained import explained
 from rankscope.analysis.inference.healing import period
@@ -46,7 +46,7 @@ def signals_beside_windows(
     ``steps``: profiled steps in which it was, if not in all. ``affected``: the same of all steps.
     """
     table, rank, count = run.table, ranks[0], len(run.table.steps)
-    usual = (np.arange(count) >= warm_up(count)) & ~table.profiled.any(axis=0)
+    usual = after_warm_up(count) & ~table.profiled.any(axis=0)
     if affected is not None and (there := usual & np.isin(table.steps, list(affected))).any():
         usual = there
     others = [one for one in run.ranks if one != rank]
