@@ -14,10 +14,10 @@ from rankscope.analysis.trace.classify import (
     COMMUNICATION_NAMES,
     asks_for_communication,
     classify_kernel,
+    function_of,
     is_cpu_work,
     operation_of_kernel,
 )
-from rankscope.analysis.trace.symbols import function_of
 
 KERNELS: dict[str, tuple[tuple[str, str], ...]] = {
     "NCCL": (

@@ -26,8 +26,9 @@ from rankscope.analysis.trace.categories import (
     OPERATOR,
     WORKS,
     CategoryCodes,
+    device_kind,
+    label_events,
 )
-from rankscope.analysis.trace.checking import check_columns
 from rankscope.analysis.trace.classify import CPU_COMMUNICATION, activity_of_function
 from rankscope.analysis.trace.events import EventStream
 from rankscope.analysis.trace.files import TraceText
@@ -46,7 +47,7 @@ from rankscope.analysis.trace.numbering import (
     processes_of,
 )
 from rankscope.analysis.trace.possible import MAX_US
-from rankscope.analysis.trace.quality import NOWHERE_NS
+from rankscope.analysis.trace.quality import NOWHERE_NS, check_columns
 from rankscope.analysis.trace.schema import (
     ANY_DETAIL_EVENT,
     ANY_EVENT,
@@ -61,7 +62,6 @@ from rankscope.analysis.trace.schema import (
     process_name,
     read_metadata,
 )
-from rankscope.analysis.trace.vendors import device_kind, label_events
 from rankscope.base.errors import InputError
 from rankscope.runs.records import DeviceKind
 

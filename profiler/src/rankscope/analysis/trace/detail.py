@@ -20,10 +20,8 @@ from rankscope.analysis.result.detail import (
     StreamPart,
     WindowDetail,
 )
-from rankscope.analysis.trace.breakdown import Work, partition
 from rankscope.analysis.trace.categories import COPY, NOTE
 from rankscope.analysis.trace.columns import Trace
-from rankscope.analysis.trace.contention import contention, same_work
 from rankscope.analysis.trace.intervals import Spans, by_key, covered, join, measure, subtract, union
 from rankscope.analysis.trace.kernels import (
     CLASS_NAMES,
@@ -31,12 +29,14 @@ from rankscope.analysis.trace.kernels import (
     OPTIMIZER,
     OTHER,
     class_parts,
+    contention,
     kernel_class,
+    same_work,
     unclassified,
 )
 from rankscope.analysis.trace.launches import Idle, Launches, idle_of, launch_part, launches_of
 from rankscope.analysis.trace.streams import beside_the_main_stream, copy_parts, known, recomputing_rows, stream_parts
-from rankscope.analysis.trace.work import COMMUNICATION, COMPUTE, MEMCPY, WorkEvents, enclosing, within
+from rankscope.analysis.trace.work import COMMUNICATION, COMPUTE, MEMCPY, Work, WorkEvents, enclosing, partition, within
 from rankscope.runs.records import StepBreakdown
 
 MAX_STEPS: Final = 64

@@ -13,7 +13,7 @@ import msgspec
 
 from rankscope.analysis.evidence.unknown_kernels import RankKernels, kernels_with_waits, pattern_of, unknown_kernels
 from rankscope.analysis.result.analysis import UnknownKernel, Verdict
-from rankscope.analysis.trace.symbols import function_of, last_part
+from rankscope.analysis.trace.classify import function_of, last_part
 from rankscope.analysis.verdict.builders import insufficient
 from rankscope.base.text import duration, shortened
 
