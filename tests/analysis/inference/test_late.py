@@ -8,8 +8,9 @@ import pytest
 from rankscope.analysis.collectives.blame import Blame
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes
 from rankscope.analysis.inference.cause import cause_of
-from rankscope.analysis.inference.device_stragglers import slowest, suspected
-from rankscope.analysis.inference.late import find_late, late_signals, sure, too_few
+from rankscope.analysis.inference.judgement import judge
+from rankscope.analysis.inference.late import find_late, too_few
+from rankscope.analysis.inference.profiled import late_signals, sure
 from rankscope.runs.records import StepBreakdown
 
 
@@ -131,10 +132,11 @@ def test_few_steps_name_a_rank_of_many_only_where_they_agree(lateness: list[floa
     noise = np.random.default_rng(0).exponential(4.0, (ranks, steps))
     noise[7] = np.maximum(noise[7], lateness)
     device = DeviceOwnTimes(list(range(ranks)), list(range(steps)), noise, 1000.0)
-    straggler, calm = slowest([device], lambda _ranks, _group: float("inf"))
+    judgement = judge([device])
+    straggler = judgement.straggler
     assert (straggler is not None) == named
     if straggler is None:
-        assert suspected(calm, lambda _ranks, _group: float("inf")) == [7]
+        assert judgement.suspects == [7]
     else:
         assert straggler.slow.ranks == [7]
         assert sure(straggler.slow, steps) == pytest.approx(confidence, abs=0.001)

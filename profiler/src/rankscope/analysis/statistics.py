@@ -26,14 +26,20 @@ TIMES_LASTING: Final = 3.0
 """Length of a batch in multiples of the time that noise lasts, so that neighbouring batches correlate little."""
 
 
+def middle(values: Iterable[float | None]) -> float | None:
+    """Return the median of the known values; ``None`` without any."""
+    known = [value for value in values if value is not None]
+    return float(np.median(known)) if known else None
+
+
 def over_median(values: Mapping[int, float | None], rank: int, peers: Iterable[int] | None = None) -> float | None:
     """Return by how much the value of a rank exceeds the median of its peers: by default of all other ranks in ``values``.
 
     ``None`` where it, or that of every peer, is unknown. ``inference/excess.py`` does the same for all ranks at all steps.
     """
-    others = [value for peer in (values if peers is None else peers) if peer != rank and (value := values.get(peer)) is not None]
+    usual = middle(values.get(peer) for peer in (values if peers is None else peers) if peer != rank)
     mine = values.get(rank)
-    return None if mine is None or not others else mine - float(np.median(others))
+    return None if mine is None or usual is None else mine - usual
 
 
 def medians(rows: NDArray[np.floating[Any]]) -> Series:

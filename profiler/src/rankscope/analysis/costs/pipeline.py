@@ -26,6 +26,7 @@ from rankscope.analysis.inference.excess import excess
 from rankscope.analysis.inference.significance import LIMIT, block_sums, p_value
 from rankscope.analysis.inference.slow import MINIMUM_EFFECT
 from rankscope.analysis.result.costs import PipelineResult, StageResult
+from rankscope.analysis.statistics import middle
 from rankscope.analysis.trace.intervals import clip, measure, union
 from rankscope.runs.records import CollectiveRecord, Pipeline, RankInfo
 
@@ -162,4 +163,4 @@ def _microbatch_imbalance(ranks: Sequence[Sequence[CollectiveRecord]]) -> float 
             times = microbatches_us(one)
             if len(times) >= 2 and (usual := float(np.median(times))) > 0:
                 found.append(max(times) / usual - 1)
-    return float(np.median(found)) if found else None
+    return middle(found)

@@ -15,6 +15,7 @@ from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.inference.named import Named
 from rankscope.analysis.inference.physical import MAY_BE_DEVICE, GpuComparison, explain
 from rankscope.analysis.result.analysis import Evidence
+from rankscope.analysis.statistics import middle
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo
 from rankscope.runs.step_columns import MEMORY
@@ -147,8 +148,8 @@ def _retries(run: Witness, rank: int, peers: Iterable[int]) -> tuple[float, floa
         retries = np.empty(0) if samples is None else samples[:, 1 + MEMORY.index("allocator_retries")]
         known = retries[np.isfinite(retries)]
         counts.append(float(known[-1] - known[0]) if len(known) else None)
-    others = [count for count in counts[1:] if count is not None]
-    return (counts[0], float(np.median(others))) if counts[0] is not None and others else None
+    usual = middle(counts[1:])
+    return None if counts[0] is None or usual is None else (counts[0], usual)
 
 
 def _simulated(found: Mapping[int, Readings]) -> bool:

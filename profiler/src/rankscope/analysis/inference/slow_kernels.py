@@ -6,13 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-import numpy as np
-
 from rankscope.analysis.evidence.device_times import DeviceTimes
 from rankscope.analysis.evidence.kernel_ratios import KernelComparison, compare_kernels
 from rankscope.analysis.inference.cause import CauseRule
 from rankscope.analysis.inference.named import Named
 from rankscope.analysis.result.analysis import Evidence
+from rankscope.analysis.statistics import middle
 from rankscope.base.text import duration, one_line, shortened
 
 _SHOWN: Final = 3
@@ -47,7 +46,7 @@ def _factor_elsewhere(found: KernelComparison, others: KernelComparison | None) 
     """Return the median ratio of the kernels that take longer, in the steps in which the rank was not slow."""
     slow = {(kernel.name, kernel.grid) for kernel in found.longer}
     ratios = [kernel.ratio for kernel in others.compared if (kernel.name, kernel.grid) in slow] if others is not None else []
-    return float(np.median(ratios)) if ratios else None
+    return middle(ratios)
 
 
 def _kernel_evidence(found: KernelComparison) -> list[Evidence]:
