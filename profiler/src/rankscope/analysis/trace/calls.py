@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.result.data_quality import DataQuality
 from rankscope.analysis.result.text import counted
+from rankscope.analysis.trace.intervals import positions_of
 
 _KERNEL_LAUNCH: Final = re.compile(r"launch\w*kernel|kernellaunch", re.IGNORECASE)
 _GRAPH_LAUNCH: Final = re.compile(r"graph\w*launch", re.IGNORECASE)
@@ -102,18 +103,8 @@ def _is_kernel_launch(name: str) -> bool:
 
 def calls_of(correlation: NDArray[np.int64], host: HostEvents) -> NDArray[np.intp]:
     """Return, per device event, the position of the host event that launched it, or -1."""
-    known = np.flatnonzero(host.correlation >= 0)
-    found = np.full(len(correlation), -1, dtype=np.intp)
-    if not len(known):
-        return found
-    ids = host.correlation[known]
-    if (ids[1:] < ids[:-1]).any():
-        known = known[np.argsort(ids, kind="stable")]
-        ids = host.correlation[known]
-    at = np.minimum(np.searchsorted(ids, correlation), len(ids) - 1)
-    linked = (correlation >= 0) & (ids[at] == correlation)
-    found[linked] = host.calls[known[at[linked]]]
-    return found
+    call = positions_of(correlation, host.correlation)
+    return np.where(call >= 0, host.calls[call] if len(host.calls) else -1, -1)
 
 
 def launch_about(correlation: NDArray[np.int64], host: HostEvents) -> NDArray[np.int64]:

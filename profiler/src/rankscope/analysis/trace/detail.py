@@ -251,19 +251,9 @@ def _devices(inside: _Inside) -> list[DevicePart]:
         mine = (inside.device == number) | (inside.device < 0)
         chosen = [mine & (inside.kind == one) for one in (COMPUTE, COMMUNICATION, MEMCPY)]
         part = partition(Work(*(union(inside.start[one], inside.end[one]) for one in chosen)), inside.begin, inside.finish)
-        parts.append(
-            DevicePart(
-                device=known(int(number)),
-                window_us=part.window_us,
-                compute_us=part.compute_us,
-                communication_us=part.communication_us,
-                overlap_us=part.overlap_us,
-                exposed_communication_us=part.exposed_communication_us,
-                memcpy_us=part.memcpy_us,
-                exposed_memcpy_us=part.exposed_memcpy_us,
-                idle_us=part.idle_us,
-            )
-        )
+        said = msgspec.structs.asdict(part)
+        del said["start_ns"]
+        parts.append(DevicePart(device=known(int(number)), **said))
     return parts
 
 

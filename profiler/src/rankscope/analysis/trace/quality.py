@@ -27,7 +27,7 @@ from rankscope.analysis.trace.calls import (
     part_of_another,
 )
 from rankscope.analysis.trace.categories import COPY, KERNEL, LAUNCHED, LEFT_OUT, OPERATOR
-from rankscope.analysis.trace.intervals import distinct
+from rankscope.analysis.trace.intervals import distinct, middles
 from rankscope.runs.records import DeviceKind
 
 MOST_MISSING: Final = 0.02
@@ -310,16 +310,13 @@ def _without_overruns(
 
 def _usual(kernel: NDArray[np.int64], length: NDArray[np.int64], cut: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Return, per event, the median length of those of its kernel that are not cut; beyond all bounds where there is none."""
-    order = np.flatnonzero(~cut)
-    order = order[np.lexsort((length[order], kernel[order]))]
-    if not len(order):
+    rows = np.flatnonzero(~cut)
+    if not len(rows):
         return np.full(len(length), _UNBOUNDED_NS)
-    like = kernel[order]
-    first = np.concatenate(([0], np.flatnonzero(like[1:] != like[:-1]) + 1))
-    past = np.concatenate((first[1:], [len(order)]))
-    median = (length[order[(first + past - 1) // 2]] + length[order[(first + past) // 2]]) // 2
-    at = np.minimum(np.searchsorted(like[first], kernel), len(first) - 1)
-    return np.where(like[first[at]] == kernel, median[at], _UNBOUNDED_NS)
+    first, low, high = middles(length[rows], kernel[rows])
+    like, median = kernel[rows[first]], (low + high) // 2
+    at = np.minimum(np.searchsorted(like, kernel), len(like) - 1)
+    return np.where(like[at] == kernel, median[at], _UNBOUNDED_NS)
 
 
 def _no_activity(quality: DataQuality, has_work: bool, *, gives_work: bool) -> tuple[Problem | None, str | None]:

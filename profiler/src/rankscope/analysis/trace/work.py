@@ -21,7 +21,18 @@ from rankscope.analysis.trace.classify import (
     is_work,
 )
 from rankscope.analysis.trace.columns import Trace
-from rankscope.analysis.trace.intervals import Spans, clip, distinct, intersect, join, measure, subtract, union
+from rankscope.analysis.trace.intervals import (
+    Spans,
+    clip,
+    distinct,
+    intersect,
+    join,
+    measure,
+    middles,
+    positions_of,
+    subtract,
+    union,
+)
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -248,15 +259,10 @@ def _medians_by_step(
     if steps is None:
         return found
     position = steps.position(launch)
-    order = np.lexsort((took, position, number))
-    order = order[position[order] >= 0]
-    if not len(order):
-        return found
-    changes = (np.diff(number[order]) != 0) | (np.diff(position[order]) != 0)
-    begin = np.concatenate(([0], np.flatnonzero(changes) + 1))
-    end = np.concatenate((begin[1:], [len(order)]))
-    middle = (took[order[(begin + end - 1) // 2]] + took[order[(begin + end) // 2]]) / 2
-    for at, step, median in zip(number[order[begin]].tolist(), position[order[begin]].tolist(), middle.tolist(), strict=True):
+    inside = np.flatnonzero(position >= 0)
+    first, low, high = middles(took[inside], number[inside], position[inside])
+    rows = inside[first]
+    for at, step, median in zip(number[rows].tolist(), position[rows].tolist(), ((low + high) / 2).tolist(), strict=True):
         found.setdefault(at, {})[steps.numbers[step]] = median
     return found
 
@@ -280,18 +286,9 @@ def outermost(trace: Trace, wanted: NDArray[np.bool_]) -> NDArray[np.intp]:
 def _launching_rows(trace: Trace) -> NDArray[np.intp]:
     """Return, per row, the row of the CPU call that launched it: itself for events on the CPU, -1 if no call is linked."""
     found = np.arange(len(trace.start), dtype=np.intp)
-    device = np.flatnonzero(trace.category <= COPY)
-    found[device] = -1
-    calls = trace.rows(LAUNCHED)
-    calls = calls[trace.correlation[calls] >= 0]
-    if not len(calls):
-        return found
-    calls = calls[np.argsort(trace.correlation[calls], kind="stable")]
-    device = device[trace.correlation[device] >= 0]
-    at = np.searchsorted(trace.correlation[calls], trace.correlation[device])
-    at = np.minimum(at, len(calls) - 1)
-    linked = trace.correlation[calls[at]] == trace.correlation[device]
-    found[device[linked]] = calls[at[linked]]
+    device, calls = np.flatnonzero(trace.category <= COPY), trace.rows(LAUNCHED)
+    call = positions_of(trace.correlation[device], trace.correlation[calls])
+    found[device] = np.where(call >= 0, calls[call] if len(calls) else -1, -1)
     return found
 
 
