@@ -125,7 +125,7 @@ def _costs(held: Mapping[int, Reduction], matched: Matched, world_size: int, *, 
 
 
 def _case(held: Mapping[int, Reduction], matched: Matched, costs: Costs | None, setting: Setting) -> Case:
-    profile = profile_of_windows(held, matched, setting.world_size)
+    profile = profile_of_windows(held, matched, setting.world_size, setting.hosts)
     if profile is None:
         return Case(setting, {}, missing=Missing("none of these steps has been profiled", "short_capture", lead=None))
     case = Case(setting, shares_of(costs, matched.figures))

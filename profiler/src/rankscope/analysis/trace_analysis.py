@@ -246,7 +246,7 @@ def _case(traces: Sequence[RankTrace], matched: Matched, costs: Costs | None, ex
     if not matches and not times:
         return replace(case, missing=_unmatched(traces, world_size))
     breakdowns = {trace.rank: trace.reduction.breakdowns for trace in traces}
-    profile = Profile(matched, times, breakdowns, _extent_us(traces, matched))
+    profile = Profile(matched, times, breakdowns, _extent_us(traces, matched), hosts=setting.hosts)
     judgement = profile.judge()
     straggler = judgement.straggler
     if judgement.suspects:

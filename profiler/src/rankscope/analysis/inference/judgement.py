@@ -104,7 +104,7 @@ def judge(
     judged = _judge_groups(groups, hosts or {})
     slow = [found for each in judged if (found := _costly(each, at_most_us)) is not None]
     worst = max(slow, key=lambda found: found.slow.gain_us, default=None)
-    late = None if blame is None else find_late(blame, window_us)
+    late = None if blame is None else find_late(blame, window_us, hosts)
     if worst is not None and worst.times is not None:
         window_gain_us = worst.slow.gain_us * len(worst.times.steps)
         if late is None or 2 * window_gain_us >= late.gain_us:

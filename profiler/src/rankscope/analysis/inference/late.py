@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -58,12 +58,15 @@ def late_times(blame: Blame, window_us: float) -> LateTimes | None:
     return LateTimes(blame.ranks, blame.steps, np.ascontiguousarray((late * exposed).T), window_us / len(late), by_steps, savings)
 
 
-def find_late(blame: Blame, window_us: float) -> Slow | None:
-    """Return the ranks that were late beyond chance and at a significant cost, or ``None``; times are per window."""
+def find_late(blame: Blame, window_us: float, hosts: Mapping[int, str] | None = None) -> Slow | None:
+    """Return the ranks that were late beyond chance and at a significant cost, or ``None``; times are per window.
+
+    ``hosts``: host of each rank, where known.
+    """
     times = late_times(blame, window_us)
     if times is None:
         return None
-    slow = judge_ranks(times).slow if times.by_steps else _at_collectives(times, blame)
+    slow = judge_ranks(times, hosts).slow if times.by_steps else _at_collectives(times, blame)
     if slow is None or (times.by_steps and not all_agree(times.own, times.ranks, slow)):
         return None
     units = times.own.shape[1]

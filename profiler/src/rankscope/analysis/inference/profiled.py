@@ -6,7 +6,7 @@ They have own times on devices, and the waits at matched collectives.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypedDict
 
 import numpy as np
@@ -44,6 +44,8 @@ class Profile:
     """The typical window over which the waits of ``matched`` were summed."""
     steps: int = 1
     """Number of steps in a window; one stands for a window that is judged as a whole."""
+    hosts: Mapping[int, str] = field(default_factory=dict)
+    """Host of each rank, where known."""
 
     @property
     def blame(self) -> Blame:
@@ -59,7 +61,7 @@ class Profile:
             return saved_at_most_us(ranks, waits_for(group.ranks, len(group.steps), stages, waited_us, self.blame))
 
         groups = device_own_times(self.times, self.blame)
-        return judge(groups, at_most_us=at_most_us, blame=self.blame, window_us=self.window_us)
+        return judge(groups, hosts=self.hosts, at_most_us=at_most_us, blame=self.blame, window_us=self.window_us)
 
     def describe(self, straggler: DeviceStraggler, *, seen: str = "step", explained: float | None = None) -> Named:
         """Describe a straggler by the evidence of these steps alone. Times are per step.
@@ -84,14 +86,16 @@ class Profile:
         return with_kernels(with_host_evidence(named, signals), self.times, alike, affected)
 
 
-def profile_of_windows(windows: Mapping[int, Reduction], matched: Matched, world_size: int | None) -> Profile | None:
+def profile_of_windows(
+    windows: Mapping[int, Reduction], matched: Matched, world_size: int | None, hosts: Mapping[int, str]
+) -> Profile | None:
     """Return the profiled steps of a run, ``matched``; ``None`` without any."""
     breakdowns = {rank: reduction.breakdowns for rank, reduction in windows.items()}
     counts = [len(rows) for rows in breakdowns.values() if rows]
     if not counts:
         return None
     window_us = sum(row.window_us for rows in breakdowns.values() for row in rows) / len(counts)
-    return Profile(matched, times_of_windows(windows, world_size), breakdowns, window_us, max(counts))
+    return Profile(matched, times_of_windows(windows, world_size), breakdowns, window_us, max(counts), hosts)
 
 
 def device_step_signals(straggler: DeviceStraggler, times: Mapping[int, DeviceTimes]) -> Signals:
@@ -182,6 +186,7 @@ def late_named(
     ]
     return Named(
         ranks=slow.ranks,
+        hosts=slow.hosts,
         pattern=slow.pattern,
         cause=cause_of(signals),
         phase=signals.phase,
@@ -303,6 +308,7 @@ def device_named(
             evidence.append(Evidence(name=name, value=value, unit=unit, detail="over the median of its peers, in its slow steps"))
     return Named(
         ranks=slow.ranks,
+        hosts=slow.hosts,
         pattern=slow.pattern,
         cause=cause_of(signals),
         phase=signals.phase,

@@ -278,7 +278,7 @@ def _reporting(run: RunEvidence) -> int:
 def _case_of_windows(run: RunEvidence, case: Case) -> Case | None:
     """Return the case of the profiled windows, for runs whose step records cannot decide; ``None`` where windows cannot."""
     setting = replace(case.setting, source="windows")
-    profile = profile_of_windows(run.windows, run.matched, run.world_size)
+    profile = profile_of_windows(run.windows, run.matched, run.world_size, run.hosts)
     if profile is None:
         return None
     judgement = profile.judge()
