@@ -64,8 +64,7 @@ def slope_of(steps: Values, values: Values, *, series: int = 1) -> Slope | None:
     slopes = np.sort((values[second] - values[first]) / (steps[second] - steps[first]))
     spread = _deviations(series) * math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
     low, high = int((len(slopes) - spread) / 2), math.ceil((len(slopes) + spread) / 2)
-    middle = (float(slopes[(len(slopes) - 1) // 2]) + float(slopes[len(slopes) // 2])) / 2
-    return Slope(middle, float(slopes[max(low, 0)]), float(slopes[min(high, len(slopes) - 1)]))
+    return Slope(float(np.median(slopes)), float(slopes[max(low, 0)]), float(slopes[min(high, len(slopes) - 1)]))
 
 
 @cache

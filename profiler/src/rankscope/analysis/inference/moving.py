@@ -14,7 +14,7 @@ from rankscope.analysis.evidence.order import by_step, leaders, of_blocks, order
 from rankscope.analysis.inference.healing import far_steps
 from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.result.text import OUTLIERS
-from rankscope.analysis.statistics import mean_of
+from rankscope.analysis.statistics import lower_medians, mean_of
 
 MOST_WAITING: Final = 0.1
 """Share of the step that ranks may wait for each other in a verdict that all is balanced."""
@@ -61,7 +61,7 @@ def moving_waits(times: OwnTimes, without: Sequence[int] = ()) -> Moving:
     rows = np.array([row for row, rank in enumerate(times.ranks) if rank not in without])
     own = times.own if len(rows) == len(times.own) else times.own[rows]
     leading = leaders(own)
-    middle = np.concatenate(of_blocks(own.shape, lambda steps: np.sort(by_step(own[:, steps]), axis=1)[:, (len(own) - 1) // 2]))
+    middle = np.concatenate(of_blocks(own.shape, lambda steps: lower_medians(by_step(own[:, steps]))))
     wait = leading.largest - middle
     # Exponential noise, the worst common kind, leads by half of that.
     usual = (leading.largest - leading.ahead - ordered(own, [0])[0]) / max(1, len(own) - 2)
