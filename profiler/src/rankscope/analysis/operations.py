@@ -7,7 +7,7 @@ or change a row.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final, Literal
 
 import msgspec
@@ -112,82 +112,37 @@ class Operation(msgspec.Struct, frozen=True):
         return bool(self.equal) and self.family in ("all_reduce", "reduce_scatter")
 
 
-_ROWS: Final = (
+# What operations have in common.
+_reduces: Final = partial(Operation, family="all_reduce", factor=_two_passes, input_is_message=True, equal=_BOTH)
+_gathers: Final = partial(Operation, family="all_gather", factor=_one_pass, equal=_BOTH)
+_scatters: Final = partial(Operation, family="reduce_scatter", factor=_one_pass, input_is_message=True, equal=_BOTH)
+_hands_over: Final = partial(Operation, factor=_whole, input_is_message=True)
+_routes: Final = partial(Operation, rule=None, excluded="expert_parallel")
+
+_ROWS: Final[tuple[Operation, ...]] = (
     # A kernel that fuses two collectives counts as the one in which all ranks exchange everything.
-    Operation(
-        "all_reduce",
-        kernels=r"all_?reduce|device_reduce|quickreduce|rdxn|lamport|\bar_|_gpu_(rw|rr|mc)$",
-        family="all_reduce",
-        factor=_two_passes,
-        input_is_message=True,
-        equal=_BOTH,
-    ),
-    Operation(
-        "all_reduce_coalesced",
-        family="all_reduce",
-        gloo="all_reduce",
-        factor=_two_passes,
-        input_is_message=True,
-        equal=_BOTH,
-    ),
+    _reduces("all_reduce", kernels=r"all_?reduce|device_reduce|quickreduce|rdxn|lamport|\bar_|_gpu_(rw|rr|mc)$"),
+    _reduces("all_reduce_coalesced", gloo="all_reduce"),
     # Ranks may have any number of values that are not zero.
     Operation("sparse_all_reduce", ("allreducesparse",), family="all_reduce", gloo="all_reduce"),
-    Operation(
-        "all_gather",
-        kernels=r"all_?gather|fcollect|\bag_|userbuffers\w*_ag",
-        family="all_gather",
-        factor=_one_pass,
-        equal=_BOTH,
-        parts=("output",),
-    ),
-    Operation(
-        "all_gather_base",
-        ("allgatherintotensor", "allgathersingle"),
-        family="all_gather",
-        gloo="all_gather",
-        factor=_one_pass,
-        equal=_BOTH,
-    ),
-    Operation(
+    _gathers("all_gather", kernels=r"all_?gather|fcollect|\bag_|userbuffers\w*_ag", parts=("output",)),
+    _gathers("all_gather_base", ("allgatherintotensor", "allgathersingle"), gloo="all_gather"),
+    _gathers(
         "all_gather_coalesced",
         ("allgatherintotensorcoalesced", "allgatherbasecoalesced", "allgathersinglecoalesced"),
-        family="all_gather",
         gloo="all_gather",
-        factor=_one_pass,
-        equal=_BOTH,
     ),
     Operation("all_gatherv", family="all_gather", rule=None, excluded="unknown_operation", parts=("output",)),
-    Operation(
-        "reduce_scatter",
-        kernels=r"reduce_?scatter|\brs_|userbuffers\w*_rs",
-        family="reduce_scatter",
-        gloo="all_reduce",
-        factor=_one_pass,
-        input_is_message=True,
-        equal=_BOTH,
-        parts=("input",),
-    ),
-    Operation(
-        "reduce_scatter_base",
-        ("reducescattertensor", "reducescattersingle"),
-        family="reduce_scatter",
-        gloo="all_reduce",
-        factor=_one_pass,
-        input_is_message=True,
-        equal=_BOTH,
-    ),
-    Operation(
+    _scatters("reduce_scatter", kernels=r"reduce_?scatter|\brs_|userbuffers\w*_rs", gloo="all_reduce", parts=("input",)),
+    _scatters("reduce_scatter_base", ("reducescattertensor", "reducescattersingle"), gloo="all_reduce"),
+    _scatters(
         "reduce_scatter_coalesced",
         ("reducescattertensorcoalesced", "reducescatterbasecoalesced", "reducescattersinglecoalesced"),
-        family="reduce_scatter",
-        factor=_one_pass,
-        input_is_message=True,
-        equal=_BOTH,
     ),
     Operation("reduce_scatterv", family="reduce_scatter", rule=None, excluded="unknown_operation", parts=("input",)),
-    Operation("notify", kernels=r"notify", rule=None, excluded="expert_parallel"),
-    Operation("dispatch", kernels=r"dispatch", rule=None, excluded="expert_parallel"),
-    Operation("combine", kernels=r"combine", rule=None, excluded="expert_parallel"),
+    _routes("notify", kernels=r"notify"),
+    _routes("dispatch", kernels=r"dispatch"),
+    _routes("combine", kernels=r"combine"),
     # Ranks that exchange little leave early, so the shortest duration is no transfer time, and no link carries the whole size.
     Operation(
         "all_to_allv",
@@ -208,50 +163,21 @@ _ROWS: Final = (
         parts=_BOTH,
     ),
     Operation("barrier", ("allreducebarrier",), kernels=r"barrier|\bsync|_sync|clean_low_latency", family="barrier"),
-    Operation(
-        "broadcast",
-        ("broadcastoop",),
-        kernels=r"broadcast",
-        rule="from_root",
-        factor=_whole,
-        input_is_message=True,
-        excluded="broadcast",
-        equal=_BOTH,
-    ),
+    _hands_over("broadcast", ("broadcastoop",), kernels=r"broadcast", rule="from_root", excluded="broadcast", equal=_BOTH),
     Operation("scatter", rule="from_root", factor=_one_pass, excluded="rooted", parts=("input",)),
     Operation("gather", ("gathersingle",), rule="to_root", factor=_one_pass, excluded="rooted", parts=("output",)),
     # Its kernel runs any number of sends and receives, also those of an all-to-all.
     Operation("send_recv", kernels=r"send_?recv", rule=None, excluded="p2p"),
-    Operation(
-        "send",
-        ("isend",),
-        kernels=r"send|put_signal|_put_kernel",
-        rule="pair",
-        factor=_whole,
-        input_is_message=True,
-        excluded="p2p",
-        is_p2p=True,
-    ),
-    Operation(
+    _hands_over("send", ("isend",), kernels=r"send|put_signal|_put_kernel", rule="pair", excluded="p2p", is_p2p=True),
+    _hands_over(
         "recv",
         ("irecv", "recvanysource"),
         kernels=r"recv|wait_(for_)?signal|wait_until|_get_kernel",
         rule="pair",
-        factor=_whole,
-        input_is_message=True,
         excluded="p2p",
         is_p2p=True,
     ),
-    Operation(
-        "reduce",
-        ("reduceoop",),
-        kernels=r"reduce",
-        rule="to_root",
-        factor=_whole,
-        input_is_message=True,
-        excluded="rooted",
-        equal=_BOTH,
-    ),
+    _hands_over("reduce", ("reduceoop",), kernels=r"reduce", rule="to_root", excluded="rooted", equal=_BOTH),
     # Batches of sends and receives; which ones, the record does not say.
     Operation("coalesced", rule=None, excluded="p2p", is_p2p=True),
     Operation("batch_isend_irecv", rule=None, excluded="p2p", is_p2p=True),
