@@ -171,18 +171,20 @@ def read_single_rows(paths: Sequence[Path], steps: NDArray[np.int64]) -> Rows | 
             if layout is None:
                 return None
 
-            def read(place: int, file: BinaryIO = file, layout: Layout = layout) -> Rows:
-                data = os.pread(file.fileno(), layout.row_bytes, layout.position(place))
-                return layout.rows(data if len(data) == layout.row_bytes else b"")[0]
-
             there = (os.fstat(file.fileno()).st_size - layout.first) // layout.row_bytes
             if there <= 0:
                 continue
-            first = read(0)
+
+            def read(places: Sequence[int], file: BinaryIO = file, layout: Layout = layout) -> Rows:
+                parts = [os.pread(file.fileno(), layout.row_bytes, layout.position(place)) for place in places]
+                return layout.rows(b"".join(part for part in parts if len(part) == layout.row_bytes))[0]
+
+            first = read([0])
             if not len(first):
                 return None
             places = steps - first["step"][0]
-            found += [read(place) for place in places[(places >= 0) & (places < there)].tolist()]
+            if len(wanted := places[(places >= 0) & (places < there)].tolist()):
+                found.append(read(wanted))
     rows = joined_rows(found) if found else np.empty(0, row_dtype())
     return rows if len(steps) and np.array_equal(rows["step"], steps) else None
 
