@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -189,6 +189,10 @@ def read_single_rows(paths: Sequence[Path], steps: NDArray[np.int64]) -> Rows | 
     return rows if len(steps) and np.array_equal(rows["step"], steps) else None
 
 
+def _bytes(count: int) -> NDArray[np.uint8]:
+    return np.empty(count, np.uint8)
+
+
 @dataclass(slots=True)
 class Segment:
     """One file of step records, read incrementally."""
@@ -221,19 +225,23 @@ class Segment:
         self.rows_read = max(self.rows_read, there - keep)
         return max(0, keep - there)
 
-    def read(self) -> Iterator[Rows]:
-        """Yield the unread rows, in blocks. Raises ``InputError`` and ``OSError``."""
+    def read(self, new: Callable[[int], NDArray[np.uint8]] = _bytes) -> Iterator[Rows]:
+        """Yield the unread rows, in blocks. Raises ``InputError`` and ``OSError``.
+
+        ``new``: returns memory for at least so many bytes, in which the rows of a block remain.
+        """
         with open_regular(self.path) as file:
             there = self._rows_in(file)
             if (layout := self.layout) is None:
                 return
             file.seek(layout.position(self.rows_read))
             while self.rows_read < there:
-                data = file.read(min(BLOCK_ROWS, there - self.rows_read) * layout.row_bytes)
-                count = len(data) // layout.row_bytes
+                wanted = min(BLOCK_ROWS, there - self.rows_read) * layout.row_bytes
+                data = new(wanted)[:wanted].data
+                count = file.readinto(data) // layout.row_bytes  # type: ignore[attr-defined]  # it is a BufferedReader
                 if not count:
                     return  # the file became shorter
-                rows, damaged = layout.rows(memoryview(data)[: count * layout.row_bytes])
+                rows, damaged = layout.rows(data[: count * layout.row_bytes])
                 add_skipped(self.damaged, self.path, [layout.position(self.rows_read + row) for row in damaged])
                 self.rows_read += count
                 yield rows

@@ -138,7 +138,8 @@ def _cause(run: RunEvidence, steps: NDArray[np.intp], weights: NDArray[np.float6
         cause: float(weights[table.tagged(tag)[:, steps]].sum()) for cause, tag in ACTIVITIES.items() if tag in table.tags
     }
     row, column = np.nonzero(weights)
-    for cause, metric in (("gc", "gc_us"), ("input", "own_data_us")):
+    metrics: dict[Cause, str] = {"gc": "gc_us", "input": "own_data_us"}
+    for cause, metric in metrics.items():
         if table.is_known(metric):
             values = np.nan_to_num(table.at(metric, row, steps[column]).astype(np.float64))
             taken[cause] = float(np.minimum(values, weights[row, column]).sum())

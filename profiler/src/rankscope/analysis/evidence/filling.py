@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -187,13 +187,25 @@ class Filling:
         self._rearrange(columns=source)
 
     def drop_before(self, number: int) -> None:
-        """Forget the first ``number`` steps. Leave room for as many new ones, but not for more than are kept."""
+        """Forget the first ``number`` steps, and leave their room for new ones."""
         first = self.steps[number] if number < len(self.steps) else np.inf
         self.memory = {rank: samples[samples[:, 0] >= first] for rank, samples in self.memory.items()}
-        kept = np.arange(number, len(self.steps), dtype=np.intp)
+        self._last_places = _NOWHERE
+        self._set(len(self.profiled))
+        count = len(self.steps)
         self.steps = self.steps[number:]
-        spare = max(min(number, len(kept)), len(kept) // _SPARE)
-        self._rearrange(columns=np.concatenate([kept, np.full(spare, -1, dtype=np.intp)]))
+        # In place: new memory costs more than moving what is in it.
+        for matrix, blank in self._matrices():
+            matrix[:, : count - number] = matrix[:, number:count]
+            matrix[:, count - number :] = blank
+
+    def _matrices(self) -> Iterator[tuple[NDArray[Any], float]]:
+        """Yield each matrix, and what it holds where nothing was added."""
+        yield from ((matrix, np.nan) for matrix in self.values.values())
+        yield from ((matrix, False) for matrix in self.tags.values())
+        yield self.profiled, False
+        if self.start is not None:
+            yield self.start, 0
 
     def _rearrange(self, *, rows: NDArray[np.intp] | None = None, columns: NDArray[np.intp] | None = None) -> None:
         """Move rows or columns from their old indices; -1: blank. One array at a time, because all of them fill memory."""

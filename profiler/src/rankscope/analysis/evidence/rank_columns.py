@@ -183,18 +183,26 @@ class _Part:
 
     def __init__(self, rows: Rows, metrics: Collection[str]) -> None:
         groups = rows.view(grouped_dtype())
-        self.possible = _possible(groups)
+        # Columns next to each other in memory are copied together, for each pass over the rows takes long.
+        self.step, self.start, counts = _integers(groups)
+        self.possible = are_possible_steps({"step": self.step, "start_unix_ns": self.start, "wall_us": groups["wall_us"].copy()})
+        self.possible &= (counts < _MOST).all(axis=0)
         if not self.possible.all():
             groups = groups[self.possible]
-        self.step: NDArray[np.int64] = groups["step"].copy()
-        self.start: NDArray[np.int64] = groups["start_unix_ns"].copy()
-        self.profiled: NDArray[np.bool_] = groups["flags"] & PROFILED != 0
+            self.step, self.start, counts = _integers(groups)
+        flags = groups["flags"].copy()
+        self.profiled: NDArray[np.bool_] = flags & PROFILED != 0
         # Sums of absurd times may overflow; they are then unknown like these times.
         with np.errstate(over="ignore", invalid="ignore"):
-            self.values, self.same = _values(groups, _computed(metrics))
-        self.meters = _meters(groups) if _some(METER_METRICS, metrics) else np.empty((0, len(groups)), np.float32)
-        self.postponed = _known(groups, [name for name in POSTPONED_METRICS if name not in metrics])
+            self.values, self.same = _values(groups, flags, counts, _computed(metrics))
+        self.meters = _meters(groups, counts) if _some(METER_METRICS, metrics) else np.empty((0, len(groups)), np.float32)
+        self.postponed = _known(groups, flags, counts, [name for name in POSTPONED_METRICS if name not in metrics])
         self.memory = _memory(groups["memory"]) if _some(MEMORY, metrics) else no_memory()
+
+
+def _integers(groups: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the steps and starts, [rows], and ``COUNTS``, [counts, rows]."""
+    return groups["step"].copy(), groups["start_unix_ns"].copy(), np.array(groups["counts"].T, order="C")
 
 
 def _some(names: Sequence[str], metrics: Collection[str]) -> bool:
@@ -228,42 +236,39 @@ def times_of_tags(events: Iterable[StepEvent]) -> TagTimes:
     return times
 
 
-def _possible(groups: Rows) -> NDArray[np.bool_]:
-    """Return which rows are possible, [rows]."""
-    possible = are_possible_steps(groups)
-    for at in range(len(COUNTS)):
-        possible &= groups["counts"][:, at] < _MOST
-    return possible
-
-
 def _computed(metrics: Collection[str]) -> tuple[str, ...]:
     """Return the metrics, except meters, that are computed where ``metrics`` are requested: step times and work at least."""
     times = TIME_METRICS if _some(PHASE_METRICS, metrics) else STEP_METRICS
     return (*WORK_METRICS, *times, *(BLOCKED_METRICS if _some(BLOCKED_METRICS, metrics) else ()))
 
 
-def _values(groups: Rows, names: Sequence[str]) -> tuple[NDArray[np.float32], frozenset[str]]:
+def _values(
+    groups: Rows, flags: NDArray[np.uint32], counts: NDArray[np.int64], names: Sequence[str]
+) -> tuple[NDArray[np.float32], frozenset[str]]:
     """Return the metrics of ``_computed`` [metrics, rows], and those that equal another, see ``RankColumns.same``.
 
     ``StepRecord`` defines ``own_us`` and similar metrics.
     """
     found = np.empty((len(names), len(groups)), np.float32)
     for at, name in enumerate(("samples", "tokens")):
-        found[at] = _count(groups, name)
+        found[at] = _count(counts, name)
     found[2] = groups["flops"]
-    return found, _times(groups, *np.split(found, [3, 6, 6 + len(PHASE_METRICS)])[1:])
+    return found, _times(groups, flags, *np.split(found, [3, 6, 6 + len(PHASE_METRICS)])[1:])
 
 
-def _count(groups: Rows, name: str) -> NDArray[np.floating[Any]]:
-    counts = groups["counts"][:, COUNTS.index(name)]
-    return np.where(counts >= 0, counts, np.nan)
+def _count(counts: NDArray[np.int64], name: str) -> NDArray[np.floating[Any]]:
+    values = counts[COUNTS.index(name)]
+    return np.where(values >= 0, values, np.nan)
 
 
 def _times(
-    groups: Rows, found: NDArray[np.float32], of_phases: NDArray[np.float32], of_blocked: NDArray[np.float32]
+    groups: Rows,
+    flags: NDArray[np.uint32],
+    found: NDArray[np.float32],
+    of_phases: NDArray[np.float32],
+    of_blocked: NDArray[np.float32],
 ) -> frozenset[str]:
     """Fill in ``STEP_METRICS``, and, unless empty, ``PHASE_METRICS`` and ``BLOCKED_METRICS``; return those that equal another."""
-    flags = groups["flags"]
     wall: NDArray[np.float64] = groups["wall_us"].copy()
     has_blocked = flags & HAS_BLOCKED != 0
     # The host runs ahead of its device, and waits for it at some steps only. So the step's time is the device's where it is
@@ -310,18 +315,17 @@ def _of_phases(groups: Rows, field_name: str) -> NDArray[np.float32]:
     return np.array(groups["times"][:, TIMES.index(field_name)].T, order="C")
 
 
-def _meters(groups: Rows) -> NDArray[np.float32]:
+def _meters(groups: Rows, counts: NDArray[np.int64]) -> NDArray[np.float32]:
     """Return ``METER_METRICS``, [metrics, rows]."""
     found = np.empty((len(METER_METRICS), len(groups)), np.float32)
     found[: len(METERS)] = groups["meters"].T
     for at, name in enumerate(_ELEMENTS, len(METERS)):
-        found[at] = _count(groups, name)
+        found[at] = _count(counts, name)
     return found
 
 
-def _known(groups: Rows, names: Sequence[str]) -> frozenset[str]:
+def _known(groups: Rows, flags: NDArray[np.uint32], counts: NDArray[np.int64], names: Sequence[str]) -> frozenset[str]:
     """Return those of the ``POSTPONED_METRICS`` in ``names`` that may have known values."""
-    flags = groups["flags"]
     on_device = (flags & (HAS_DEVICE | HAS_DEVICE_BLOCKED)) == HAS_DEVICE | HAS_DEVICE_BLOCKED
     on_host = (flags & HAS_BLOCKED != 0) & ~on_device
     has_device, all_on_host = bool(on_device.any()), bool(on_host.all())
@@ -330,7 +334,7 @@ def _known(groups: Rows, names: Sequence[str]) -> frozenset[str]:
         if name in METERS:
             known = _any_known(groups["meters"][:, METERS.index(name)])
         elif name in _ELEMENTS:
-            known = bool((groups["counts"][:, COUNTS.index(name)] >= 0).any())
+            known = bool((counts[COUNTS.index(name)] >= 0).any())
         else:
             at = PHASE_METRICS.index(name) % len(PHASES)
             column = times[:, TIMES.index("phases_us"), at]

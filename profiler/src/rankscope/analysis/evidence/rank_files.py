@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from typing import Final, TypeVar
 
@@ -22,7 +23,8 @@ from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import StepEvent
 from rankscope.runs.segments import list_segments
-from rankscope.runs.step_segments import Rows, read_single_rows
+from rankscope.runs.step_columns import ROW_BYTES
+from rankscope.runs.step_segments import BLOCK_ROWS, Rows, read_single_rows
 
 _AHEAD: Final = 2
 """Ranks read ahead per thread; results that wait for the consumer take up memory."""
@@ -57,8 +59,8 @@ def load_ranks(
     ``recent``: the steps that are read; ``None``: all.
     """
 
-    def load(own: RunReader, rank: int) -> tuple[list[Rows], list[StepEvent]]:
-        blocks = list(own.step_rows(attempt, rank, last=None if recent is None else recent.most_steps))
+    def load(own: RunReader, rank: int, new: _New) -> tuple[list[Rows], list[StepEvent]]:
+        blocks = list(own.step_rows(attempt, rank, last=None if recent is None else recent.most_steps, new=new))
         # Read after the rows: a step's event is written before its row.
         return blocks, list(own.events(attempt, rank))
 
@@ -139,7 +141,11 @@ class OnRequest:
             missing = [rank for rank in ranks if rank not in self._of_rank]
             reader = copy.copy(self._reader)
             reader.skipped = {}  # those of steps were counted when the table was read
-            for rank, blocks in _side_by_side(reader, lambda own, one: list(own.step_rows(self._attempt, one)), missing, ignore):
+
+            def load(own: RunReader, rank: int, new: _New) -> list[Rows]:
+                return list(own.step_rows(self._attempt, rank, new=new))
+
+            for rank, blocks in _side_by_side(reader, load, missing, ignore):
                 self._of_rank[rank] = self._placed(RankColumns.of(blocks, POSTPONED_METRICS))
 
     def _placed(self, columns: RankColumns) -> tuple[dict[str, NDArray[np.float32]], NDArray[np.int64]]:
@@ -160,32 +166,56 @@ class OnRequest:
         return known | same, started
 
 
+_New = Callable[[int], NDArray[np.uint8]]
+"""Function that returns memory for at least so many bytes."""
+
+
+class _Buffers:
+    """Memory of blocks of rows, used again and again: the kernel needs longer to provide new memory than to read a file."""
+
+    def __init__(self) -> None:
+        self._free: list[NDArray[np.uint8]] = []
+
+    def new(self, taken: list[NDArray[np.uint8]], count: int) -> NDArray[np.uint8]:
+        """Return memory for at least ``count`` bytes, and add it to ``taken``."""
+        buffer = self._free.pop() if self._free else np.empty(BLOCK_ROWS * ROW_BYTES, np.uint8)
+        if len(buffer) < count:
+            buffer = np.empty(count, np.uint8)
+        taken.append(buffer)
+        return buffer
+
+    def give_back(self, taken: list[NDArray[np.uint8]]) -> None:
+        """Use this memory again."""
+        self._free += taken
+
+
 def _side_by_side(
-    reader: RunReader, load: Callable[[RunReader, int], _T], ranks: Sequence[int], report: Report
+    reader: RunReader, load: Callable[[RunReader, int, _New], _T], ranks: Sequence[int], report: Report
 ) -> Iterator[tuple[int, _T]]:
-    """Yield each rank with the result of ``load``, in order.
+    """Yield each rank with the result of ``load``, in order. The memory that ``load`` requests is valid until the next one.
 
     Each call of ``load`` gets its own reader, whose counts are added to those of ``reader``. It should only read and check: these
     are few long calls without the GIL. Many short ones, as columns need, are slower in two threads than in one.
     """
     if not ranks:
         return
-    # Freeing an array of this size makes malloc reuse memory freed later. Otherwise the kernel clears new pages for every array,
-    # which takes a third of the time.
+    # Freeing an array of this size makes malloc reuse memory freed later, which new pages would take longer than the work in it.
     np.empty(_KEPT_BYTES, np.uint8)
+    buffers = _Buffers()
 
-    def loaded(rank: int) -> tuple[_T, RunReader]:
-        own = copy.copy(reader)
+    def loaded(rank: int) -> tuple[_T, RunReader, list[NDArray[np.uint8]]]:
+        own, taken = copy.copy(reader), list[NDArray[np.uint8]]()
         own.skipped, own.unusable = {}, []
-        return load(own, rank), own
+        return load(own, rank, partial(buffers.new, taken)), own, taken
 
     threads = min(len(os.sched_getaffinity(0)), len(ranks))
     with ThreadPoolExecutor(threads, thread_name_prefix="steps") as pool:
         more = iter(ranks)
         waiting = deque(pool.submit(loaded, rank) for rank in islice(more, threads * _AHEAD))
         for done, rank in enumerate(ranks, start=1):
-            result, own = waiting.popleft().result()
+            result, own, taken = waiting.popleft().result()
             waiting.extend(pool.submit(loaded, one) for one in islice(more, 1))
             reader.take_over(own.skipped, own.unusable)
             report(done, len(ranks))
             yield rank, result
+            buffers.give_back(taken)

@@ -6,7 +6,8 @@ the same result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
@@ -119,24 +120,37 @@ def _reached(measures: NDArray[np.float64], statistic: Callable[[Scores], Scores
     """
     _, blocks, ranks = measures.shape
     draws = _DRAWS if blocks * ranks <= 4096 else _DRAWS_LARGE
-    rng = np.random.default_rng(_SEED)
     # Tolerance for rounding: sums of the same numbers depend on their order.
     least = value - 1e-12 * float(np.abs(measures[0]).sum())
+    kept = draws * blocks * ranks <= _MOST_KEPT
     reached = 0
-    # Draws in batches bound memory: 1,024 ranks x 12 blocks x 500 draws would be 50 MB otherwise.
-    some = max(1, _AT_ONCE // (blocks * ranks))
-    for first in range(0, draws, some):
-        shape = (min(some, draws - first), blocks, ranks)
-        if len(measures) == 1:  # a quarter faster than by indices, and the usual case
-            totals = rng.permuted(np.broadcast_to(measures, shape), axis=2).sum(axis=1)[None]
-        else:
-            order = rng.permuted(np.broadcast_to(np.arange(ranks), shape), axis=2)
-            totals = np.stack([np.take_along_axis(scores[None], order, axis=2).sum(axis=1) for scores in measures])
+    for orders in _kept_orders(draws, blocks, ranks) if kept else _orders(draws, blocks, ranks):
+        totals = np.zeros((len(measures), len(orders), ranks))
+        for at, scores in enumerate(measures):
+            for block, of_ranks in enumerate(scores):
+                totals[at] += of_ranks.take(orders[:, block])
         reached += int((statistic(totals).max(axis=0) >= least).sum())
     return reached, draws
 
 
+def _orders(draws: int, blocks: int, ranks: int) -> Iterator[NDArray[np.unsignedinteger]]:
+    """Yield ``draws`` permutations of the ranks within each block, [some draws, blocks, ranks] at a time: this bounds memory."""
+    rng = np.random.default_rng(_SEED)
+    some = max(1, _AT_ONCE // (blocks * ranks))
+    for first in range(0, draws, some):
+        shape = (min(some, draws - first), blocks, ranks)
+        yield rng.permuted(np.broadcast_to(np.arange(ranks), shape), axis=2).astype(np.min_scalar_type(ranks))
+
+
+@lru_cache(maxsize=2)
+def _kept_orders(draws: int, blocks: int, ranks: int) -> list[NDArray[np.unsignedinteger]]:
+    """Return ``_orders``: a run has several tests of one shape, and a run that is followed has them again and again."""
+    return list(_orders(draws, blocks, ranks))
+
+
 _AT_ONCE: Final = 2**15
+_MOST_KEPT: Final = 2**24
+"""Number of places up to which permutations are kept: 32 MB."""
 
 
 def attainable_p(blocks: int, ranks: int) -> float:
