@@ -117,8 +117,11 @@ def activity_times(
     some = np.sort(np.random.default_rng(0).choice(count, min(count, _SAMPLED), replace=False))
 
     def untagged(metric: str, rows: NDArray[np.intp]) -> Matrix:
-        times = np.array([table.of_rank(metric, int(row))[some] for row in rows], dtype=np.float64).reshape(len(rows), len(some))
-        times[tagged[np.ix_(rows, some)] | ~table.has_record[np.ix_(rows, some)]] = np.nan
+        times, recorded = (
+            np.array([table.of_rank(name, int(row))[some] for row in rows], dtype=np.float64).reshape(len(rows), len(some))
+            for name in (metric, "wall_us")
+        )
+        times[tagged[np.ix_(rows, some)] | ~np.isfinite(recorded)] = np.nan
         return times
 
     phases: dict[Phase, NDArray[np.float64]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,13 @@ class Filling:
     filled: all at once would take as long as reading a large run."""
     _last_places: tuple[NDArray[np.int64], NDArray[np.intp] | slice] = field(default_factory=lambda: _NOWHERE)
     """Steps that were looked up last, and their places."""
+
+    @classmethod
+    def of_steps(cls, steps: NDArray[np.int64], ranks: Iterable[int]) -> Self:
+        """Return an empty table of these ``steps`` and ``ranks``."""
+        made = cls(steps=steps, start=np.zeros((0, len(steps)), np.int64), profiled=np.zeros((0, len(steps)), np.bool_))
+        made.add_ranks(ranks)
+        return made
 
     def add_ranks(self, ranks: Iterable[int]) -> None:
         """Make room for ``ranks``; ranks that are present already are kept."""
@@ -159,6 +166,11 @@ class Filling:
         """All known metrics but the postponed; two may share a matrix."""
         self._set(len(self.ranks))
         return self.values | {name: self.values[name.removeprefix("own_")] for name in self.same}
+
+    def metric(self, name: str) -> NDArray[np.float32] | None:
+        """Return one of ``metrics``; ``None`` if it is not known."""
+        self._set(len(self.ranks))
+        return self.values.get(name.removeprefix("own_") if name in self.same else name)
 
     def _places(self, steps: NDArray[np.int64]) -> NDArray[np.intp] | slice:
         if np.array_equal(steps, self.steps):

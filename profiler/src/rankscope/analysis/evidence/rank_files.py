@@ -10,12 +10,14 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.evidence.filling import Filling
 from rankscope.analysis.evidence.rank_columns import ALL_METRICS, POSTPONED_METRICS, RankColumns, tags_of, times_of_tags
 from rankscope.analysis.evidence.recent import Recent
 from rankscope.base.errors import InputError
@@ -81,15 +83,21 @@ class OnRequest:
         self._attempt = attempt
         self._steps = steps
         self.known = known
-        self._of_rank: dict[int, tuple[dict[str, NDArray[np.float32]], NDArray[np.int64]]] = {}
-        self._unknown: NDArray[np.float32] = np.broadcast_to(np.float32(np.nan), len(steps))
+        self._parts: list[Filling] = []
+        self._of_rank: dict[int, tuple[int, int]] = {}
+        """Part and row of each rank that was read."""
         self._reading = threading.Lock()
         self._places: tuple[NDArray[np.int64], NDArray[np.intp], dict[str, NDArray[np.float32]]] | None = None
 
     def matrix(self, metric: str, ranks: Sequence[int], columns: NDArray[np.intp] | slice) -> NDArray[np.float32]:
         """Return one metric, [ranks, columns]."""
         self._read(ranks)
-        return np.stack([self._of_rank[rank][0].get(metric, self._unknown)[columns] for rank in ranks])
+        parts = []
+        for part, rows in groupby((self._of_rank[rank] for rank in ranks), key=itemgetter(0)):
+            values, chosen = self._parts[part].metric(metric), [row for _, row in rows]
+            unknown = np.full((len(chosen), len(self._steps[columns])), np.nan, np.float32)
+            parts.append(unknown if values is None else values[:, columns][chosen])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def at(self, metric: str, ranks: NDArray[np.int64], columns: NDArray[np.intp]) -> NDArray[np.float32]:
         """Return one metric at places given by a rank and a column each, [places]."""
@@ -113,8 +121,10 @@ class OnRequest:
                 found[name][places] = values
         self._read(whole)
         for rank in whole:
-            for name, values in self._of_rank[rank][0].items():
-                found[name][parts[rank]] = values[columns[parts[rank]]]
+            part, row = self._of_rank[rank]
+            for name, at in found.items():
+                if (matrix := self._parts[part].metric(name)) is not None:
+                    at[parts[rank]] = matrix[row, columns[parts[rank]]]
         return found
 
     def _few(self, rank: int, steps: NDArray[np.int64]) -> dict[str, NDArray[np.float32]] | None:
@@ -133,37 +143,31 @@ class OnRequest:
     def starts(self, rank: int, columns: NDArray[np.intp] | slice) -> NDArray[np.int64]:
         """Return the starts of a rank's steps in Unix nanoseconds, [columns]; 0 where there is no record."""
         self._read([rank])
-        return self._of_rank[rank][1][columns]
+        part, row = self._of_rank[rank]
+        started = self._parts[part].start
+        assert started is not None
+        return started[row, columns]
 
     def _read(self, ranks: Sequence[int]) -> None:
         # Several threads may call at once.
         with self._reading:
             missing = [rank for rank in ranks if rank not in self._of_rank]
+            if not missing:
+                return
             reader = copy.copy(self._reader)
             reader.skipped = {}  # those of steps were counted when the table was read
 
             def load(own: RunReader, rank: int, new: _New) -> list[Rows]:
                 return list(own.step_rows(self._attempt, rank, new=new))
 
+            part = Filling.of_steps(self._steps, missing)
             for rank, blocks in _side_by_side(reader, load, missing, ignore):
-                self._of_rank[rank] = self._placed(RankColumns.of(blocks, POSTPONED_METRICS))
-
-    def _placed(self, columns: RankColumns) -> tuple[dict[str, NDArray[np.float32]], NDArray[np.int64]]:
-        """Return the metrics of a rank and its starts, [steps] each."""
-        if np.array_equal(columns.step, self._steps):
-            known = {name: values.copy() for name, values in columns.values.items() if name in self.known}
-            started = columns.start
-        else:
-            at = np.searchsorted(self._steps, columns.step)
-            here = at < len(self._steps)  # the run may have gone on
-            here[here] = self._steps[at[here]] == columns.step[here]
-            started = np.zeros(len(self._steps), np.int64)
-            started[at[here]] = columns.start[here]
-            known = {name: np.full(len(self._steps), np.nan, np.float32) for name in self.known & columns.values.keys()}
-            for name, values in known.items():
-                values[at[here]] = columns.values[name][here]
-        same = {name: known[name.removeprefix("own_")] for name in columns.same & self.known}
-        return known | same, started
+                columns = RankColumns.of(blocks, ("wall_us", *POSTPONED_METRICS))
+                if not np.array_equal(columns.step, self._steps):
+                    columns = columns.where(np.isin(columns.step, self._steps))  # the run may have gone on
+                part.add(rank, columns)
+            self._parts.append(part)
+            self._of_rank |= {rank: (len(self._parts) - 1, row) for row, rank in enumerate(part.ranks)}
 
 
 _New = Callable[[int], NDArray[np.uint8]]

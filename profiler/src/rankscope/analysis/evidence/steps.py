@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.filling import Filling
+from rankscope.analysis.evidence.order import of_blocks
 from rankscope.analysis.evidence.rank_columns import LOADED_METRICS, METER_METRICS, RankColumns, no_memory, tags_of, times_of_tags
 from rankscope.analysis.evidence.rank_files import OnRequest, Report, ignore, load_ranks
 from rankscope.analysis.evidence.recent import MOST_RECORDS, Earlier, earlier_part, recent_part
@@ -324,7 +325,17 @@ class StepTable:
     @property
     def has_record(self) -> NDArray[np.bool_]:
         """True where there is a record, [ranks, steps]."""
-        return np.isfinite(self.stored("wall_us"))
+        return self.known("wall_us")
+
+    def known(self, metric: str) -> NDArray[np.bool_]:
+        """Return the mask of the known values of a metric, [ranks, steps]; in blocks, for the selected steps may need a copy."""
+        found = np.empty((len(self.ranks), len(self.steps)), dtype=bool)
+
+        def enter(steps: slice) -> None:
+            np.isfinite(self.some(metric, steps), out=found[:, steps])
+
+        of_blocks(found.shape, enter)
+        return found
 
 
 def _among(steps: Matrix, kept: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -7,6 +7,7 @@ the same result.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import Final
@@ -122,9 +123,8 @@ def _reached(measures: NDArray[np.float64], statistic: Callable[[Scores], Scores
     draws = _DRAWS if blocks * ranks <= 4096 else _DRAWS_LARGE
     # Tolerance for rounding: sums of the same numbers depend on their order.
     least = value - 1e-12 * float(np.abs(measures[0]).sum())
-    kept = draws * blocks * ranks <= _MOST_KEPT
     reached = 0
-    for orders in _kept_orders(draws, blocks, ranks) if kept else _orders(draws, blocks, ranks):
+    for orders in _kept_orders(draws, blocks, ranks):
         totals = np.zeros((len(measures), len(orders), ranks))
         for at, scores in enumerate(measures):
             for block, of_ranks in enumerate(scores):
@@ -133,19 +133,34 @@ def _reached(measures: NDArray[np.float64], statistic: Callable[[Scores], Scores
     return reached, draws
 
 
-def _orders(draws: int, blocks: int, ranks: int) -> Iterator[NDArray[np.unsignedinteger]]:
-    """Yield ``draws`` permutations of the ranks within each block, [some draws, blocks, ranks] at a time: this bounds memory."""
-    rng = np.random.default_rng(_SEED)
-    some = max(1, _AT_ONCE // (blocks * ranks))
-    for first in range(0, draws, some):
-        shape = (min(some, draws - first), blocks, ranks)
-        yield rng.permuted(np.broadcast_to(np.arange(ranks), shape), axis=2).astype(np.min_scalar_type(ranks))
+@dataclass(slots=True)
+class _Orders:
+    """Permutations of ranks within each block. Those of a run that is judged again and again are kept from the second time on."""
+
+    draws: int
+    blocks: int
+    ranks: int
+    _kept: list[NDArray[np.unsignedinteger]] | None = None
+    _used: bool = False
+
+    def __iter__(self) -> Iterator[NDArray[np.unsignedinteger]]:
+        if self._kept is None and self._used and self.draws * self.blocks * self.ranks <= _MOST_KEPT:
+            self._kept = list(self._drawn())
+        self._used = True
+        return self._drawn() if self._kept is None else iter(self._kept)
+
+    def _drawn(self) -> Iterator[NDArray[np.unsignedinteger]]:
+        """Yield [some draws, blocks, ranks] at a time, which bounds memory."""
+        rng = np.random.default_rng(_SEED)
+        some = max(1, _AT_ONCE // (self.blocks * self.ranks))
+        for first in range(0, self.draws, some):
+            shape = (min(some, self.draws - first), self.blocks, self.ranks)
+            yield rng.permuted(np.broadcast_to(np.arange(self.ranks), shape), axis=2).astype(np.min_scalar_type(self.ranks))
 
 
 @lru_cache(maxsize=2)
-def _kept_orders(draws: int, blocks: int, ranks: int) -> list[NDArray[np.unsignedinteger]]:
-    """Return ``_orders``: a run has several tests of one shape, and a run that is followed has them again and again."""
-    return list(_orders(draws, blocks, ranks))
+def _kept_orders(draws: int, blocks: int, ranks: int) -> _Orders:
+    return _Orders(draws, blocks, ranks)
 
 
 _AT_ONCE: Final = 2**15
