@@ -36,7 +36,7 @@ from rankscope.runs.paths import (
     verdict_file,
 )
 from rankscope.runs.reader import RunReader, is_headless_run, is_run
-from rankscope.runs.records import PHASES, AttemptInfo, HardwareSample, KernelRecord, PhaseTimes, RankInfo, RunInfo, StepRecord
+from rankscope.runs.records import PHASES, AttemptInfo, KernelRecord, PhaseTimes, RankInfo, RunInfo, StepRecord
 from rankscope.runs.segments import BLOCK_BYTES, MAX_LINE_BYTES, decode_blocks, read_blocks
 from rankscope.runs.step_columns import ROW_BYTES
 from rankscope.runs.writer import (

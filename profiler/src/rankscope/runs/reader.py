@@ -7,6 +7,7 @@ directories are untrusted: no file in one can block the reader or make it use mo
 
 from __future__ import annotations
 
+import copy
 import errno
 import math
 import os
@@ -190,6 +191,18 @@ class RunReader:
                 self._cannot_use(segment.path)
             self.take_over(segment.skipped)
 
+    def step_count(self, attempt: int, rank: int) -> int:
+        """Return the number of rows of one rank, also damaged ones; those of segments that cannot be read do not count."""
+        from rankscope.runs.step_segments import Segment
+
+        count = 0
+        for path in self._list(rank_dir(self.path, attempt, rank), "steps"):
+            segment = Segment(path)
+            with suppress(InputError, OSError):  # reported when it is read
+                segment.skip()
+            count += segment.rows_read
+        return count
+
     def events(self, attempt: int, rank: int) -> Iterator[StepEvent]:
         """Yield the tags and sections of the steps of one rank that have any."""
         return self._rank_rows(attempt, rank, "events", StepEvent)
@@ -236,6 +249,12 @@ class RunReader:
     def gpu_memory(self, host: str) -> Iterator[GpuMemory]:
         """Yield the part of each of the samples of one host that says how much memory a GPU has."""
         return self._rows(host_dir(self.path, host), "gpu", GpuMemory)
+
+    def quiet(self) -> RunReader:
+        """Return a reader of the same run with counts of its own."""
+        reader = copy.copy(self)
+        reader.skipped, reader.unusable = {}, []
+        return reader
 
     def take_over(self, skipped: Skipped, unusable: Sequence[Path] = ()) -> None:
         """Add the skipped lines and unusable files of another reader of this run."""

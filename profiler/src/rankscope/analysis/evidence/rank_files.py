@@ -26,7 +26,7 @@ from rankscope.runs.reader import RunReader
 from rankscope.runs.records import StepEvent
 from rankscope.runs.segments import list_segments
 from rankscope.runs.step_columns import ROW_BYTES
-from rankscope.runs.step_segments import BLOCK_ROWS, Rows, read_single_rows
+from rankscope.runs.step_segments import BLOCK_ROWS, Rows, joined_rows, read_single_rows
 
 _AHEAD: Final = 2
 """Ranks read ahead per thread; results that wait for the consumer take up memory."""
@@ -69,7 +69,7 @@ def load_ranks(
     for rank, (blocks, events) in _side_by_side(reader, load, ranks, report):
         if recent is not None:
             blocks = [block[block["step"] >= recent.first_step] for block in blocks]  # noqa: PLW2901
-        yield rank, RankColumns.of(blocks, metrics).tagged(tags_of(events), times_of_tags(events))
+        yield rank, RankColumns.of(_together(blocks), metrics).tagged(tags_of(events), times_of_tags(events))
 
 
 class OnRequest:
@@ -162,7 +162,7 @@ class OnRequest:
 
             part = Filling.of_steps(self._steps, missing)
             for rank, blocks in _side_by_side(reader, load, missing, ignore):
-                columns = RankColumns.of(blocks, ("wall_us", *POSTPONED_METRICS))
+                columns = RankColumns.of(_together(blocks), ("wall_us", *POSTPONED_METRICS))
                 if not np.array_equal(columns.step, self._steps):
                     columns = columns.where(np.isin(columns.step, self._steps))  # the run may have gone on
                 part.add(rank, columns)
@@ -180,17 +180,23 @@ class _Buffers:
     def __init__(self) -> None:
         self._free: list[NDArray[np.uint8]] = []
 
-    def new(self, taken: list[NDArray[np.uint8]], count: int) -> NDArray[np.uint8]:
-        """Return memory for at least ``count`` bytes, and add it to ``taken``."""
-        buffer = self._free.pop() if self._free else np.empty(BLOCK_ROWS * ROW_BYTES, np.uint8)
-        if len(buffer) < count:
-            buffer = np.empty(count, np.uint8)
-        taken.append(buffer)
-        return buffer
+    def new(self, taken: list[NDArray[np.uint8]], rest: list[NDArray[np.uint8]], count: int) -> NDArray[np.uint8]:
+        """Return memory for ``count`` bytes: of ``rest``, what is left of the last buffer, or of one that joins ``taken``."""
+        if not rest or len(rest[0]) < count:
+            buffer = self._free.pop() if self._free else np.empty(BLOCK_ROWS * ROW_BYTES, np.uint8)
+            taken.append(buffer if len(buffer) >= count else np.empty(count, np.uint8))
+            rest[:] = taken[-1:]
+        found, rest[0] = rest[0][:count], rest[0][count:]
+        return found
 
     def give_back(self, taken: list[NDArray[np.uint8]]) -> None:
         """Use this memory again."""
         self._free += taken
+
+
+def _together(blocks: list[Rows]) -> list[Rows]:
+    """Return the blocks, as one if they are small: each costs as much as a thousand rows."""
+    return [joined_rows(blocks)] if len(blocks) > 1 and sum(map(len, blocks)) <= BLOCK_ROWS else blocks
 
 
 def _side_by_side(
@@ -208,9 +214,8 @@ def _side_by_side(
     buffers = _Buffers()
 
     def loaded(rank: int) -> tuple[_T, RunReader, list[NDArray[np.uint8]]]:
-        own, taken = copy.copy(reader), list[NDArray[np.uint8]]()
-        own.skipped, own.unusable = {}, []
-        return load(own, rank, partial(buffers.new, taken)), own, taken
+        own, taken = reader.quiet(), list[NDArray[np.uint8]]()
+        return load(own, rank, partial(buffers.new, taken, [])), own, taken
 
     threads = min(len(os.sched_getaffinity(0)), len(ranks))
     with ThreadPoolExecutor(threads, thread_name_prefix="steps") as pool:
