@@ -55,6 +55,7 @@ from rankscope.analysis.verdict.rare_verdict import with_rare_steps
 from rankscope.analysis.verdict.run_verdict import run_verdict, setting_of
 from rankscope.analysis.verdict.slow_links import with_slow_links
 from rankscope.analysis.verdict.stalled_verdict import with_stalled_line
+from rankscope.base.process import collector_paused
 from rankscope.base.text import ranks_text, span
 from rankscope.runs.durations import DurationBlock
 from rankscope.runs.paths import attempt_dir
@@ -68,6 +69,7 @@ _KERNEL_RANKS: Final = 4
 """Number of ranks whose costliest kernels are read; a few suffice, as all ranks compute in the same data types."""
 
 
+@collector_paused()
 def analyze_run(
     path: os.PathLike[str],
     attempt: int | None = None,

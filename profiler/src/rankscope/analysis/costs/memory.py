@@ -60,6 +60,8 @@ def slope_of(steps: Values, values: Values, *, series: int = 1) -> Slope | None:
     if count > MOST_SAMPLES:
         kept = np.linspace(0, count - 1, MOST_SAMPLES).astype(np.intp)
         steps, values, count = steps[kept], values[kept], MOST_SAMPLES
+    if (values == values[0]).all():  # usual, and many times as fast
+        return Slope(0.0, 0.0, 0.0)
     first, second = _pairs(count)
     slopes = np.sort((values[second] - values[first]) / (steps[second] - steps[first]))
     spread = _deviations(series) * math.sqrt(count * (count - 1) * (2 * count + 5) / 18)

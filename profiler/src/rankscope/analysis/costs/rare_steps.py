@@ -137,13 +137,12 @@ def _cause(run: RunEvidence, steps: NDArray[np.intp], weights: NDArray[np.float6
     taken: dict[Cause, float] = {
         cause: float(weights[table.tagged(tag)[:, steps]].sum()) for cause, tag in ACTIVITIES.items() if tag in table.tags
     }
-    rows = np.flatnonzero(weights.any(axis=1))
-    if table.is_known("gc_us"):
-        collected = np.array([table.of_rank("gc_us", int(row))[steps] for row in rows], dtype=np.float64)
-        taken["gc"] = float(np.minimum(np.nan_to_num(collected), weights[rows]).sum())
-    if table.is_known("own_data_us"):
-        data = np.array([table.of_rank("own_data_us", int(row))[steps] for row in rows], dtype=np.float64)
-        taken["input"] = float(np.minimum(np.nan_to_num(data), weights[rows]).sum())
+    row, column = np.nonzero(weights)
+    metrics: dict[Cause, str] = {"gc": "gc_us", "input": "own_data_us"}
+    for cause, metric in metrics.items():
+        if table.is_known(metric):
+            values = np.nan_to_num(table.at(metric, row, steps[column]).astype(np.float64))
+            taken[cause] = float(np.minimum(values, weights[row, column]).sum())
     most = max(taken, key=lambda cause: taken[cause], default=None)
     return most if most is not None and taken[most] >= _MOST * whole else None
 

@@ -145,7 +145,9 @@ def _activities(typical: _Typical) -> _Activities:
     found: _Activities = {}
     names: tuple[Literal["evaluation", "checkpoint"], ...] = ("evaluation", "checkpoint")
     for name in names:
-        times = activity_times(typical.table, ACTIVITIES[name], rows, own=not typical.alone)
+        tagged = typical.table.tagged(ACTIVITIES[name])[typical.row, typical.step]
+        needed = np.isin(rows, typical.row[tagged])
+        times = activity_times(typical.table, ACTIVITIES[name], rows, own=not typical.alone, needed=needed)
         for phase, values in times.at(typical.row, typical.step).items():
             if phase not in left:
                 left[phase] = np.nan_to_num(typical.own(f"{phase}_us")).clip(min=0.0)

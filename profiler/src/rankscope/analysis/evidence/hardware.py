@@ -185,7 +185,7 @@ def device_memory(reader: RunReader, infos: Mapping[int, RankInfo]) -> dict[int,
             wanted.setdefault(info.gpu_uuid, []).append(rank)
     found: dict[int, int] = {}
     for host in {info.host for info in infos.values()} & set(reader.hosts()) if wanted else ():
-        for sample in islice(reader.hardware(host), _SAMPLES):
+        for sample in islice(reader.gpu_memory(host), _SAMPLES):
             if sample.memory_total_bytes is not None and 0 < sample.memory_total_bytes < MOST_BYTES:
                 found.update(dict.fromkeys(wanted.get(sample.gpu_uuid or "", ()), sample.memory_total_bytes))
     return found

@@ -82,23 +82,31 @@ class Leaders:
     largest: NDArray[np.float64]
     ahead: NDArray[np.float64]
     """Largest value minus the second largest; infinite if there is no other."""
+    ordered: NDArray[np.floating[Any]]
+    """Result of ``ordered`` for the requested places, [places, steps]."""
 
 
-def leaders(values: NDArray[_Value], rows: Rows = ALL) -> Leaders:
-    """Return the largest values at each step of a matrix [ranks, steps]."""
+def leaders(values: NDArray[_Value], rows: Rows = ALL, places: Sequence[int] = ()) -> Leaders:
+    """Return the largest values at each step of a matrix [ranks, steps], and ``ordered`` for ``places``, in one pass."""
 
     def of(steps: slice) -> Leaders:
         block = by_step(values[rows, steps])
         largest, at = block.argmax(axis=1), np.arange(len(block))
         first = block[at, largest].astype(np.float64)
-        block[at, largest] = -np.inf
-        return Leaders(largest, first, first - block.max(axis=1))
+        if places:
+            block.sort(axis=1)
+            second = block[:, -2] if block.shape[1] > 1 else -np.inf
+        else:
+            block[at, largest] = -np.inf
+            second = block.max(axis=1)
+        return Leaders(largest, first, first - second, block[:, list(places)].T)
 
     found = of_blocks(values.shape, of)
     return Leaders(
         np.concatenate([np.empty(0, np.intp), *(one.rows for one in found)]),
         np.concatenate([np.empty(0), *(one.largest for one in found)]),
         np.concatenate([np.empty(0), *(one.ahead for one in found)]),
+        np.concatenate([np.empty((len(places), 0), values.dtype), *(one.ordered for one in found)], axis=1),
     )
 
 

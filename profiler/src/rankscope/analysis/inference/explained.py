@@ -110,7 +110,7 @@ def _read(run: Witness, ranks: Sequence[int]) -> tuple[dict[int, Readings], str]
     for number, (host, wanted) in enumerate(uuids.items()):
         if host not in present:
             continue
-        for uuid, readings in readings_of(run.reader.hardware(host), wanted, (begin, end)).items():
+        for uuid, readings in readings_of(run.reader.hardware(host, begin), wanted, (begin, end)).items():
             found[wanted[uuid]] = readings
         if number == 0 and wanted[next(iter(wanted))] not in found:
             missing = next((sample.missing for sample in run.reader.hardware(host) if sample.missing is not None), None)
