@@ -19,7 +19,7 @@ from rankscope.analysis.collectives.matching import Match
 from rankscope.analysis.collectives.transfers import explained_share, longest_extent_us
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.inference.cause import Signals
-from rankscope.analysis.inference.late import late_named
+from rankscope.analysis.inference.profiled import late_named
 from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.analysis import Analysis

@@ -33,6 +33,10 @@ class OwnTimes(Protocol):
         """Compared ranks."""
 
     @property
+    def steps(self) -> Sequence[int]:
+        """Numbers of the compared steps."""
+
+    @property
     def own(self) -> Stored:
         """Own time, [ranks, steps], no NaN. Only differences between ranks at the same step count."""
 
@@ -61,6 +65,12 @@ class Judged:
     @property
     def savings(self) -> None:
         """Step records have no collectives."""
+
+    @property
+    def steps(self) -> list[int]:
+        """Numbers of the compared steps."""
+        steps: list[int] = self.table.steps.tolist()
+        return steps
 
     @property
     def ranks(self) -> list[int]:

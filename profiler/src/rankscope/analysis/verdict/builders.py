@@ -6,7 +6,7 @@ They write the sentences and compute slowdown, GPU-hours and money. Which outcom
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -14,7 +14,6 @@ import msgspec
 
 from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.evidence.liveness import Liveness
-from rankscope.analysis.inference.cause import Signals
 from rankscope.analysis.inference.moving import MOST_WAITING
 from rankscope.analysis.inference.named import Named
 from rankscope.analysis.result.analysis import Cost, Evidence, Finding, Kind, Verdict
@@ -51,23 +50,30 @@ class Setting:
     """Number of steps in which they were compared."""
     costs_at_most: float | None = None
     """Share of the step above which the cost of any rank or host is excluded, where none is named."""
+    liveness: Liveness = "live"
+    failed: bool = False
+    """True if ranks crashed or were killed."""
+    recorded_steps: int = 0
+    capture: int | None = None
+    """Number of steps to profile that may suffice for a verdict."""
+
+
+_LackOfTraces = Literal["torn_trace", "no_communication", "unknown_ranks", "several_jobs"]
+Lack = Literal["few_steps", "few_ranks", "few_windows", "one_rank_per_stage", "short_capture"] | _LackOfTraces | Problem
+"""Reason for insufficient data."""
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """Evidence beside the durations of collectives, where a job was also recorded."""
+class Missing:
+    """What is missing for a verdict."""
 
-    shares: Figures = field(default_factory=dict)
-    """Shares of the step's parts, for the verdict where no rank is late."""
-    signals: Callable[[Sequence[int], float, Collection[int] | None], Signals] | None = None
-    """Function from late ranks, their gain per step, and their late steps if not all, to the signals of the cause."""
-    explain: Callable[[Named], Named] = lambda named: named
-    """Function that adds the physical reason, where there is one."""
-
-
-NOTHING_BESIDE: Final = Beside()
-ByDurations = Callable[[Setting, Beside], tuple[Verdict, list[Finding]] | str]
-"""Function that judges by durations of collectives: returns a verdict and its findings, or what is missing for one."""
+    what: str
+    """The missing data, as text."""
+    lack: Lack | None = None
+    steps_needed: int | None = None
+    """Number of steps, about, that a run needs for a verdict."""
+    lead: str | None = ""
+    """Beginning of the sentence on what limits the step; ``None``: what was recorded does not show that."""
 
 
 def straggler(named: Named, setting: Setting) -> tuple[Verdict, list[Finding]]:
@@ -171,18 +177,22 @@ def finding_of_moving(named: Named, setting: Setting, *, lead: str) -> Finding:
     )
 
 
-def never_balanced_while_waiting(verdict: Verdict, waiting: float | None, unit: str, run: str | None) -> Verdict:
+def never_balanced_while_waiting(verdict: Verdict, waiting: float | None, setting: Setting) -> Verdict:
     """Return the verdict; not enough data instead of ``balanced`` where ranks wait for each other a tenth of the time.
 
-    ``waiting``: share of the ``unit`` (step or window) that ranks wait for the last one; ``None``: not known.
+    ``waiting``: share of the step or window that ranks wait for the last one; ``None``: not known.
     """
     if verdict.kind != "balanced" or waiting is None or waiting < MOST_WAITING:
         return verdict
     why = verdict.summary.split(";")[0]
-    missing = f"{why[0].lower()}{why[1:]}, yet ranks wait for each other {waiting:.0%} of the {unit}; more steps are needed"
-    found = insufficient(missing, run=run, lack="few_steps")
+    missing = (
+        f"{why[0].lower()}{why[1:]}, yet ranks wait for each other {waiting:.0%} of the {setting.unit}; more steps are needed"
+    )
     return msgspec.structs.replace(
-        found, costs_at_most=verdict.costs_at_most, judged_ranks=verdict.judged_ranks, judged_steps=verdict.judged_steps
+        insufficient(Missing(missing, "few_steps"), setting),
+        costs_at_most=verdict.costs_at_most,
+        judged_ranks=verdict.judged_ranks,
+        judged_steps=verdict.judged_steps,
     )
 
 
@@ -261,6 +271,11 @@ def ranks_were(ranks: Sequence[int]) -> str:
     return f"{ranks_text(ranks)} {'was' if len(ranks) == 1 else 'were'}"
 
 
+def rarely_slow(suspects: Sequence[int], more: str, lack: Lack | None = None) -> Missing:
+    """Return what is missing for ranks that were slow, but too rarely to exclude chance. ``more``: what to do about it."""
+    return Missing(f"{ranks_were(suspects)} last, but so rarely that it may be chance; {more}", lack)
+
+
 def limits(shares: Figures, setting: Setting, *, lead: str, confidence: float | None = None) -> list[Finding]:
     """Return the limit of the step as a finding whose sentence begins with ``lead``; empty when no part dominates."""
     found = limit_of(shares)
@@ -290,37 +305,27 @@ def limits(shares: Figures, setting: Setting, *, lead: str, confidence: float | 
     ]
 
 
-_LackOfTraces = Literal["torn_trace", "no_communication", "unknown_ranks", "several_jobs"]
-Lack = Literal["few_steps", "few_ranks", "few_windows", "one_rank_per_stage", "short_capture"] | _LackOfTraces | Problem
-"""Reason for insufficient data."""
-
-
-def insufficient(
-    missing: str,
-    *,
-    run: str | None = None,
-    lack: Lack | None = None,
-    capture: int | None = None,
-    liveness: Liveness = "live",
-    failed: bool = False,
-    recorded: int = 0,
-    needed: int | None = None,
-    command: str | None = None,
-) -> Verdict:
-    """Return the verdict for insufficient data.
-
-    ``missing``: the missing data, as text. ``capture``: number of steps to profile that may suffice. ``failed``: ranks crashed or
-    were killed. ``recorded``: number of recorded steps. ``needed``: number of steps, about, that a run needs for a verdict.
-    ``command``: the command that gives a verdict.
-    """
+def insufficient(missing: Missing, setting: Setting, *, command: str | None = None) -> Verdict:
+    """Return the verdict for insufficient data. ``command``: the command that gives a verdict."""
+    lack = missing.lack
     over = _WHEN_OVER.get(lack, lack)
-    reason: str | None = {"live": lack, "silent": "silent", "over": "failed" if failed and over != lack else over}[liveness]
+    reason: str | None = {
+        "live": lack,
+        "silent": "silent",
+        "over": "failed" if setting.failed and over != lack else over,
+    }[setting.liveness]
     return Verdict(
         kind="insufficient_data",
-        steps_needed=needed,
-        summary=f"Not enough data for a verdict: {missing}.",
+        steps_needed=missing.steps_needed,
+        summary=f"Not enough data for a verdict: {missing.what}.",
         next=next_actions(
-            "insufficient_data", Subject(run), reason=reason, steps=capture, recorded=recorded, needed=needed, command=command
+            "insufficient_data",
+            Subject(setting.run),
+            reason=reason,
+            steps=setting.capture,
+            recorded=setting.recorded_steps,
+            needed=missing.steps_needed,
+            command=command,
         ),
     )
 

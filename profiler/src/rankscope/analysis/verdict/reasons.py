@@ -17,9 +17,9 @@ from rankscope.analysis.evidence.typical import warm_up
 from rankscope.analysis.inference.cause import Signals, cause_of
 from rankscope.analysis.inference.explained import explained
 from rankscope.analysis.inference.healing import period
-from rankscope.analysis.inference.late import busy_excess
 from rankscope.analysis.inference.moving import Moving
 from rankscope.analysis.inference.named import Named
+from rankscope.analysis.inference.profiled import busy_excess
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.inference.stalled_line import evenly, line_of_run
