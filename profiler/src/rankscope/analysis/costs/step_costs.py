@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.costs.waterfall import Amount, Costs, InnerName
 from rankscope.analysis.evidence.activities import ACTIVITIES, activity_times
-from rankscope.analysis.evidence.compared import MINIMUM_STEPS, comparable
-from rankscope.analysis.evidence.order import by_step, of_blocks
+from rankscope.analysis.evidence.compared import MINIMUM_STEPS, comparable, filled
+from rankscope.analysis.evidence.order import by_step, leaders, of_blocks
 from rankscope.analysis.evidence.steps import Matrix, StepTable
 from rankscope.analysis.evidence.typical import after_warm_up
 from rankscope.analysis.result.costs import PartName, PipelineResult
@@ -187,10 +187,14 @@ def _waiting(typical: _Typical, *, in_bubble: bool) -> dict[PartName, float | No
     if in_bubble:
         return {"pipeline_bubble": typical.mean(blocked)}
     table = typical.table
-    longest = np.concatenate(
-        of_blocks(table.profiled.shape, lambda steps: np.fmax.reduce(table.some("own_us", steps, typical.ranks), axis=0))
-    )
-    waiting = np.minimum(np.maximum(longest[typical.step] - typical.at("own_us"), 0), blocked)
+    judged = np.zeros(len(table.steps), dtype=bool)
+    judged[typical.steps] = True
+    own = table.columns(judged).stored("own_us")
+    if len(typical.ranks) < len(own):
+        own = own[typical.ranks]
+    # Where a rank lacks a record, the others may have waited for it: its time is estimated, as for the verdict.
+    longest = leaders(filled(own)).largest
+    waiting = np.minimum(np.maximum(longest[np.searchsorted(typical.steps, typical.step)] - typical.at("own_us"), 0), blocked)
     return {"exposed_communication": typical.mean(blocked - waiting), "straggler_wait": typical.mean(waiting)}
 
 

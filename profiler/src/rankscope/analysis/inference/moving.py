@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.compared import OwnTimes
-from rankscope.analysis.evidence.order import leaders
+from rankscope.analysis.evidence.lateness import lateness
 from rankscope.analysis.inference.healing import far_steps
 from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.result.text import OUTLIERS
@@ -61,11 +61,10 @@ def moving_waits(times: OwnTimes, without: Sequence[int] = ()) -> Moving:
     ranks = times.ranks
     rows = np.array([row for row, rank in enumerate(ranks) if rank not in without])
     own = times.own if len(rows) == len(times.own) else times.own[rows]
-    leading = leaders(own, places=[0, (len(own) - 1) // 2])
-    least, middle = leading.ordered
-    wait = leading.largest - middle
+    late = lateness(own)
+    leading, wait = late.leaders, late.lost
     # Exponential noise, the worst common kind, leads by half of that.
-    usual = (leading.largest - leading.ahead - least) / max(1, len(own) - 2)
+    usual = (leading.largest - leading.ahead - leading.ordered[0]) / max(1, len(own) - 2)
     far = leading.ahead >= np.maximum(5 * usual, 0.15 * times.wall_us)
     imposed = np.bincount(leading.rows, weights=wait, minlength=len(own))
     total = float(imposed.sum())
