@@ -135,9 +135,11 @@ def _case(held: Mapping[int, Reduction], matched: Matched, costs: Costs | None, 
     if judgement.suspects:
         return replace(case, doubt=rarely_slow(judgement.suspects, "capture more steps", "short_capture"))
     if judgement.straggler is not None:
-        named = profile.describe(judgement.straggler)
+        diagnosis = profile.describe(judgement.straggler)
         return replace(
-            case, named=named, shares_without=shares_of(_costs(held, matched, setting.world_size, without=named.ranks))
+            case,
+            diagnosis=diagnosis,
+            shares_without=shares_of(_costs(held, matched, setting.world_size, without=diagnosis.ranks)),
         )
     if not matched.matching.matches and not judgement.is_tested:
         missing = "no collective of these steps could be matched across the ranks"

@@ -254,9 +254,9 @@ def _case(traces: Sequence[RankTrace], matched: Matched, costs: Costs | None, ex
     if (doubt := contradiction(straggler, matched, profile.window_us, known_share=explained or 0.0)) is not None:
         return replace(case, doubt=Missing(doubt, "damaged"))
     if straggler is not None:
-        named = profile.describe(straggler, seen="step" if setting.steps else "window", explained=explained)
-        without = shares_of(_costs(traces, matched, without=named.ranks))
-        return replace(case, named=named, shares_without=without)
+        diagnosis = profile.describe(straggler, seen="step" if setting.steps else "window", explained=explained)
+        without = shares_of(_costs(traces, matched, without=diagnosis.ranks))
+        return replace(case, diagnosis=diagnosis, shares_without=without)
     if not matches and not judgement.is_tested:
         return replace(case, missing=_unmatched(traces, world_size))
     restriction = among(len(traces), setting.world_size, "traces")

@@ -15,15 +15,15 @@ from rankscope.analysis.collectives.matched import Matched
 from rankscope.analysis.durations.calls import Wording
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes
 from rankscope.analysis.inference.cause import Signals
+from rankscope.analysis.inference.diagnosis import Diagnosis
 from rankscope.analysis.inference.judge import judge_ranks
 from rankscope.analysis.inference.judgement import Judgement, are_tested, judge
 from rankscope.analysis.inference.late import find_late
-from rankscope.analysis.inference.named import Named
 from rankscope.analysis.inference.profiled import (
     ENOUGH_STEPS,
     DeviceStraggler,
-    device_named,
-    late_named,
+    diagnosis_by_own_times,
+    diagnosis_of_late,
     late_signals,
     late_steps,
 )
@@ -103,7 +103,7 @@ def duration_case(
     *,
     shares: Figures | None = None,
     signals_of: SignalsOf | None = None,
-    explain: Callable[[Named], Named] = lambda named: named,
+    explain: Callable[[Diagnosis], Diagnosis] = lambda diagnosis: diagnosis,
 ) -> Case:
     """Return the judgement on the ranks, with the doubts that durations raise.
 
@@ -130,7 +130,7 @@ def duration_case(
         return replace(case, doubt=_lacks(doubt))
     straggler = judgement.straggler
     if straggler is not None:
-        return replace(case, named=explain(_named(straggler, evidence, setting, signals_of)))
+        return replace(case, diagnosis=explain(_diagnosis(straggler, evidence, setting, signals_of)))
     unproven = None if by_own_times else _nobody_unclear(evidence)
     restriction = among(len(blame.ranks), setting.world_size, evidence.wording.many)
     return replace(case, unproven=None if unproven is None else _lacks(unproven), calm=f"{case.calm}{restriction}")
@@ -140,27 +140,31 @@ def _lacks(what: str) -> Missing:
     return Missing(what, lead=None)
 
 
-def _named(straggler: DeviceStraggler, evidence: DurationEvidence, setting: Setting, signals_of: SignalsOf | None) -> Named:
+def _diagnosis(
+    straggler: DeviceStraggler, evidence: DurationEvidence, setting: Setting, signals_of: SignalsOf | None
+) -> Diagnosis:
     slow, blame = straggler.slow, evidence.matched.blame
     if straggler.times is not None:
         signals = Signals(own_us=slow.excess_us)
         if signals_of is not None:
             signals = signals_of(slow.ranks, slow.excess_us, frozenset(straggler.slow_steps))
-        named = device_named(straggler, signals, blame, stage=evidence.stages.get(slow.ranks[0]))
+        diagnosis = diagnosis_by_own_times(straggler, signals, blame, stage=evidence.stages.get(slow.ranks[0]))
     else:
         steps = max(1, len(blame.steps))
         signals = late_signals(slow, {}, blame, steps=steps)
         if signals_of is not None:
             recorded = signals_of(slow.ranks, signals.own_us, late_steps(slow, blame) if steps > 1 else None)
             signals = replace(recorded, transfer_us=signals.transfer_us)
-        named = late_named(slow, blame, evidence.window_us, signals, steps=steps, seen=setting.unit, explained=evidence.explained)
+        diagnosis = diagnosis_of_late(
+            slow, blame, evidence.window_us, signals, steps=steps, seen=setting.unit, explained=evidence.explained
+        )
         if evidence.overlapping:
-            named = replace(named, note=f"{named.note} {_AT_LEAST}".strip())
+            diagnosis = replace(diagnosis, note=f"{diagnosis.note} {_AT_LEAST}".strip())
     rows = [] if evidence.steps is None else [Evidence(name="steps_judged", value=float(evidence.steps), unit="steps")]
     if evidence.explained is not None:
         share = Evidence(name="communication_matched", value=evidence.explained, unit="ratio", detail="of the communication")
         rows.append(share)
-    return replace(named, evidence=[*named.evidence, *rows])
+    return replace(diagnosis, evidence=[*diagnosis.evidence, *rows])
 
 
 def _doubt(judgement: Judgement[DeviceOwnTimes], evidence: DurationEvidence) -> str | None:

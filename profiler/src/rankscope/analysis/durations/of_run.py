@@ -58,7 +58,7 @@ class RunDurations:
             setting,
             shares=shares,
             signals_of=signals_of,
-            explain=lambda named: explained(named, run.witness, every, every),
+            explain=lambda diagnosis: explained(diagnosis, run.data, every, every),
         )
 
 

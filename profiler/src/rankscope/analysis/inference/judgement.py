@@ -18,8 +18,7 @@ from typing import Generic, TypeVar
 
 from rankscope.analysis.collectives.blame import Blame
 from rankscope.analysis.evidence.compared import OwnTimes
-from rankscope.analysis.inference.judge import Judgement as GroupAnswer
-from rankscope.analysis.inference.judge import by_chance_elsewhere, judge_ranks
+from rankscope.analysis.inference.judge import GroupAnswer, by_chance_elsewhere, judge_ranks
 from rankscope.analysis.inference.late import all_agree, find_late, too_few
 from rankscope.analysis.inference.significance import LIMIT, blocks_needed
 from rankscope.analysis.inference.slow import MINIMUM_EFFECT, Slow

@@ -16,8 +16,8 @@ from rankscope.analysis.collectives.matched import Matched
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes, DeviceTimes, device_own_times, times_of_windows
 from rankscope.analysis.inference.cause import Signals, cause_of
+from rankscope.analysis.inference.diagnosis import Diagnosis
 from rankscope.analysis.inference.judgement import Judgement, Straggler, judge
-from rankscope.analysis.inference.named import Named
 from rankscope.analysis.inference.pipelined import saved_at_most_us, waited_for_us, waits_for
 from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.inference.slow_kernels import with_kernels
@@ -63,7 +63,7 @@ class Profile:
         groups = device_own_times(self.times, self.blame)
         return judge(groups, hosts=self.hosts, at_most_us=at_most_us, blame=self.blame, window_us=self.window_us)
 
-    def describe(self, straggler: DeviceStraggler, *, seen: str = "step", explained: float | None = None) -> Named:
+    def describe(self, straggler: DeviceStraggler, *, seen: str = "step", explained: float | None = None) -> Diagnosis:
         """Describe a straggler by the evidence of these steps alone. Times are per step.
 
         ``seen``: name of the unit that the waits count, for messages. ``explained``: the share of the communication that they
@@ -73,7 +73,7 @@ class Profile:
         if straggler.times is not None:
             stage = self.times[worst].stage
             signals = device_step_signals(straggler, self.times)
-            named = device_named(straggler, signals, self.blame, stage=stage, per_window=self.steps == 1)
+            diagnosis = diagnosis_by_own_times(straggler, signals, self.blame, stage=stage, per_window=self.steps == 1)
             alike, affected = straggler.times.ranks, straggler.slow_steps
         else:
             signals = late_signals(slow, self.breakdowns, self.blame, steps=self.steps)
@@ -82,8 +82,10 @@ class Profile:
             alike = [rank for rank in self.times if worst in self.times and self.times[rank].stage == self.times[worst].stage]
             peers = [rank for rank in alike if rank not in slow.ranks]
             signals = with_traces(signals, self.times, worst, peers, affected, per=len(affected) / self.steps)
-            named = late_named(slow, self.blame, self.window_us, signals, steps=self.steps, seen=seen, explained=explained)
-        return with_kernels(with_host_evidence(named, signals), self.times, alike, affected)
+            diagnosis = diagnosis_of_late(
+                slow, self.blame, self.window_us, signals, steps=self.steps, seen=seen, explained=explained
+            )
+        return with_kernels(with_host_evidence(diagnosis, signals), self.times, alike, affected)
 
 
 def profile_of_windows(
@@ -147,7 +149,7 @@ def busy_excess(rank: int, breakdowns: Mapping[int, Sequence[StepBreakdown]]) ->
     return over_median(busy, rank)
 
 
-def late_named(
+def diagnosis_of_late(
     slow: Slow,
     blame: Blame,
     window_us: float,
@@ -156,7 +158,7 @@ def late_named(
     steps: int = 1,
     seen: str = "step",
     explained: float | None = None,
-) -> Named:
+) -> Diagnosis:
     """Describe a rank that was late in windows of ``window_us`` and ``steps`` steps each; times are per step.
 
     ``seen``: name of the unit that ``blame`` counts, for messages. ``explained``: the share of the communication that ``blame``
@@ -184,7 +186,7 @@ def late_named(
         )
         if value is not None
     ]
-    return Named(
+    return Diagnosis(
         ranks=slow.ranks,
         hosts=slow.hosts,
         pattern=slow.pattern,
@@ -236,7 +238,7 @@ def sure(slow: Slow, steps: int, *, explained: float | None = None) -> float:
 
 
 class FewSteps(TypedDict):
-    """Texts of ``Named`` that say on how few steps it rests."""
+    """Texts of ``Diagnosis`` that say on how few steps it rests."""
 
     at_hand: str
     note: str
@@ -273,9 +275,9 @@ def _where(blame: Blame, rank: int) -> str | None:
     return max(waits, key=lambda group: waits[group])[0] if len(waits) > 1 else None
 
 
-def device_named(
+def diagnosis_by_own_times(
     straggler: DeviceStraggler, signals: Signals, blame: Blame, *, stage: int | None, per_window: bool = False
-) -> Named:
+) -> Diagnosis:
     """Describe a straggler by own times. Times are per step, or ``per_window`` of all steps.
 
     ``signals``: for the cause, see ``device_step_signals``. ``blame``: the waits at matched collectives, if there are any.
@@ -306,7 +308,7 @@ def device_named(
     ):
         if value is not None:
             evidence.append(Evidence(name=name, value=value, unit=unit, detail="over the median of its peers, in its slow steps"))
-    return Named(
+    return Diagnosis(
         ranks=slow.ranks,
         hosts=slow.hosts,
         pattern=slow.pattern,

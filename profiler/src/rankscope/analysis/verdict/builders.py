@@ -14,8 +14,8 @@ import msgspec
 
 from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.evidence.liveness import Liveness
+from rankscope.analysis.inference.diagnosis import Diagnosis
 from rankscope.analysis.inference.moving import MOST_WAITING
-from rankscope.analysis.inference.named import Named
 from rankscope.analysis.result.analysis import Cost, Evidence, Finding, Kind, Verdict
 from rankscope.analysis.result.data_quality import Problem
 from rankscope.analysis.result.text import units_text
@@ -76,33 +76,33 @@ class Missing:
     """Beginning of the sentence on what limits the step; ``None``: what was recorded does not show that."""
 
 
-def straggler(named: Named, setting: Setting) -> tuple[Verdict, list[Finding]]:
+def straggler(diagnosis: Diagnosis, setting: Setting) -> tuple[Verdict, list[Finding]]:
     """Return the verdict on stragglers and its findings: one for each host at fault, and one for the other ranks."""
-    rotating = named.pattern == "rotating"
-    rank = None if rotating else named.ranks[0]
-    slowdown = named.step_us / (named.step_us - named.gain_us) if named.step_us > named.gain_us > 0 else None
-    hours, cost = loss(named.gain_us, setting)
-    summary = _sentence(named, setting)
+    rotating = diagnosis.pattern == "rotating"
+    rank = None if rotating else diagnosis.ranks[0]
+    slowdown = diagnosis.step_us / (diagnosis.step_us - diagnosis.gain_us) if diagnosis.step_us > diagnosis.gain_us > 0 else None
+    hours, cost = loss(diagnosis.gain_us, setting)
+    summary = _sentence(diagnosis, setting)
     saves = (
         None
-        if named.saves_us is None or named.step_us <= 0
-        else (named.saves_us[0] / named.step_us, named.saves_us[1] / named.step_us)
+        if diagnosis.saves_us is None or diagnosis.step_us <= 0
+        else (diagnosis.saves_us[0] / diagnosis.step_us, diagnosis.saves_us[1] / diagnosis.step_us)
     )
     found = Verdict(
         kind="straggler",
         rank=rank,
-        ranks=sorted(named.ranks),
-        hosts=named.hosts,
-        pattern=named.pattern,
-        cause=named.cause.cause,
-        explained_by=named.cause.explained_by,
-        phase=named.phase,
-        group=named.group,
-        stage=None if rotating else named.stage,
+        ranks=sorted(diagnosis.ranks),
+        hosts=diagnosis.hosts,
+        pattern=diagnosis.pattern,
+        cause=diagnosis.cause.cause,
+        explained_by=diagnosis.cause.explained_by,
+        phase=diagnosis.phase,
+        group=diagnosis.group,
+        stage=None if rotating else diagnosis.stage,
         steps=setting.steps,
         evidence_source=setting.source,
-        confidence=named.confidence,
-        cause_confidence=named.cause_confidence,
+        confidence=diagnosis.confidence,
+        cause_confidence=diagnosis.cause_confidence,
         slowdown=slowdown,
         saves=saves,
         costs_at_most=setting.costs_at_most if rotating else None,
@@ -114,38 +114,38 @@ def straggler(named: Named, setting: Setting) -> tuple[Verdict, list[Finding]]:
     )
     actions = next_actions(
         "straggler",
-        Subject(setting.run, [] if rotating else named.ranks, setting.hosts, whole_hosts=named.hosts),
+        Subject(setting.run, [] if rotating else diagnosis.ranks, setting.hosts, whole_hosts=diagnosis.hosts),
         cause=found.cause,
-        reason=reason_of(found, named.evidence, accelerated=setting.accelerated, recorded=setting.run is not None),
+        reason=reason_of(found, diagnosis.evidence, accelerated=setting.accelerated, recorded=setting.run is not None),
     )
     verdict = msgspec.structs.replace(found, next=[*([ROTATING] if rotating else []), *actions])
     finding = Finding(
         kind="straggler",
         rank=rank,
-        ranks=[] if rotating else sorted(named.ranks),
+        ranks=[] if rotating else sorted(diagnosis.ranks),
         host=None if rank is None else setting.hosts.get(rank),
-        cause=named.cause.cause,
-        explained_by=named.cause.explained_by,
-        phase=named.phase,
-        pattern=named.pattern,
+        cause=diagnosis.cause.cause,
+        explained_by=diagnosis.cause.explained_by,
+        phase=diagnosis.phase,
+        pattern=diagnosis.pattern,
         steps=setting.steps,
-        confidence=named.confidence,
+        confidence=diagnosis.confidence,
         slowdown=slowdown,
         gpu_hours_lost=hours,
         summary=summary,
-        evidence=named.evidence,
+        evidence=diagnosis.evidence,
     )
-    return verdict, _per_host(finding, named, setting)
+    return verdict, _per_host(finding, diagnosis, setting)
 
 
-def _per_host(finding: Finding, named: Named, setting: Setting) -> list[Finding]:
+def _per_host(finding: Finding, diagnosis: Diagnosis, setting: Setting) -> list[Finding]:
     """Return a finding for each host at fault, with its slow ranks, and one for the other ranks; the first has what all cost."""
-    if not named.hosts:
+    if not diagnosis.hosts:
         return [finding]
     units: list[tuple[str | None, list[int]]] = [
-        (host, [rank for rank in named.ranks if setting.hosts.get(rank) == host]) for host in named.hosts
+        (host, [rank for rank in diagnosis.ranks if setting.hosts.get(rank) == host]) for host in diagnosis.hosts
     ]
-    rest = [rank for rank in named.ranks if setting.hosts.get(rank) not in named.hosts]
+    rest = [rank for rank in diagnosis.ranks if setting.hosts.get(rank) not in diagnosis.hosts]
     if rest:
         units.append((None, rest))
     found = [
@@ -155,25 +155,25 @@ def _per_host(finding: Finding, named: Named, setting: Setting) -> list[Finding]
             ranks=sorted(ranks),
             host=setting.hosts.get(ranks[0]),
             whole_host=host is not None,
-            summary=_sentence(named, setting, ranks) if len(units) > 1 else finding.summary,
+            summary=_sentence(diagnosis, setting, ranks) if len(units) > 1 else finding.summary,
         )
         for host, ranks in units
     ]
     return [found[0], *(msgspec.structs.replace(one, slowdown=None, gpu_hours_lost=None, evidence=[]) for one in found[1:])]
 
 
-def finding_of_moving(named: Named, setting: Setting, *, lead: str) -> Finding:
+def finding_of_moving(diagnosis: Diagnosis, setting: Setting, *, lead: str) -> Finding:
     """Return the finding about waiting that moves between ranks, beside ranks that are named."""
-    text = _sentence(named, setting)
+    text = _sentence(diagnosis, setting)
     return Finding(
         kind="straggler",
-        cause=named.cause.cause,
-        explained_by=named.cause.explained_by,
-        phase=named.phase,
+        cause=diagnosis.cause.cause,
+        explained_by=diagnosis.cause.explained_by,
+        phase=diagnosis.phase,
         pattern="rotating",
         steps=setting.steps,
         summary=f"{lead}{text[0].lower()}{text[1:]}",
-        evidence=named.evidence,
+        evidence=diagnosis.evidence,
     )
 
 
@@ -343,62 +343,62 @@ def loss(gain_us: float, setting: Setting) -> tuple[float | None, Cost | None]:
     return hours, None if price is None else Cost(amount=hours * price, currency=setting.currency)
 
 
-def _sentence(named: Named, setting: Setting, first: Sequence[int] = ()) -> str:
+def _sentence(diagnosis: Diagnosis, setting: Setting, first: Sequence[int] = ()) -> str:
     """Return the sentence about slow ranks. ``first``: those that it begins with, of several units."""
-    whole = f"the window's {duration(named.step_us)}" if setting.unit == "window" else f"the {setting.unit}"
-    share = f"{named.wait_us / named.step_us:.0%} of {whole}" if named.step_us > 0 else ""
-    per = f"{duration(named.wait_us)} {named.at_hand or f'per {setting.unit}'} ({share})"
-    sure = f"{named.confidence:.0%} sure"
-    victims = setting.world_size - len(named.ranks)
+    whole = f"the window's {duration(diagnosis.step_us)}" if setting.unit == "window" else f"the {setting.unit}"
+    share = f"{diagnosis.wait_us / diagnosis.step_us:.0%} of {whole}" if diagnosis.step_us > 0 else ""
+    per = f"{duration(diagnosis.wait_us)} {diagnosis.at_hand or f'per {setting.unit}'} ({share})"
+    sure = f"{diagnosis.confidence:.0%} sure"
+    victims = setting.world_size - len(diagnosis.ranks)
     others = "the other rank" if victims == 1 else f"the other {victims} ranks"
-    cause = named.cause
-    doubt = "probably " if (named.cause_confidence or 1.0) < _SURE_OF_CAUSE else ""
+    cause = diagnosis.cause
+    doubt = "probably " if (diagnosis.cause_confidence or 1.0) < _SURE_OF_CAUSE else ""
     known = ", ".join(
         part
         for part in (
             f"cause {doubt}{cause.called or cause.cause}",
             f"explained by {cause.explained_by.replace('_', ' ')}" if cause.explained_by else "",
-            f"phase {named.phase}" if named.phase else "",
+            f"phase {diagnosis.phase}" if diagnosis.phase else "",
             # Of waiting that moves, it is the certainty of the waiting, not of a rank.
-            "" if named.pattern == "rotating" else sure,
+            "" if diagnosis.pattern == "rotating" else sure,
         )
         if part
     )
-    if named.pattern == "rotating":
-        text = f"The ranks wait for each other {per}, for {len(named.ranks)} of them in turn"
+    if diagnosis.pattern == "rotating":
+        text = f"The ranks wait for each other {per}, for {len(diagnosis.ranks)} of them in turn"
         text += f": on the rank that is last at the time, {cause.says} ({known})"
     else:
-        who, verb = _subject(named, setting, first)
-        often = " intermittently," if named.pattern == "intermittent" and len(named.ranks) == 1 else ""
-        worst = "" if len(named.ranks) == 1 else f"for the worst of them, rank {named.ranks[0]}, "
-        saves = _saves(named)
+        who, verb = _subject(diagnosis, setting, first)
+        often = " intermittently," if diagnosis.pattern == "intermittent" and len(diagnosis.ranks) == 1 else ""
+        worst = "" if len(diagnosis.ranks) == 1 else f"for the worst of them, rank {diagnosis.ranks[0]}, "
+        saves = _saves(diagnosis)
         text = f"{who} {verb} {others} wait{often} {per}{saves}: {worst}{cause.says} ({known})"
-    return f"{text}. {named.note}" if named.note else f"{text}."
+    return f"{text}. {diagnosis.note}" if diagnosis.note else f"{text}."
 
 
-def _subject(named: Named, setting: Setting, first: Sequence[int]) -> tuple[str, str]:
+def _subject(diagnosis: Diagnosis, setting: Setting, first: Sequence[int]) -> tuple[str, str]:
     """Return the ranks or hosts at fault as the subject of a sentence, and its verb."""
-    text = units_text(named.ranks, setting.hosts, named.hosts)
-    if first and (rest := [rank for rank in named.ranks if rank not in first]):
+    text = units_text(diagnosis.ranks, setting.hosts, diagnosis.hosts)
+    if first and (rest := [rank for rank in diagnosis.ranks if rank not in first]):
         mine, theirs = (
-            units_text(ranks, setting.hosts, sorted({setting.hosts[rank] for rank in ranks} & set(named.hosts)))
+            units_text(ranks, setting.hosts, sorted({setting.hosts[rank] for rank in ranks} & set(diagnosis.hosts)))
             for ranks in (first, rest)
         )
         return f"{mine[0].upper()}{mine[1:]}, together with {theirs},", "makes" if setting.hosts[
             first[0]
-        ] in named.hosts else "make"
-    if len(named.ranks) == 1 and not named.hosts and (host := setting.hosts.get(named.ranks[0])):
+        ] in diagnosis.hosts else "make"
+    if len(diagnosis.ranks) == 1 and not diagnosis.hosts and (host := setting.hosts.get(diagnosis.ranks[0])):
         text += f" on host {host}"
-    others = any(setting.hosts.get(rank) not in named.hosts for rank in named.ranks)
-    units = len(named.hosts) + (others if named.hosts else len(named.ranks))
-    text = f"The {text}" if named.hosts else text[0].upper() + text[1:]
+    others = any(setting.hosts.get(rank) not in diagnosis.hosts for rank in diagnosis.ranks)
+    units = len(diagnosis.hosts) + (others if diagnosis.hosts else len(diagnosis.ranks))
+    text = f"The {text}" if diagnosis.hosts else text[0].upper() + text[1:]
     return text, "makes" if units == 1 else "make"
 
 
-def _saves(named: Named) -> str:
+def _saves(diagnosis: Diagnosis) -> str:
     """Return the clause with the interval of what healing saves; empty where there is none."""
-    if named.saves_us is None or named.step_us <= 0:
+    if diagnosis.saves_us is None or diagnosis.step_us <= 0:
         return ""
-    low, high = (max(0.0, share / named.step_us) for share in named.saves_us)
-    it = "it" if len(named.ranks) == 1 or len(named.hosts) == 1 else "them"
+    low, high = (max(0.0, share / diagnosis.step_us) for share in diagnosis.saves_us)
+    it = "it" if len(diagnosis.ranks) == 1 or len(diagnosis.hosts) == 1 else "them"
     return f", and healing {it} saves {share_bound(low, upper=False)} to {share_bound(high, upper=True)} of the step"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rankscope.analysis.collectives.figures import Figures
-from rankscope.analysis.inference.named import Named
+from rankscope.analysis.inference.diagnosis import Diagnosis
 from rankscope.analysis.result.analysis import Finding, Verdict
 from rankscope.analysis.verdict.builders import Missing, Setting, insufficient, limits, no_straggler, straggler
 
@@ -25,7 +25,7 @@ class Case:
     """What is missing for a judgement on any rank."""
     doubt: Missing | None = None
     """What is missing for a judgement on ranks that seem slow."""
-    named: Named | None = None
+    diagnosis: Diagnosis | None = None
     """Ranks at fault."""
     shares_without: Figures | None = None
     """Shares of the step's parts without these ranks; ``None``: not known."""
@@ -43,7 +43,7 @@ class Case:
         """What is missing for a verdict; ``None`` where there is one."""
         if self.missing is not None or self.setting.world_size == 1:
             return self.missing
-        return self.doubt or (self.unproven if self.named is None else None)
+        return self.doubt or (self.unproven if self.diagnosis is None else None)
 
 
 def verdict_of(case: Case) -> Answer:
@@ -54,8 +54,8 @@ def verdict_of(case: Case) -> Answer:
         return insufficient(lacking, setting), [] if lacking.lead is None else limits(shares, setting, lead=lacking.lead)
     if setting.world_size == 1:
         return no_straggler(shares, setting, confidence=None, why="There is one rank, so no rank waits for another")
-    if case.named is not None:
-        verdict, findings = straggler(case.named, setting)
+    if case.diagnosis is not None:
+        verdict, findings = straggler(case.diagnosis, setting)
         return verdict, [*findings, *case.besides, *limits(case.shares_without or {}, setting, lead="Besides that, ")]
     verdict, findings = no_straggler(shares, setting, confidence=case.confidence, why=case.calm)
     return verdict, [*findings, *case.besides]

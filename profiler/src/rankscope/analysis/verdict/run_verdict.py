@@ -14,18 +14,18 @@ from rankscope.analysis.costs.waterfall import Costs
 from rankscope.analysis.evidence.compared import MINIMUM_STEPS, Judged
 from rankscope.analysis.evidence.peers import peer_groups, stage_of
 from rankscope.analysis.evidence.typical import WARM_UP
+from rankscope.analysis.inference.diagnosis import Diagnosis
 from rankscope.analysis.inference.explained import explained
 from rankscope.analysis.inference.judge import LEVEL, Suspect
 from rankscope.analysis.inference.judgement import Bound, GroupJudgement, Judgement, judge
 from rankscope.analysis.inference.moving import MOST_WAITING, Moving, moving_waits
-from rankscope.analysis.inference.named import Named
 from rankscope.analysis.inference.pipelined import saved_at_most_us, schedule_of
 from rankscope.analysis.inference.profiled import (
     DeviceStraggler,
     Profile,
-    device_named,
     device_step_signals,
-    late_named,
+    diagnosis_by_own_times,
+    diagnosis_of_late,
     late_steps,
     profile_of_windows,
 )
@@ -37,7 +37,7 @@ from rankscope.analysis.verdict.bubble import bubble_explained
 from rankscope.analysis.verdict.builders import Lack, Missing, Setting, among, finding_of_moving, limits, rarely_slow
 from rankscope.analysis.verdict.endings import endings
 from rankscope.analysis.verdict.job_verdict import Answer, Case, verdict_of
-from rankscope.analysis.verdict.reasons import moving_named, signals_beside_windows, slow_named
+from rankscope.analysis.verdict.reasons import diagnosis_of_moving, diagnosis_of_slow, signals_beside_windows
 from rankscope.base.text import duration, ranks_text, share_bound
 
 CAPTURE: Final = 20
@@ -111,15 +111,15 @@ def _case(
     if straggler is None or straggler.times is None:
         return _case_without_straggler(run, replace(case, setting=setting), judgement)
     judged, slow = straggler.times, straggler.slow
-    named = slow_named(run, judged, slow)
+    diagnosis = diagnosis_of_slow(run, judged, slow)
     if straggler.is_bounded:
-        named = replace(named, wait_us=min(named.wait_us, slow.gain_us), saves_us=None)
+        diagnosis = replace(diagnosis, wait_us=min(diagnosis.wait_us, slow.gain_us), saves_us=None)
     beside = moving_waits(judged, slow.ranks) if len(judged.ranks) - len(slow.ranks) > 1 else None
     besides = []
     if beside is not None and beside.share >= MOST_WAITING and run.pipeline is None:
-        besides = [finding_of_moving(moving_named(run, judged, beside), setting, lead="Besides that, ")]
+        besides = [finding_of_moving(diagnosis_of_moving(run, judged, beside), setting, lead="Besides that, ")]
     without = shares_of(costs(tuple(slow.ranks)))
-    return replace(case, setting=setting, named=named, shares_without=without, besides=besides)
+    return replace(case, setting=setting, diagnosis=diagnosis, shares_without=without, besides=besides)
 
 
 def _missing(what: str, lack: Lack = "few_steps", *, needed: int | None = None) -> Missing:
@@ -177,11 +177,11 @@ def _case_without_straggler(run: RunEvidence, case: Case, judgement: Judgement[J
     case = replace(case, setting=setting, confidence=confidence)
     limit = limit_of(shares)
     if moving is not None:
-        named = moving_named(run, groups[0].times, moving)
+        diagnosis = diagnosis_of_moving(run, groups[0].times, moving)
         # Compute is what a step is for: it is no limit beside waiting.
         if limit is None or limit[0].kind == "compute_bound" or limit[1] < moving.share:
-            return replace(case, named=named, shares_without=shares)
-        case = replace(case, besides=[finding_of_moving(named, setting, lead="Besides that, ")])
+            return replace(case, diagnosis=diagnosis, shares_without=shares)
+        case = replace(case, besides=[finding_of_moving(diagnosis, setting, lead="Besides that, ")])
     unit = "rank or host" if len(set(run.hosts.values())) > 1 else "rank"
     unproven = _waits_for_unseen(run, setting, shares, limit)
     if unproven is None and limit is None and (sure < _SURE or at_most >= MOST_WAITING):
@@ -289,7 +289,7 @@ def _case_of_windows(run: RunEvidence, case: Case) -> Case | None:
         doubt = rarely_slow(judgement.suspects, "more profiled steps are needed", "few_windows")
         return replace(case, doubt=replace(doubt, lead=None))
     if straggler is not None:
-        return replace(case, setting=setting, named=_named_by_windows(run, profile, straggler))
+        return replace(case, setting=setting, diagnosis=_diagnosis_by_windows(run, profile, straggler))
     if _reporting(run) < 2:
         # A few profiled steps are not evidence for all the steps without a record.
         lacking = _lacking(run)
@@ -301,19 +301,19 @@ def _case_of_windows(run: RunEvidence, case: Case) -> Case | None:
     return replace(case, setting=setting, calm=f"In the profiled steps no rank makes the others wait beyond chance{restriction}")
 
 
-def _named_by_windows(run: RunEvidence, profile: Profile, straggler: DeviceStraggler) -> Named:
+def _diagnosis_by_windows(run: RunEvidence, profile: Profile, straggler: DeviceStraggler) -> Diagnosis:
     """Describe a straggler in the profiled windows by the signals in the step records."""
     slow = straggler.slow
     if straggler.times is not None:
         signals = signals_beside_windows(run, slow.ranks, slow.excess_us)
         signals = replace(signals, device_busy_us=device_step_signals(straggler, profile.times).device_busy_us)
-        named = device_named(straggler, signals, run.blame, stage=stage_of(run.infos.get(slow.ranks[0])))
+        diagnosis = diagnosis_by_own_times(straggler, signals, run.blame, stage=stage_of(run.infos.get(slow.ranks[0])))
     else:
         # The waits are summed over the profiled steps; verdicts are per step.
         slow_steps = late_steps(slow, run.blame)
         gain = slow.gain_us / profile.steps if slow_steps is None else slow.excess_us / len(run.blame.steps)
         signals = signals_beside_windows(run, slow.ranks, gain, slow_steps)
-        named = late_named(slow, run.blame, profile.window_us, signals, steps=profile.steps)
+        diagnosis = diagnosis_of_late(slow, run.blame, profile.window_us, signals, steps=profile.steps)
     # A few profiled steps can fall between two hardware readings, so readings of all steps are used.
     every = np.ones(len(run.table.steps), dtype=bool)
-    return explained(named, run.witness, every, every)
+    return explained(diagnosis, run.data, every, every)
