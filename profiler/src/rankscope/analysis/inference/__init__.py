@@ -5,15 +5,16 @@ The input is a table of own times, [ranks, steps], of ranks that do the same wor
 ``Diagnosis`` (``diagnosis``): ranks, cause, cost and evidence.
 
 Which ranks are slow? Read ``judgement`` first: every source is judged there. ``judge`` finds, in one group, the ranks and hosts
-whose ``excess`` over their peers is beyond chance, and names them if healing them saves enough (``slow.Slow``). ``significance`` has the tests, ``healing`` what is saved, ``noise`` its
-error. ``moving`` has the waiting that no single rank causes.
-``late`` finds ranks that come last at collectives, and ``profiled`` describes stragglers in profiled steps. ``pipelined`` bounds what healing a rank of a pipeline saves, ``twins`` judges stages of few replicas.
-``doubts`` tells where the times of traces contradict a slow rank.
+whose ``excess`` over their peers is beyond chance, and names them if healing them saves enough (``slow.Slow``). ``significance``
+has the tests, ``healing`` what is saved, ``noise`` its error. ``moving`` has the waiting that no single rank causes. ``late``
+finds ranks that come last at collectives, and ``profiled`` describes stragglers in profiled steps. ``pipelined`` bounds what
+healing a rank of a pipeline saves, ``twins`` judges stages of few replicas. ``doubts`` tells where the times of traces contradict
+a slow rank.
 
 Why are they slow? ``step_signals`` measures the excess of each phase and signal, ``cause`` looks up the cause in a table,
 ``physical`` looks up the reason in the readings of the GPU, which ``explained`` fetches. For traces, ``trace_signals`` measures
-excess by annotations of the host, and ``slow_kernels`` tells a slow device from slow kernels.
-``stalled_line`` finds the line of code.
+excess by annotations of the host, and ``slow_kernels`` tells a slow device from slow kernels. ``stalled_line`` finds the line of
+code.
 
 ``run_evidence`` has all that was read from a run, for this stage and the next ones. ``change_points`` answers another question:
 from which step on was the run slower? The dashboard and the watcher use it.
