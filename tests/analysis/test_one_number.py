@@ -187,3 +187,18 @@ def test_records_missing_at_random_leave_the_what_if_that_of_the_verdict(synthet
     assert result.by_rank[0].saved_seconds == near(0.04, rel=0.1)
     assert result.discrepancy == near(1.0, abs=0.005)
     assert ("estimated" in render.render_text(result)) == (share > 0)
+
+
+@pytest.mark.parametrize("missing", [2, None])
+def test_waiting_is_as_long_as_the_what_if_says_where_records_are_missing(synthetic: Synthetic, missing: int | None) -> None:
+    # given a slow rank that lacks a third of its records, or one record in ten of any rank
+    run = synthetic(ranks=8, steps=90, noise=0.01, plan=lambda rank, _: {"us": 30_000, "cpu": True} if rank == 2 else None)
+    rng = np.random.default_rng(2)
+    share = 0.1 if missing is None else 1 / 3
+    lacking = range(8) if missing is None else [missing]
+    run.dropped = {rank: set(np.flatnonzero(rng.random(90) < share).tolist()) for rank in lacking}
+    path = run.write()
+    analysis, result = analyze([path]), whatif([path])
+    assert analysis.waterfall is not None
+    waits = {part.name: part.us for part in analysis.waterfall.parts}
+    assert waits["straggler_wait"] == near(1e6 * (result.saved_seconds or 0.0), rel=CLOSE)

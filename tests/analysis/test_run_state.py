@@ -13,7 +13,7 @@ from tests.step_files import load, save
 
 from rankscope.analysis.captured import analyze_captured
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.inference.late import ENOUGH_STEPS
+from rankscope.analysis.inference.profiled import ENOUGH_STEPS
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import AttemptInfo, RankInfo

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
-from rankscope.analysis.statistics import Estimate, lasting, mean_of, t_quantile, t_tail
+from rankscope.analysis.statistics import Estimate, lasting, lower_medians, mean_of, medians, over_median, t_quantile, t_tail
 
 
 @pytest.mark.parametrize(
@@ -13,7 +15,10 @@ from rankscope.analysis.statistics import Estimate, lasting, mean_of, t_quantile
     [
         (0.025, 1, 12.7062),
         (0.025, 2, 4.30265),
+        (0.05, 4, 2.13185),
+        (0.001, 6, 5.20763),
         (0.025, 7, 2.36462),
+        (0.0005, 8, 5.04131),
         (0.005, 9, 3.24984),
         (0.05, 30, 1.69726),
         (0.025, 1e7, 1.95996),
@@ -22,6 +27,31 @@ from rankscope.analysis.statistics import Estimate, lasting, mean_of, t_quantile
 def test_quantiles_of_students_t_are_those_of_the_tables(tail: float, freedom: float, expected: float) -> None:
     assert t_quantile(tail, freedom) == pytest.approx(expected, rel=1e-5)
     assert t_tail(expected, freedom) == pytest.approx(tail, rel=1e-4)
+
+
+@pytest.mark.parametrize("tail", [0.4, 0.05, 1e-3, 1e-6, 1e-9])
+def test_with_few_degrees_of_freedom_students_t_is_that_of_its_formula(tail: float) -> None:
+    of_one = 1 / math.tan(math.pi * tail)
+    of_two = (1 - 2 * tail) / math.sqrt(2 * tail * (1 - tail))
+    assert t_quantile(tail, 1) == pytest.approx(of_one, rel=1e-9)
+    assert t_quantile(tail, 2) == pytest.approx(of_two, rel=1e-9)
+    assert t_tail(of_one, 1) == pytest.approx(tail, rel=1e-9)
+    assert t_tail(of_two, 2) == pytest.approx(tail, rel=1e-9)
+
+
+def test_medians_leave_out_what_is_unknown() -> None:
+    rows = np.array([[3, np.nan, 1, 2], [4, 1, 2, 3], [np.nan] * 4, [np.nan, 7, np.nan, np.nan]])
+    assert medians(rows.copy()).tolist() == pytest.approx([2, 2.5, np.nan, 7], nan_ok=True)
+    assert lower_medians(rows.copy()).tolist() == pytest.approx([2, 2, np.nan, 7], nan_ok=True)
+
+
+def test_the_excess_of_a_rank_is_over_the_known_values_of_its_peers() -> None:
+    values = {0: 1.0, 1: 2.0, 2: 9.0, 3: None}
+    assert over_median(values, 2) == 7.5
+    assert over_median(values, 2, [0, 2, 3, 8]) == 8.0
+    assert over_median(values, 3) is None
+    assert over_median(values, 8) is None
+    assert over_median({5: 1.0}, 5) is None
 
 
 def noise(seed: int, steps: int, lasts: int) -> np.ndarray:

@@ -17,7 +17,7 @@ from rankscope.analysis.collectives.clock import Clocks
 from rankscope.analysis.collectives.transfers import explained_share, longest_extent_us
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.inference.cause import Signals
-from rankscope.analysis.inference.late import late_named
+from rankscope.analysis.inference.profiled import diagnosis_of_late
 from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.analysis import Analysis
@@ -119,7 +119,7 @@ def test_profiled_steps_of_a_run_are_counted_as_well(count: int, said: str, most
     blame = assign_blame(matches, Clocks(), [0, 1])
     slow = Slow([1], "fixed", gain_us=400.0 * count, excess_us=400.0, p_value=0.0, certainty=1.0, last_share=1.0)
     # when it is reported
-    named = late_named(slow, blame, 1000.0 * count, Signals(own_us=400.0), steps=count)
+    named = diagnosis_of_late(slow, blame, 1000.0 * count, Signals(own_us=400.0), steps=count)
     verdict, _ = straggler(
         named, Setting(source="windows", world_size=2, steps=(0, count), step_count=count, unit="step", accelerated=True)
     )

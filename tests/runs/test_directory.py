@@ -37,7 +37,7 @@ from rankscope.runs.paths import (
 )
 from rankscope.runs.reader import RunReader, is_headless_run, is_run
 from rankscope.runs.records import PHASES, AttemptInfo, KernelRecord, PhaseTimes, RankInfo, RunInfo, StepRecord
-from rankscope.runs.segments import MAX_LINE_BYTES, decode_blocks, read_blocks
+from rankscope.runs.segments import BLOCK_BYTES, MAX_LINE_BYTES, decode_blocks, read_blocks
 from rankscope.runs.step_columns import ROW_BYTES
 from rankscope.runs.writer import (
     JsonLinesWriter,
@@ -488,3 +488,22 @@ def test_own_time_is_wall_minus_blocked_and_unknown_without_a_signal(phases: Pha
         total = sum(blocked.get(phase) or 0.0 for phase in PHASES)
         assert record.own_us == pytest.approx(1e10 - total)
     assert msgspec.json.decode(msgspec.json.encode(record), type=StepRecord) == record
+
+
+@given(st.integers(0, 3000), st.integers(0, 400))
+def test_samples_since_a_time_are_found_in_a_long_file(
+    tmp_path_factory: pytest.TempPathFactory, since: int, damaged: int
+) -> None:
+    # Given a file of several blocks, in which a line is damaged
+    run = tmp_path_factory.mktemp("runs") / "run"
+    create_run(run, RunInfo(run_id="r1", name="test", start_unix_ns=1))
+    lines = [json.dumps({"unix_ns": ns, "gpu_uuid": "GPU-0" + "0" * 400}) + "\n" for ns in range(1, 2500)]
+    lines[damaged] = "{damaged\n"
+    file = segment(host_dir(run, "node0"), "gpu", 0)
+    file.parent.mkdir(parents=True)
+    file.write_text("".join(lines))
+    times = [sample.unix_ns for sample in RunReader(run).hardware("node0", since)]
+    # Then nothing is missing from that time on, and at most a block before it is read
+    assert [ns for ns in times if ns >= since] == [ns for ns in range(max(1, since), 2500) if ns != damaged + 1]
+    assert len([ns for ns in times if ns < since]) < 2 * BLOCK_BYTES / len(lines[-1])
+    assert times == sorted(times)

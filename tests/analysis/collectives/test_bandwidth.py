@@ -14,9 +14,9 @@ from tests.analysis.collectives_by_hand import ByRank, judged, numbered, record
 
 from rankscope.analysis.collectives.bandwidth import bandwidths, directed_rows, samples, size_bucket
 from rankscope.analysis.collectives.links import Fabric, parse_link
-from rankscope.analysis.collectives.operations import OPERATIONS, bus_factor
 from rankscope.analysis.collectives.windows import reduce_file
 from rankscope.analysis.engine import analyze
+from rankscope.analysis.operations import OPERATIONS, bus_factor
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.result.collectives import CollectiveBandwidth
 from rankscope.analysis.trace.columns import read_trace

@@ -24,7 +24,7 @@ from rankscope.analysis.compare.shift import (
     cut,
     superiority,
 )
-from rankscope.analysis.statistics import lasting, t_quantile, t_tail
+from rankscope.analysis.statistics import lasting, t_tail
 
 STATISTICS: tuple[Statistic, ...] = ("typical", "average")
 LEVEL = 0.05
@@ -32,14 +32,6 @@ LEVEL = 0.05
 
 def difference(a: Series, b: Series, statistic: Statistic = "typical", level: float = LEVEL) -> Difference | None:
     return compare_blocks(*cut(a, b), statistic, level=level)
-
-
-@pytest.mark.parametrize(
-    ("tail", "df", "t"), [(0.025, 1, 12.7062), (0.025, 10, 2.2281), (0.005, 30, 2.7500), (0.05, 4, 2.1318), (0.0005, 8, 5.0413)]
-)
-def test_students_t_is_that_of_the_tables(tail: float, df: float, t: float) -> None:
-    assert t_quantile(tail, df) == pytest.approx(t, abs=1e-4)
-    assert t_tail(t, df) == pytest.approx(tail, rel=1e-4)
 
 
 @given(st.floats(0, 1e6), st.floats(0.5, 1e4))

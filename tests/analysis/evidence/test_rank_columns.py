@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tests.step_files import Rows, add_damaged, append, damage, rows_of, steps_file, tear
 
 from rankscope.analysis.evidence.filling import Filling, StepRanges
-from rankscope.analysis.evidence.rank_columns import LOADED_METRICS, METER_METRICS, RankColumns, meters_of, tags_of
+from rankscope.analysis.evidence.rank_columns import LOADED_METRICS, METER_METRICS, POSTPONED_METRICS, RankColumns, tags_of
 from rankscope.analysis.evidence.steps import METRICS, StepTable
 from rankscope.analysis.trace.possible import LAST_STEP, LATEST_NS, MAX_US
 from rankscope.runs.paths import rank_dir
@@ -151,7 +151,6 @@ def test_impossible_records_are_left_out_and_counted(name: str, impossible: floa
     rows[name][1] = impossible
     columns = RankColumns.of([rows])
     assert (columns.step.tolist(), columns.damaged) == ([0, 2], 1)
-    assert meters_of([rows])[0].tolist() == [0, 2]
     first, second = RankColumns.of_each(np.concatenate([rows, good_rows()]), [3, 3])
     assert (first.step.tolist(), first.damaged) == ([0, 2], 1)
     assert (second.step.tolist(), second.damaged) == ([0, 1, 2], 0)
@@ -311,18 +310,17 @@ def test_what_is_dropped_leaves_the_steps_after_it() -> None:
 
 
 @given(st.lists(records, max_size=12), st.lists(st.integers(0, 12), max_size=2))
-def test_meters_that_are_read_later_are_those_of_the_records(kept: list[StepRecord], cuts: list[int]) -> None:
+def test_metrics_that_are_read_later_are_those_of_the_records(kept: list[StepRecord], cuts: list[int]) -> None:
     first, last = min(cuts, default=0), max(cuts, default=0)
     blocks = [rows_of(*part) for part in (kept[:first], kept[first:last], kept[last:])]
-    steps, starts, meters = meters_of(blocks)
-    at_once = RankColumns.of([rows_of(*kept)])
-    assert np.array_equal(steps, at_once.step)
-    assert np.array_equal(starts, at_once.start)
-    for name, values in zip(METER_METRICS, meters, strict=True):
-        assert np.array_equal(values, value(at_once, name), equal_nan=True)
+    at_once, later = RankColumns.of([rows_of(*kept)]), RankColumns.of(blocks, POSTPONED_METRICS)
+    assert np.array_equal(later.step, at_once.step)
+    assert np.array_equal(later.start, at_once.start)
+    for name in POSTPONED_METRICS:
+        assert np.array_equal(value(later, name), value(at_once, name), equal_nan=True)
     without = RankColumns.of(blocks, LOADED_METRICS)
-    assert without.postponed == {name for name in METER_METRICS if name in at_once.values}
-    assert not without.values.keys() & set(METER_METRICS)
+    assert without.postponed == {name for name in POSTPONED_METRICS if name in at_once.metrics}
+    assert not without.values.keys() & set(POSTPONED_METRICS)
 
 
 # Files -------------------------------------------------------------------------------------------------------------------------

@@ -8,9 +8,12 @@ import pytest
 
 from rankscope.analysis.evidence.unknown_kernels import RankKernels, kernels_with_waits
 from rankscope.analysis.trace.work import KernelTime
+from rankscope.analysis.verdict.builders import Setting
 from rankscope.analysis.verdict.unnamed_communication import with_unnamed_waits
 
 WINDOW_US = 1000.0
+
+SETTING = Setting(source="traces", world_size=3, steps=None, step_count=1, unit="window", accelerated=True)
 
 
 def job(times: Mapping[str, Sequence[float]], calls: Sequence[int] = (10, 10, 10)) -> dict[int, RankKernels]:
@@ -33,7 +36,7 @@ def test_ranks_that_compute_less_wait_longer_in_the_kernel(name: str) -> None:
     ranks = job(COMPUTE | {name: (310.0, 300.0, 5.0)})
     (row,) = kernels_with_waits(ranks)
     assert (row.name, row.least_us, row.most_us) == (name, 5, 310)
-    verdict = with_unnamed_waits(ranks, "traces")
+    verdict = with_unnamed_waits(ranks, "traces", SETTING)
     assert verdict is not None
     assert (verdict.kind, verdict.unknown_kernels) == ("insufficient_data", [row])
     assert name in verdict.summary
@@ -61,7 +64,7 @@ def test_the_wait_may_be_in_two_kernels() -> None:
 def test_other_differences_are_no_waits(times: Mapping[str, Sequence[float]], calls: Sequence[int]) -> None:
     ranks = job(COMPUTE | dict(times), calls)
     assert kernels_with_waits(ranks) == []
-    assert with_unnamed_waits(ranks, "traces") is None
+    assert with_unnamed_waits(ranks, "traces", SETTING) is None
 
 
 def test_kernels_that_surely_compute_are_none_in_which_ranks_wait() -> None:

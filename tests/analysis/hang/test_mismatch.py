@@ -9,9 +9,8 @@ import pytest
 from tests.analysis.hang.reports import report_of
 from tests.flight_dumps import Call, Job, as_json, p2p
 
-from rankscope.analysis.collectives.operations import OPERATIONS, operation
 from rankscope.analysis.hang.result import HangReport
-from rankscope.analysis.trace.classify import operation_name
+from rankscope.analysis.operations import OPERATIONS, operation, operation_name
 
 Sizes = Sequence[Sequence[int]]
 """Shapes of the tensors of one side."""

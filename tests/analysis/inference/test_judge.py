@@ -15,7 +15,7 @@ from rankscope.analysis.engine import analyze
 from rankscope.analysis.evidence.compared import Judged
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.inference.healing import period
-from rankscope.analysis.inference.judge import Judgement, Suspect, judge_ranks
+from rankscope.analysis.inference.judge import GroupAnswer, Suspect, judge_ranks
 from rankscope.analysis.inference.moving import moving_waits
 from rankscope.analysis.inference.slow import Slow
 
@@ -55,7 +55,7 @@ def judged(own: Matrix) -> Judged:
     return Judged(table, np.arange(ranks), own, float(wall.mean()))
 
 
-def judgement(own: Matrix, per_host: int | None = None) -> Judgement:
+def judgement(own: Matrix, per_host: int | None = None) -> GroupAnswer:
     hosts = {} if per_host is None else {rank: f"n{rank // per_host}" for rank in range(len(own))}
     return judge_ranks(judged(own), hosts)
 

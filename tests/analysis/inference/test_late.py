@@ -9,8 +9,9 @@ from tests.analysis.collectives_by_hand import waits_at
 from rankscope.analysis.collectives.blame import Blame
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes
 from rankscope.analysis.inference.cause import cause_of
-from rankscope.analysis.inference.device_stragglers import slowest, suspected
-from rankscope.analysis.inference.late import find_late, late_signals, sure, too_few
+from rankscope.analysis.inference.judgement import judge
+from rankscope.analysis.inference.late import find_late, too_few
+from rankscope.analysis.inference.profiled import late_signals, sure
 from rankscope.runs.records import StepBreakdown
 
 
@@ -123,10 +124,24 @@ def test_few_steps_name_a_rank_of_many_only_where_they_agree(lateness: list[floa
     noise = np.random.default_rng(0).exponential(4.0, (ranks, steps))
     noise[7] = np.maximum(noise[7], lateness)
     device = DeviceOwnTimes(list(range(ranks)), list(range(steps)), noise, 1000.0)
-    straggler, calm = slowest([device], lambda _ranks, _group: float("inf"))
+    judgement = judge([device])
+    straggler = judgement.straggler
     assert (straggler is not None) == named
     if straggler is None:
-        assert suspected(calm, lambda _ranks, _group: float("inf")) == [7]
+        assert judgement.suspects == [7]
     else:
         assert straggler.slow.ranks == [7]
         assert sure(straggler.slow, steps) == pytest.approx(confidence, abs=0.001)
+
+
+def test_ranks_of_one_host_that_are_slow_one_after_the_other_are_one_straggler_in_profiled_steps() -> None:
+    """No single rank is slow often enough, but the longest of the host is at each step."""
+    ranks, steps = 16, 48
+    own = 1000.0 + np.random.default_rng(1).exponential(4.0, (ranks, steps))
+    for step in range(steps):
+        own[4 + step % 4, step] += 200.0
+    device = DeviceOwnTimes(list(range(ranks)), list(range(steps)), own, 1200.0)
+    straggler = judge([device], hosts={rank: f"node{rank // 4}" for rank in range(ranks)}).straggler
+    assert straggler is not None
+    assert straggler.slow.hosts == ["node1"]
+    assert sorted(straggler.slow.ranks) == [4, 5, 6, 7]

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankscope.analysis.operations import operation_name
 from rankscope.analysis.trace.classify import (
     COMMUNICATION_NAMES,
     asks_for_communication,
     classify_kernel,
+    function_of,
     is_cpu_work,
-    operation_name,
     operation_of_kernel,
 )
-from rankscope.analysis.trace.symbols import function_of
 
 KERNELS: dict[str, tuple[tuple[str, str], ...]] = {
     "NCCL": (
@@ -192,6 +192,8 @@ def test_one_name_per_operation() -> None:
     assert operation_name("nccl:_all_gather_base") == "all_gather_base"
     assert operation_name("nccl:all_reduce_barrier") == "barrier"
     assert (operation_name("nccl:send 0->1"), operation_name("nccl:recv 1<-0")) == ("send", "recv")
+    assert {operation_name(spelling) for spelling in ("All2All", "AlltoAll", "alltoall_base_")} == {"all_to_all"}  # NCCL, torch
+    assert (operation_name("c10d::Acme_"), operation_name("")) == ("acme", "unknown")
     assert operation_of_kernel("ncclDevKernel_AllGather_RING_LL") == "all_gather"
     assert operation_of_kernel("ncclDevKernel_Generic_1") == "unknown"
 

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.trace.breakdown import Work, partition
 from rankscope.analysis.trace.intervals import Spans, clip, clips, intersect, join, measure, subtract, union
+from rankscope.analysis.trace.work import Work, partition
 
 LIMIT = 60
 

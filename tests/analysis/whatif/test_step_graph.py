@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.whatif.step_tables import Floats, graph_of, plain_chain, table_of
 
+from rankscope.analysis.evidence.lateness import middle
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.whatif.causes import Causes
-from rankscope.analysis.whatif.step_graph import build_step_graph, middle
+from rankscope.analysis.whatif.step_graph import build_step_graph
 from rankscope.analysis.whatif.step_scenarios import StepScenarios, play_steps
 from rankscope.runs.records import PHASES, Phase
 

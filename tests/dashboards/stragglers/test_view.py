@@ -154,7 +154,7 @@ def test_the_timeline_is_per_step_and_names_who_is_charged() -> None:
 
     figure = cause_timeline(timeline, COLORS)
 
-    assert [trace.name for trace in figure.data] == ["Slow input", "Garbage collection"]
+    assert [trace.name for trace in figure.data] == ["slow input", "garbage collection"]
     assert figure.data[0].y == pytest.approx([5.0, 10.0])
     assert figure.data[0].hovertext[1] == "steps 10 to 14<br>most of it: rank 1 (60%)"
 

@@ -29,13 +29,14 @@ from rankscope.analysis.evidence.peers import peer_groups
 from rankscope.analysis.evidence.rank_columns import RankColumns, entries_of, tags_of
 from rankscope.analysis.evidence.recent import Earlier
 from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.inference.judgement import judge
 from rankscope.analysis.inference.moving import moving_waits
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.run_analysis import analysis_of, evidence_of, read_evidence, world_size_of
 from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible_collective
-from rankscope.analysis.verdict.run_verdict import in_pipeline, slow_ranks
+from rankscope.analysis.verdict.run_verdict import pipeline_bound
 from rankscope.base.errors import InputError
 from rankscope.runs.durations import DurationBlock
 from rankscope.runs.follow import Segments, StartOverError, StepFollower, StreamFollower, segments_of
@@ -150,7 +151,8 @@ class OnlineAnalysis:
         if count < at_least:
             return None
         compared = judged_groups(table.columns(keep), peer_groups(run.ranks, run.infos))
-        slow = [one for _, one in in_pipeline(run, slow_ranks(compared, run.hosts))]
+        judgement = judge(compared, hosts=run.hosts, at_most_us=pipeline_bound(run))
+        slow = [straggler.slow for straggler in judgement.stragglers]
         moving = [] if slow or run.pipeline is not None else [(one, moving_waits(one)) for one in compared]
         slow += [waits.as_slow(one) for one, waits in moving if waits.stands_out]
         return NewSteps(count, slow)

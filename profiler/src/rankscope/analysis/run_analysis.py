@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Final
@@ -17,7 +18,8 @@ from rankscope.analysis.collectives.links import ToldLink, run_fabric
 from rankscope.analysis.collectives.matched import Matched, match_windows
 from rankscope.analysis.collectives.windows import Reduction, odd_windows
 from rankscope.analysis.collectives.world import least_ranks
-from rankscope.analysis.costs.ledger import ledger_of_blame, ledger_of_steps
+from rankscope.analysis.costs.figures import figures_of_memory, figures_of_pipeline, figures_of_throughput
+from rankscope.analysis.costs.memory import memory_of
 from rankscope.analysis.costs.pipeline import pipeline_of
 from rankscope.analysis.costs.rare_steps import rare_steps_of
 from rankscope.analysis.costs.recorder_cost import recorder_share
@@ -25,8 +27,9 @@ from rankscope.analysis.costs.run_costs import costs_of_run
 from rankscope.analysis.costs.step_costs import usual_steps
 from rankscope.analysis.durations.blocks import read_durations
 from rankscope.analysis.durations.of_run import durations_of_run
-from rankscope.analysis.evidence.compared import imposed_wait, judged_groups
+from rankscope.analysis.evidence.compared import judged_groups
 from rankscope.analysis.evidence.damage import damage_warnings, unreadable_files
+from rankscope.analysis.evidence.hardware import device_memory
 from rankscope.analysis.evidence.liveness import liveness, silence_s
 from rankscope.analysis.evidence.peers import peer_groups
 from rankscope.analysis.evidence.rank_columns import LOADED_METRICS
@@ -36,18 +39,23 @@ from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.evidence.throughput import throughput_of
 from rankscope.analysis.evidence.typical import typical_steps
 from rankscope.analysis.inference.run_evidence import RunEvidence
+from rankscope.analysis.report.assembly import (
+    NO_COLLECTIVES,
+    assemble,
+    attribution_of_blame,
+    attribution_of_steps,
+    matching_result,
+)
 from rankscope.analysis.report.ranks import rank_result, typical_values
-from rankscope.analysis.report.run_assessment import assessed_run
-from rankscope.analysis.result.analysis import Analysis, CollectiveMatching, Cost, ImposedWait, Source
-from rankscope.analysis.result.costs import LedgerSource
+from rankscope.analysis.result.analysis import Analysis, Cost, Source
 from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible_collective
-from rankscope.analysis.trace_analysis import imposed_result, matching_result
 from rankscope.analysis.verdict.endings import Endings, endings
 from rankscope.analysis.verdict.hung_run import hung_verdict
 from rankscope.analysis.verdict.rare_verdict import with_rare_steps
 from rankscope.analysis.verdict.run_verdict import run_verdict, setting_of
 from rankscope.analysis.verdict.slow_links import with_slow_links
 from rankscope.analysis.verdict.stalled_verdict import with_stalled_line
+from rankscope.base.process import collector_paused
 from rankscope.base.text import ranks_text, span
 from rankscope.runs.durations import DurationBlock
 from rankscope.runs.paths import attempt_dir
@@ -57,7 +65,11 @@ from rankscope.runs.world_size import told_world_size
 
 _SHOWN: Final = 8
 
+_KERNEL_RANKS: Final = 4
+"""Number of ranks whose costliest kernels are read; a few suffice, as all ranks compute in the same data types."""
 
+
+@collector_paused()
 def analyze_run(
     path: os.PathLike[str],
     attempt: int | None = None,
@@ -82,29 +94,33 @@ def analysis_of(
     throughput = throughput_of(run.typical.table, usual_steps(run.typical.table), run.infos, run.world_size)
     costs = costs_of_run(run, throughput)
     durations, about_durations = durations_of_run(run)
-    by_durations = None if durations is None else durations.judge
-    verdict, findings = run_verdict(run, costs, price_per_gpu_hour, currency, by_durations)
+    setting = setting_of(run, price_per_gpu_hour, currency)
+    by_durations = None if durations is None else partial(durations.case, run)
+    verdict, findings = run_verdict(run, setting, costs, by_durations)
+    setting = replace(setting, judged_ranks=verdict.judged_ranks)
     rare = rare_steps_of(run)
-    setting = replace(setting_of(run, price_per_gpu_hour, currency), judged_ranks=verdict.judged_ranks)
     verdict, findings = with_rare_steps(verdict, findings, rare, setting, costs(()))
-    late = durations.compared.matched.blame if durations is not None and verdict.evidence_source == durations.source else None
-    collectives = matching_result(run.matched, run_fabric(run.infos, links))
-    verdict, findings = with_slow_links(
-        verdict, findings, collectives.by_op, {rank: one.breakdowns for rank, one in run.windows.items()}, run=run.path
-    )
+    late = durations is not None and verdict.evidence_source == durations.source
+    has_collectives = any(reduction.collectives for reduction in run.windows.values())
+    collectives = matching_result(run.matched, run_fabric(run.infos, links)) if has_collectives else NO_COLLECTIVES
+    breakdowns = {rank: reduction.breakdowns for rank, reduction in run.windows.items()}
+    verdict, findings = with_slow_links(verdict, findings, collectives.by_op, breakdowns, run=run.path)
     verdict, findings = with_stalled_line(verdict, findings, run)
     if (hung := hung_verdict(run)) is not None:
         verdict, findings = hung[0], [hung[1], *findings]
     ended = endings(run.infos)
     verdict = msgspec.structs.replace(verdict, next=ended.advise(verdict, run.hosts))
     there = table.has_record
-    imposed = _imposed(run) if late is None else imposed_result(late)
-    source: LedgerSource = "windows" if run.matching.matches else "steps"
-    ledger = ledger_of_blame(run.blame, "windows") or ledger_of_steps(run.compared)
-    if durations is not None and late is not None:
-        source, ledger = durations.source, ledger_of_blame(late, durations.source)
-    analysis = Analysis(
-        source=Source(
+    if durations is not None and late:
+        attribution = attribution_of_blame(durations.compared.matched.blame, durations.source)
+    elif run.matching.matches:
+        attribution = attribution_of_blame(run.blame, "windows")
+    else:
+        attribution = attribution_of_steps(run.compared)
+    kernels = [row for rank in run.ranks[:_KERNEL_RANKS] for row in run.reader.kernels(table.attempt, rank)]
+    memory = memory_of(table, device_memory(run.reader, run.infos))
+    return assemble(
+        Source(
             kind="run",
             path=run.path,
             ranks=int(there.any(axis=1).sum()),
@@ -120,7 +136,7 @@ def analysis_of(
             unreadable=unreadable_files(run.reader),
             warnings=[*_warnings(run, ended), *about_durations],
         ),
-        ranks=[
+        [
             rank_result(
                 rank,
                 breakdowns=run.windows[rank].breakdowns,
@@ -133,18 +149,19 @@ def analysis_of(
             )
             for rank, count, typical in zip(run.ranks, there.sum(axis=1).tolist(), typical_values(table), strict=True)
         ],
-        collectives=collectives
-        if any(reduction.collectives for reduction in run.windows.values())
-        else CollectiveMatching(matched=0, unmatched=0, excluded={}, method=None, clock_residual_us=None),
-        imposed_wait=imposed,
-        imposed_wait_source=source if imposed else None,
-        ledger=ledger,
-        verdict=verdict,
-        findings=findings,
+        (verdict, findings),
+        setting,
+        matched=run.matched,
+        collectives=collectives,
+        attribution=attribution,
+        costs=costs(()),
+        kernels=kernels,
+        figures={**figures_of_pipeline(run.pipeline), **figures_of_memory(memory), **figures_of_throughput(throughput)},
         pipeline=run.pipeline,
         rare_steps=rare,
+        throughput=throughput,
+        memory=memory,
     )
-    return assessed_run(analysis, run, costs(()), throughput)
 
 
 def read_evidence(
@@ -340,22 +357,3 @@ def _expired(run: RunEvidence) -> list[str]:
     first = [int(run.table.steps[present.argmax()]) for present in run.table.has_record[rows] if present.any()]
     since = f", among them all steps before {max(first)}" if first and not run.earlier.steps else ""
     return [f"retention removed the oldest records of {ranks_text(ranks)} ({counts}){since}; what is left is analysed"]
-
-
-def _imposed(run: RunEvidence) -> list[ImposedWait]:
-    """Return the imposed wait from matched collectives of the windows if there are any, else from the step records.
-
-    Step records do not show how much of a wait is hidden by compute.
-    """
-    if run.matching.matches:
-        return imposed_result(run.blame)
-    imposed: dict[int, float] = {}
-    for judged in run.compared:
-        imposed.update(imposed_wait(judged))
-    total = sum(imposed.values())
-    # The training thread does nothing else during blocked time, so all of it is exposed.
-    rows = [
-        ImposedWait(rank=rank, imposed_us=value, imposed_exposed_us=value, share=value / total if total > 0 else None)
-        for rank, value in imposed.items()
-    ]
-    return sorted(rows, key=lambda row: (-row.imposed_us, row.rank))

@@ -1,12 +1,15 @@
-"""Statistics of series of steps whose noise lasts: autocorrelation time, batch means, Student's t."""
+"""Statistics: medians, the excess over peers, and series of steps whose noise lasts (autocorrelation time, batch means,
+Student's t).
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +22,46 @@ MOST_BATCHES: Final = 32
 FEWEST_BATCHES: Final = 8
 """Number of batches that is kept even where noise lasts longer than a batch. The variance is then enlarged instead."""
 
-_TIMES_LASTING: Final = 3.0
-"""Length of a batch in multiples of the time that noise lasts beyond the step itself."""
+TIMES_LASTING: Final = 3.0
+"""Length of a batch in multiples of the time that noise lasts, so that neighbouring batches correlate little."""
+
+
+def middle(values: Iterable[float | None]) -> float | None:
+    """Return the median of the known values; ``None`` without any."""
+    known = [value for value in values if value is not None]
+    return float(np.median(known)) if known else None
+
+
+def over_median(values: Mapping[int, float | None], rank: int, peers: Iterable[int] | None = None) -> float | None:
+    """Return by how much the value of a rank exceeds the median of its peers: by default of all other ranks in ``values``.
+
+    ``None`` where it, or that of every peer, is unknown. ``inference/excess.py`` does the same for all ranks at all steps.
+    """
+    usual = middle(values.get(peer) for peer in (values if peers is None else peers) if peer != rank)
+    mine = values.get(rank)
+    return None if mine is None or usual is None else mine - usual
+
+
+def medians(rows: NDArray[np.floating[Any]]) -> Series:
+    """Return the median of the known values of each row; NaN where none is. The values of a row are put in order."""
+    known = _in_order(rows)
+    each = np.arange(len(rows))
+    middles = rows[each, np.maximum(known - 1, 0) // 2], rows[each, np.minimum(known // 2, rows.shape[1] - 1)]
+    found: Series = np.mean(middles, axis=0, dtype=np.float64)
+    return found
+
+
+def lower_medians(rows: NDArray[np.floating[Any]]) -> Series:
+    """Return the same, but of an even number of values the lower one of the middle, which is a value of the row."""
+    known = _in_order(rows)
+    found: Series = rows[np.arange(len(rows)), np.maximum(known - 1, 0) // 2].astype(np.float64)
+    return found
+
+
+def _in_order(rows: NDArray[np.floating[Any]]) -> NDArray[np.intp]:
+    rows.sort(axis=1)  # NaN last
+    known: NDArray[np.intp] = np.isfinite(rows).sum(axis=1)
+    return known
 
 
 def lasting(series: Series) -> float:
@@ -85,7 +126,7 @@ def mean_of(series: Series) -> Estimate:
     count = len(series)
     if count < 2:
         return Estimate(float(series.mean()) if count else 0.0, math.inf, 1.0)
-    wanted = 1 + math.ceil(_TIMES_LASTING * (lasting(series) - 1)) if count >= FEWEST_BATCHES else 1
+    wanted = 1 + math.ceil(TIMES_LASTING * (lasting(series) - 1)) if count >= FEWEST_BATCHES else 1
     batches = min(count, max(min(FEWEST_BATCHES, count), min(MOST_BATCHES, count // wanted)))
     edges = np.linspace(0, count, batches + 1).astype(int)
     means = np.add.reduceat(series, edges[:-1]) / np.diff(edges)

@@ -7,34 +7,32 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Final
 
 import msgspec
 import numpy as np
 
-from rankscope.analysis.collectives.bandwidth import bandwidths, directed_rows
-from rankscope.analysis.collectives.blame import Blame
-from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.collectives.links import Fabric, ToldLink
 from rankscope.analysis.collectives.matched import Matched, match_ranks
 from rankscope.analysis.collectives.stages import stages_of_records
 from rankscope.analysis.collectives.transfers import communication_parts, explained_share, longest_extent_us
 from rankscope.analysis.collectives.windows import matchable
-from rankscope.analysis.costs.ledger import ledger_of_blame
 from rankscope.analysis.costs.waterfall import Costs
 from rankscope.analysis.costs.window_costs import costs_of_windows
 from rankscope.analysis.evidence.device_times import DeviceTimes
 from rankscope.analysis.evidence.unknown_kernels import RankKernels
-from rankscope.analysis.inference.device_stragglers import judge_windows, window_named
 from rankscope.analysis.inference.doubts import MOST_COMMUNICATION, contradiction, incomplete_ranks
+from rankscope.analysis.inference.profiled import Profile
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.rank_traces import RankTrace, find_traces, read_ranks
-from rankscope.analysis.report.assessment import assessed_windows
+from rankscope.analysis.report.assembly import assemble, attribution_of_blame, matching_result
 from rankscope.analysis.report.ranks import rank_result
-from rankscope.analysis.result.analysis import Analysis, CollectiveMatching, Finding, ImposedWait, Source, Verdict
+from rankscope.analysis.result.analysis import Analysis, Source
 from rankscope.analysis.trace.locations import Location, common_folder
 from rankscope.analysis.verdict.bottleneck import shares_of
-from rankscope.analysis.verdict.builders import Lack, Setting, among, insufficient, limits, no_straggler, ranks_were, straggler
+from rankscope.analysis.verdict.builders import Lack, Missing, Setting, among, insufficient, rarely_slow
+from rankscope.analysis.verdict.job_verdict import Answer, Case, verdict_of
 from rankscope.analysis.verdict.slow_links import with_slow_links
 from rankscope.analysis.verdict.unnamed_communication import with_unnamed_waits, without_communication
 
@@ -76,7 +74,7 @@ def analyze_traces(
         [matching.matches, matching.directed],
         {rank: reduction.breakdowns[0].communication_us for rank, reduction in whole.items()},
     )
-    collectives = msgspec.structs.replace(matching_result(matched, fabric), explained_share=explained)
+    collectives = matching_result(matched, fabric, explained=explained)
     if matching.matches and explained is not None and explained < MOST_COMMUNICATION:
         warnings.append(_UNEXPLAINED.format(share=explained))
     windows = {trace.rank: trace.reduction.breakdowns[0] for trace in traces}
@@ -84,22 +82,31 @@ def analyze_traces(
         matching.matches, {rank: (window.communication_us, window.overlap_us) for rank, window in windows.items()}
     )
     costs = None if job.problem else _costs(traces, matched)
-    findings: list[Finding] = []
-    if job.reason is not None:
-        verdict = insufficient(job.reason, lack=job.problem)
-    elif _lack_communication(traces):
-        verdict = without_communication(_kernels(traces), _quoted(paths, files))
-    else:
-        verdict, findings = _verdict(traces, matched, costs, explained, price=price_per_gpu_hour, currency=currency)
-        calm = len(traces) > 1 and verdict.kind not in ("straggler", "insufficient_data")
-        if calm and (unnamed := with_unnamed_waits(_kernels(traces), _quoted(paths, files))) is not None:
-            verdict, findings = unnamed, []
-    verdict, findings = with_slow_links(
-        verdict, findings, collectives.by_op, {rank: reduction.breakdowns for rank, reduction in whole.items()}
-    )
     steps = sorted({number for trace in traces for number in trace.steps})
-    analysis = Analysis(
-        source=Source(
+    setting = Setting(
+        source="traces",
+        world_size=world_size or len(traces),
+        steps=(steps[0], steps[-1] + 1) if steps else None,
+        step_count=1,
+        unit="window",
+        accelerated=any(trace.device_kind != "cpu" for trace in traces),
+        hosts={trace.rank: trace.host for trace in traces if trace.host},
+        price_per_gpu_hour=price_per_gpu_hour,
+        currency=currency,
+    )
+    answer: Answer
+    if job.reason is not None:
+        answer = insufficient(Missing(job.reason, job.problem), setting), []
+    elif _lack_communication(traces):
+        answer = without_communication(_kernels(traces), _quoted(paths, files), setting), []
+    else:
+        answer = verdict_of(_case(traces, matched, costs, explained, setting))
+        calm = len(traces) > 1 and answer[0].kind not in ("straggler", "insufficient_data")
+        if calm and (unnamed := with_unnamed_waits(_kernels(traces), _quoted(paths, files), setting)) is not None:
+            answer = unnamed, []
+    answer = with_slow_links(*answer, collectives.by_op, {rank: reduction.breakdowns for rank, reduction in whole.items()})
+    return assemble(
+        Source(
             kind="traces",
             path=os.fspath(paths[0]) if len(paths) == 1 else common_folder(files),
             ranks=len(traces),
@@ -113,7 +120,7 @@ def analyze_traces(
             cycles=job.cycles,
             warnings=warnings,
         ),
-        ranks=[
+        [
             rank_result(
                 trace.rank,
                 breakdowns=trace.reduction.breakdowns,
@@ -129,14 +136,14 @@ def analyze_traces(
             )
             for trace in traces
         ],
+        answer,
+        setting,
+        matched=matched,
         collectives=collectives,
-        imposed_wait=imposed_result(blame) if matching.matches else [],
-        imposed_wait_source="traces" if matching.matches else None,
-        ledger=ledger_of_blame(blame, "traces"),
-        verdict=verdict,
-        findings=findings,
+        attribution=attribution_of_blame(blame, "traces"),
+        costs=costs,
+        kernels=[row for reduction in whole.values() for row in reduction.kernels],
     )
-    return assessed_windows(analysis, costs, matched, [row for one in whole.values() for row in one.kernels])
 
 
 def _costs(traces: Sequence[RankTrace], matched: Matched, *, without: Collection[int] = ()) -> Costs | None:
@@ -197,32 +204,6 @@ def _fabric(traces: Sequence[RankTrace], links: Sequence[ToldLink]) -> Fabric:
     )
 
 
-def matching_result(matched: Matched, fabric: Fabric) -> CollectiveMatching:
-    """Return the result of the matching: counts, clocks, bandwidths and directed waits."""
-    matching, clocks, waits = matched.matching, matched.clocks, matched.waits
-    return CollectiveMatching(
-        matched=len(matching.matches),
-        unmatched=matching.unmatched,
-        excluded=matching.excluded | waits.excluded,
-        method=matching.method,
-        clock_residual_us=None if clocks.residual_ns is None else clocks.residual_ns / 1000,
-        unmatched_by=matching.unmatched_by,
-        by_op=bandwidths(matched.samples, fabric),
-        waits=directed_rows(waits),
-    )
-
-
-def imposed_result(blame: Blame) -> list[ImposedWait]:
-    """Return the imposed wait of every rank, largest first."""
-    rows = [
-        ImposedWait(
-            rank=rank, imposed_us=blame.imposed_us[rank], imposed_exposed_us=blame.exposed_us[rank], share=blame.share(rank)
-        )
-        for rank in blame.ranks
-    ]
-    return sorted(rows, key=lambda row: (-row.imposed_us, row.rank))
-
-
 def _told_world_size(traces: Sequence[RankTrace]) -> int | None:
     return max((trace.world_size for trace in traces if trace.world_size is not None), default=None)
 
@@ -256,57 +237,40 @@ def _whole_steps(trace: RankTrace) -> float:
     return max(1, len(set(trace.steps))) - trace.quality.damaged_steps - (0.5 if trace.torn else 0)
 
 
-def _verdict(
-    traces: Sequence[RankTrace],
-    matched: Matched,
-    costs: Costs | None,
-    explained: float | None,
-    *,
-    price: float | None,
-    currency: str,
-) -> tuple[Verdict, list[Finding]]:
-    blame, matching = matched.blame, matched.matching
-    world_size = _world_size(traces)
-    numbers = sorted({number for trace in traces for number in trace.steps})
-    setting = Setting(
-        source="traces",
-        world_size=world_size or len(traces),
-        steps=(numbers[0], numbers[-1] + 1) if numbers else None,
-        step_count=1,
-        unit="window",
-        accelerated=any(trace.device_kind != "cpu" for trace in traces),
-        hosts={trace.rank: trace.host for trace in traces if trace.host},
-        price_per_gpu_hour=price,
-        currency=currency,
-    )
-    shares = shares_of(costs, matched.figures)
-    times = {} if incomplete_ranks(matched.matching, {trace.rank for trace in traces}) else _device_times(traces, world_size)
-    if not matching.matches and not times:
-        return _without_matches(traces, world_size, shares, setting)
-    window = _extent_us(traces, matched)
-    found = judge_windows(blame, matched.waits, times, window)
-    doubt = contradiction(found, matched, window, known_share=explained or 0.0)
-    if found.suspects:
-        doubt = f"{ranks_were(found.suspects)} last, but so rarely that it may be chance; trace more steps"
-    if doubt is not None:
-        return insufficient(doubt, lack=None if found.suspects else "damaged"), limits(shares, setting, lead="")
+def _case(traces: Sequence[RankTrace], matched: Matched, costs: Costs | None, explained: float | None, setting: Setting) -> Case:
+    """Return the judgement on the ranks, with the doubts that traces raise."""
+    world_size, matches = _world_size(traces), matched.matching.matches
+    case = Case(setting, shares_of(costs, matched.figures))
+    incomplete = incomplete_ranks(matched.matching, {trace.rank for trace in traces})
+    times = {} if incomplete else _device_times(traces, world_size)
+    if not matches and not times:
+        return replace(case, missing=_unmatched(traces, world_size))
     breakdowns = {trace.rank: trace.reduction.breakdowns for trace in traces}
-    seen = "step" if numbers else "window"
-    named = window_named(found, blame, times, breakdowns, window, seen=seen, explained=explained)
-    if named is None and not matching.matches and not found.is_whole:
-        return _without_matches(traces, world_size, shares, setting)
-    damaged = _damaged_steps(traces)
-    if named is None and 2 * damaged > len(numbers):
-        missing = f"{damaged} of {len(numbers)} steps lack device events of some rank, and in the others no rank is late"
-        return insufficient(missing, lack="damaged"), limits(shares, setting, lead="")
-    if named is None:
-        restriction = among(len(traces), setting.world_size, "traces")
-        if explained is not None and explained < MOST_COMMUNICATION and not found.is_whole:
-            restriction += f" in the collectives that could be matched, which are {explained:.0%} of the communication"
-        return no_straggler(shares, setting, confidence=None, why=f"No rank makes the others wait beyond chance{restriction}")
-    verdict, findings = straggler(named, setting)
-    besides = shares_of(_costs(traces, matched, without=named.ranks))
-    return verdict, [*findings, *limits(besides, setting, lead="Besides that, ")]
+    profile = Profile(matched, times, breakdowns, _extent_us(traces, matched), hosts=setting.hosts)
+    judgement = profile.judge()
+    straggler = judgement.straggler
+    if judgement.suspects:
+        return replace(case, doubt=rarely_slow(judgement.suspects, "trace more steps"))
+    if (doubt := contradiction(straggler, matched, profile.window_us, known_share=explained or 0.0)) is not None:
+        return replace(case, doubt=Missing(doubt, "damaged"))
+    if straggler is not None:
+        diagnosis = profile.describe(straggler, seen="step" if setting.steps else "window", explained=explained)
+        without = shares_of(_costs(traces, matched, without=diagnosis.ranks))
+        return replace(case, diagnosis=diagnosis, shares_without=without)
+    if not matches and not judgement.is_tested:
+        return replace(case, missing=_unmatched(traces, world_size))
+    restriction = among(len(traces), setting.world_size, "traces")
+    if explained is not None and explained < MOST_COMMUNICATION and not judgement.is_tested:
+        restriction += f" in the collectives that could be matched, which are {explained:.0%} of the communication"
+    return replace(case, unproven=_too_damaged(traces), calm=f"{case.calm}{restriction}")
+
+
+def _too_damaged(traces: Sequence[RankTrace]) -> Missing | None:
+    damaged, steps = _damaged_steps(traces), len({number for trace in traces for number in trace.steps})
+    if 2 * damaged <= steps:
+        return None
+    missing = f"{damaged} of {steps} steps lack device events of some rank, and in the others no rank is late"
+    return Missing(missing, "damaged")
 
 
 def _damaged_steps(traces: Sequence[RankTrace]) -> int:
@@ -350,20 +314,17 @@ def _device_times(traces: Sequence[RankTrace], world_size: int | None) -> dict[i
     return {trace.rank: msgspec.structs.replace(trace.device, stage=stages.get(trace.rank)) for trace in traces}
 
 
-def _without_matches(
-    traces: Sequence[RankTrace], world_size: int | None, shares: Figures, setting: Setting
-) -> tuple[Verdict, list[Finding]]:
-    """Return the verdict without matched collectives: no rank can be named, and a job of one rank has none to name."""
+def _unmatched(traces: Sequence[RankTrace], world_size: int | None) -> Missing | None:
+    """Return what is missing for matched collectives; ``None`` for a job of one rank, which has none to match."""
     lacking = [trace for trace in traces if trace.lacks]
     lack: Lack | None = None
     if lacking:
         lack = "torn_trace" if any(trace.torn for trace in lacking) else lacking[0].quality.problem or "damaged"
-    lead = "On the ranks at hand " if len(traces) > 1 else "On this rank "
     if len(lacking) == len(traces):
         first = f"rank {traces[0].rank} {traces[0].lacks}"
         missing = f"the trace of {first}" if len(traces) == 1 else f"no trace can be used: that of {first}"
     elif (world_size or 1) == 1 and len(traces) == 1:
-        return no_straggler(shares, setting, confidence=None, why="There is one rank, so no rank waits for another")
+        return None
     elif len(traces) < (world_size or 1):
         lack = None
         some = f"the trace of 1 rank of {_of_ranks(traces)} cannot show which rank waits for which"
@@ -379,4 +340,4 @@ def _without_matches(
         missing, lack = "the traces show no device and no collective, only what the hosts did", "no_activity"
     else:
         missing = "no collective could be matched across the ranks"
-    return insufficient(missing, lack=lack), limits(shares, setting, lead=lead)
+    return Missing(missing, lack, lead="On the ranks at hand " if len(traces) > 1 else "On this rank ")

@@ -11,9 +11,9 @@ from typing import Final, Literal
 import msgspec
 
 from rankscope.analysis.result.text import counted
-from rankscope.analysis.trace.called_rank import called_rank
 from rankscope.analysis.trace.columns import Trace
 from rankscope.analysis.trace.locations import Location, base_name
+from rankscope.analysis.trace.merged import called_rank
 from rankscope.base.errors import InputError
 from rankscope.base.text import ranks_text
 

@@ -7,9 +7,11 @@ directories are untrusted: no file in one can block the reader or make it use mo
 
 from __future__ import annotations
 
+import copy
 import errno
+import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -35,9 +37,21 @@ from rankscope.runs.records import (
     StepEvent,
     StepRecord,
 )
-from rankscope.runs.segments import UNDECODABLE, Skipped, add_skipped, decode_blocks, list_segments, open_regular, read_blocks
+from rankscope.runs.segments import (
+    UNDECODABLE,
+    Skipped,
+    add_skipped,
+    decode_blocks,
+    list_segments,
+    open_regular,
+    read_blocks,
+    skip_lines,
+)
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from rankscope.runs.step_segments import Rows
 
 ATTEMPTS: Final = "attempts"
@@ -154,10 +168,12 @@ class RunReader:
         for rows in blocks:
             yield from records_of(rows, events)
 
-    def step_rows(self, attempt: int, rank: int, *, last: int | None = None) -> Iterator[Rows]:
+    def step_rows(
+        self, attempt: int, rank: int, *, last: int | None = None, new: Callable[[int], NDArray[np.uint8]] | None = None
+    ) -> Iterator[Rows]:
         """Yield the step records of one rank in the order of writing, as arrays of ``step_columns.row_dtype``, many at a time.
 
-        ``last``: number of records at the end that are read; ``None``: all.
+        ``last``: number of records at the end that are read; ``None``: all. ``new``: as in ``Segment.read``.
         """
         from rankscope.runs.step_segments import Segment
 
@@ -168,12 +184,24 @@ class RunReader:
                     last = segment.skip(keep=last)
         for segment in segments:
             try:
-                yield from segment.read()
+                yield from segment.read() if new is None else segment.read(new)
             except FileNotFoundError:
                 continue  # retention removed it since
             except (InputError, OSError):
                 self._cannot_use(segment.path)
             self.take_over(segment.skipped)
+
+    def step_count(self, attempt: int, rank: int) -> int:
+        """Return the number of rows of one rank, also damaged ones; those of segments that cannot be read do not count."""
+        from rankscope.runs.step_segments import Segment
+
+        count = 0
+        for path in self._list(rank_dir(self.path, attempt, rank), "steps"):
+            segment = Segment(path)
+            with suppress(InputError, OSError):  # reported when it is read
+                segment.skip()
+            count += segment.rows_read
+        return count
 
     def events(self, attempt: int, rank: int) -> Iterator[StepEvent]:
         """Yield the tags and sections of the steps of one rank that have any."""
@@ -214,9 +242,19 @@ class RunReader:
             self._cannot_use(folder)
             return []
 
-    def hardware(self, host: str) -> Iterator[HardwareSample]:
-        """Yield the samples of the GPUs of one host, in the order they were taken."""
-        return self._rows(host_dir(self.path, host), "gpu", HardwareSample)
+    def hardware(self, host: str, since_ns: int = 0) -> Iterator[HardwareSample]:
+        """Yield the samples of the GPUs of one host, in the order they were taken, without many of those before ``since_ns``."""
+        return self._rows(host_dir(self.path, host), "gpu", HardwareSample, since_ns=since_ns)
+
+    def gpu_memory(self, host: str) -> Iterator[GpuMemory]:
+        """Yield the part of each of the samples of one host that says how much memory a GPU has."""
+        return self._rows(host_dir(self.path, host), "gpu", GpuMemory)
+
+    def quiet(self) -> RunReader:
+        """Return a reader of the same run with counts of its own."""
+        reader = copy.copy(self)
+        reader.skipped, reader.unusable = {}, []
+        return reader
 
     def take_over(self, skipped: Skipped, unusable: Sequence[Path] = ()) -> None:
         """Add the skipped lines and unusable files of another reader of this run."""
@@ -229,16 +267,20 @@ class RunReader:
     def _rank_rows(self, attempt: int, rank: int, stream: Stream, kind: type[_T], *, last: int = 0) -> Iterator[_T]:
         return self._rows(rank_dir(self.path, attempt, rank), stream, kind, last=last)
 
-    def _rows(self, folder: Path, stream: Stream, kind: type[_T], *, last: int = 0) -> Iterator[_T]:
-        """Yield the records of one stream of JSON Lines; ``last``: those of its last segments only (0: all)."""
-        return chain.from_iterable(self._blocks(folder, stream, kind, last))
+    def _rows(self, folder: Path, stream: Stream, kind: type[_T], *, last: int = 0, since_ns: int = 0) -> Iterator[_T]:
+        """Yield the records of one stream of JSON Lines.
 
-    def _blocks(self, folder: Path, stream: Stream, kind: type[_T], last: int) -> Iterator[list[_T]]:
+        ``last``: those of its last segments only (0: all). ``since_ns``: without many of the records before this time.
+        """
+        return chain.from_iterable(self._blocks(folder, stream, kind, last, since_ns))
+
+    def _blocks(self, folder: Path, stream: Stream, kind: type[_T], last: int, since_ns: int) -> Iterator[list[_T]]:
         decoder = msgspec.json.Decoder(kind)
         for path in self._list(folder, stream)[-last:]:
             try:
                 with open_regular(path) as file:
-                    for records, damaged in decode_blocks(read_blocks(file), decoder):
+                    begin = skip_lines(file, lambda line: _time_of(line) < since_ns) if since_ns else 0
+                    for records, damaged in decode_blocks(read_blocks(file), decoder, begin):
                         add_skipped(self.skipped, path, damaged)
                         yield records
             except FileNotFoundError:
@@ -286,6 +328,28 @@ class RunReader:
     def _cannot_use(self, path: Path) -> None:
         if path not in self.unusable:
             self.unusable.append(path)
+
+
+class GpuMemory(msgspec.Struct):
+    """Memory of a GPU: two fields of a ``HardwareSample``, which are decoded many times as fast as all."""
+
+    gpu_uuid: str | None = None
+    memory_total_bytes: int | None = None
+
+
+class _Timed(msgspec.Struct):
+    unix_ns: int
+
+
+_timed: Final = msgspec.json.Decoder(_Timed)
+
+
+def _time_of(line: bytes) -> float:
+    """Return the time of a record in Unix nanoseconds; infinite where it cannot be read."""
+    try:
+        return _timed.decode(line).unix_ns
+    except UNDECODABLE:
+        return math.inf
 
 
 def _read_bytes(path: Path) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -171,20 +171,26 @@ def read_single_rows(paths: Sequence[Path], steps: NDArray[np.int64]) -> Rows | 
             if layout is None:
                 return None
 
-            def read(place: int, file: BinaryIO = file, layout: Layout = layout) -> Rows:
-                data = os.pread(file.fileno(), layout.row_bytes, layout.position(place))
-                return layout.rows(data if len(data) == layout.row_bytes else b"")[0]
-
             there = (os.fstat(file.fileno()).st_size - layout.first) // layout.row_bytes
             if there <= 0:
                 continue
-            first = read(0)
+
+            def read(places: Sequence[int], file: BinaryIO = file, layout: Layout = layout) -> Rows:
+                parts = [os.pread(file.fileno(), layout.row_bytes, layout.position(place)) for place in places]
+                return layout.rows(b"".join(part for part in parts if len(part) == layout.row_bytes))[0]
+
+            first = read([0])
             if not len(first):
                 return None
             places = steps - first["step"][0]
-            found += [read(place) for place in places[(places >= 0) & (places < there)].tolist()]
+            if len(wanted := places[(places >= 0) & (places < there)].tolist()):
+                found.append(read(wanted))
     rows = joined_rows(found) if found else np.empty(0, row_dtype())
     return rows if len(steps) and np.array_equal(rows["step"], steps) else None
+
+
+def _bytes(count: int) -> NDArray[np.uint8]:
+    return np.empty(count, np.uint8)
 
 
 @dataclass(slots=True)
@@ -219,19 +225,23 @@ class Segment:
         self.rows_read = max(self.rows_read, there - keep)
         return max(0, keep - there)
 
-    def read(self) -> Iterator[Rows]:
-        """Yield the unread rows, in blocks. Raises ``InputError`` and ``OSError``."""
+    def read(self, new: Callable[[int], NDArray[np.uint8]] = _bytes) -> Iterator[Rows]:
+        """Yield the unread rows, in blocks. Raises ``InputError`` and ``OSError``.
+
+        ``new``: returns memory for at least so many bytes, in which the rows of a block remain.
+        """
         with open_regular(self.path) as file:
             there = self._rows_in(file)
             if (layout := self.layout) is None:
                 return
             file.seek(layout.position(self.rows_read))
             while self.rows_read < there:
-                data = file.read(min(BLOCK_ROWS, there - self.rows_read) * layout.row_bytes)
-                count = len(data) // layout.row_bytes
+                wanted = min(BLOCK_ROWS, there - self.rows_read) * layout.row_bytes
+                data = new(wanted)[:wanted].data
+                count = file.readinto(data) // layout.row_bytes  # type: ignore[attr-defined]  # it is a BufferedReader
                 if not count:
                     return  # the file became shorter
-                rows, damaged = layout.rows(memoryview(data)[: count * layout.row_bytes])
+                rows, damaged = layout.rows(data[: count * layout.row_bytes])
                 add_skipped(self.damaged, self.path, [layout.position(self.rows_read + row) for row in damaged])
                 self.rows_read += count
                 yield rows

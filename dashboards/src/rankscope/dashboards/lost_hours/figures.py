@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, get_args
 
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from rankscope.analysis.result.analysis import Cause
-from rankscope.dashboards.charts.bars import Look, row_bars
+from rankscope.dashboards.charts.bars import row_bars
+from rankscope.dashboards.charts.causes import CAUSE_LOOKS
 from rankscope.dashboards.charts.frame import framed, legend_above, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.lost_hours.data import ClusterLedger, HostLoss
 from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
 from rankscope.dashboards.words.inert import plotly_text
-from rankscope.dashboards.words.wording import CAUSE_LABELS, gpu_hours, gpu_time_unit
+from rankscope.dashboards.words.wording import gpu_hours, gpu_time_unit
 
 SHOWN: Final = 20
 """Maximum number of hosts drawn. The table has all of them."""
@@ -22,18 +23,6 @@ _MOST_LETTERS: Final = 36
 """Maximum length of a name at the axis. The hover text has all of it."""
 
 NO_HOST: Final = "no single host"
-
-LOOKS: Final[dict[Cause, Look]] = {
-    "input": Look(CAUSE_LABELS["input"], "exposed_memcpy", "."),
-    "host": Look(CAUSE_LABELS["host"], "overlap", "/"),
-    "gc": Look(CAUSE_LABELS["gc"], "overlap", "x"),
-    "checkpoint": Look(CAUSE_LABELS["checkpoint"], "exposed_memcpy", "\\"),
-    "evaluation": Look(CAUSE_LABELS["evaluation"], "exposed_memcpy", "-"),
-    "compute": Look(CAUSE_LABELS["compute"], "compute", ""),
-    "imbalance": Look(CAUSE_LABELS["imbalance"], "compute", "|"),
-    "communication": Look(CAUSE_LABELS["communication"], "exposed_communication", "x"),
-    "unknown": Look(CAUSE_LABELS["unknown"], "idle", ""),
-}
 
 
 def lost_hours_bars(ledger: ClusterLedger, colors: Palette) -> Drawn:
@@ -46,7 +35,8 @@ def lost_hours_bars(ledger: ClusterLedger, colors: Palette) -> Drawn:
     names = [plotly_text(_name(host), _MOST_LETTERS) for host in shown]
     size, unit = gpu_time_unit(max(host.gpu_hours for host in shown))
     figure = go.Figure()
-    for cause, look in LOOKS.items():
+    for cause in get_args(Cause):
+        look = CAUSE_LOOKS[cause]
         hours = np.array([host.by_cause.get(cause, 0.0) for host in shown])
         if hours.any():
             row_bars(

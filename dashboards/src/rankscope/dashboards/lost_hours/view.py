@@ -44,6 +44,7 @@ from rankscope.dashboards.model.state import PageState, run_path
 from rankscope.dashboards.model.view import SitePage
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.words import wording
+from rankscope.dashboards.words.causes import CAUSES
 
 SHOWN: Final = 200
 """Maximum number of hosts in the table. The CSV has all of them."""
@@ -157,7 +158,7 @@ def _row(host: HostLoss) -> tuple[Line, ...]:
         wording.gpu_hours(host.gpu_hours),
         "-" if host.rate is None else f"{host.rate:,.3g}",
         _cost(host),
-        "; ".join(f"{wording.CAUSE_LABELS[cause]} {wording.gpu_hours(hours)}{_rare(host, cause)}" for cause, hours in causes),
+        "; ".join(f"{CAUSES[cause].label} {wording.gpu_hours(hours)}{_rare(host, cause)}" for cause, hours in causes),
         first_pieces([named_link(run_name, run_path(run_id)) for run_id, run_name in host.runs.items()], _NAMED),
     )
 

@@ -17,8 +17,8 @@ from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.trend import Trend
 from rankscope.dashboards.model.page import Block, Items, Link, Piece, Span, Text
 from rankscope.dashboards.model.state import PageState, run_path
+from rankscope.dashboards.words.causes import CAUSES
 from rankscope.dashboards.words.units import duration
-from rankscope.dashboards.words.wording import CAUSE_LABELS
 
 MOST_LINES: Final = 16
 _LOOKED_AT: Final = 64
@@ -109,7 +109,7 @@ def _of_findings(run: RunData, trend: Trend) -> Iterator[Moment]:
 
 
 def _said(finding: Finding) -> str:
-    cause = "" if finding.cause is None else f" [{CAUSE_LABELS[finding.cause]}]"
+    cause = "" if finding.cause is None else f" [{CAUSES[finding.cause].label}]"
     why = "" if finding.explained_by is None else f" Explained by {finding.explained_by.replace('_', ' ')}."
     return f"{finding.summary}{'' if finding.rank is not None else cause}{why}"
 

@@ -29,6 +29,7 @@ from rankscope.dashboards.model.page import (
 )
 from rankscope.dashboards.model.state import PageState, run_path
 from rankscope.dashboards.words import wording
+from rankscope.dashboards.words.causes import CAUSES
 from rankscope.dashboards.words.units import duration
 
 MAX_FINDINGS = 6
@@ -65,7 +66,7 @@ def _badges(analysis: Analysis, tone: str) -> list[Badge]:
     either = verdict.explained_by == HOST_OR_INPUT
     badges = [badge("Host or input bound" if either else wording.KIND_LABELS[verdict.kind], tone=tone)]
     if verdict.cause is not None:
-        badges.append(badge(wording.CAUSE_LABELS[verdict.cause], title="Cause"))
+        badges.append(badge(CAUSES[verdict.cause].label, title="Cause"))
     if verdict.explained_by is not None and not either:
         badges.append(badge(f"explained by {verdict.explained_by.replace('_', ' ')}"))
     if verdict.phase is not None:

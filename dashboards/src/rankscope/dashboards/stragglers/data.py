@@ -58,6 +58,13 @@ class WaitGroup(msgspec.Struct, frozen=True, kw_only=True):
     waited_us: list[float]
 
 
+CHARGED: Final = (
+    *("input", "checkpoint", "evaluation", "gc", "cpu_contention"),
+    *("forward", "backward", "optimizer", "between_steps", "unknown"),
+)
+"""Causes that imposed wait is charged to, in the order in which they are shown."""
+
+
 class BlamedRank(msgspec.Struct, frozen=True, kw_only=True):
     """Wait that one rank imposed on others. ``None``: not known."""
 

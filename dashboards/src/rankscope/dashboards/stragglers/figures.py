@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.result.analysis import ImposedWait
 from rankscope.dashboards.charts.bars import Look, row_bars
+from rankscope.dashboards.charts.causes import CAUSE_LOOKS
 from rankscope.dashboards.charts.frame import framed, legend_above, marked_label, note, rank_label, rows_axis
 from rankscope.dashboards.charts.heatmap import coloring
 from rankscope.dashboards.charts.palette import Palette
-from rankscope.dashboards.stragglers.data import BlamedRank, CauseTimeline, WaitGroup
+from rankscope.dashboards.stragglers.data import CHARGED, BlamedRank, CauseTimeline, WaitGroup
 from rankscope.dashboards.words.inert import plotly_text
 from rankscope.dashboards.words.units import in_unit, time_unit
 
@@ -160,24 +161,9 @@ NO_STEPS: Final = (
     "What made ranks late is not known:<br>this takes at least five recorded steps of two ranks,<br>"
     "with own time separate from waiting."
 )
-NO_CAUSES: Final = "No rank made another one wait."
+NO_CAUSE_LOOKS: Final = "No rank made another one wait."
 
 _LEGEND: Final[dict[str, Any]] = {"font": {"size": 12}, "traceorder": "normal"}
-
-
-CAUSES: Final[dict[str, Look]] = {
-    "input": Look("Slow input", "exposed_memcpy", "."),
-    "checkpoint": Look("Checkpoint", "exposed_memcpy", "\\"),
-    "evaluation": Look("Evaluation", "exposed_memcpy", "-"),
-    "gc": Look("Garbage collection", "overlap", "x"),
-    "cpu_contention": Look("Waiting for a CPU", "exposed_communication", "/"),
-    "forward": Look("Longer forward", "compute"),
-    "backward": Look("Longer backward", "overlap"),
-    "optimizer": Look("Longer optimizer", "compute", "/"),
-    "between_steps": Look("Longer between steps", "overlap", "|"),
-    "unknown": Look("Other or not known", "idle"),
-}
-"""Causes, in stacking order."""
 
 
 def cause_bars(
@@ -191,15 +177,15 @@ def cause_bars(
     """Draw horizontal stacked bars per cause for the ranks (or ``hosts``, as in ``imposed_bars``) that imposed the most wait."""
     known = [rank for rank in ranks if rank.steps_us is not None]
     if not known:
-        return note(NO_STEPS if not ranks or ranks[0].steps_us is None else NO_CAUSES, colors)
+        return note(NO_STEPS if not ranks or ranks[0].steps_us is None else NO_CAUSE_LOOKS, colors)
     top = sorted((rank for rank in known if rank.steps_us), key=lambda rank: -(rank.steps_us or 0.0))[:MOST_CAUSE_BARS]
     if not top:
-        return note(NO_CAUSES, colors)
+        return note(NO_CAUSE_LOOKS, colors)
     longest = top[0].steps_us or 0.0
     size, unit = time_unit(longest)
     figure = go.Figure()
-    for key, values in _visible({key: [rank.causes_us.get(key, 0.0) for rank in top] for key in CAUSES}).items():
-        cause = CAUSES[key]
+    for key, values in _visible({key: [rank.causes_us.get(key, 0.0) for rank in top] for key in CHARGED}).items():
+        cause = CAUSE_LOOKS[key]
         row_bars(
             figure,
             cause,
@@ -219,7 +205,7 @@ def cause_bars(
 
 def _visible(causes: Mapping[str, Sequence[float]]) -> dict[str, NDArray[np.float64]]:
     """Return the values by cause, in stacking order. Causes that no bar shows, below 1% of the highest, count as unknown."""
-    known = {key: np.array(causes[key], np.float64) for key in CAUSES if key in causes}
+    known = {key: np.array(causes[key], np.float64) for key in CHARGED if key in causes}
     whole = sum(known.values(), start=np.zeros(1))
     shown = {key: values for key, values in known.items() if key != "unknown" and values.max() >= 0.01 * whole.max()}
     rest = whole - sum(shown.values(), start=np.zeros(1))
@@ -231,7 +217,7 @@ def cause_timeline(timeline: CauseTimeline | None, colors: Palette) -> go.Figure
     if timeline is None:
         return note(NO_STEPS, colors)
     if not timeline.causes_us:
-        return note(NO_CAUSES, colors)
+        return note(NO_CAUSE_LOOKS, colors)
     first, last, steps = (np.array(values) for values in (timeline.first, timeline.last, timeline.steps))
     per_step = {cause: values / steps for cause, values in _visible(timeline.causes_us).items()}
     size, unit = time_unit(float(sum(per_step.values(), start=np.zeros(len(steps))).max()))
@@ -241,7 +227,7 @@ def cause_timeline(timeline: CauseTimeline | None, colors: Palette) -> go.Figure
     ]
     figure = go.Figure()
     for key, values in per_step.items():
-        cause = CAUSES[key]
+        cause = CAUSE_LOOKS[key]
         figure.add_bar(
             x=(first + last) / 2,
             y=(values / size).astype(np.float32),

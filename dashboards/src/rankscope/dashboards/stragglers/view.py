@@ -19,10 +19,9 @@ from rankscope.dashboards.model.picks import rank_of_bar, rank_of_row
 from rankscope.dashboards.model.run_head import nothing_yet
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
-from rankscope.dashboards.stragglers.data import BlameBook, BlamedRank, WaitGroup
+from rankscope.dashboards.stragglers.data import CHARGED, BlameBook, BlamedRank, WaitGroup
 from rankscope.dashboards.stragglers.figures import (
     ALONE,
-    CAUSES,
     NO_EVIDENCE,
     cause_bars,
     cause_timeline,
@@ -31,6 +30,7 @@ from rankscope.dashboards.stragglers.figures import (
     wait_matrix,
 )
 from rankscope.dashboards.stragglers.hosts import blamed_by_host, group_by_host, imposed_by_host
+from rankscope.dashboards.words.causes import CAUSES
 from rankscope.dashboards.words.inert import plotly_text
 from rankscope.dashboards.words.units import duration
 from rankscope.dashboards.words.wording import count, milliseconds, percent
@@ -190,12 +190,12 @@ def _cause_bars(run: RunData, state: PageState, colors: Palette) -> Drawn:
     if known:
         cause = max(known[0].causes_us, key=lambda name: known[0].causes_us[name])
         cost = duration(known[0].steps_us or 0.0)
-        says = f"{what.capitalize()} {names[known[0].rank]} cost the others {cost}, most of it by: {CAUSES[cause].label.lower()}"
+        says = f"{what.capitalize()} {names[known[0].rank]} cost the others {cost}, most of it by: {CAUSES[cause].label}"
     return Drawn(
         cause_bars(ranks, colors, **_marks(run, state, hosts, list(names))),
         FigureData(
-            (what, "imposed wait [us]", *(f"{cause.label.lower()} [us]" for cause in CAUSES.values())),
-            [(names[rank.rank], rank.steps_us, *(rank.causes_us.get(key) for key in CAUSES)) for rank in known],
+            (what, "imposed wait [us]", *(f"{CAUSES[cause].label} [us]" for cause in CHARGED)),
+            [(names[rank.rank], rank.steps_us, *(rank.causes_us.get(key) for key in CHARGED)) for rank in known],
         ),
         says,
     )
@@ -205,7 +205,7 @@ def _timeline(run: RunData, _state: PageState, colors: Palette) -> Drawn:
     timeline = run.blame.timeline
     if timeline is None:
         return Drawn(cause_timeline(None, colors), NO_DATA, "What made ranks late at which step is not known")
-    causes = [key for key in CAUSES if key in timeline.causes_us]
+    causes = [key for key in CHARGED if key in timeline.causes_us]
     rows = [
         (
             timeline.first[at], timeline.last[at], timeline.steps[at], timeline.worst[at], timeline.worst_share[at],
@@ -222,7 +222,7 @@ def _timeline(run: RunData, _state: PageState, colors: Palette) -> Drawn:
     columns = ("first step", "last step", "steps judged", "rank charged with most", "its share")
     return Drawn(
         cause_timeline(timeline, colors),
-        FigureData((*columns, *(f"{CAUSES[cause].label.lower()} [us]" for cause in causes)), rows),
+        FigureData((*columns, *(f"{CAUSES[cause].label} [us]" for cause in causes)), rows),
         says,
     )
 
@@ -237,12 +237,12 @@ COLUMNS: Final[list[Column]] = [
     *(
         number_column(
             f"{key}_ms",
-            f"{cause.label} ms",
-            f"Part of the imposed wait over all steps: {cause.label.lower()}",
+            f"{CAUSES[key].label.capitalize()} ms",
+            f"Part of the imposed wait over all steps: {CAUSES[key].label}",
             width=170,
             if_known=True,
         )
-        for key, cause in CAUSES.items()
+        for key in CHARGED
     ),
     number_column("direct_ms", "Direct ms", "Profiled steps: wait imposed in groups that the rank is in", width=116),
     number_column(
@@ -271,7 +271,7 @@ def _rank_costs(run: RunData, state: PageState) -> list[dict[str, Any]]:
             "host": hosts.get(rank.rank),
             "steps_ms": milliseconds(rank.steps_us),
             "last_in": rank.last_in,
-            **{f"{key}_ms": milliseconds(rank.causes_us.get(key)) for key in CAUSES},
+            **{f"{key}_ms": milliseconds(rank.causes_us.get(key)) for key in CHARGED},
             "direct_ms": milliseconds(rank.direct_us),
             "knock_on_ms": milliseconds(rank.knock_on_us),
             "exposed_ms": milliseconds(rank.exposed_us),

@@ -17,8 +17,8 @@ from rankscope.analysis.collectives.matching import Matching
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.perfetto.collective_tracks import Key, key_of, waiting_of
 from rankscope.analysis.perfetto.source import clock_of, shared_by_names
-from rankscope.analysis.trace.breakdown import Work
 from rankscope.analysis.trace.intervals import EMPTY, Spans, union
+from rankscope.analysis.trace.work import Work
 from rankscope.base.errors import InputError
 from rankscope.base.process import collector_paused
 from rankscope.dashboards.data.progress import Progress, Tell

@@ -10,10 +10,9 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.analysis.trace.breakdown import Work
 from rankscope.analysis.trace.columns import read_trace
 from rankscope.analysis.trace.intervals import join
-from rankscope.analysis.trace.work import COMMUNICATION, COMPUTE, work_events
+from rankscope.analysis.trace.work import COMMUNICATION, COMPUTE, Work, work_events
 from rankscope.base.errors import InputError
 from rankscope.dashboards.timeline.data import Events
 from rankscope.dashboards.timeline.parts import Kind, Numbers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,6 +20,7 @@ from rankscope.base.errors import InputError
 from rankscope.base.process import collector_paused
 from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.whole import read_json
+from rankscope.dashboards.words.causes import CAUSES
 from rankscope.dashboards.words.inert import inert_record
 from rankscope.runs.named import NamedRun
 from rankscope.runs.reader import RunReader
@@ -117,22 +118,9 @@ def pieces(result: WhatIf) -> list[Piece]:
     return [
         *(Piece(f"rank:{row.rank}", "rank", f"rank {row.rank}", row) for row in result.by_rank),
         *(Piece(f"stage:{row.stage}", "stage", f"stage {row.stage}", row) for row in result.by_stage),
-        *(Piece(f"cause:{row.cause}", "cause", CAUSE_NAMES.get(row.cause, row.cause), row) for row in result.by_cause),
+        *(Piece(f"cause:{row.cause}", "cause", CAUSES[row.cause].label, row) for row in result.by_cause),
         *(Piece(f"op:{row.op}", "phase" if phases else "operation", row.op.replace("_", " "), row) for row in result.by_op),
     ]
-
-
-CAUSE_NAMES: Final[Mapping[str, str]] = {
-    "input": "slow input",
-    "gc": "garbage collection",
-    "checkpoint": "checkpoints",
-    "evaluation": "evaluation",
-    "imbalance": "more work than others",
-    "cpu_contention": "waiting for a CPU",
-    "compute": "slow compute",
-    "host": "slow host",
-    "unknown": "cause unknown",
-}
 
 
 @dataclass(frozen=True, slots=True)

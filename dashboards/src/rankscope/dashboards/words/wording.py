@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from rankscope.analysis.result.analysis import Cause, Kind
+from rankscope.analysis.result.analysis import Kind
 from rankscope.analysis.result.text import counted
 from rankscope.base.text import factor
 from rankscope.dashboards.words import units
@@ -57,18 +57,6 @@ def verdict_tone(kind: Kind, *, may_be_well: bool) -> str:
     tone = KIND_TONES[kind]
     return "plain" if tone == "good" and not may_be_well else tone
 
-
-CAUSE_LABELS: Final[dict[Cause, str]] = {
-    "input": "slow input",
-    "host": "slow host",
-    "gc": "garbage collection",
-    "checkpoint": "checkpoint",
-    "evaluation": "evaluation",
-    "compute": "slow compute",
-    "imbalance": "more work than others",
-    "communication": "communication",
-    "unknown": "cause unknown",
-}
 
 STATUS_LABELS: Final[dict[Status, str]] = {
     "starting": "Starting",

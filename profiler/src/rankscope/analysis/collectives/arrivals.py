@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.collectives.operations import Rule, operation
+from rankscope.analysis.operations import Rule, operation
 from rankscope.runs.records import CollectiveRecord
 
 Numbers = NDArray[np.int64]

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from rankscope.analysis.collectives.arrivals import NONE, PAIR, Arrivals, Flags, Floats, Numbers, numbered, sums
 from rankscope.analysis.collectives.links import Expectation, Fabric, expect
 from rankscope.analysis.collectives.matching import Matching
-from rankscope.analysis.collectives.operations import bus_factor
 from rankscope.analysis.collectives.waiting import Waits
+from rankscope.analysis.operations import bus_factor
 from rankscope.analysis.result.collectives import CollectiveBandwidth, DirectedWait
 from rankscope.analysis.trace.possible import MOST_BYTES
 

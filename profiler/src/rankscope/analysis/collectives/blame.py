@@ -236,8 +236,8 @@ def _split(matches: Arrivals, clocks: Clocks, late: _Lateness, threshold: float)
                     begin = end
     if not found:
         return _NO_CHARGES
-    arrival, origin, begin, end, amount = (np.array(column) for column in zip(*found, strict=True))
-    return _Charges(arrival, origin, begin, end, amount.astype(np.float64))
+    arrivals, origins, begins, ends, amounts = zip(*found, strict=True)
+    return _Charges(np.array(arrivals), np.array(origins), np.array(begins), np.array(ends), np.array(amounts, np.float64))
 
 
 _Gains = tuple[Numbers, Numbers, Floats]

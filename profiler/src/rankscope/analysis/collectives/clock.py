@@ -111,14 +111,14 @@ def _table(matches: Arrivals, clock: Numbers, base: int) -> tuple[Floats, Number
     float64 exact to the nanosecond. ``clock``: of each arrival.
     """
     steps, position = np.unique(matches.step, return_inverse=True)
-    window: Numbers = np.cumsum(np.diff(steps, prepend=steps[0]) > 1)[position]
-    cell = matches.instance * (int(clock.max()) + 1) + clock
-    several = matches.most(cell) > matches.least(cell)
-    chosen = np.repeat(several, matches.count)
+    window: Numbers = np.cumsum(np.diff(steps, prepend=steps[0]) > 1, dtype=np.int64)[position]
     width = int(clock.max()) + 1
+    cell = matches.instance * width + clock
+    several = matches.most(cell) > matches.least(cell)
+    chosen: Flags = np.repeat(several, matches.count)
     cell, group = np.unique(cell[chosen], return_inverse=True)
     row, column = np.divmod(cell, width)
-    table = np.full((int(several.sum()), width), np.nan)
+    table: Floats = np.full((int(several.sum()), width), np.nan)
     ends = (matches.end_ns[chosen] - base).astype(np.float64)
     if len(cell):
         table[(np.cumsum(several) - 1)[row], column] = medians(ends, group)

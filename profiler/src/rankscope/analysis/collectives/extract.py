@@ -11,13 +11,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.collectives.operations import element_bytes, input_size, operation
+from rankscope.analysis.collectives.message_size import element_bytes, input_size
+from rankscope.analysis.operations import operation, operation_name
 from rankscope.analysis.trace.categories import COPY, KERNEL, LAUNCHED, NOTE, OPERATOR
 from rankscope.analysis.trace.classify import (
     asks_for_communication,
     is_cpu_communication,
-    is_point_to_point,
-    operation_name,
     operation_of_kernel,
 )
 from rankscope.analysis.trace.columns import Trace
@@ -126,7 +125,7 @@ def _device_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
             start=start[at],
             end=end[at],
             stream=max(stream, 0),
-            p2p=is_point_to_point(op),
+            p2p=operation(op).is_p2p,
             peer=_peer(op, args),
             root=_root(op, roots.get(integer(args.external_id)), ranks),
         )
@@ -180,7 +179,7 @@ def _part(batch: Instance, args: EventArgs, trace: Trace) -> Instance:
 
 def _peer(op: str, args: EventArgs) -> int | None:
     """Return the other end of a send or receive."""
-    return integer(args.destination_rank if op == "send" else args.source_rank) if is_point_to_point(op) else None
+    return integer(args.destination_rank if op == "send" else args.source_rank) if operation(op).is_p2p else None
 
 
 def _named(trace: Trace, category: int, prefix: str) -> NDArray[np.intp]:
@@ -224,7 +223,7 @@ def _copy_collectives(trace: Trace, events: WorkEvents) -> list[Instance]:
                 start=int(events.start[mine].min()),
                 end=int(events.end[mine].max()),
                 stream=max(int(trace.stream[events.rows[mine[0]]]), 0),
-                p2p=is_point_to_point(op),
+                p2p=operation(op).is_p2p,
             )
         )
     return found
@@ -264,8 +263,7 @@ def _root_places(trace: Trace) -> dict[int | None, int | None]:
 
 
 def _root(op: str, place: int | None, ranks: list[int] | None) -> int | None:
-    rooted = operation(op).rule in ("from_root", "to_root")
-    return ranks[place] if rooted and place is not None and ranks and place < len(ranks) else None
+    return ranks[place] if operation(op).has_root and place is not None and ranks and place < len(ranks) else None
 
 
 def _cpu_collectives(trace: Trace) -> list[Instance]:
@@ -295,7 +293,7 @@ def _cpu_collectives(trace: Trace) -> list[Instance]:
             call = waiting.pop(0)
             op = operation_name(trace.names[trace.name[row]])
             called = operation_name(trace.names[trace.name[call]])
-            if called.startswith("reduce_scatter"):
+            if operation(called).family == "reduce_scatter":
                 op = called  # keeps sharding distinct from reducing whole gradients, also where gloo runs an all-reduce
             dtype, moved = input_size(op, trace.metadata.get(row))
             found.append(
@@ -311,7 +309,7 @@ def _cpu_collectives(trace: Trace) -> list[Instance]:
                     start=int(trace.start[row]),
                     end=int(trace.end[row]),
                     stream=None,
-                    p2p=is_point_to_point(op),
+                    p2p=operation(op).is_p2p,
                 )
             )
     return found
@@ -326,20 +324,10 @@ def uncalled(trace: Trace, instances: Sequence[Instance]) -> int:
     return ran - sum(instance.stream is None for instance in instances)
 
 
-# Gloo annotates the operation that it runs. For these calls it is another one than the operation called.
-_RUN_AS: Final[dict[str, str]] = {
-    "all_gather_base": "all_gather",
-    "all_gather_coalesced": "all_gather",
-    "all_reduce_coalesced": "all_reduce",
-    "reduce_scatter": "all_reduce",
-    "reduce_scatter_base": "all_reduce",
-    "sparse_all_reduce": "all_reduce",
-}
-
-
 def _queue(name: str) -> str:
+    # Gloo annotates the operation that it runs, which may be another one than the operation called.
     op = operation_name(name)
-    return _RUN_AS.get(op, op)
+    return operation(op).gloo or op
 
 
 def _bytes(args: EventArgs) -> int | None:

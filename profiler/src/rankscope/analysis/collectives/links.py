@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from rankscope.analysis.collectives.operations import operation
+from rankscope.analysis.operations import operation
 from rankscope.runs.records import RankInfo
 
 Scope = Literal["host", "network"]

@@ -23,7 +23,7 @@ from rankscope.analysis.collectives.arrivals import (
     combined,
     numbered,
 )
-from rankscope.analysis.collectives.operations import operation
+from rankscope.analysis.operations import operation
 from rankscope.runs.records import CollectiveRecord
 
 

@@ -82,7 +82,8 @@ def charge_origins(
 ) -> list[dict[int, Charge]]:
     """Return the charges by origin, per meeting and victim, except for waits charged to the last rank alone.
 
-    ``exposed``: per meeting and victim, the share of the wait that no compute hid, 0 to 1. Waits and delays up to ``least_ns`` are noise.
+    ``exposed``: per meeting and victim, the share of the wait that no compute hid, 0 to 1. Waits and delays of up to
+    ``least_ns`` are noise.
     """
     charged: list[dict[int, Charge]] = [{} for _ in meetings]
     groups: dict[int, list[tuple[int, ...]]] = {}

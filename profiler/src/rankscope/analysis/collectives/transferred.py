@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Final, Literal
 
+from rankscope.analysis.operations import operation
 from rankscope.runs.records import SHARED_DIMENSIONS, STAGE_DIMENSIONS, CollectiveRecord
 
 Transfer = Literal["gradients", "shards", "activations", "tokens", "stages"]
 
-SHARDING: Final = ("all_gather", "reduce_scatter")
-"""Parts of the names of operations on sharded parameters."""
-
+_SHARDING: Final = ("all_gather", "reduce_scatter")
+"""Families of the operations on sharded parameters."""
 _STAGES: Final = frozenset(STAGE_DIMENSIONS)
 _TENSOR: Final = frozenset(("tp", "tensor", "model", "mp"))
 
@@ -94,9 +93,10 @@ def _transfer(row: CollectiveRecord, names: frozenset[str] | None, *, shared: bo
     if row.p2p:
         return "stages" if (staged and not shared if names is None else names & _STAGES) else None
     own_batches = not shared if names is None else not names <= SHARED_DIMENSIONS and not names & _STAGES
-    if "all_to_all" in row.op:
+    family = operation(row.op).family
+    if family == "all_to_all":
         return "tokens" if own_batches else None
-    reduces, shards = "all_reduce" in row.op, _is_sharding(row.op)
+    reduces, shards = family == "all_reduce", family in _SHARDING
     if names is not None and names <= _TENSOR:
         return "activations" if reduces or shards else None
     if not own_batches:
@@ -118,17 +118,12 @@ def _varying(places: Iterable[Mapping[str, int]]) -> frozenset[str]:
     return frozenset(name for name, found in values.items() if len(found) > 1)
 
 
-@lru_cache
-def _is_sharding(op: str) -> bool:
-    return any(name in op for name in SHARDING)
-
-
 _Key = tuple[str, str, int | None]
 
 
 def _key(row: CollectiveRecord) -> _Key:
     # A group's all-gathers and reduce-scatters are of one kind, whatever their size; its all-reduces may be of several.
-    if _is_sharding(row.op):
+    if operation(row.op).family in _SHARDING:
         return row.group, "", None
     return row.group, row.op, row.bytes
 
@@ -152,7 +147,7 @@ def _reduced_activations(rows: Sequence[CollectiveRecord]) -> set[_Key]:
     waited: Counter[_Key] = Counter()
     end = None
     for row in rows:
-        if "all_reduce" in row.op:
+        if operation(row.op).family == "all_reduce":
             length = row.end_unix_ns - row.start_unix_ns
             apart = end is None or row.start_unix_ns - end >= _APART * length
             times[key := _key(row)] += 1
@@ -170,9 +165,10 @@ def _gathered_activations(rows: Sequence[CollectiveRecord]) -> set[_Key]:
     gathers: Counter[str] = Counter()
     scattered: set[str] = set()
     for row in rows:
-        if "reduce_scatter" in row.op:
+        family = operation(row.op).family
+        if family == "reduce_scatter":
             scattered.add(row.group)
-        elif "all_gather" in row.op:
+        elif family == "all_gather":
             gathers[row.group] += 1
             before[row.group] += row.group not in scattered
     return {(group, "", None) for group in scattered if gathers[group] >= _GATHERS and before[group] <= 2}

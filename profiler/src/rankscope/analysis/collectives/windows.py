@@ -11,16 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.extract import Instance, collective_instances, integers, uncalled
+from rankscope.analysis.operations import operation_name
 from rankscope.analysis.result.data_quality import DataQuality
-from rankscope.analysis.trace.breakdown import Work, partition
 from rankscope.analysis.trace.categories import KERNEL
-from rankscope.analysis.trace.classify import operation_name
 from rankscope.analysis.trace.columns import Trace
 from rankscope.analysis.trace.intervals import clips
 from rankscope.analysis.trace.kernels import kernel_class
 from rankscope.analysis.trace.quality import are_damaged
-from rankscope.analysis.trace.steps import Steps, annotated_steps
-from rankscope.analysis.trace.work import COMMUNICATION, KINDS, WorkEvents, work_events
+from rankscope.analysis.trace.work import COMMUNICATION, KINDS, Steps, Work, WorkEvents, annotated_steps, partition, work_events
 from rankscope.base.errors import InputError
 from rankscope.base.text import ranks_text
 from rankscope.runs.paths import rank_dir

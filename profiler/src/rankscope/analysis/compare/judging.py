@@ -14,7 +14,6 @@ from rankscope.analysis.compare.shift import (
     MIN_BLOCKS,
     MIN_STEPS,
     POWER,
-    TIMES_LASTING,
     Difference,
     Series,
     Statistic,
@@ -22,6 +21,7 @@ from rankscope.analysis.compare.shift import (
     cut,
     superiority,
 )
+from rankscope.analysis.statistics import TIMES_LASTING
 
 CONFIDENCE: Final = 0.95
 """Joint confidence of all intervals and tests of one comparison."""

@@ -16,7 +16,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.statistics import lasting, t_quantile, t_tail
+from rankscope.analysis.statistics import TIMES_LASTING, lasting, t_quantile, t_tail
 
 Series = NDArray[np.float64]
 Statistic = Literal["typical", "average"]
@@ -35,9 +35,6 @@ MIN_STEPS: Final = 30
 
 MOST_LEFT: Final = 0.8
 """Upper limit of the assumed correlation between neighbouring blocks: so few blocks cannot show more."""
-
-TIMES_LASTING: Final = 3.0
-"""Minimum length of a block in multiples of the noise's duration, so that neighbouring blocks correlate little."""
 
 POWER: Final = 0.8
 """Chance with which a change of the detectable size would have been found."""

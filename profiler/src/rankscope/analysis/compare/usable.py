@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.compare.recording import Recording
 from rankscope.analysis.evidence.peers import batch_of
 from rankscope.analysis.evidence.steps import METRICS, Matrix, StepTable
-from rankscope.analysis.evidence.typical import warm_up
+from rankscope.analysis.evidence.typical import after_warm_up
 from rankscope.analysis.result.analysis import Cost
 from rankscope.analysis.trace.possible import MAX_US
 from rankscope.runs.records import RankInfo, RunInfo
@@ -65,7 +65,7 @@ def usable(recording: Recording, label: str, *, first: int = 0, end: int | None 
     table = recording.table
     count = len(table.steps)
     inside = (table.steps >= first) & (True if end is None else table.steps < end)
-    warm = inside & (np.arange(count) < warm_up(count))
+    warm = inside & ~after_warm_up(count)
     profiled = inside & ~warm & table.profiled.any(axis=0)
     keep = inside & ~warm & ~profiled
     there = _there(table)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.evidence.steps import Matrix, StepTable
 from rankscope.analysis.evidence.typical import WARM_UP
 from rankscope.analysis.result.costs import Memory, MemoryGrowth, MemoryKind, RankMemory
+from rankscope.analysis.statistics import t_quantile
 from rankscope.runs.step_columns import MEMORY
 
 MINIMUM_SAMPLES: Final = 10
@@ -32,8 +33,8 @@ GROWTH: Final = 0.01
 """Minimum growth of a leak over all samples, as a fraction of the initial value; ``GROWTH_BYTES`` must be reached, too."""
 GROWTH_BYTES: Final = 1 << 20
 BLOCKS: Final = 8
-CERTAIN: Final = 5.208
-"""Student's t at 0.999 with 6 degrees of freedom, for the seven rises between eight blocks."""
+CERTAIN: Final = 0.001
+"""Probability that memory without growth reaches the growth of a leak."""
 
 Values = NDArray[np.float64]
 
@@ -59,12 +60,13 @@ def slope_of(steps: Values, values: Values, *, series: int = 1) -> Slope | None:
     if count > MOST_SAMPLES:
         kept = np.linspace(0, count - 1, MOST_SAMPLES).astype(np.intp)
         steps, values, count = steps[kept], values[kept], MOST_SAMPLES
+    if (values == values[0]).all():  # usual, and many times as fast
+        return Slope(0.0, 0.0, 0.0)
     first, second = _pairs(count)
     slopes = np.sort((values[second] - values[first]) / (steps[second] - steps[first]))
     spread = _deviations(series) * math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
     low, high = int((len(slopes) - spread) / 2), math.ceil((len(slopes) + spread) / 2)
-    middle = (float(slopes[(len(slopes) - 1) // 2]) + float(slopes[len(slopes) // 2])) / 2
-    return Slope(middle, float(slopes[max(low, 0)]), float(slopes[min(high, len(slopes) - 1)]))
+    return Slope(float(np.median(slopes)), float(slopes[max(low, 0)]), float(slopes[min(high, len(slopes) - 1)]))
 
 
 @cache
@@ -82,8 +84,7 @@ def is_leak(values: Values, slope: Slope) -> bool:
     """Return whether ``values`` [samples, evenly spaced] grow significantly and by a relevant amount, and still grow.
 
     Memory usage is autocorrelated, because allocations stay for a while, so a slope alone proves nothing. The mean growth from
-    one block of samples to the next must be above zero by ``CERTAIN`` standard errors. Random drift, a jump or filling caches do
-    not reach that.
+    one block of samples to the next must be above zero beyond chance. Random drift, a jump or filling caches do not reach that.
     """
     if slope.low <= 0:
         return False
@@ -93,7 +94,7 @@ def is_leak(values: Values, slope: Slope) -> bool:
     grown = float(rises.sum())
     worth = max(GROWTH * float(medians[0]), GROWTH_BYTES)
     goes_on = float(rises[-2:].mean()) >= 0.2 * float(rises.mean())
-    return grown >= worth and float(rises.mean()) >= CERTAIN * error and goes_on
+    return grown >= worth and float(rises.mean()) >= t_quantile(CERTAIN, len(rises) - 1) * error and goes_on
 
 
 _COLUMN: Final = {name: place for place, name in enumerate(MEMORY, start=1)}

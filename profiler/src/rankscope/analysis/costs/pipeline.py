@@ -21,11 +21,12 @@ import numpy as np
 from rankscope.analysis.evidence.compared import MINIMUM_STEPS
 from rankscope.analysis.evidence.peers import stage_of
 from rankscope.analysis.evidence.steps import Matrix, StepTable
-from rankscope.analysis.evidence.typical import warm_up
+from rankscope.analysis.evidence.typical import after_warm_up
 from rankscope.analysis.inference.excess import excess
 from rankscope.analysis.inference.significance import LIMIT, block_sums, p_value
 from rankscope.analysis.inference.slow import MINIMUM_EFFECT
 from rankscope.analysis.result.costs import PipelineResult, StageResult
+from rankscope.analysis.statistics import middle
 from rankscope.analysis.trace.intervals import clip, measure, union
 from rankscope.runs.records import CollectiveRecord, Pipeline, RankInfo
 
@@ -130,7 +131,7 @@ def _stages(table: StepTable, infos: Mapping[int, RankInfo]) -> dict[int, list[i
 def _usable(table: StepTable) -> tuple[Matrix, Matrix] | tuple[None, None]:
     count = len(table.steps)
     own, wall = table.matrix("own_us"), table.matrix("wall_us")
-    keep = np.isfinite(own).all(axis=0) & (np.arange(count) >= warm_up(count))
+    keep = np.isfinite(own).all(axis=0) & after_warm_up(count)
     plain = keep & ~table.profiled.any(axis=0)
     if plain.sum() >= MINIMUM_STEPS:
         keep = plain
@@ -162,4 +163,4 @@ def _microbatch_imbalance(ranks: Sequence[Sequence[CollectiveRecord]]) -> float 
             times = microbatches_us(one)
             if len(times) >= 2 and (usual := float(np.median(times))) > 0:
                 found.append(max(times) / usual - 1)
-    return float(np.median(found)) if found else None
+    return middle(found)

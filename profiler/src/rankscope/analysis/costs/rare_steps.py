@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.activities import ACTIVITIES
-from rankscope.analysis.evidence.typical import TypicalSteps, warm_up
+from rankscope.analysis.evidence.typical import TypicalSteps, after_warm_up
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.inference.significance import LIMIT
 from rankscope.analysis.result.analysis import Cause, RareSteps
@@ -46,7 +46,7 @@ class RareTime:
 def rare_time(typical: TypicalSteps) -> RareTime:
     """Return the time of the rare steps of a run beyond as many typical ones."""
     length, rare = typical.length_us, typical.rare
-    looked_at = np.isfinite(length) & (np.arange(len(length)) >= warm_up(len(length)))
+    looked_at = np.isfinite(length) & after_warm_up(len(length))
     if not rare.any():
         return RareTime(looked_at, 0.0, np.zeros(len(length)), 0.0)
     middle = float(np.median(length[looked_at & ~rare]))
@@ -137,13 +137,12 @@ def _cause(run: RunEvidence, steps: NDArray[np.intp], weights: NDArray[np.float6
     taken: dict[Cause, float] = {
         cause: float(weights[table.tagged(tag)[:, steps]].sum()) for cause, tag in ACTIVITIES.items() if tag in table.tags
     }
-    rows = np.flatnonzero(weights.any(axis=1))
-    if table.is_known("gc_us"):
-        collected = np.array([table.of_rank("gc_us", int(row))[steps] for row in rows], dtype=np.float64)
-        taken["gc"] = float(np.minimum(np.nan_to_num(collected), weights[rows]).sum())
-    if table.is_known("own_data_us"):
-        data = np.array([table.of_rank("own_data_us", int(row))[steps] for row in rows], dtype=np.float64)
-        taken["input"] = float(np.minimum(np.nan_to_num(data), weights[rows]).sum())
+    row, column = np.nonzero(weights)
+    metrics: dict[Cause, str] = {"gc": "gc_us", "input": "own_data_us"}
+    for cause, metric in metrics.items():
+        if table.is_known(metric):
+            values = np.nan_to_num(table.at(metric, row, steps[column]).astype(np.float64))
+            taken[cause] = float(np.minimum(values, weights[row, column]).sum())
     most = max(taken, key=lambda cause: taken[cause], default=None)
     return most if most is not None and taken[most] >= _MOST * whole else None
 

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.costs.waterfall import Amount, Costs, InnerName
 from rankscope.analysis.evidence.activities import ACTIVITIES, activity_times
-from rankscope.analysis.evidence.compared import MINIMUM_STEPS, comparable
-from rankscope.analysis.evidence.order import by_step, of_blocks
+from rankscope.analysis.evidence.compared import MINIMUM_STEPS, comparable, filled
+from rankscope.analysis.evidence.order import by_step, leaders, of_blocks
 from rankscope.analysis.evidence.steps import Matrix, StepTable
-from rankscope.analysis.evidence.typical import warm_up
+from rankscope.analysis.evidence.typical import after_warm_up
 from rankscope.analysis.result.costs import PartName, PipelineResult
+from rankscope.analysis.statistics import lower_medians
 from rankscope.runs.records import Phase
 
 Vector = NDArray[np.float64]
@@ -144,7 +145,9 @@ def _activities(typical: _Typical) -> _Activities:
     found: _Activities = {}
     names: tuple[Literal["evaluation", "checkpoint"], ...] = ("evaluation", "checkpoint")
     for name in names:
-        times = activity_times(typical.table, ACTIVITIES[name], rows, own=not typical.alone)
+        tagged = typical.table.tagged(ACTIVITIES[name])[typical.row, typical.step]
+        needed = np.isin(rows, typical.row[tagged])
+        times = activity_times(typical.table, ACTIVITIES[name], rows, own=not typical.alone, needed=needed)
         for phase, values in times.at(typical.row, typical.step).items():
             if phase not in left:
                 left[phase] = np.nan_to_num(typical.own(f"{phase}_us")).clip(min=0.0)
@@ -184,10 +187,14 @@ def _waiting(typical: _Typical, *, in_bubble: bool) -> dict[PartName, float | No
     if in_bubble:
         return {"pipeline_bubble": typical.mean(blocked)}
     table = typical.table
-    longest = np.concatenate(
-        of_blocks(table.profiled.shape, lambda steps: np.fmax.reduce(table.some("own_us", steps, typical.ranks), axis=0))
-    )
-    waiting = np.minimum(np.maximum(longest[typical.step] - typical.at("own_us"), 0), blocked)
+    judged = np.zeros(len(table.steps), dtype=bool)
+    judged[typical.steps] = True
+    own = table.columns(judged).stored("own_us")
+    if len(typical.ranks) < len(own):
+        own = own[typical.ranks]
+    # Where a rank lacks a record, the others may have waited for it: its time is estimated, as for the verdict.
+    longest = leaders(filled(own)).largest
+    waiting = np.minimum(np.maximum(longest[np.searchsorted(typical.steps, typical.step)] - typical.at("own_us"), 0), blocked)
     return {"exposed_communication": typical.mean(blocked - waiting), "straggler_wait": typical.mean(waiting)}
 
 
@@ -264,9 +271,7 @@ def _middle(table: StepTable, rows: NDArray[np.intp], judged: NDArray[np.bool_])
     def of(steps: slice) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         columns = np.flatnonzero(judged[steps])
         own = by_step(table.some("own_us", steps, rows)[:, columns])
-        known = np.isfinite(own).sum(axis=1)
-        middle = np.sort(own, axis=1)[np.arange(len(own)), np.maximum(known - 1, 0) // 2]  # NaN last
-        column, row = np.nonzero(own == middle[:, None])
+        column, row = np.nonzero(own == lower_medians(own.copy())[:, None])
         return rows[row], steps.start + columns[column]
 
     found = of_blocks(table.profiled.shape, of)
@@ -285,7 +290,7 @@ def _per_stage(ranks: NDArray[np.int64], shape: tuple[int, ...], pipeline: Pipel
 def usual_steps(table: StepTable) -> NDArray[np.bool_]:
     """Return the mask [steps] of steps after warm-up with a record, without profiled steps if enough others remain."""
     count = len(table.steps)
-    keep = (np.arange(count) >= warm_up(count)) & table.has_record.any(axis=0)
+    keep = after_warm_up(count) & table.has_record.any(axis=0)
     plain = keep & ~table.profiled.any(axis=0)
     return plain if plain.sum() >= MINIMUM_STEPS else keep
 

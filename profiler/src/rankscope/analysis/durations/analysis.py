@@ -23,22 +23,21 @@ from rankscope.analysis.collectives.clock import Clocks
 from rankscope.analysis.collectives.matched import Matched
 from rankscope.analysis.collectives.matching import match_collectives
 from rankscope.analysis.collectives.waiting import NOBODY_WAITED
-from rankscope.analysis.costs.ledger import ledger_of_blame
 from rankscope.analysis.durations.calls import Call, Durations, RankCalls
+from rankscope.analysis.durations.case import DurationEvidence, duration_case
 from rankscope.analysis.durations.flight import read_flight_durations
 from rankscope.analysis.durations.inspector import read_inspector_durations
 from rankscope.analysis.durations.overlap import longest_waits, overlapping_by_autograd, overlapping_by_gaps
 from rankscope.analysis.durations.own_times import own_times, stages_of_calls
-from rankscope.analysis.durations.verdict import DurationEvidence, duration_verdict
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes
 from rankscope.analysis.parallel.workers import ALONE, Engine
-from rankscope.analysis.report.assessment import assessed_windows
+from rankscope.analysis.report.assembly import assemble, attribution_of_blame, matching_result
 from rankscope.analysis.report.ranks import rank_result
-from rankscope.analysis.result.analysis import Analysis, CollectiveMatching, Source, Verdict
+from rankscope.analysis.result.analysis import Analysis, Source, Verdict
 from rankscope.analysis.trace.locations import common_folder
-from rankscope.analysis.trace_analysis import imposed_result
 from rankscope.analysis.verdict.builders import Setting
 from rankscope.analysis.verdict.hung_run import hang_verdict
+from rankscope.analysis.verdict.job_verdict import verdict_of
 from rankscope.runs.durations import DurationSource
 from rankscope.runs.records import CollectiveRecord
 
@@ -86,7 +85,7 @@ def analyze_durations(
     durations = read(paths, engine)
     ranks, world_size = durations.ranks, durations.world_size
     compared = compare_durations(durations)
-    evidence, matching, blame = compared.evidence, compared.matched.matching, compared.matched.blame
+    evidence, blame = compared.evidence, compared.matched.blame
     in_steps, numbers, warnings = evidence.steps is not None, compared.numbers, compared.warnings
     setting = Setting(
         source=kind,
@@ -98,7 +97,7 @@ def analyze_durations(
         price_per_gpu_hour=price_per_gpu_hour,
         currency=currency,
     )
-    verdict, findings = duration_verdict(evidence, setting)
+    verdict, findings = verdict_of(duration_case(evidence, setting))
     if durations.hang is not None and durations.hang.kind == "hang":
         shown = paths if len(paths) <= _SHOWN_PATHS else [common_folder(paths)]
         verdict, hang = hang_verdict(durations.hang, shlex.join(map(os.fspath, shown)))
@@ -108,8 +107,8 @@ def analyze_durations(
         verdict = Verdict(kind="insufficient_data", summary=durations.hang.summary, next=durations.hang.next)
     warnings += [f"rank {rank} is {name}" for rank in verdict.ranks if (name := durations.names.get(rank)) is not None]
     there = {rank: len({row.step for row in rows}) for rank, rows in compared.matched.collectives.items()}
-    analysis = Analysis(
-        source=Source(
+    return assemble(
+        Source(
             kind=kind,
             path=os.fspath(paths[0] if len(paths) == 1 else common_folder(paths)),
             ranks=len(ranks),
@@ -119,23 +118,14 @@ def analyze_durations(
             simulated=False,
             warnings=warnings,
         ),
-        ranks=[rank_result(rank, breakdowns=[], blame=blame, steps=there.get(rank, 0)) for rank in sorted(ranks)],
-        collectives=CollectiveMatching(
-            matched=len(matching.matches),
-            unmatched=matching.unmatched,
-            excluded=matching.excluded,
-            method=matching.method,
-            clock_residual_us=None,
-            unmatched_by=matching.unmatched_by,
-            explained_share=evidence.explained,
-        ),
-        imposed_wait=imposed_result(blame) if matching.matches else [],
-        imposed_wait_source=kind if matching.matches else None,
-        ledger=ledger_of_blame(blame, kind),
-        verdict=verdict,
-        findings=findings,
+        [rank_result(rank, breakdowns=[], blame=blame, steps=there.get(rank, 0)) for rank in sorted(ranks)],
+        (verdict, findings),
+        setting,
+        matched=compared.matched,
+        collectives=matching_result(compared.matched, None, explained=evidence.explained),
+        attribution=attribution_of_blame(blame, kind),
+        costs=None,
     )
-    return assessed_windows(analysis, None, compared.matched)
 
 
 def compare_durations(durations: Durations) -> Compared:

@@ -10,13 +10,11 @@ import msgspec
 
 from rankscope.analysis.collectives.cycles import Issued
 from rankscope.analysis.hang.result import HangReport
+from rankscope.analysis.operations import operation
 from rankscope.runs.durations import DurationSource
 
 MAX_CALLS: Final = 500_000
 """Maximum number of operations of all ranks that are compared, the last ones."""
-
-TRANSFERS: Final = ("send", "recv", "coalesced")
-"""Operations between two ranks, and batches of them."""
 
 RECORD_IT: Final = "record the job with `rankscope run`"
 """Way to more evidence where a job is not recorded."""
@@ -44,7 +42,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     @property
     def is_transfer(self) -> bool:
         """True for a send, a receive, or a batch of them."""
-        return self.op in TRANSFERS
+        return operation(self.op).is_p2p
 
 
 @dataclass(slots=True)

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Final
 
 from rankscope.analysis.collectives.cycles import Issued, steps_of
-from rankscope.analysis.collectives.operations import element_bytes
+from rankscope.analysis.collectives.message_size import element_bytes
 from rankscope.analysis.collectives.world import least_ranks_of_groups
 from rankscope.analysis.durations.calls import MAX_CALLS, RECORD_IT, Call, Durations, RankCalls, Wording
 from rankscope.analysis.hang.diagnosis import analyze_hang, waits_long
 from rankscope.analysis.hang.files import DumpFile, find_dumps, newer_versions, read_dump
 from rankscope.analysis.hang.job_dumps import Origin, dumps_of_one_job, origin_of
 from rankscope.analysis.hang.records import Dump, Record, text
+from rankscope.analysis.operations import operation, operation_name
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.result.text import counted
-from rankscope.analysis.trace.classify import operation_name
 from rankscope.analysis.trace.possible import MOST_BYTES
 from rankscope.base.errors import InputError
 from rankscope.base.text import ranks_text
@@ -28,9 +28,6 @@ _SLOWER: Final = 60
 """Time to read a byte of a dump, relative to a byte of a trace."""
 _LONGEST_MS: Final = 86_400_000.0
 _SLACK_MS: Final = 10.0
-_REDUCES: Final = frozenset(
-    ("all_reduce", "all_reduce_coalesced", "reduce_scatter", "reduce_scatter_base", "reduce_scatter_coalesced")
-)
 _TIMING: Final = "set TORCH_NCCL_ENABLE_TIMING=1 and TORCH_FR_BUFFER_SIZE=8000 when the job starts"
 
 
@@ -130,7 +127,7 @@ def _group(backend: str, name: str) -> str:
 def _call(record: Record, members: Mapping[str, list[int]]) -> Call:
     op = operation_name(record.op)
     group = _group(record.backend, record.group)
-    transfers = record.is_p2p or op in ("send", "recv", "coalesced")
+    transfers = record.is_p2p or operation(op).is_p2p
     return flight_call(
         group,
         op,
@@ -161,9 +158,10 @@ def flight_call(
 ) -> Call:
     """Return an operation that the Flight Recorder has recorded; the fields are those of ``Call``."""
     # The sizes of an all-to-all may follow the data, and then differ from step to step.
-    kind = (group, op, 0 if op.startswith("all_to_all") else elements, by_autograd)
+    row = operation(op)
+    kind = (group, op, 0 if row.family == "all_to_all" else elements, by_autograd)
     key = (group, sequence) if is_matchable else None
-    issued = Issued(key, kind, created_ns, by_autograd, elements if op in _REDUCES else 0)
+    issued = Issued(key, kind, created_ns, by_autograd, elements if row.reduces_equal else 0)
     # Where ranks differ in bytes, as in an uneven all-to-all, the first to leave was not the last to arrive.
     return Call(issued, group, op, sequence, is_matchable, elements, bytes, duration_us, is_part=is_part)
 

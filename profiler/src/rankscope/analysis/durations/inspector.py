@@ -15,30 +15,14 @@ from rankscope.analysis.durations.calls import MAX_CALLS, RECORD_IT, Call, Durat
 from rankscope.analysis.durations.logs import LogRecord, ProcessLog, find_logs, read_log
 from rankscope.analysis.durations.processes import Processes, identify
 from rankscope.analysis.durations.stages import block_on_sends, pipeline_stages
+from rankscope.analysis.operations import OPERATIONS, operation_name
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.result.text import counted, first_of
 from rankscope.base.errors import InputError
 from rankscope.base.text import ranks_text
 
-_OPERATIONS: Final = {
-    "AllReduce": "all_reduce",
-    "AllGather": "all_gather",
-    "AllGatherV": "all_gatherv",
-    "ReduceScatter": "reduce_scatter",
-    "Broadcast": "broadcast",
-    "Reduce": "reduce",
-    "All2All": "all_to_all",
-    "AlltoAll": "all_to_all",
-    "AllToAll": "all_to_all",
-    "Gather": "gather",
-    "Scatter": "scatter",
-    "Send": "send",
-    "Recv": "recv",
-    "SendRecv": "send_recv",
-}
-"""Names of NCCL to those of records. Unknown ones are not compared."""
-_CODES: Final = {name: code for code, name in enumerate(_OPERATIONS)}
-_KINDS: Final = 16
+_CODES: Final = {name: code for code, name in enumerate((*OPERATIONS, "unknown"))}
+_KINDS: Final = len(_CODES)
 """Number of codes: NCCL numbers the operations of each kind apart, and here all of a communicator have different numbers."""
 _SHOWN: Final = 4
 """Number of files in a warning."""
@@ -177,8 +161,9 @@ def _joined(batch: Call, part: Call) -> Call:
 
 
 def _call(record: LogRecord, began_us: int, group: str) -> Call:
-    op = _OPERATIONS.get(record.op, "unknown")
-    sequence = _KINDS * (record.number + 1) + _CODES.get(record.op, _KINDS - 1)
+    name = operation_name(record.op)
+    op = name if name in OPERATIONS else "unknown"
+    sequence = _KINDS * (record.number + 1) + _CODES[op]
     # Only NCCL's own all-to-all is a collective here, in which all ranks move the same bytes.
     return Call(
         Issued(None if record.is_p2p else (group, sequence), (group, op, record.bytes), 1000 * began_us),

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.durations.analysis import Compared, compare_durations
 from rankscope.analysis.durations.blocks import StepsAt, in_steps_of_run, stored_durations
 from rankscope.analysis.durations.calls import MAX_CALLS
-from rankscope.analysis.durations.verdict import judge_durations
+from rankscope.analysis.durations.case import duration_case
+from rankscope.analysis.inference.cause import Signals
+from rankscope.analysis.inference.explained import explained
 from rankscope.analysis.inference.run_evidence import RunEvidence
-from rankscope.analysis.result.analysis import Finding, Verdict
 from rankscope.analysis.result.text import counted
-from rankscope.analysis.verdict.builders import Beside, Setting
+from rankscope.analysis.verdict.builders import Setting
+from rankscope.analysis.verdict.job_verdict import Case
+from rankscope.analysis.verdict.reasons import signals_beside_windows
 from rankscope.base.errors import InputError
 from rankscope.base.text import ranks_text
 from rankscope.runs.durations import DurationSource
@@ -34,19 +38,28 @@ class RunDurations:
     by_time: bool
     """True if steps are those of the run; otherwise they are inferred from repeating operations, and numbered from 0."""
 
-    def judge(self, setting: Setting, beside: Beside) -> tuple[Verdict, list[Finding]] | str:
-        """Return the verdict and its findings, or what is missing for one. ``setting``: that of the run."""
-        known = self.compared.evidence.steps is not None
+    def case(self, run: RunEvidence, setting: Setting, shares: Figures) -> Case:
+        """Return the judgement on the ranks. ``setting``, ``shares``: those of the run."""
+        are_known = self.compared.evidence.steps is not None
         setting = replace(
             setting,
             source=self.source,
-            steps=self.compared.steps if self.by_time else setting.steps if known else None,
-            step_count=setting.step_count if known else 1,
-            unit="step" if known else "window",
+            steps=self.compared.steps if self.by_time else setting.steps if are_known else None,
+            step_count=setting.step_count if are_known else 1,
+            unit="step" if are_known else "window",
         )
-        if not self.by_time and (signals := beside.signals) is not None:
-            beside = replace(beside, signals=lambda ranks, gain_us, _: signals(ranks, gain_us, None))
-        return judge_durations(self.compared.evidence, setting, beside)
+        every = np.ones(len(run.table.steps), dtype=bool)
+
+        def signals_of(ranks: Sequence[int], gain_us: float, affected: Collection[int] | None) -> Signals:
+            return signals_beside_windows(run, ranks, gain_us, affected=affected if self.by_time else None)
+
+        return duration_case(
+            self.compared.evidence,
+            setting,
+            shares=shares,
+            signals_of=signals_of,
+            explain=lambda diagnosis: explained(diagnosis, run.data, every, every),
+        )
 
 
 def durations_of_run(run: RunEvidence, *, most: int = MAX_CALLS) -> tuple[RunDurations | None, list[str]]:

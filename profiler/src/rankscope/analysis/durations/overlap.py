@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.arrivals import NONE, Arrivals, Numbers, combined
 from rankscope.analysis.durations.calls import Call
+from rankscope.analysis.operations import operation
 
 _MORE: Final = 100
 _QUEUED_US: Final = 100.0
@@ -32,7 +33,7 @@ def overlapping_by_autograd(calls: Iterable[Sequence[tuple[Call, int]]]) -> set[
     reduced: Counter[tuple[str, bool]] = Counter()
     for row in calls:
         for call, _ in row:
-            if call.is_matchable and not call.op.startswith("all_gather"):
+            if call.is_matchable and operation(call.op).family != "all_gather":
                 reduced[call.group, call.issued.backward] += call.elements
     return {group for group, backward in reduced if backward and _MORE * reduced[group, False] < reduced[group, True]}
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.evidence.rank_columns import tag_metric
 from rankscope.analysis.evidence.steps import Matrix, StepTable
 from rankscope.analysis.result.analysis import Cause
+from rankscope.analysis.statistics import medians
 from rankscope.runs.records import Phase
 
 ACTIVITIES: Final[dict[Cause, str]] = {"checkpoint": "checkpoint", "evaluation": "eval"}
@@ -32,7 +33,7 @@ class ActivityTimes:
     table: StepTable
     tag: str
     rows: NDArray[np.intp]
-    """Rows of the table, ascending where ``at`` is used."""
+    """Rows of the table."""
     phases: dict[Phase, NDArray[np.float64]]
     """Usual time without the tag in the phases in which the activity may lie, [ranks]; infinite where a phase does not count."""
     own: bool = True
@@ -101,35 +102,42 @@ def phase_metric(phase: Phase, *, own: bool) -> str:
     return f"{'own_' if own else ''}{phase}_us"
 
 
-def activity_times(table: StepTable, tag: str, rows: NDArray[np.intp], *, own: bool = True) -> ActivityTimes:
-    """Return the times of an activity on the ranks in ``rows`` of a table; see ``ActivityTimes``."""
+def activity_times(
+    table: StepTable, tag: str, rows: NDArray[np.intp], *, own: bool = True, needed: NDArray[np.bool_] | None = None
+) -> ActivityTimes:
+    """Return the times of an activity on the ranks in ``rows`` of a table; see ``ActivityTimes``.
+
+    ``needed``: ranks whose times are asked for, [ranks]; those of the others need not be read, and are 0.
+    """
     tagged = table.tagged(tag)
     if not tagged[rows].any():
         return ActivityTimes(table, tag, rows, {}, own)
+    needed = np.ones(len(rows), dtype=bool) if needed is None else needed
     # At random: tags are often periodic, and a stride could meet only tagged steps.
     count = len(table.steps)
     some = np.sort(np.random.default_rng(0).choice(count, min(count, _SAMPLED), replace=False))
+
+    def untagged(metric: str, rows: NDArray[np.intp]) -> Matrix:
+        times, recorded = (
+            np.array([table.of_rank(name, int(row))[some] for row in rows], dtype=np.float64).reshape(len(rows), len(some))
+            for name in (metric, "wall_us")
+        )
+        times[tagged[np.ix_(rows, some)] | ~np.isfinite(recorded)] = np.nan
+        return times
+
     phases: dict[Phase, NDArray[np.float64]] = {}
     candidates: tuple[Phase, ...] = ("between_steps", "forward") if tag == "eval" else ("between_steps",)
     for phase in candidates:
-        if not table.is_known(phase_metric(phase, own=own)):
+        metric = phase_metric(phase, own=own)
+        if not table.is_known(metric):
             continue
-        times = np.stack([table.of_rank(phase_metric(phase, own=own), int(row))[some] for row in rows]).astype(np.float64)
-        times[tagged[np.ix_(rows, some)] | ~table.has_record[np.ix_(rows, some)]] = np.nan
-        usual = _medians(times)
+        usual = np.full(len(rows), np.nan)
+        usual[needed] = medians(untagged(metric, rows[needed]))
+        unknown = needed & np.isnan(usual)
         if phase == "forward":
-            usual[np.isnan(usual)] = np.inf
-        else:
-            typical = _medians(times.reshape(1, -1))[0]
-            usual[np.isnan(usual)] = 0.0 if np.isnan(typical) else typical
+            usual[unknown] = np.inf
+        elif unknown.any():
+            typical = medians(untagged(metric, rows).reshape(1, -1))[0]
+            usual[unknown] = 0.0 if np.isnan(typical) else typical
         phases[phase] = usual
     return ActivityTimes(table, tag, rows, phases, own)
-
-
-def _medians(values: Matrix) -> NDArray[np.float64]:
-    """Return the median of the known values of each row; NaN where none is known."""
-    known = np.isfinite(values).any(axis=1)
-    found = np.full(len(values), np.nan)
-    if known.any():
-        found[known] = np.nanmedian(values[known], axis=1)
-    return found

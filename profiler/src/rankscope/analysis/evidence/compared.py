@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from rankscope.analysis.collectives.savings import Savings
 from rankscope.analysis.evidence.order import by_step, last_ranks, of_blocks
 from rankscope.analysis.evidence.steps import Matrix, StepTable, Stored
-from rankscope.analysis.evidence.typical import warm_up
+from rankscope.analysis.evidence.typical import after_warm_up
+from rankscope.analysis.statistics import medians
 
 MINIMUM_STEPS: Final = 5
 """Minimum number of usable steps for a judgement."""
@@ -31,6 +32,10 @@ class OwnTimes(Protocol):
     @property
     def ranks(self) -> list[int]:
         """Compared ranks."""
+
+    @property
+    def steps(self) -> Sequence[int]:
+        """Numbers of the compared steps."""
 
     @property
     def own(self) -> Stored:
@@ -63,6 +68,12 @@ class Judged:
         """Step records have no collectives."""
 
     @property
+    def steps(self) -> list[int]:
+        """Numbers of the compared steps."""
+        steps: list[int] = self.table.steps.tolist()
+        return steps
+
+    @property
     def ranks(self) -> list[int]:
         """Compared ranks."""
         return [int(rank) for rank in self.table.ranks[self.rows]]
@@ -78,11 +89,11 @@ def comparable(table: StepTable, peers: Sequence[int]) -> tuple[NDArray[np.intp]
     peer that has most. Steps that such a rank lacks are left out.
     """
     count = len(table.steps)
-    keep = np.arange(count) >= warm_up(count)
+    keep = after_warm_up(count)
     unprofiled = keep & ~table.profiled.any(axis=0)
     if unprofiled.sum() >= MINIMUM_STEPS:
         keep = unprofiled
-    known = np.isfinite(table.stored("own_us"))
+    known = table.known("own_us")
     per_rank = (known & keep).sum(axis=1)
     candidates = np.isin(table.ranks, peers)
     recorded = (table.has_record & keep).sum(axis=1)
@@ -129,7 +140,7 @@ def filled(own: Stored) -> Stored:
     missing = ~np.isfinite(own)
     if not missing.any():
         return own
-    middle = np.concatenate(of_blocks(own.shape, lambda steps: _known_medians(own[:, steps])))
+    middle = np.concatenate(of_blocks(own.shape, lambda steps: medians(by_step(own[:, steps]))))
     over = own - middle
     known = np.isfinite(over)
     counts = known.sum(axis=1)
@@ -139,17 +150,6 @@ def filled(own: Stored) -> Stored:
     row, step = np.nonzero(missing)
     result[row, step] = middle[step] + mean[row]
     return result
-
-
-def _known_medians(values: Stored) -> NDArray[np.float64]:
-    """Return the median of the known values [ranks, steps] of each step; NaN where none is known."""
-    rows = by_step(values)
-    rows.sort(axis=1)  # NaN last
-    known = np.isfinite(rows).sum(axis=1)
-    each = np.arange(len(rows))
-    middles = rows[each, np.maximum(known - 1, 0) // 2], rows[each, np.minimum(known // 2, rows.shape[1] - 1)]
-    found: NDArray[np.float64] = np.mean(middles, axis=0, dtype=np.float64)
-    return found
 
 
 def judged_groups(table: StepTable, groups: Iterable[Sequence[int]]) -> list[Judged]:

@@ -21,6 +21,7 @@ from rankscope.analysis.collectives.savings import Savings
 from rankscope.analysis.collectives.stages import stages_of_records
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.evidence.steps import Matrix
+from rankscope.analysis.statistics import middle
 from rankscope.analysis.trace.annotations import HostTimes
 from rankscope.analysis.trace.work import KernelTime
 from rankscope.runs.records import StepBreakdown
@@ -165,8 +166,7 @@ def more_work(times: Mapping[int, DeviceTimes], rank: int, peers: Sequence[int])
 def more_rows(times: Mapping[int, DeviceTimes], rank: int, peers: Sequence[int]) -> float | None:
     """Return by how many more rows ``rank`` exchanged in uneven all-to-all than the median of ``peers``, like ``more_work``."""
     mine = times[rank].exchanged
-    theirs = [rows for peer in peers if (rows := times[peer].exchanged) is not None]
-    usual = float(np.median(theirs)) if theirs else 0.0
+    usual = middle(times[peer].exchanged for peer in peers)
     return mine / usual - 1 if mine is not None and usual else None
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,13 @@ class Filling:
     filled: all at once would take as long as reading a large run."""
     _last_places: tuple[NDArray[np.int64], NDArray[np.intp] | slice] = field(default_factory=lambda: _NOWHERE)
     """Steps that were looked up last, and their places."""
+
+    @classmethod
+    def of_steps(cls, steps: NDArray[np.int64], ranks: Iterable[int]) -> Self:
+        """Return an empty table of these ``steps`` and ``ranks``."""
+        made = cls(steps=steps, start=np.zeros((0, len(steps)), np.int64), profiled=np.zeros((0, len(steps)), np.bool_))
+        made.add_ranks(ranks)
+        return made
 
     def add_ranks(self, ranks: Iterable[int]) -> None:
         """Make room for ``ranks``; ranks that are present already are kept."""
@@ -160,6 +167,11 @@ class Filling:
         self._set(len(self.ranks))
         return self.values | {name: self.values[name.removeprefix("own_")] for name in self.same}
 
+    def metric(self, name: str) -> NDArray[np.float32] | None:
+        """Return one of ``metrics``; ``None`` if it is not known."""
+        self._set(len(self.ranks))
+        return self.values.get(name.removeprefix("own_") if name in self.same else name)
+
     def _places(self, steps: NDArray[np.int64]) -> NDArray[np.intp] | slice:
         if np.array_equal(steps, self.steps):
             return slice(0, len(steps))  # usual for every rank but the first
@@ -187,13 +199,25 @@ class Filling:
         self._rearrange(columns=source)
 
     def drop_before(self, number: int) -> None:
-        """Forget the first ``number`` steps. Leave room for as many new ones, but not for more than are kept."""
+        """Forget the first ``number`` steps, and leave their room for new ones."""
         first = self.steps[number] if number < len(self.steps) else np.inf
         self.memory = {rank: samples[samples[:, 0] >= first] for rank, samples in self.memory.items()}
-        kept = np.arange(number, len(self.steps), dtype=np.intp)
+        self._last_places = _NOWHERE
+        self._set(len(self.profiled))
+        count = len(self.steps)
         self.steps = self.steps[number:]
-        spare = max(min(number, len(kept)), len(kept) // _SPARE)
-        self._rearrange(columns=np.concatenate([kept, np.full(spare, -1, dtype=np.intp)]))
+        # In place: new memory costs more than moving what is in it.
+        for matrix, blank in self._matrices():
+            matrix[:, : count - number] = matrix[:, number:count]
+            matrix[:, count - number :] = blank
+
+    def _matrices(self) -> Iterator[tuple[NDArray[Any], float]]:
+        """Yield each matrix, and what it holds where nothing was added."""
+        yield from ((matrix, np.nan) for matrix in self.values.values())
+        yield from ((matrix, False) for matrix in self.tags.values())
+        yield self.profiled, False
+        if self.start is not None:
+            yield self.start, 0
 
     def _rearrange(self, *, rows: NDArray[np.intp] | None = None, columns: NDArray[np.intp] | None = None) -> None:
         """Move rows or columns from their old indices; -1: blank. One array at a time, because all of them fill memory."""

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.statistics import middle
 from rankscope.analysis.trace.possible import MOST_BYTES
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import HardwareSample, RankInfo
@@ -169,8 +170,7 @@ def in_steps(readings: Readings, starts_ns: NDArray[np.int64], walls_us: Values,
 
 def median_of(readings: Mapping[int, Readings], name: str, *, at_least: int) -> float | None:
     """Return the median over GPUs of each GPU's median; ``None`` when no GPU has ``at_least`` values."""
-    each = [float(np.median(values)) for one in readings.values() if len(values := one.known(name)) >= at_least]
-    return float(np.median(each)) if each else None
+    return middle(float(np.median(values)) for one in readings.values() if len(values := one.known(name)) >= at_least)
 
 
 _SAMPLES: Final = 256
@@ -185,7 +185,7 @@ def device_memory(reader: RunReader, infos: Mapping[int, RankInfo]) -> dict[int,
             wanted.setdefault(info.gpu_uuid, []).append(rank)
     found: dict[int, int] = {}
     for host in {info.host for info in infos.values()} & set(reader.hosts()) if wanted else ():
-        for sample in islice(reader.hardware(host), _SAMPLES):
+        for sample in islice(reader.gpu_memory(host), _SAMPLES):
             if sample.memory_total_bytes is not None and 0 < sample.memory_total_bytes < MOST_BYTES:
                 found.update(dict.fromkeys(wanted.get(sample.gpu_uuid or "", ()), sample.memory_total_bytes))
     return found

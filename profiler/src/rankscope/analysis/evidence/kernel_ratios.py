@@ -14,6 +14,7 @@ from typing import Final, Literal
 import numpy as np
 
 from rankscope.analysis.evidence.device_times import MATTERS, DeviceTimes
+from rankscope.analysis.statistics import middle
 from rankscope.analysis.trace.kernels import kernel_class
 from rankscope.analysis.trace.work import KernelTime
 
@@ -153,8 +154,8 @@ def _is_slow(part: Sequence[KernelRatio], longer: Sequence[KernelRatio], usual_u
 
 def _typical(kernel: KernelTime | None, steps: Collection[int]) -> float:
     """Return the median of the kernel's medians in ``steps``; 0 where it did not run in them, or took no time."""
-    known = [] if kernel is None else [us for step, us in kernel.median_us.items() if step in steps]
-    return float(np.median(known)) if known else 0.0
+    usual = None if kernel is None else middle(us for step, us in kernel.median_us.items() if step in steps)
+    return usual or 0.0
 
 
 def _weighted_median(kernels: Sequence[KernelRatio]) -> float:

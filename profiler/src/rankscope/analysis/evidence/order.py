@@ -82,24 +82,42 @@ class Leaders:
     largest: NDArray[np.float64]
     ahead: NDArray[np.float64]
     """Largest value minus the second largest; infinite if there is no other."""
+    ordered: NDArray[np.floating[Any]]
+    """Result of ``ordered`` for the requested places, [places, steps]."""
+
+    @property
+    def second(self) -> NDArray[np.float64]:
+        """Second largest value; minus infinity if there is no other."""
+        return self.largest - self.ahead
+
+    @classmethod
+    def joined(cls, parts: Iterable[Leaders]) -> Leaders:
+        """Return those of consecutive parts as one."""
+        every = list(parts)
+        return cls(
+            np.concatenate([np.empty(0, np.intp), *(part.rows for part in every)]),
+            np.concatenate([np.empty(0), *(part.largest for part in every)]),
+            np.concatenate([np.empty(0), *(part.ahead for part in every)]),
+            np.concatenate([part.ordered for part in every], axis=1) if every else np.empty((0, 0)),
+        )
 
 
-def leaders(values: NDArray[_Value], rows: Rows = ALL) -> Leaders:
-    """Return the largest values at each step of a matrix [ranks, steps]."""
+def leaders(values: NDArray[_Value], rows: Rows = ALL, places: Sequence[int] = ()) -> Leaders:
+    """Return the largest values at each step of a matrix [ranks, steps], and ``ordered`` for ``places``, in one pass."""
+    return Leaders.joined(of_blocks(values.shape, lambda steps: leading(by_step(values[rows, steps]), places)))
 
-    def of(steps: slice) -> Leaders:
-        block = by_step(values[rows, steps])
-        largest, at = block.argmax(axis=1), np.arange(len(block))
-        first = block[at, largest].astype(np.float64)
+
+def leading(block: NDArray[_Value], places: Sequence[int] = ()) -> Leaders:
+    """Return the same for each row of a block [steps, ranks], which it overwrites."""
+    largest, at = block.argmax(axis=1), np.arange(len(block))
+    first = block[at, largest].astype(np.float64)
+    if places:
+        block.sort(axis=1)
+        second = block[:, -2] if block.shape[1] > 1 else -np.inf
+    else:
         block[at, largest] = -np.inf
-        return Leaders(largest, first, first - block.max(axis=1))
-
-    found = of_blocks(values.shape, of)
-    return Leaders(
-        np.concatenate([np.empty(0, np.intp), *(one.rows for one in found)]),
-        np.concatenate([np.empty(0), *(one.largest for one in found)]),
-        np.concatenate([np.empty(0), *(one.ahead for one in found)]),
-    )
+        second = block.max(axis=1)
+    return Leaders(largest, first, first - second, block[:, list(places)].T)
 
 
 def last_ranks(values: NDArray[_Value]) -> NDArray[np.intp]:

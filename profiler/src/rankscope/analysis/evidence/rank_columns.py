@@ -31,22 +31,21 @@ _MOST_US: Final = 1e30
 """Limit of all other values, whatever their unit; a larger one is damage."""
 _IN_USE: Final = [MEMORY.index("allocated_bytes"), MEMORY.index("resident_bytes")]
 
-TIME_METRICS: Final = (
-    "wall_us",
-    "own_us",
-    "blocked_us",
-    *(f"{phase}_us" for phase in PHASES),
-    *(f"own_{phase}_us" for phase in PHASES),
-)
-"""Time metrics, which every analysis uses."""
+STEP_METRICS: Final = ("wall_us", "own_us", "blocked_us")
+"""Times of whole steps, which every analysis uses of all ranks."""
+PHASE_METRICS: Final = (*(f"{phase}_us" for phase in PHASES), *(f"own_{phase}_us" for phase in PHASES))
+"""Times of phases, which are used for few ranks or few steps."""
+TIME_METRICS: Final = (*STEP_METRICS, *PHASE_METRICS)
 WORK_METRICS: Final = ("samples", "tokens", "flops")
 _ELEMENTS: Final = ("input_elements", "model_elements")
 METER_METRICS: Final = (*METERS, *_ELEMENTS)
 """Metrics that are used for few ranks only."""
+POSTPONED_METRICS: Final = (*PHASE_METRICS, *METER_METRICS)
+"""Metrics that a table reads on request."""
 BLOCKED_METRICS: Final = tuple(f"blocked_{phase}_us" for phase in PHASES)
 """Blocked time per phase, on the same clock as ``own_PHASE_us``; read on request. NaN also where a rank was never blocked."""
-LOADED_METRICS: Final = (*TIME_METRICS, *WORK_METRICS, *MEMORY)
-ALL_METRICS: Final = (*LOADED_METRICS, *METER_METRICS)
+LOADED_METRICS: Final = (*STEP_METRICS, *WORK_METRICS, *MEMORY)
+ALL_METRICS: Final = (*LOADED_METRICS, *POSTPONED_METRICS)
 
 TIMED_TAGS: Final = ("checkpoint", "eval")
 """Tags whose time in the step the recorder measures where it can, as a section of the same name."""
@@ -84,7 +83,7 @@ class RankColumns:
     damaged: int = 0
     """Number of records left out because their times or numbers are impossible."""
     postponed: frozenset[str] = frozenset()
-    """``METER_METRICS`` with any known value that were not requested, see ``of``."""
+    """``POSTPONED_METRICS`` that may have known values and were not requested, see ``of``."""
     same: frozenset[str] = frozenset()
     """Metrics ``own_PHASE_us`` that are not in ``values`` because they equal ``PHASE_us``: the rank never waited in the phase."""
 
@@ -119,7 +118,7 @@ class RankColumns:
         same = frozenset.intersection(*(part.same for part in parts))
         # Only where ``PHASE_us`` is requested, too.
         same = frozenset(name for name in same if name in metrics and name.removeprefix("own_") in metrics)
-        values = _named((*TIME_METRICS, *WORK_METRICS, *BLOCKED_METRICS), [part.values for part in parts], metrics)
+        values = _named(_computed(metrics), [part.values for part in parts], metrics)
         return cls(
             step=np.concatenate([part.step for part in parts]),
             start=np.concatenate([part.start for part in parts]),
@@ -184,38 +183,31 @@ class _Part:
 
     def __init__(self, rows: Rows, metrics: Collection[str]) -> None:
         groups = rows.view(grouped_dtype())
-        self.possible = _possible(groups)
+        # Columns next to each other in memory are copied together, for each pass over the rows takes long.
+        self.step, self.start, counts = _integers(groups)
+        self.possible = are_possible_steps({"step": self.step, "start_unix_ns": self.start, "wall_us": groups["wall_us"].copy()})
+        self.possible &= (counts < _MOST).all(axis=0)
         if not self.possible.all():
             groups = groups[self.possible]
-        self.step: NDArray[np.int64] = groups["step"].copy()
-        self.start: NDArray[np.int64] = groups["start_unix_ns"].copy()
-        self.profiled: NDArray[np.bool_] = groups["flags"] & PROFILED != 0
+            self.step, self.start, counts = _integers(groups)
+        flags = groups["flags"].copy()
+        self.profiled: NDArray[np.bool_] = flags & PROFILED != 0
         # Sums of absurd times may overflow; they are then unknown like these times.
         with np.errstate(over="ignore", invalid="ignore"):
-            self.values, self.same = _values(groups, blocked=_some(BLOCKED_METRICS, metrics))
-        self.meters = _meters(groups) if _some(METER_METRICS, metrics) else np.empty((0, len(groups)), np.float32)
-        self.postponed = _known_meters(groups).difference(metrics)
+            self.values, self.same = _values(groups, flags, counts, _computed(metrics))
+        self.meters = _meters(groups, counts) if _some(METER_METRICS, metrics) else np.empty((0, len(groups)), np.float32)
+        self.postponed = _known(groups, flags, counts, [name for name in POSTPONED_METRICS if name not in metrics])
         self.memory = _memory(groups["memory"]) if _some(MEMORY, metrics) else no_memory()
+
+
+def _integers(groups: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the steps and starts, [rows], and ``COUNTS``, [counts, rows]."""
+    return groups["step"].copy(), groups["start_unix_ns"].copy(), np.array(groups["counts"].T, order="C")
 
 
 def _some(names: Sequence[str], metrics: Collection[str]) -> bool:
     """Return whether any of ``names`` is in ``metrics``."""
     return any(name in metrics for name in names)
-
-
-def meters_of(blocks: Iterable[Rows]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """Return the steps and starts of all possible rows, [rows], and their ``METER_METRICS``, [metrics, rows]."""
-    steps, starts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    meters = [np.empty((len(METER_METRICS), 0), np.float32)]
-    for rows in blocks:
-        groups = rows.view(grouped_dtype())
-        groups = groups[_possible(groups)]
-        steps.append(groups["step"])
-        starts.append(groups["start_unix_ns"])
-        meters.append(_meters(groups))
-    found = np.concatenate(meters, axis=1)
-    found[np.abs(found) >= _MOST_US] = np.nan
-    return np.concatenate(steps), np.concatenate(starts), found
 
 
 def entries_of(tags: Tags, steps: NDArray[np.int64]) -> dict[str, NDArray[np.intp]]:
@@ -244,51 +236,55 @@ def times_of_tags(events: Iterable[StepEvent]) -> TagTimes:
     return times
 
 
-def _possible(groups: Rows) -> NDArray[np.bool_]:
-    """Return which rows are possible, [rows]."""
-    possible = are_possible_steps(groups)
-    for at in range(len(COUNTS)):
-        possible &= groups["counts"][:, at] < _MOST
-    return possible
+def _computed(metrics: Collection[str]) -> tuple[str, ...]:
+    """Return the metrics, except meters, that are computed where ``metrics`` are requested: step times and work at least."""
+    times = TIME_METRICS if _some(PHASE_METRICS, metrics) else STEP_METRICS
+    return (*WORK_METRICS, *times, *(BLOCKED_METRICS if _some(BLOCKED_METRICS, metrics) else ()))
 
 
-def _values(groups: Rows, *, blocked: bool) -> tuple[NDArray[np.float32], frozenset[str]]:
-    """Return ``TIME_METRICS``, ``WORK_METRICS`` and, with ``blocked``, ``BLOCKED_METRICS`` [metrics, rows].
+def _values(
+    groups: Rows, flags: NDArray[np.uint32], counts: NDArray[np.int64], names: Sequence[str]
+) -> tuple[NDArray[np.float32], frozenset[str]]:
+    """Return the metrics of ``_computed`` [metrics, rows], and those that equal another, see ``RankColumns.same``.
 
-    Return also the metrics that equal another, see ``RankColumns.same``. ``StepRecord`` defines ``own_us`` and similar metrics.
+    ``StepRecord`` defines ``own_us`` and similar metrics.
     """
-    times, work = len(TIME_METRICS), len(WORK_METRICS)
-    found = np.empty((times + work + len(BLOCKED_METRICS) * blocked, len(groups)), np.float32)
-    same = _times(groups, found[:times], found[times + work :])
-    for at, name in enumerate(("samples", "tokens"), start=times):
-        found[at] = _count(groups, name)
-    found[times + work - 1] = groups["flops"]
-    return found, same
+    found = np.empty((len(names), len(groups)), np.float32)
+    for at, name in enumerate(("samples", "tokens")):
+        found[at] = _count(counts, name)
+    found[2] = groups["flops"]
+    return found, _times(groups, flags, *np.split(found, [3, 6, 6 + len(PHASE_METRICS)])[1:])
 
 
-def _count(groups: Rows, name: str) -> NDArray[np.floating[Any]]:
-    counts = groups["counts"][:, COUNTS.index(name)]
-    return np.where(counts >= 0, counts, np.nan)
+def _count(counts: NDArray[np.int64], name: str) -> NDArray[np.floating[Any]]:
+    values = counts[COUNTS.index(name)]
+    return np.where(values >= 0, values, np.nan)
 
 
-def _times(groups: Rows, found: NDArray[np.float32], found_blocked: NDArray[np.float32]) -> frozenset[str]:
-    """Fill in ``TIME_METRICS``, and ``BLOCKED_METRICS`` unless ``found_blocked`` is empty. Return metrics that equal another."""
-    flags = groups["flags"]
+def _times(
+    groups: Rows,
+    flags: NDArray[np.uint32],
+    found: NDArray[np.float32],
+    of_phases: NDArray[np.float32],
+    of_blocked: NDArray[np.float32],
+) -> frozenset[str]:
+    """Fill in ``STEP_METRICS``, and, unless empty, ``PHASE_METRICS`` and ``BLOCKED_METRICS``; return those that equal another."""
     wall: NDArray[np.float64] = groups["wall_us"].copy()
     has_blocked = flags & HAS_BLOCKED != 0
     # The host runs ahead of its device, and waits for it at some steps only. So the step's time is the device's where it is
     # known, and own and blocked time are the device's where its blocked time is known, too.
     has_device = flags & HAS_DEVICE != 0
     on_device = has_device & (flags & HAS_DEVICE_BLOCKED != 0)
-    phases, blocked = _of_phases(groups, "phases_us"), _of_phases(groups, "blocked_us")
-    clock, whole, step = phases, wall, wall
+    blocked = _of_phases(groups, "blocked_us")
+    clock = phases = _of_phases(groups, "phases_us") if len(of_phases) else None
+    whole, step = wall, wall
     if has_device.any():
         device = _of_phases(groups, "device_us")
         seen = has_device & np.isfinite(device).any(axis=0)
         step = np.where(seen, np.nansum(device, axis=0, dtype=np.float64), wall)
     if on_device.any():
-        device_blocked = _of_phases(groups, "device_blocked_us")
-        clock, blocked = np.where(on_device, device, phases), np.where(on_device, device_blocked, blocked)
+        blocked = np.where(on_device, _of_phases(groups, "device_blocked_us"), blocked)
+        clock = None if phases is None else np.where(on_device, device, phases)
         whole = np.where(on_device, step, wall)
         has_blocked |= on_device
     # Where blocked time was recorded at all, a phase without a value had none.
@@ -297,16 +293,21 @@ def _times(groups: Rows, found: NDArray[np.float32], found_blocked: NDArray[np.f
         blocked[:, ~has_blocked] = np.nan
     total = blocked.sum(axis=0)
     found[0], found[1], found[2] = step, whole - total, total
-    found[3 : 3 + len(PHASES)] = phases
-    np.subtract(clock, blocked, out=found[3 + len(PHASES) :])
-    if clock is not phases and not len(found_blocked):
+    if len(of_blocked):
+        of_blocked[:] = np.where(_waited(blocked)[:, None], blocked, np.nan)
+    if phases is None or clock is None:
         return frozenset()
-    waited: NDArray[np.bool_] = blocked.any(axis=1)  # type: ignore[assignment]  # NaN counts as something
-    if len(found_blocked):
-        found_blocked[:] = np.where(waited[:, None], blocked, np.nan)
+    of_phases[: len(PHASES)] = phases
+    np.subtract(clock, blocked, out=of_phases[len(PHASES) :])
     if clock is not phases:
         return frozenset()
-    return frozenset(f"own_{phase}_us" for phase, some in zip(PHASES, waited.tolist(), strict=True) if not some)
+    return frozenset(f"own_{phase}_us" for phase, some in zip(PHASES, _waited(blocked).tolist(), strict=True) if not some)
+
+
+def _waited(blocked: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Return the phases with waiting, [phases]; NaN counts as something."""
+    waited: NDArray[np.bool_] = blocked.any(axis=1)  # type: ignore[assignment]
+    return waited
 
 
 def _of_phases(groups: Rows, field_name: str) -> NDArray[np.float32]:
@@ -314,20 +315,41 @@ def _of_phases(groups: Rows, field_name: str) -> NDArray[np.float32]:
     return np.array(groups["times"][:, TIMES.index(field_name)].T, order="C")
 
 
-def _meters(groups: Rows) -> NDArray[np.float32]:
+def _meters(groups: Rows, counts: NDArray[np.int64]) -> NDArray[np.float32]:
     """Return ``METER_METRICS``, [metrics, rows]."""
     found = np.empty((len(METER_METRICS), len(groups)), np.float32)
     found[: len(METERS)] = groups["meters"].T
     for at, name in enumerate(_ELEMENTS, len(METERS)):
-        found[at] = _count(groups, name)
+        found[at] = _count(counts, name)
     return found
 
 
-def _known_meters(groups: Rows) -> frozenset[str]:
-    """Return the ``METER_METRICS`` with any known value."""
-    known = [name for at, name in enumerate(METERS) if not np.isnan(groups["meters"][:, at]).all()]
-    known += [name for name in _ELEMENTS if (groups["counts"][:, COUNTS.index(name)] >= 0).any()]
-    return frozenset(known)
+def _known(groups: Rows, flags: NDArray[np.uint32], counts: NDArray[np.int64], names: Sequence[str]) -> frozenset[str]:
+    """Return those of the ``POSTPONED_METRICS`` in ``names`` that may have known values."""
+    on_device = (flags & (HAS_DEVICE | HAS_DEVICE_BLOCKED)) == HAS_DEVICE | HAS_DEVICE_BLOCKED
+    on_host = (flags & HAS_BLOCKED != 0) & ~on_device
+    has_device, all_on_host = bool(on_device.any()), bool(on_host.all())
+    times, found = groups["times"], set()
+    for name in names:
+        if name in METERS:
+            known = _any_known(groups["meters"][:, METERS.index(name)])
+        elif name in _ELEMENTS:
+            known = bool((counts[COUNTS.index(name)] >= 0).any())
+        else:
+            at = PHASE_METRICS.index(name) % len(PHASES)
+            column = times[:, TIMES.index("phases_us"), at]
+            if name.startswith("own_"):
+                known = _any_known(column if all_on_host else column[on_host])
+                known = known or (has_device and _any_known(times[on_device, TIMES.index("device_us"), at]))
+            else:
+                known = _any_known(column)
+        if known:
+            found.add(name)
+    return frozenset(found)
+
+
+def _any_known(column: NDArray[np.float32]) -> bool:
+    return len(column) > 0 and (not np.isnan(column[0]) or not bool(np.isnan(column).all()))
 
 
 def _named(

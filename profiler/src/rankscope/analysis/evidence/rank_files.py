@@ -7,20 +7,26 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from functools import partial
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.evidence.rank_columns import ALL_METRICS, METER_METRICS, RankColumns, meters_of, tags_of, times_of_tags
+from rankscope.analysis.evidence.filling import Filling
+from rankscope.analysis.evidence.rank_columns import ALL_METRICS, POSTPONED_METRICS, RankColumns, tags_of, times_of_tags
 from rankscope.analysis.evidence.recent import Recent
 from rankscope.base.errors import InputError
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
+from rankscope.runs.records import StepEvent
 from rankscope.runs.segments import list_segments
-from rankscope.runs.step_segments import read_single_rows
+from rankscope.runs.step_columns import ROW_BYTES
+from rankscope.runs.step_segments import BLOCK_ROWS, Rows, joined_rows, read_single_rows
 
 _AHEAD: Final = 2
 """Ranks read ahead per thread; results that wait for the consumer take up memory."""
@@ -55,127 +61,170 @@ def load_ranks(
     ``recent``: the steps that are read; ``None``: all.
     """
 
-    def load(own: RunReader, rank: int) -> RankColumns:
-        rows = own.step_rows(attempt, rank)
-        if recent is not None:
-            last = own.step_rows(attempt, rank, last=recent.most_steps)
-            rows = (block[block["step"] >= recent.first_step] for block in last)
-        columns = RankColumns.of(rows, metrics)
+    def load(own: RunReader, rank: int, new: _New) -> tuple[list[Rows], list[StepEvent]]:
+        blocks = list(own.step_rows(attempt, rank, last=None if recent is None else recent.most_steps, new=new))
         # Read after the rows: a step's event is written before its row.
-        events = list(own.events(attempt, rank))
-        return columns.tagged(tags_of(events), times_of_tags(events))
+        return blocks, list(own.events(attempt, rank))
 
-    return _side_by_side(reader, load, ranks, report)
+    for rank, (blocks, events) in _side_by_side(reader, load, ranks, report):
+        if recent is not None:
+            blocks = [block[block["step"] >= recent.first_step] for block in blocks]  # noqa: PLW2901
+        yield rank, RankColumns.of(_together(blocks), metrics).tagged(tags_of(events), times_of_tags(events))
 
 
-class Meters:
-    """Lazy cache of the ``METER_METRICS`` and step starts of a table's ranks.
+class OnRequest:
+    """Reader of the ``POSTPONED_METRICS`` and step starts of a table's ranks, which keeps what it has read of whole ranks.
 
-    ``steps``: the columns of the table. ``known``: metrics with any known value.
+    ``steps``: the columns of the table. ``known``: metrics that may have known values.
     """
 
-    def __init__(self, reader: RunReader, attempt: int, steps: NDArray[np.int64], known: Collection[str]) -> None:
+    def __init__(self, reader: RunReader, attempt: int, steps: NDArray[np.int64], known: AbstractSet[str]) -> None:
         self._reader = reader
         self._attempt = attempt
         self._steps = steps
         self.known = known
-        self._of_rank: dict[int, tuple[NDArray[np.float32], NDArray[np.int64]]] = {}
+        self._parts: list[Filling] = []
+        self._of_rank: dict[int, tuple[int, int]] = {}
+        """Part and row of each rank that was read."""
         self._reading = threading.Lock()
-        self._places: tuple[NDArray[np.int64], NDArray[np.intp], NDArray[np.float32]] | None = None
+        self._places: tuple[NDArray[np.int64], NDArray[np.intp], dict[str, NDArray[np.float32]]] | None = None
 
     def matrix(self, metric: str, ranks: Sequence[int], columns: NDArray[np.intp] | slice) -> NDArray[np.float32]:
         """Return one metric, [ranks, columns]."""
         self._read(ranks)
-        place = METER_METRICS.index(metric)
-        return np.stack([self._of_rank[rank][0][place, columns] for rank in ranks])
+        parts = []
+        for part, rows in groupby((self._of_rank[rank] for rank in ranks), key=itemgetter(0)):
+            values, chosen = self._parts[part].metric(metric), [row for _, row in rows]
+            unknown = np.full((len(chosen), len(self._steps[columns])), np.nan, np.float32)
+            parts.append(unknown if values is None else values[:, columns][chosen])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def at(self, metric: str, ranks: NDArray[np.int64], columns: NDArray[np.intp]) -> NDArray[np.float32]:
         """Return one metric at places given by a rank and a column each, [places]."""
         if self._places is None or self._places[0] is not ranks or self._places[1] is not columns:
             self._places = (ranks, columns, self._at(ranks, columns))
-        found: NDArray[np.float32] = self._places[2][METER_METRICS.index(metric)]
-        return found
+        return self._places[2][metric]
 
-    def _at(self, ranks: NDArray[np.int64], columns: NDArray[np.intp]) -> NDArray[np.float32]:
-        """Return ``METER_METRICS`` at places given by a rank and a column each, [metrics, places]."""
-        found = np.empty((len(METER_METRICS), len(ranks)), np.float32)
+    def _at(self, ranks: NDArray[np.int64], columns: NDArray[np.intp]) -> dict[str, NDArray[np.float32]]:
+        """Return all known metrics at places given by a rank and a column each, [places] each."""
+        found = {name: np.full(len(ranks), np.nan, np.float32) for name in self.known}
         order = np.argsort(ranks, kind="stable")
         firsts = np.flatnonzero(np.diff(ranks[order], prepend=-1))
         parts = dict(zip(ranks[order[firsts]].tolist(), np.split(order, firsts[1:]), strict=True))
-        whole = [rank for rank, places in parts.items() if len(places) > _FEW]
+        whole = []
         for rank, places in parts.items():
             few = None if rank in self._of_rank or len(places) > _FEW else self._few(rank, self._steps[columns[places]])
-            if few is not None:
-                found[:, places] = few
-            else:
+            if few is None:
                 whole.append(rank)
+                continue
+            for name, values in few.items():
+                found[name][places] = values
         self._read(whole)
         for rank in whole:
-            found[:, parts[rank]] = self._of_rank[rank][0][:, columns[parts[rank]]]
+            part, row = self._of_rank[rank]
+            for name, at in found.items():
+                if (matrix := self._parts[part].metric(name)) is not None:
+                    at[parts[rank]] = matrix[row, columns[parts[rank]]]
         return found
 
-    def _few(self, rank: int, steps: NDArray[np.int64]) -> NDArray[np.float32] | None:
-        """Return ``METER_METRICS`` [metrics, steps] of a rank in a few steps; ``None`` if rows cannot be found by position."""
+    def _few(self, rank: int, steps: NDArray[np.int64]) -> dict[str, NDArray[np.float32]] | None:
+        """Return the metrics of a rank in a few steps, [steps] each; ``None`` if rows cannot be found by position."""
         unique, places = np.unique(steps, return_inverse=True)
         try:
             paths = list_segments(rank_dir(self._reader.path, self._attempt, rank), "steps")
             rows = read_single_rows(paths, unique)
         except (InputError, OSError):
             return None
-        return None if rows is None else meters_of([rows])[2][:, places]
+        columns = None if rows is None else RankColumns.of([rows], POSTPONED_METRICS)
+        if columns is None or columns.damaged:
+            return None
+        return {name: values[places] for name, values in columns.metrics.items() if name in self.known}
 
     def starts(self, rank: int, columns: NDArray[np.intp] | slice) -> NDArray[np.int64]:
         """Return the starts of a rank's steps in Unix nanoseconds, [columns]; 0 where there is no record."""
         self._read([rank])
-        return self._of_rank[rank][1][columns]
+        part, row = self._of_rank[rank]
+        started = self._parts[part].start
+        assert started is not None
+        return started[row, columns]
 
     def _read(self, ranks: Sequence[int]) -> None:
         # Several threads may call at once.
         with self._reading:
             missing = [rank for rank in ranks if rank not in self._of_rank]
+            if not missing:
+                return
             reader = copy.copy(self._reader)
             reader.skipped = {}  # those of steps were counted when the table was read
-            for rank, found in _side_by_side(reader, self._load, missing, ignore):
-                self._of_rank[rank] = found
 
-    def _load(self, own: RunReader, rank: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Return ``METER_METRICS`` [metrics, steps] of a rank, and its starts [steps]."""
-        steps, starts, values = meters_of(own.step_rows(self._attempt, rank))
-        found = np.full((len(METER_METRICS), len(self._steps)), np.nan, np.float32)
-        began = np.zeros(len(self._steps), np.int64)
-        at = np.searchsorted(self._steps, steps)
-        here = at < len(self._steps)  # the run may have gone on
-        here[here] = self._steps[at[here]] == steps[here]
-        found[:, at[here]], began[at[here]] = values[:, here], starts[here]
-        return found, began
+            def load(own: RunReader, rank: int, new: _New) -> list[Rows]:
+                return list(own.step_rows(self._attempt, rank, new=new))
+
+            part = Filling.of_steps(self._steps, missing)
+            for rank, blocks in _side_by_side(reader, load, missing, ignore):
+                columns = RankColumns.of(_together(blocks), ("wall_us", *POSTPONED_METRICS))
+                if not np.array_equal(columns.step, self._steps):
+                    columns = columns.where(np.isin(columns.step, self._steps))  # the run may have gone on
+                part.add(rank, columns)
+            self._parts.append(part)
+            self._of_rank |= {rank: (len(self._parts) - 1, row) for row, rank in enumerate(part.ranks)}
+
+
+_New = Callable[[int], NDArray[np.uint8]]
+"""Function that returns memory for at least so many bytes."""
+
+
+class _Buffers:
+    """Memory of blocks of rows, used again and again: the kernel needs longer to provide new memory than to read a file."""
+
+    def __init__(self) -> None:
+        self._free: list[NDArray[np.uint8]] = []
+
+    def new(self, taken: list[NDArray[np.uint8]], rest: list[NDArray[np.uint8]], count: int) -> NDArray[np.uint8]:
+        """Return memory for ``count`` bytes: of ``rest``, what is left of the last buffer, or of one that joins ``taken``."""
+        if not rest or len(rest[0]) < count:
+            buffer = self._free.pop() if self._free else np.empty(BLOCK_ROWS * ROW_BYTES, np.uint8)
+            taken.append(buffer if len(buffer) >= count else np.empty(count, np.uint8))
+            rest[:] = taken[-1:]
+        found, rest[0] = rest[0][:count], rest[0][count:]
+        return found
+
+    def give_back(self, taken: list[NDArray[np.uint8]]) -> None:
+        """Use this memory again."""
+        self._free += taken
+
+
+def _together(blocks: list[Rows]) -> list[Rows]:
+    """Return the blocks, as one if they are small: each costs as much as a thousand rows."""
+    return [joined_rows(blocks)] if len(blocks) > 1 and sum(map(len, blocks)) <= BLOCK_ROWS else blocks
 
 
 def _side_by_side(
-    reader: RunReader, load: Callable[[RunReader, int], _T], ranks: Sequence[int], report: Report
+    reader: RunReader, load: Callable[[RunReader, int, _New], _T], ranks: Sequence[int], report: Report
 ) -> Iterator[tuple[int, _T]]:
-    """Yield each rank with the result of ``load``, in order.
+    """Yield each rank with the result of ``load``, in order. The memory that ``load`` requests is valid until the next one.
 
-    Each call of ``load`` gets its own reader, whose counts are added to those of ``reader``. Threads are enough, because reading
-    and numpy's loops release the GIL.
+    Each call of ``load`` gets its own reader, whose counts are added to those of ``reader``. It should only read and check: these
+    are few long calls without the GIL. Many short ones, as columns need, are slower in two threads than in one.
     """
     if not ranks:
         return
-    # Freeing an array of this size makes malloc reuse memory freed later. Otherwise the kernel clears new pages for every array,
-    # which takes a third of the time.
+    # Freeing an array of this size makes malloc reuse memory freed later, which new pages would take longer than the work in it.
     np.empty(_KEPT_BYTES, np.uint8)
+    buffers = _Buffers()
 
-    def loaded(rank: int) -> tuple[_T, RunReader]:
-        own = copy.copy(reader)
-        own.skipped, own.unusable = {}, []
-        return load(own, rank), own
+    def loaded(rank: int) -> tuple[_T, RunReader, list[NDArray[np.uint8]]]:
+        own, taken = reader.quiet(), list[NDArray[np.uint8]]()
+        return load(own, rank, partial(buffers.new, taken, [])), own, taken
 
     threads = min(len(os.sched_getaffinity(0)), len(ranks))
     with ThreadPoolExecutor(threads, thread_name_prefix="steps") as pool:
         more = iter(ranks)
         waiting = deque(pool.submit(loaded, rank) for rank in islice(more, threads * _AHEAD))
         for done, rank in enumerate(ranks, start=1):
-            result, own = waiting.popleft().result()
+            result, own, taken = waiting.popleft().result()
             waiting.extend(pool.submit(loaded, one) for one in islice(more, 1))
             reader.take_over(own.skipped, own.unusable)
             report(done, len(ranks))
             yield rank, result
+            buffers.give_back(taken)

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.filling import Filling
+from rankscope.analysis.evidence.order import of_blocks
 from rankscope.analysis.evidence.rank_columns import LOADED_METRICS, METER_METRICS, RankColumns, no_memory, tags_of, times_of_tags
-from rankscope.analysis.evidence.rank_files import Meters, Report, ignore, load_ranks
+from rankscope.analysis.evidence.rank_files import OnRequest, Report, ignore, load_ranks
 from rankscope.analysis.evidence.recent import MOST_RECORDS, Earlier, earlier_part, recent_part
 from rankscope.base.errors import InputError
 from rankscope.runs.reader import RunReader
@@ -71,7 +72,7 @@ class Matrices(Mapping[str, Matrix]):
         stored: Mapping[str, NDArray[np.float32]],
         ranks: NDArray[np.int64],
         kept: NDArray[np.intp],
-        meters: Meters | None = None,
+        meters: OnRequest | None = None,
     ) -> None:
         self._stored = stored
         self._ranks = ranks
@@ -188,8 +189,8 @@ class StepTable:
         """Read one attempt, the last by default. Raises ``InputError`` when there is no such attempt.
 
         ``report`` is called with the number of ranks read so far, and of all. ``wall_us`` and ``metrics`` are read at once, see
-        ``RankColumns.of``. Of the other metrics, ``METER_METRICS`` are read on request; the rest are unknown. Of a run with more
-        than ``most_records`` only the last steps are read.
+        ``RankColumns.of``. Of the others, ``POSTPONED_METRICS`` are read on request; the rest are unknown. Of more than
+        ``most_records`` only the last steps are read.
         """
         attempts = reader.attempts()
         if attempt is None:
@@ -206,7 +207,7 @@ class StepTable:
         for rank, columns in load_ranks(reader, attempt, ranks, report, metrics={"wall_us", *metrics}, recent=recent):
             filling.add(rank, columns)
             kept[rank] = (len(columns.step), int(columns.start[0]) if len(columns.start) else 0)
-        table = cls.filled(attempt, filling, Meters(reader, attempt, filling.steps, filling.postponed))
+        table = cls.filled(attempt, filling, OnRequest(reader, attempt, filling.steps, filling.postponed))
         return table if recent is None else replace(table, earlier=earlier_part(reader, attempt, kept))
 
     @classmethod
@@ -228,7 +229,7 @@ class StepTable:
         return cls.filled(attempt, filling)
 
     @classmethod
-    def filled(cls, attempt: int, filling: Filling, meters: Meters | None = None) -> Self:
+    def filled(cls, attempt: int, filling: Filling, meters: OnRequest | None = None) -> Self:
         """Return a table of the data in ``filling``, without a copy. ``meters`` reads the postponed metrics."""
         count = len(filling.steps)
         ranks = np.array(filling.ranks, dtype=np.int64)
@@ -324,7 +325,17 @@ class StepTable:
     @property
     def has_record(self) -> NDArray[np.bool_]:
         """True where there is a record, [ranks, steps]."""
-        return np.isfinite(self.stored("wall_us"))
+        return self.known("wall_us")
+
+    def known(self, metric: str) -> NDArray[np.bool_]:
+        """Return the mask of the known values of a metric, [ranks, steps]; in blocks, for the selected steps may need a copy."""
+        found = np.empty((len(self.ranks), len(self.steps)), dtype=bool)
+
+        def enter(steps: slice) -> None:
+            np.isfinite(self.some(metric, steps), out=found[:, steps])
+
+        of_blocks(found.shape, enter)
+        return found
 
 
 def _among(steps: Matrix, kept: NDArray[np.int64]) -> NDArray[np.bool_]:

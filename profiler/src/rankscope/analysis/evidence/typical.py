@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.order import by_step, of_blocks
 from rankscope.analysis.evidence.steps import METRICS, Matrices, Matrix, StepTable, Stored
+from rankscope.analysis.statistics import lower_medians
 from rankscope.runs.records import RankInfo
 
 WARM_UP: Final = 5
@@ -68,6 +69,11 @@ def warm_up(steps: int) -> int:
     return min(WARM_UP, steps // 5)
 
 
+def after_warm_up(steps: int) -> NDArray[np.bool_]:
+    """Return a mask of so many steps that leaves out those of the warm-up, [steps]."""
+    return np.arange(steps) >= warm_up(steps)
+
+
 def rare_steps(table: StepTable) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return the time of each step in microseconds, and a mask of the rare ones, both [steps].
 
@@ -78,8 +84,7 @@ def rare_steps(table: StepTable) -> tuple[NDArray[np.float64], NDArray[np.bool_]
     walls = table.some("wall_us", slice(None), np.arange(len(table.ranks))[:: -(-len(table.ranks) // _SAMPLED) or 1])
     length = _middle(walls)
     count = len(length)
-    usual = np.isfinite(length) & ~table.profiled.any(axis=0)
-    usual[: warm_up(count)] = False
+    usual = after_warm_up(count) & np.isfinite(length) & ~table.profiled.any(axis=0)
     if usual.sum() < _FEWEST:
         return length, np.zeros(count, dtype=bool)
     rare = _far_longer(length, usual)
@@ -108,11 +113,7 @@ def _middle(values: Stored) -> NDArray[np.float64]:
     """Return the lower median of the known values of each step, [steps]; NaN without any."""
     if not len(values):
         return np.empty(0)
-    rows = by_step(values)
-    rows.sort(axis=1)  # NaN last
-    known = np.isfinite(rows).sum(axis=1)
-    middle: NDArray[np.float64] = rows[np.arange(len(rows)), np.maximum(known - 1, 0) // 2].astype(np.float64)
-    return middle
+    return lower_medians(by_step(values))
 
 
 def up_to_meetings(table: StepTable, infos: Mapping[int, RankInfo]) -> StepTable:

@@ -14,11 +14,11 @@ import msgspec
 import numpy as np
 
 from rankscope.analysis.result.analysis import UnknownKernel
+from rankscope.analysis.trace.classify import function_of, last_part
 from rankscope.analysis.trace.columns import Trace
 from rankscope.analysis.trace.intervals import distinct
 from rankscope.analysis.trace.kernels import LONG, kernel_class
 from rankscope.analysis.trace.streams import beside_the_main_stream
-from rankscope.analysis.trace.symbols import function_of, last_part
 from rankscope.analysis.trace.work import COMPUTE, KernelTime, WorkEvents
 
 SHOWN: Final = 5

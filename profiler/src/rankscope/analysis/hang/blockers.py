@@ -6,10 +6,9 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from rankscope.analysis.collectives.operations import operation
 from rankscope.analysis.hang.groups import Group
 from rankscope.analysis.hang.meetings import Meeting, Moments
-from rankscope.analysis.trace.classify import operation_name
+from rankscope.analysis.operations import operation, operation_name
 
 Why = Literal["not_arrived", "held_up", "lost_device", "no_dump", "untold"]
 

@@ -38,7 +38,7 @@ LARGEST_WORLD: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class Accusation:
     """A rank to name as a culprit."""
 
     rank: int
@@ -48,7 +48,7 @@ class Named:
     certain: bool = True
 
 
-Found = tuple[HangCause, list[Named]]
+Found = tuple[HangCause, list[Accusation]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def _evidence(dumps: Dumps) -> Evidence:
     return Evidence(dumps, said or largest, lines, meetings, moments, blockers, mismatched)
 
 
-def _judge(evidence: Evidence) -> tuple[HangKind, HangCause | None, list[Named]]:
+def _judge(evidence: Evidence) -> tuple[HangKind, HangCause | None, list[Accusation]]:
     """Return the result of the first rule that applies."""
     for rule in _RULES:
         if (found := rule(evidence)) is not None:
@@ -156,20 +156,20 @@ def _judge(evidence: Evidence) -> tuple[HangKind, HangCause | None, list[Named]]
 def _by_absence(evidence: Evidence) -> Found | None:
     """Find ranks that did not arrive and wait for nothing, and ranks whose device is lost; the most awaited first."""
     blockers = evidence.blockers
-    named = [Named(rank, "not_arrived", _most_awaited(blockers, meetings)) for rank, meetings in blockers.late.items()]
+    named = [Accusation(rank, "not_arrived", _most_awaited(blockers, meetings)) for rank, meetings in blockers.late.items()]
     for rank in blockers.lost:
         awaited = [meeting for meeting, found in blockers.blocks.items() if rank in found]
-        named.append(Named(rank, "lost_device", _most_awaited(blockers, awaited) if awaited else None))
+        named.append(Accusation(rank, "lost_device", _most_awaited(blockers, awaited) if awaited else None))
     named.sort(key=lambda one: (-_waits(blockers, one.meeting), one.rank))
     return (named[0].cause, named) if named else None
 
 
 def _by_mismatch(evidence: Evidence) -> Found | None:
     meetings = _at_odds(evidence)
-    named: dict[int, Named] = {}
+    named: dict[int, Accusation] = {}
     for meeting in meetings:
         for rank in evidence.mismatches[meeting][1]:
-            named.setdefault(rank, Named(rank, "mismatch", meeting))
+            named.setdefault(rank, Accusation(rank, "mismatch", meeting))
     return ("mismatch", list(named.values())) if meetings else None
 
 
@@ -192,7 +192,7 @@ def _by_start(evidence: Evidence) -> Found | None:
     for meeting in evidence.blockers.stuck():
         idle = sorted(rank for rank, record in meeting.records.items() if record.state == "scheduled" and rank in times)
         if idle and any(record.state == "started" for record in meeting.records.values()):
-            return "not_started", [Named(rank, "not_started", meeting) for rank in idle]
+            return "not_started", [Accusation(rank, "not_started", meeting) for rank in idle]
     return None
 
 
@@ -205,7 +205,7 @@ def _by_circle(evidence: Evidence) -> Found | None:
             places.setdefault(blockers.oldest[rank], []).append(rank)
         most = max(places.values(), key=len)
         odd = [rank for rank in circle if rank not in most] if 2 * len(most) > len(circle) else circle
-        return "deadlock", [Named(rank, "deadlock", blockers.oldest[rank]) for rank in odd]
+        return "deadlock", [Accusation(rank, "deadlock", blockers.oldest[rank]) for rank in odd]
     return None
 
 
@@ -225,7 +225,7 @@ def _by_silence(evidence: Evidence) -> Found | None:
         missing = [rank for rank, why in found if why in ("no_dump", "untold") and rank not in blockers.oldest]
         if missing and len(missing) <= len(meeting.records) and blockers.silent.keys() <= set(missing):
             named = [
-                Named(rank, "not_arrived" if rank in evidence.lines.ranks else "no_dump", meeting, certain=False)
+                Accusation(rank, "not_arrived" if rank in evidence.lines.ranks else "no_dump", meeting, certain=False)
                 for rank in missing
             ]
             return named[0].cause, named
@@ -255,7 +255,7 @@ def _waits(blockers: Blockers, meeting: Meeting | None) -> int:
     return 0 if meeting is None else sum(blockers.oldest.get(rank) is meeting for rank in meeting.records)
 
 
-def _is_certain(evidence: Evidence, named: Named) -> bool:
+def _is_certain(evidence: Evidence, named: Accusation) -> bool:
     """Return whether ranks had waited for long, by times that are known: else a job that goes on may look like that.
 
     Not so a mismatch, which no job survives.
@@ -272,7 +272,7 @@ def _has_failed(evidence: Evidence, meeting: Meeting) -> bool:
     return any(line is not None and line.overdue is record for line, record in lines)
 
 
-def _culprit(evidence: Evidence, named: Named) -> Culprit:
+def _culprit(evidence: Evidence, named: Accusation) -> Culprit:
     meeting, rank = named.meeting, named.rank
     line = None if meeting is None else evidence.lines.of(meeting.group, rank)
     last = max(

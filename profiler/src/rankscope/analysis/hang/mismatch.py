@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from rankscope.analysis.collectives.operations import Operation, Side, operation
 from rankscope.analysis.hang.groups import Group
 from rankscope.analysis.hang.meetings import Meeting
 from rankscope.analysis.hang.progress import Lines
 from rankscope.analysis.hang.records import COALESCED, Record
 from rankscope.analysis.hang.result import Mismatch, MismatchedPart
+from rankscope.analysis.operations import Operation, Side, operation, operation_name
 from rankscope.analysis.result.text import counted
-from rankscope.analysis.trace.classify import operation_name
 
 MOST_PARTS: Final = 64
 """Maximum number of mismatched parts of one collective that are listed."""

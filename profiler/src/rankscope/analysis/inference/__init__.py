@@ -2,19 +2,19 @@
 
 The input is a table of own times, [ranks, steps], of ranks that do the same work (``OwnTimes`` in ``evidence/compared.py``).
 ``late`` makes such a table from matched collectives, ``evidence/device_times.py`` from the work of devices. The output is a
-``Named`` (``named``): ranks, cause, cost and evidence.
+``Diagnosis`` (``diagnosis``): ranks, cause, cost and evidence.
 
-Which ranks are slow? Read ``judge`` first: it finds the ranks and hosts whose ``excess`` over their peers is beyond chance, and
-names them if healing them saves enough (``slow.Slow``). ``significance`` has the tests, ``healing`` what is saved, ``noise`` its
-error. ``moving`` has the waiting that no single rank causes.
-``late`` finds ranks that come last at collectives, ``device_stragglers`` ranks that are slow on their devices, and chooses
-between the two. ``pipelined`` bounds what healing a rank of a pipeline saves, ``twins`` judges stages of few replicas.
-``doubts`` tells where the times of traces contradict a slow rank.
+Which ranks are slow? Read ``judgement`` first: every source is judged there. ``judge`` finds, in one group, the ranks and hosts
+whose ``excess`` over their peers is beyond chance, and names them if healing them saves enough (``slow.Slow``). ``significance``
+has the tests, ``healing`` what is saved, ``noise`` its error. ``moving`` has the waiting that no single rank causes. ``late``
+finds ranks that come last at collectives, and ``profiled`` describes stragglers in profiled steps. ``pipelined`` bounds what
+healing a rank of a pipeline saves, ``twins`` judges stages of few replicas. ``doubts`` tells where the times of traces contradict
+a slow rank.
 
 Why are they slow? ``step_signals`` measures the excess of each phase and signal, ``cause`` looks up the cause in a table,
 ``physical`` looks up the reason in the readings of the GPU, which ``explained`` fetches. For traces, ``trace_signals`` measures
-excess by annotations of the host, and ``slow_kernels`` tells a slow device from slow kernels.
-``stalled_line`` finds the line of code.
+excess by annotations of the host, and ``slow_kernels`` tells a slow device from slow kernels. ``stalled_line`` finds the line of
+code.
 
 ``run_evidence`` has all that was read from a run, for this stage and the next ones. ``change_points`` answers another question:
 from which step on was the run slower? The dashboard and the watcher use it.

@@ -8,7 +8,7 @@ from typing import Final
 
 from rankscope.analysis.collectives.matched import Matched
 from rankscope.analysis.collectives.matching import Matching
-from rankscope.analysis.inference.device_stragglers import WindowJudgement
+from rankscope.analysis.inference.profiled import DeviceStraggler
 from rankscope.base.text import ranks_text
 
 _FEW_COLLECTIVES: Final = 0.05
@@ -34,20 +34,20 @@ def incomplete_ranks(matching: Matching, ranks: AbstractSet[int]) -> list[int]:
     return [rank for rank, count in lack.items() if count > max(1, _FEW_COLLECTIVES * (count + have[rank]))]
 
 
-def contradiction(found: WindowJudgement, matched: Matched, window_us: float, *, known_share: float) -> str | None:
+def contradiction(straggler: DeviceStraggler | None, matched: Matched, window_us: float, *, known_share: float) -> str | None:
     """Return why the times of the traces contradict a rank that seems slow; ``None`` if they do not, or none does.
 
     ``known_share``: share of the communication in matched collectives.
     """
-    slow = found.late if found.device is None else found.device.slow
-    if slow is None:
+    if straggler is None:
         return None
+    slow, times = straggler.slow, straggler.times
     waited_us = sum(matched.blame.imposed_us.get(rank, 0.0) for rank in slow.ranks)
     victims = max(1, len(matched.blame.ranks) - len(slow.ranks))
-    cost_us = waited_us / victims if found.device is None else slow.gain_us * len(found.device.compared.steps)
+    cost_us = waited_us / victims if times is None else slow.gain_us * len(times.steps)
     if cost_us > _BEYOND * window_us:
         return f"{ranks_text(slow.ranks)} would make the others wait longer than the traces last, so clocks or times are wrong"
     is_known = known_share >= MOST_COMMUNICATION and not matched.matching.directed
-    if found.device is not None and is_known and waited_us < _SEEN_IN_WAITS * cost_us:
+    if times is not None and is_known and waited_us < _SEEN_IN_WAITS * cost_us:
         return f"{ranks_text(slow.ranks)} would be slow by own times, but nobody waits for it, so clocks or times are wrong"
     return None

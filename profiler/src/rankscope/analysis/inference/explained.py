@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.hardware import Readings, in_steps, readings_of
 from rankscope.analysis.evidence.steps import StepTable
-from rankscope.analysis.inference.named import Named
+from rankscope.analysis.inference.diagnosis import Diagnosis
 from rankscope.analysis.inference.physical import MAY_BE_DEVICE, GpuComparison, explain
 from rankscope.analysis.result.analysis import Evidence
+from rankscope.analysis.statistics import middle
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo
 from rankscope.runs.step_columns import MEMORY
@@ -27,7 +28,7 @@ _PEERS_ELSEWHERE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Witness:
+class RunData:
     """Recorded data of a run that an explanation is looked for in."""
 
     reader: RunReader
@@ -35,21 +36,21 @@ class Witness:
     infos: Mapping[int, RankInfo]
 
 
-def explained(named: Named, run: Witness, late: NDArray[np.bool_], looked_at: NDArray[np.bool_]) -> Named:
-    """Return ``named`` with the physical reason why its first rank was late, and its evidence; or a note if it has no readings.
+def explained(diagnosis: Diagnosis, run: RunData, late: NDArray[np.bool_], looked_at: NDArray[np.bool_]) -> Diagnosis:
+    """Return ``diagnosis`` with the physical reason why its first rank was late, and its evidence; or a note without readings.
 
     ``late``: the steps in which it was late, out of those ``looked_at``; both are [steps of the table]. Unchanged for ranks
     without a GPU, for a slowdown that has a reason already, and for one that moves between ranks.
     """
-    rank = named.ranks[0]
+    rank = diagnosis.ranks[0]
     info = run.infos.get(rank)
-    if info is None or info.gpu_uuid is None or named.pattern == "rotating" or named.cause.explained_by is not None:
-        return named
-    peers = _peers(named, run.infos)
+    if info is None or info.gpu_uuid is None or diagnosis.pattern == "rotating" or diagnosis.cause.explained_by is not None:
+        return diagnosis
+    peers = _peers(diagnosis, run.infos)
     found, why = _read(run, [rank, *peers])
     if rank not in found:
-        return replace(named, note=f"{named.note} There are no hardware samples of its GPU{why}.".lstrip())
-    lost = _lost(named, late, looked_at)
+        return replace(diagnosis, note=f"{diagnosis.note} There are no hardware samples of its GPU{why}.".lstrip())
+    lost = _lost(diagnosis, late, looked_at)
     slow = _of_steps(run, found, [rank], late)[rank]
     gpus = GpuComparison(
         slow=slow,
@@ -60,25 +61,25 @@ def explained(named: Named, run: Witness, late: NDArray[np.bool_], looked_at: ND
         every_peer={one: found[one] for one in peers if one in found},
         retries=_retries(run, rank, peers),
     )
-    evidence = [*named.evidence, _count(slow, gpus.peers, late)]
-    device_unseen = not any(one.name == "device_busy_excess" for one in named.evidence)
-    explanation = explain(gpus, named.cause.cause, device_unseen=device_unseen)
+    evidence = [*diagnosis.evidence, _count(slow, gpus.peers, late)]
+    device_unseen = not any(one.name == "device_busy_excess" for one in diagnosis.evidence)
+    explanation = explain(gpus, diagnosis.cause.cause, device_unseen=device_unseen)
     if explanation is None:
-        return replace(named, evidence=evidence)
+        return replace(diagnosis, evidence=evidence)
     row = explanation.row
     told = f"{row.says} (SIMULATED GPU readings)" if _simulated(found) else row.says
-    cause = named.cause
+    cause = diagnosis.cause
     if row.on_device and cause.cause in MAY_BE_DEVICE:
         cause = replace(cause, cause="compute", says="its device needs longer")
     cause = replace(cause, explained_by=row.reason, says=f"{cause.says}, for {told}")
-    return replace(named, cause=cause, evidence=[*evidence, _labelled(explanation.evidence, found)])
+    return replace(diagnosis, cause=cause, evidence=[*evidence, _labelled(explanation.evidence, found)])
 
 
-def _peers(named: Named, infos: Mapping[int, RankInfo]) -> list[int]:
+def _peers(diagnosis: Diagnosis, infos: Mapping[int, RankInfo]) -> list[int]:
     """Return ranks with other GPUs of the same model that are not to blame, those of the same host first."""
-    mine = infos[named.ranks[0]]
+    mine = infos[diagnosis.ranks[0]]
     # Ranks may share a GPU.
-    theirs = {infos[rank].gpu_uuid for rank in named.ranks if rank in infos}
+    theirs = {infos[rank].gpu_uuid for rank in diagnosis.ranks if rank in infos}
     same = [
         rank
         for rank, info in infos.items()
@@ -93,7 +94,7 @@ def _peers(named: Named, infos: Mapping[int, RankInfo]) -> list[int]:
     ]
 
 
-def _read(run: Witness, ranks: Sequence[int]) -> tuple[dict[int, Readings], str]:
+def _read(run: RunData, ranks: Sequence[int]) -> tuple[dict[int, Readings], str]:
     """Return the readings of the ranks' GPUs, and the reason why the first has none, where the samples record it."""
     uuids: dict[str, dict[str, int]] = {}
     for rank in ranks:
@@ -109,7 +110,7 @@ def _read(run: Witness, ranks: Sequence[int]) -> tuple[dict[int, Readings], str]
     for number, (host, wanted) in enumerate(uuids.items()):
         if host not in present:
             continue
-        for uuid, readings in readings_of(run.reader.hardware(host), wanted, (begin, end)).items():
+        for uuid, readings in readings_of(run.reader.hardware(host, begin), wanted, (begin, end)).items():
             found[wanted[uuid]] = readings
         if number == 0 and wanted[next(iter(wanted))] not in found:
             missing = next((sample.missing for sample in run.reader.hardware(host) if sample.missing is not None), None)
@@ -118,7 +119,7 @@ def _read(run: Witness, ranks: Sequence[int]) -> tuple[dict[int, Readings], str]
 
 
 def _of_steps(
-    run: Witness, found: Mapping[int, Readings], ranks: Iterable[int], wanted: NDArray[np.bool_]
+    run: RunData, found: Mapping[int, Readings], ranks: Iterable[int], wanted: NDArray[np.bool_]
 ) -> dict[int, Readings]:
     row_of = {int(rank): row for row, rank in enumerate(run.table.ranks)}
     return {
@@ -132,14 +133,14 @@ def _walls(table: StepTable, row: int) -> NDArray[np.float64]:
     return table.of_rank("wall_us", row).astype(np.float64)
 
 
-def _lost(named: Named, late: NDArray[np.bool_], looked_at: NDArray[np.bool_]) -> float:
+def _lost(diagnosis: Diagnosis, late: NDArray[np.bool_], looked_at: NDArray[np.bool_]) -> float:
     """Return the share of its time that the rank lost in the steps in which it was late."""
     often = late.sum() / max(1, looked_at.sum())
-    gain = named.gain_us / often if often > 0 else named.gain_us
-    return float(gain / max(named.step_us - named.gain_us + gain, 1e-9))
+    gain = diagnosis.gain_us / often if often > 0 else diagnosis.gain_us
+    return float(gain / max(diagnosis.step_us - diagnosis.gain_us + gain, 1e-9))
 
 
-def _retries(run: Witness, rank: int, peers: Iterable[int]) -> tuple[float, float] | None:
+def _retries(run: RunData, rank: int, peers: Iterable[int]) -> tuple[float, float] | None:
     """Return the allocator retries over the run, of the rank and of a typical peer; ``None`` where they are not recorded."""
     counts = []
     for one in (rank, *islice(peers, _PEERS_ELSEWHERE)):
@@ -147,8 +148,8 @@ def _retries(run: Witness, rank: int, peers: Iterable[int]) -> tuple[float, floa
         retries = np.empty(0) if samples is None else samples[:, 1 + MEMORY.index("allocator_retries")]
         known = retries[np.isfinite(retries)]
         counts.append(float(known[-1] - known[0]) if len(known) else None)
-    others = [count for count in counts[1:] if count is not None]
-    return (counts[0], float(np.median(others))) if counts[0] is not None and others else None
+    usual = middle(counts[1:])
+    return None if counts[0] is None or usual is None else (counts[0], usual)
 
 
 def _simulated(found: Mapping[int, Readings]) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.compared import OwnTimes
-from rankscope.analysis.evidence.order import leaders, ordered
+from rankscope.analysis.evidence.order import leaders
 from rankscope.analysis.evidence.steps import Stored
 from rankscope.analysis.inference.significance import block_slices
 from rankscope.analysis.statistics import FEWEST_BATCHES
@@ -54,8 +54,8 @@ def _healed(
     ``last``, ``ahead``: the last rank at each step, and its lead.
     """
     others, steps = np.flatnonzero(~slow), own.shape[1]
-    longest = leaders(own, others).largest
-    middle = ordered(own, [(len(others) - 1) // 2, len(others) // 2], others).mean(axis=0, dtype=np.float64)
+    leading = leaders(own, others, [(len(others) - 1) // 2, len(others) // 2])
+    longest, middle = leading.largest, leading.ordered.mean(axis=0, dtype=np.float64)
     sample = others[:: max(1, len(others) // _DRAWS)]
     apart = own[sample] - middle
     alike = 0

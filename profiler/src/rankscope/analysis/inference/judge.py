@@ -80,7 +80,7 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class GroupAnswer:
     """Answer of the judge: ranks at fault, or suspects, or neither."""
 
     slow: Slow | None
@@ -102,20 +102,20 @@ class Judgement:
         return self.slow.excess_us if self.slow is not None else self.suspect.excess_us if self.suspect is not None else 0.0
 
 
-def judge_ranks(times: OwnTimes, hosts: Mapping[int, str] | None = None) -> Judgement:
+def judge_ranks(times: OwnTimes, hosts: Mapping[int, str] | None = None) -> GroupAnswer:
     """Judge ranks that do the same work. ``hosts``: host of each rank, where known."""
     case = _Case(times, hosts or {})
     tested = [*case.slow_ranks(), *case.slow_hosts()]
     named = case.named(tested)
     if named is not None:
-        return Judgement(named, None, 0.0, 0.0)
+        return GroupAnswer(named, None, 0.0, 0.0)
     suspect = case.suspect()
     at_most, sure = case.excluded()
-    return Judgement(None, suspect, at_most, sure)
+    return GroupAnswer(None, suspect, at_most, sure)
 
 
 @dataclass(frozen=True, slots=True)
-class _Ahead:
+class _Outliers:
     """Ranks whose own time is longer than that of all others."""
 
     rows: list[int]
@@ -143,9 +143,9 @@ class _Case:
         # A host is more than a rank where it has several, and there are other hosts.
         self.hosts = {host: rows for host, rows in places.items() if len(rows) > 1} if len(places) > 1 else {}
 
-    def slow_ranks(self) -> list[_Ahead]:
+    def slow_ranks(self) -> list[_Outliers]:
         """Return the ranks whose excess chance does not explain, most significant first."""
-        found: list[_Ahead] = []
+        found: list[_Outliers] = []
         slow = np.zeros(len(self.own), dtype=bool)
         while (ahead := ranks_ahead(self.own, self.measures, slow, self.excess, self.limit)) is not None:
             if ahead.p_value > LIMIT:
@@ -155,7 +155,7 @@ class _Case:
         self.slow = slow
         return found
 
-    def slow_hosts(self) -> list[_Ahead]:
+    def slow_hosts(self) -> list[_Outliers]:
         """Return the ranks of hosts that are slow although no single rank is: their ranks are slow one after the other."""
         rest = {
             host: [row for row in rows if not self.slow[row]]
@@ -175,7 +175,7 @@ class _Case:
         while (ahead := ranks_ahead(own, measures, floor, over, self.limit)) is not None and ahead.p_value <= LIMIT:
             floor[ahead.rows] = True
             rows = [row for at in ahead.rows for row in self._taking_part(list(rest.values())[at])]
-            found.append(_Ahead(rows, ahead.p_value, self.measures[-1]))
+            found.append(_Outliers(rows, ahead.p_value, self.measures[-1]))
         for one in found:
             self.slow[one.rows] = True
         return found
@@ -185,7 +185,7 @@ class _Case:
         most = over[over >= np.median(over)].mean()
         return [row for row, one in zip(rows, over.tolist(), strict=True) if one >= _TAKES_PART * most]
 
-    def named(self, tested: Sequence[_Ahead]) -> Slow | None:
+    def named(self, tested: Sequence[_Outliers]) -> Slow | None:
         """Return the slow ranks if healing them saves enough; without those tested last that take away the certainty."""
         kept, behind = self._waited_for(tested)
         for count in range(len(kept), 0, -1):
@@ -194,7 +194,7 @@ class _Case:
                 return slow
         return None
 
-    def _waited_for(self, found: Sequence[_Ahead]) -> tuple[list[_Ahead], list[int]]:
+    def _waited_for(self, found: Sequence[_Outliers]) -> tuple[list[_Outliers], list[int]]:
         """Return those of ``found`` for which the others wait, and the rows of the rest: a slower rank comes after them."""
         rows = [row for ahead in found for row in ahead.rows]
         if len(rows) < 2 or self.times.savings is not None:
@@ -206,7 +206,7 @@ class _Case:
         kept = [replace(ahead, rows=rest) for ahead in found if (rest := [row for row in ahead.rows if row not in behind])]
         return kept, behind
 
-    def _slow(self, found: Sequence[_Ahead], behind: Sequence[int]) -> Slow | None:
+    def _slow(self, found: Sequence[_Outliers], behind: Sequence[int]) -> Slow | None:
         rows, whole = self._with_hosts([row for ahead in found for row in ahead.rows])
         rows.sort(key=lambda row: -self.excess[row])
         slow = np.zeros(len(self.own), dtype=bool)
@@ -393,7 +393,7 @@ _COSTLIEST: Final = 8
 
 def ranks_ahead(
     own: Stored, measures: Sequence[Measure], slow: NDArray[np.bool_], over: NDArray[np.float64], floor: float
-) -> _Ahead | None:
+) -> _Outliers | None:
     """Return the ranks with the widest gap to all others, or else the worst rank, among those not yet known to be ``slow``.
 
     ``None`` when no rank has a mean excess ``over`` [ranks] of ``floor``, or when no more ranks can be outliers. There are two
@@ -401,7 +401,7 @@ def ranks_ahead(
     worst rank alone. P-values also account for the other measures, as any of them may name the rank.
     """
     left = np.flatnonzero(~slow)
-    best: _Ahead | None = None
+    best: _Outliers | None = None
     for measure in measures:
         able = over[left] >= floor
         if measure.limited:
@@ -419,7 +419,7 @@ def ranks_ahead(
             (1, lambda sums=sums, first=int(order[0]), beside=beside: p_value(sums, first, beside)),  # type: ignore[misc]
         ]
         for count, chance in tests:
-            found = _Ahead([int(row) for row in left[order[:count]]], min(1.0, looks(len(left)) * chance()), measure)
+            found = _Outliers([int(row) for row in left[order[:count]]], min(1.0, looks(len(left)) * chance()), measure)
             if found.p_value <= LIMIT:
                 return found
             if best is None or found.p_value < best.p_value:

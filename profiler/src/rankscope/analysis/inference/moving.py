@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.compared import OwnTimes
-from rankscope.analysis.evidence.order import by_step, leaders, of_blocks, ordered
+from rankscope.analysis.evidence.lateness import lateness
 from rankscope.analysis.inference.healing import far_steps
 from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.result.text import OUTLIERS
@@ -58,13 +58,13 @@ class Moving:
 
 def moving_waits(times: OwnTimes, without: Sequence[int] = ()) -> Moving:
     """Return the waiting for whichever rank is last. ``without``: ranks that are named already; they neither wait nor delay."""
-    rows = np.array([row for row, rank in enumerate(times.ranks) if rank not in without])
+    ranks = times.ranks
+    rows = np.array([row for row, rank in enumerate(ranks) if rank not in without])
     own = times.own if len(rows) == len(times.own) else times.own[rows]
-    leading = leaders(own)
-    middle = np.concatenate(of_blocks(own.shape, lambda steps: np.sort(by_step(own[:, steps]), axis=1)[:, (len(own) - 1) // 2]))
-    wait = leading.largest - middle
+    late = lateness(own)
+    leading, wait = late.leaders, late.lost
     # Exponential noise, the worst common kind, leads by half of that.
-    usual = (leading.largest - leading.ahead - ordered(own, [0])[0]) / max(1, len(own) - 2)
+    usual = (leading.largest - leading.ahead - leading.ordered[0]) / max(1, len(own) - 2)
     far = leading.ahead >= np.maximum(5 * usual, 0.15 * times.wall_us)
     imposed = np.bincount(leading.rows, weights=wait, minlength=len(own))
     total = float(imposed.sum())
@@ -75,5 +75,5 @@ def moving_waits(times: OwnTimes, without: Sequence[int] = ()) -> Moving:
         affected=far_steps(wait),
         certainty=1 - mean_of(wait).chance_below(MOST_WAITING * times.wall_us),
         outlying=float(far.mean()) if len(own) > 3 else 0.0,
-        shares={times.ranks[rows[row]]: float(imposed[row]) / total for row in order if imposed[row] > 0} if total > 0 else {},
+        shares={ranks[rows[row]]: float(imposed[row]) / total for row in order if imposed[row] > 0} if total > 0 else {},
     )

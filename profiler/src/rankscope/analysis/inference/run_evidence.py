@@ -15,7 +15,7 @@ from rankscope.analysis.evidence.liveness import Liveness
 from rankscope.analysis.evidence.recent import Earlier
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.evidence.typical import TypicalSteps
-from rankscope.analysis.inference.explained import Witness
+from rankscope.analysis.inference.explained import RunData
 from rankscope.analysis.result.costs import PipelineResult
 from rankscope.runs.durations import DurationBlock
 from rankscope.runs.reader import RunReader
@@ -65,9 +65,9 @@ class RunEvidence:
         return os.fspath(self.reader.path)
 
     @property
-    def witness(self) -> Witness:
+    def data(self) -> RunData:
         """Data in which the physical reason of a slowness is searched."""
-        return Witness(self.reader, self.table, self.infos)
+        return RunData(self.reader, self.table, self.infos)
 
     @property
     def hosts(self) -> dict[int, str]:

@@ -6,7 +6,9 @@ the same result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
@@ -119,24 +121,51 @@ def _reached(measures: NDArray[np.float64], statistic: Callable[[Scores], Scores
     """
     _, blocks, ranks = measures.shape
     draws = _DRAWS if blocks * ranks <= 4096 else _DRAWS_LARGE
-    rng = np.random.default_rng(_SEED)
     # Tolerance for rounding: sums of the same numbers depend on their order.
     least = value - 1e-12 * float(np.abs(measures[0]).sum())
     reached = 0
-    # Draws in batches bound memory: 1,024 ranks x 12 blocks x 500 draws would be 50 MB otherwise.
-    some = max(1, _AT_ONCE // (blocks * ranks))
-    for first in range(0, draws, some):
-        shape = (min(some, draws - first), blocks, ranks)
-        if len(measures) == 1:  # a quarter faster than by indices, and the usual case
-            totals = rng.permuted(np.broadcast_to(measures, shape), axis=2).sum(axis=1)[None]
-        else:
-            order = rng.permuted(np.broadcast_to(np.arange(ranks), shape), axis=2)
-            totals = np.stack([np.take_along_axis(scores[None], order, axis=2).sum(axis=1) for scores in measures])
+    for orders in _kept_orders(draws, blocks, ranks):
+        totals = np.zeros((len(measures), len(orders), ranks))
+        for at, scores in enumerate(measures):
+            for block, of_ranks in enumerate(scores):
+                totals[at] += of_ranks.take(orders[:, block])
         reached += int((statistic(totals).max(axis=0) >= least).sum())
     return reached, draws
 
 
+@dataclass(slots=True)
+class _Orders:
+    """Permutations of ranks within each block. Those of a run that is judged again and again are kept from the second time on."""
+
+    draws: int
+    blocks: int
+    ranks: int
+    _kept: list[NDArray[np.unsignedinteger]] | None = None
+    _used: bool = False
+
+    def __iter__(self) -> Iterator[NDArray[np.unsignedinteger]]:
+        if self._kept is None and self._used and self.draws * self.blocks * self.ranks <= _MOST_KEPT:
+            self._kept = list(self._drawn())
+        self._used = True
+        return self._drawn() if self._kept is None else iter(self._kept)
+
+    def _drawn(self) -> Iterator[NDArray[np.unsignedinteger]]:
+        """Yield [some draws, blocks, ranks] at a time, which bounds memory."""
+        rng = np.random.default_rng(_SEED)
+        some = max(1, _AT_ONCE // (self.blocks * self.ranks))
+        for first in range(0, self.draws, some):
+            shape = (min(some, self.draws - first), self.blocks, self.ranks)
+            yield rng.permuted(np.broadcast_to(np.arange(self.ranks), shape), axis=2).astype(np.min_scalar_type(self.ranks))
+
+
+@lru_cache(maxsize=2)
+def _kept_orders(draws: int, blocks: int, ranks: int) -> _Orders:
+    return _Orders(draws, blocks, ranks)
+
+
 _AT_ONCE: Final = 2**15
+_MOST_KEPT: Final = 2**24
+"""Number of places up to which permutations are kept: 32 MB."""
 
 
 def attainable_p(blocks: int, ranks: int) -> float:

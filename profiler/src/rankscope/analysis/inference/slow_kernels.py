@@ -6,13 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-import numpy as np
-
 from rankscope.analysis.evidence.device_times import DeviceTimes
 from rankscope.analysis.evidence.kernel_ratios import KernelComparison, compare_kernels
 from rankscope.analysis.inference.cause import CauseRule
-from rankscope.analysis.inference.named import Named
+from rankscope.analysis.inference.diagnosis import Diagnosis
 from rankscope.analysis.result.analysis import Evidence
+from rankscope.analysis.statistics import middle
 from rankscope.base.text import duration, one_line, shortened
 
 _SHOWN: Final = 3
@@ -21,33 +20,35 @@ _NAME: Final = 60
 """Characters shown of a kernel's name."""
 
 
-def with_kernels(named: Named, times: Mapping[int, DeviceTimes], ranks: Sequence[int], steps: Collection[int]) -> Named:
-    """Return ``named`` with what the worst rank's kernels show, if its device is the cause; else unchanged.
+def with_kernels(
+    diagnosis: Diagnosis, times: Mapping[int, DeviceTimes], ranks: Sequence[int], steps: Collection[int]
+) -> Diagnosis:
+    """Return ``diagnosis`` with what the worst rank's kernels show, if its device is the cause; else unchanged.
 
     ``ranks``: those that do the same work. ``steps``: those in which the worst rank was slow.
     """
-    worst = named.ranks[0]
-    peers = [rank for rank in ranks if rank not in named.ranks and rank in times]
-    if named.cause.cause != "compute" or worst not in times or not peers:
-        return named
+    worst = diagnosis.ranks[0]
+    peers = [rank for rank in ranks if rank not in diagnosis.ranks and rank in times]
+    if diagnosis.cause.cause != "compute" or worst not in times or not peers:
+        return diagnosis
     found = compare_kernels(times, worst, peers, steps)
     if found is None:
-        return named
+        return diagnosis
     others = compare_kernels(times, worst, peers, times[worst].own_us.keys() - set(steps))
     elsewhere = _factor_elsewhere(found, others)
     rows = _kernel_evidence(found)
     if elsewhere is not None:
         detail = "median of these kernels in its other steps"
         rows.append(Evidence(name="kernel_factor_elsewhere", value=elsewhere, unit="ratio", detail=detail))
-    cause = _cause_of_kernels(named.cause, found, elsewhere if named.pattern == "intermittent" else None)
-    return replace(named, cause=cause, evidence=[*named.evidence, *rows])
+    cause = _cause_of_kernels(diagnosis.cause, found, elsewhere if diagnosis.pattern == "intermittent" else None)
+    return replace(diagnosis, cause=cause, evidence=[*diagnosis.evidence, *rows])
 
 
 def _factor_elsewhere(found: KernelComparison, others: KernelComparison | None) -> float | None:
     """Return the median ratio of the kernels that take longer, in the steps in which the rank was not slow."""
     slow = {(kernel.name, kernel.grid) for kernel in found.longer}
     ratios = [kernel.ratio for kernel in others.compared if (kernel.name, kernel.grid) in slow] if others is not None else []
-    return float(np.median(ratios)) if ratios else None
+    return middle(ratios)
 
 
 def _kernel_evidence(found: KernelComparison) -> list[Evidence]:

@@ -16,6 +16,7 @@ from rankscope.analysis.evidence.steps import StepTable, Stored
 from rankscope.analysis.inference.cause import Signals, rule_of
 from rankscope.analysis.inference.significance import block_slices
 from rankscope.analysis.result.analysis import Cause
+from rankscope.analysis.statistics import medians
 from rankscope.runs.records import PHASES
 
 MOST_PEERS: Final = 128
@@ -227,7 +228,7 @@ def _filled(both: Stored, known: NDArray[np.bool_]) -> Stored:
 
 def _beyond(both: Stored) -> NDArray[np.float64]:
     """Return the first value of each row beyond the median of the others, which are sorted in place."""
-    excess: NDArray[np.float64] = both[:, 0] - _medians(both[:, 1:])
+    excess: NDArray[np.float64] = both[:, 0] - medians(both[:, 1:])
     return excess
 
 
@@ -325,11 +326,3 @@ def _agreement(signals: Signals, parts: Mapping[str, NDArray[np.float64]], kind:
 _AS_OFTEN: Final = 0.9
 """Least frequency of an activity in the slow steps, relative to the most frequent one. If half of the slow steps have a
 checkpoint and all have an evaluation, only the evaluation explains them."""
-
-
-def _medians(values: Stored) -> NDArray[np.float64]:
-    """Return the median of each row; sorts ``values`` in place."""
-    values.sort(axis=1)
-    count = values.shape[1]
-    middle: NDArray[np.float64] = values[:, [(count - 1) // 2, count // 2]].mean(axis=1, dtype=np.float64)
-    return middle

@@ -10,7 +10,7 @@ import numpy as np
 
 from rankscope.analysis.evidence.device_times import MORE_WORK, DeviceTimes, more_rows, more_work
 from rankscope.analysis.inference.cause import Signals
-from rankscope.analysis.inference.named import Named
+from rankscope.analysis.inference.diagnosis import Diagnosis
 from rankscope.analysis.result.analysis import Cause, Evidence
 from rankscope.analysis.trace.annotations import HostKind
 from rankscope.runs.records import PHASES
@@ -91,8 +91,8 @@ def with_traces(
     )
 
 
-def with_host_evidence(named: Named, signals: Signals) -> Named:
-    """Return ``named`` with the evidence of the host's phases that have a tenth of the excess, of its data loader, and of gc."""
+def with_host_evidence(diagnosis: Diagnosis, signals: Signals) -> Diagnosis:
+    """Return ``diagnosis`` with the evidence of its host: phases that have a tenth of the excess, the data loader, and gc."""
     detail = "of the host by its annotations, over the median of its peers"
     rows = [
         Evidence(name=f"phase_excess.{phase}", value=over, unit="us", detail=detail)
@@ -101,5 +101,5 @@ def with_host_evidence(named: Named, signals: Signals) -> Named:
     ]
     if signals.gc_us is not None and signals.part(signals.gc_us) >= _NOTABLE:
         rows.append(Evidence(name="gc_excess", value=signals.gc_us, unit="us", detail=detail))
-    known = {row.name for row in named.evidence}
-    return replace(named, evidence=[*named.evidence, *(row for row in rows if row.name not in known)])
+    known = {row.name for row in diagnosis.evidence}
+    return replace(diagnosis, evidence=[*diagnosis.evidence, *(row for row in rows if row.name not in known)])

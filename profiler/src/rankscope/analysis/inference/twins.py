@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rankscope.analysis.evidence.device_times import DeviceOwnTimes
+from rankscope.analysis.evidence.compared import OwnTimes
 from rankscope.analysis.inference.excess import excess
 from rankscope.analysis.inference.significance import LIMIT, block_sums, p_value
 from rankscope.analysis.inference.slow import MINIMUM_EFFECT, Slow
 from rankscope.analysis.statistics import t_quantile
 
 
-def slow_twin(group: DeviceOwnTimes, suspect: int, calm: Sequence[DeviceOwnTimes]) -> Slow | None:
+def slow_twin(group: OwnTimes, suspect: int, calm: Sequence[OwnTimes]) -> Slow | None:
     """Return the rank ``suspect`` of ``group`` as slow, if neither chance nor noise of any duration explains its excess.
 
     ``calm``: groups of other stages without slow ranks. Four conditions must hold:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from rankscope.analysis.collectives.arrivals import Match, arrival_ns
 from rankscope.analysis.collectives.clock import Clocks
-from rankscope.analysis.collectives.operations import operation
+from rankscope.analysis.operations import operation
 from rankscope.analysis.perfetto.chrome_json import Thread, TraceWriter
 from rankscope.runs.records import CollectiveRecord
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.perfetto.chrome_json import Thread, TraceWriter, Track
-from rankscope.analysis.trace.classify import GPU_ANNOTATION, GPU_COPY, GPU_KERNEL
+from rankscope.analysis.trace.categories import GPU_ANNOTATION, GPU_COPY, GPU_KERNEL
 from rankscope.analysis.trace.events import EventStream
 from rankscope.analysis.trace.files import TraceText
 from rankscope.analysis.trace.locations import Location

@@ -18,7 +18,7 @@ from rankscope.analysis.perfetto.selection import Selection
 from rankscope.analysis.perfetto.source import Plan, Progress, clock_of, none_of_these, process_name, step_range
 from rankscope.analysis.rank_traces import find_traces
 from rankscope.analysis.result.data_quality import DataQuality
-from rankscope.analysis.trace.columns import Trace, read_whole_traces
+from rankscope.analysis.trace.columns import Trace, read_traces
 from rankscope.analysis.trace.locations import Location, base_name
 from rankscope.analysis.trace_job import TraceIdentity, identity_of, job_of
 from rankscope.base.errors import InputError
@@ -105,7 +105,7 @@ class TracesSource:
         for done, file in enumerate(files):
             progress("Looking through", done, len(files))
             try:
-                found += [_identified(trace) for trace in read_whole_traces(file)]
+                found += [_identified(trace) for trace in read_traces(file, whole=True)]
             except InputError as error:
                 if file in named or len(files) == 1:
                     raise

@@ -1,8 +1,7 @@
 """From the computed facts to the rows and the advice of a result, and to its text on a terminal.
 
-``ranks`` makes a row for each rank, from its windows, its waits and its step records. ``assessment`` adds the waterfall and the
-advice to an analysis of windows; ``run_assessment`` does this for a run, with throughput and memory. The output is a complete
-``Analysis`` (see ``result``).
+``ranks`` makes a row for each rank, from its windows, its waits and its step records. ``assembly`` makes a complete ``Analysis``
+(see ``result``) of any source, with waterfall and advice.
 
 ``terminal`` renders an ``Analysis`` for people, answer first: read it for the order of the page. Its blocks of figures are in
 ``terminal_costs``, and those of ``--detail`` in ``terminal_detail``. The dashboard renders the same ``Analysis`` itself.

@@ -18,6 +18,7 @@ from rankscope.analysis.result.analysis import RankResult
 from rankscope.analysis.result.collectives import RankClock
 from rankscope.analysis.result.data_quality import DataQuality
 from rankscope.analysis.result.detail import CommunicationPart, RankDetail
+from rankscope.analysis.statistics import medians
 from rankscope.runs.records import DeviceKind, RankInfo, StepBreakdown
 
 if TYPE_CHECKING:
@@ -66,12 +67,7 @@ def _medians(table: StepTable, metric: str) -> NDArray[np.float64]:
         known = np.isfinite(values)
         plain = known & ~table.profiled[first : first + rows]
         used = np.where(plain.any(axis=1, keepdims=True), plain, known)
-        counts, each = used.sum(axis=1), np.arange(len(values))
-        low, high = np.maximum(counts - 1, 0) // 2, np.minimum(counts // 2, values.shape[1] - 1)
-        # A sort in single precision is vectorised; a partial selection is not.
-        inorder = np.sort(np.where(used, values, np.inf), axis=1)
-        middle = (inorder[each, low].astype(np.float64) + inorder[each, high]) / 2
-        found[first : first + rows] = np.where(counts > 0, middle, np.nan)
+        found[first : first + rows] = medians(np.where(used, values, np.nan))
 
     in_parallel(stored.size, enter, range(0, len(stored), rows))
     return found

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from rankscope.analysis.operations import EXCLUSIONS
 from rankscope.base.text import one_line, printable, ranges_text, share_bound
 
 if TYPE_CHECKING:
@@ -196,13 +197,8 @@ _REASONS: Final[dict[str, str]] = {
     "root_differs": "with different roots by rank",
     "call_missing": "without a call in the trace",
     "impossible": "that a rank left before the last one arrived",
-    "broadcast": "from a root (broadcast)",
-    "rooted": "with a root (reduce, gather, scatter)",
-    "p2p": "between two ranks",
-    "uneven_all_to_all": "all-to-all with unequal parts",
-    "expert_parallel": "of expert parallelism",
-    "unknown_operation": "of unknown kind",
     "no_common_clock": "between hosts without a common clock",
+    **EXCLUSIONS,
 }
 """Text for the reasons of ``CollectiveMatching``, after a number of operations."""
 

@@ -3,12 +3,11 @@
 Read ``columns`` first: it keeps the relevant events as the arrays of a ``Trace``. The input is a path or URL. ``locations`` opens
 it, and ``files`` decompresses it to blocks of text. ``events`` decodes a few thousand events at a time into the types of
 ``schema``. ``categories`` has the codes of their categories, ``numbering`` makes arrays of their values. ``merged`` takes a file
-of several ranks apart. ``checking`` and ``quality`` leave damaged events out.
+of several ranks apart. ``quality`` leaves damaged events out, with what ``calls`` of the runtime tell.
 
-``work`` sorts the events into compute, communication and copies, by the tables of ``classify``, which are about the function
-that a kernel's name contains (``symbols``). ``breakdown`` then partitions a
-window, with the interval arithmetic of ``intervals``. The output is a ``Trace``, its ``Work`` and a ``Partition``; with
-``detail`` also classes of kernels (``kernels``), streams and copies (``streams``), launches and idle time (``launches``), and
-compute slowed by communication (``contention``). ``steps`` are those of the profiler's annotations; ``annotations`` tell what the
-host did while the device waited. ``possible`` has the limits above which a number in a record is damage.
+``work`` sorts the events into compute, communication and copies, by the tables of ``classify``, and partitions a window, with the
+interval arithmetic of ``intervals``. The output is a ``Trace``, its ``Work`` and a ``Partition``; with ``detail`` also classes of
+kernels and their slowdown (``kernels``), streams and copies (``streams``), launches and idle time (``launches``).
+``annotations`` tell what the host did while the device waited. ``possible`` has the limits above which a number in a record is
+damage.
 """

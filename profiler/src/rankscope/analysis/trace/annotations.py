@@ -19,8 +19,7 @@ from rankscope.analysis.trace.categories import NOTE
 from rankscope.analysis.trace.classify import Activity, activity_of_function
 from rankscope.analysis.trace.columns import Trace
 from rankscope.analysis.trace.intervals import Spans, covered, intersect, join, subtract, union
-from rankscope.analysis.trace.steps import Steps, annotated_steps
-from rankscope.analysis.trace.work import COMMUNICATION, WorkEvents, within
+from rankscope.analysis.trace.work import COMMUNICATION, Steps, WorkEvents, annotated_steps, within
 from rankscope.runs.records import Phase, StepBreakdown
 
 HostKind = Phase | Activity

@@ -1,14 +1,19 @@
-"""Calls of a device's runtime: which of them launch kernels, and which launch what event."""
+"""Calls of a device's runtime: which launch kernels, which launch what event, and whether the clocks of both agree."""
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from rankscope.analysis.result.data_quality import DataQuality
+from rankscope.analysis.result.text import counted
+from rankscope.analysis.trace.intervals import positions_of
 
 _KERNEL_LAUNCH: Final = re.compile(r"launch\w*kernel|kernellaunch", re.IGNORECASE)
 _GRAPH_LAUNCH: Final = re.compile(r"graph\w*launch", re.IGNORECASE)
@@ -98,18 +103,8 @@ def _is_kernel_launch(name: str) -> bool:
 
 def calls_of(correlation: NDArray[np.int64], host: HostEvents) -> NDArray[np.intp]:
     """Return, per device event, the position of the host event that launched it, or -1."""
-    known = np.flatnonzero(host.correlation >= 0)
-    found = np.full(len(correlation), -1, dtype=np.intp)
-    if not len(known):
-        return found
-    ids = host.correlation[known]
-    if (ids[1:] < ids[:-1]).any():
-        known = known[np.argsort(ids, kind="stable")]
-        ids = host.correlation[known]
-    at = np.minimum(np.searchsorted(ids, correlation), len(ids) - 1)
-    linked = (correlation >= 0) & (ids[at] == correlation)
-    found[linked] = host.calls[known[at[linked]]]
-    return found
+    call = positions_of(correlation, host.correlation)
+    return np.where(call >= 0, host.calls[call] if len(host.calls) else -1, -1)
 
 
 def launch_about(correlation: NDArray[np.int64], host: HostEvents) -> NDArray[np.int64]:
@@ -123,3 +118,50 @@ def launch_about(correlation: NDArray[np.int64], host: HostEvents) -> NDArray[np
     # Ids before the first and after the last that is known: of steps before and after those that are known.
     times = np.concatenate(([host.start.min() - 1], times[:-1], [host.end.max() + 1]))
     return np.where(correlation < 0, -1, times[at])
+
+
+_EARLY_NS: Final = 1_000_000
+"""Time by which an event begins before its launch, or is launched before one that began earlier, that no rounding explains."""
+_MOST: Final = 0.02
+"""Largest share of launched events for which this may be so: more of them are no single damaged event."""
+
+
+def before_launch(start: NDArray[np.int64], launch: NDArray[np.int64]) -> int:
+    """Return how many events begin before their launch."""
+    return int((launch - start > _EARLY_NS).sum())
+
+
+def out_of_order(launch: NDArray[np.int64], queue: NDArray[np.int64]) -> int:
+    """Return how many events, at least, have a wrong place in their stream, which runs events in the order of their launch.
+
+    They are many where a clock was set back. The events are given by queue and start; those with a negative queue have no order.
+    """
+    back = (queue[1:] == queue[:-1]) & (queue[1:] >= 0) & (launch[:-1] - launch[1:] > _EARLY_NS)
+    return sum(_not_ascending(launch[queue == at].tolist()) for at in np.unique(queue[1:][back]))
+
+
+def contradiction(quality: DataQuality) -> str | None:
+    """Return why a trace's clocks cannot be believed, as the end of a sentence about the trace; ``None`` if they can."""
+    if _are_many(quality.before_launch, quality.before_launch_share):
+        early, linked = quality.before_launch, round(quality.before_launch / (quality.before_launch_share or 1.0))
+        said = f"{early:,} of {counted(linked, 'event')}"
+        return f"has device events that begin before their launch: its clocks of host and device contradict each other ({said})"
+    if _are_many(quality.out_of_order, quality.out_of_order_share):
+        linked = round(quality.out_of_order / (quality.out_of_order_share or 1.0))
+        said = f"{quality.out_of_order:,} of {counted(linked, 'event')}"
+        return f"has device events in another order than their launches: a clock was set back while it was recorded ({said})"
+    return None
+
+
+def _are_many(count: int, share: float | None) -> bool:
+    return count > 1 and (share or 0.0) > _MOST
+
+
+def _not_ascending(times: list[int]) -> int:
+    """Return how many times must be taken out so that the others ascend: all but those of the longest ascending row."""
+    # Per length, the earliest time at which an ascending row of this length ends.
+    ends: list[int] = []
+    for time in times:
+        at = bisect_right(ends, time)
+        ends[at : at + 1] = [time]
+    return len(times) - len(ends)

@@ -6,8 +6,66 @@ import re
 from functools import lru_cache
 from typing import Final, Literal
 
+from rankscope.analysis.operations import OPERATIONS
 from rankscope.analysis.result.detail import Direction
-from rankscope.analysis.trace.symbols import function_of, last_part
+
+_ANONYMOUS: Final = "anonymous"
+_CLONE: Final = re.compile(r"( \[clone [^\]]*\]|\.kd)+$")
+"""Suffix of ROCm's kernels and of a compiler's clones."""
+_UNNAMED_NAMESPACE: Final = re.compile(r"\(anonymous namespace\)|<unnamed>|_GLOBAL__N_\w*")
+_MANGLED: Final = re.compile(r"_ZN?K?(?=\d|L|St|12?_GLOBAL)")
+_LENGTH: Final = re.compile(r"L?(\d+)")
+
+
+@lru_cache(maxsize=1 << 14)
+def function_of(name: str) -> str:
+    """Return the qualified name of a kernel's function, without return type, template arguments and parameters.
+
+    ``void a::(anonymous namespace)::f<int, b::C>(b::D)`` and ``_ZN1a12_GLOBAL__N_11fIiN1b1CEEEvNS1_1DE`` → ``a::anonymous::f``.
+    """
+    name = _CLONE.sub("", name.strip())
+    start = _MANGLED.match(name)
+    if start is not None and (parts := _mangled_parts(name, start.end())):
+        return "::".join(parts)
+    bare = _without_brackets(_UNNAMED_NAMESPACE.sub(_ANONYMOUS, name)).split()
+    return bare[-1] if bare else name
+
+
+def last_part(function: str) -> str:
+    """Return the function's own name, without namespaces and classes."""
+    return function.rpartition("::")[2]
+
+
+def _mangled_parts(name: str, at: int) -> list[str]:
+    """Return the identifiers of a name in the mangling of the Itanium ABI, each of which has its length in front."""
+    parts: list[str] = []
+    nested = name.startswith("_ZN")
+    while (length := _LENGTH.match(name, at)) is not None:
+        at = length.end() + int(length.group(1)[:4])
+        part = name[length.end() : at]
+        parts.append(_ANONYMOUS if _UNNAMED_NAMESPACE.match(part) else part)
+        if not nested:
+            break
+    return parts
+
+
+def _without_brackets(name: str) -> str:
+    """Return the text outside all angle and round brackets; one that is never closed was cut off."""
+    kept: list[str] = []
+    angles = rounds = 0
+    for letter in name:
+        if letter == "(":
+            rounds += 1
+        elif letter == ")":
+            rounds = max(0, rounds - 1)
+        elif letter == "<" and not rounds:
+            angles += 1
+        elif letter == ">" and not rounds:
+            angles = max(0, angles - 1)
+        elif not angles and not rounds:
+            kept.append(letter)
+    return "".join(kept)
+
 
 WorkKind = Literal["compute", "communication", "memcpy"]
 Activity = Literal["gc", "checkpoint", "evaluation"]
@@ -84,25 +142,6 @@ NO_WORK_NAMES: Final = frozenset(
 )
 """Events on queues of devices (lower case) that only wait for others, or tell them to go on: neither compute nor copying."""
 
-GPU_KERNEL: Final = frozenset({"kernel", "concurrent_kernel", "mtia_ccp_events", "mtia_insight", "privateuse1_kernel"})
-GPU_COPY: Final = frozenset({"gpu_memcpy", "gpu_memset", "memcpy", "memset"})
-LAUNCH: Final = frozenset(
-    {
-        "cuda_runtime",
-        "cuda_driver",
-        "runtime",
-        "xpu_runtime",
-        "xpu_driver",
-        "mtia_runtime",
-        "privateuse1_runtime",
-        "privateuse1_driver",
-    }
-)
-CPU_OP: Final = frozenset({"cpu_op", "operator"})
-ANNOTATION: Final = frozenset({"user_annotation"})
-GPU_ANNOTATION: Final = frozenset({"gpu_user_annotation"})
-PYTHON_FUNCTION: Final = frozenset({"python_function"})
-
 # On a CPU build operators are the work. These only wrap operators, start communication, or wait for it.
 NOT_CPU_WORK: Final[tuple[str, ...]] = (
     "autograd::engine::",
@@ -170,87 +209,9 @@ def is_cpu_communication(name: str) -> bool:
     return name.startswith(CPU_COMMUNICATION)
 
 
-def is_point_to_point(op: str) -> bool:
-    """Return whether an operation is between two ranks rather than a group."""
-    return op in {"send", "recv", "isend", "irecv", "recv_any_source", "batch_isend_irecv", "coalesced"}
-
-
-OPERATION_NAMES: Final[dict[str, str]] = {
-    # normalised spelling (lower case, no underscores) -> the operation's name in records
-    "allreduce": "all_reduce",
-    "allreducecoalesced": "all_reduce_coalesced",
-    "allgather": "all_gather",
-    "allgatherbase": "all_gather_base",
-    "allgatherintotensor": "all_gather_base",
-    "allgathersingle": "all_gather_base",
-    "allgatherv": "all_gatherv",
-    "allgathercoalesced": "all_gather_coalesced",
-    "allgatherintotensorcoalesced": "all_gather_coalesced",
-    "allgatherbasecoalesced": "all_gather_coalesced",
-    "allgathersinglecoalesced": "all_gather_coalesced",
-    "reducescatter": "reduce_scatter",
-    "reducescatterbase": "reduce_scatter_base",
-    "reducescattertensor": "reduce_scatter_base",
-    "reducescattersingle": "reduce_scatter_base",
-    "reducescatterv": "reduce_scatterv",
-    "reducescattercoalesced": "reduce_scatter_coalesced",
-    "reducescattertensorcoalesced": "reduce_scatter_coalesced",
-    "reducescatterbasecoalesced": "reduce_scatter_coalesced",
-    "reducescattersinglecoalesced": "reduce_scatter_coalesced",
-    "alltoall": "all_to_all",
-    "alltoallsingle": "all_to_all",
-    "alltoallbase": "all_to_all",
-    "alltoallv": "all_to_allv",
-    "alltoallvsingle": "all_to_allv",
-    "broadcast": "broadcast",
-    "broadcastoop": "broadcast",
-    "reduce": "reduce",
-    "reduceoop": "reduce",
-    "gather": "gather",
-    "gathersingle": "gather",
-    "scatter": "scatter",
-    "barrier": "barrier",
-    "allreducebarrier": "barrier",
-    "allreducesparse": "sparse_all_reduce",
-    "sparseallreduce": "sparse_all_reduce",
-    "send": "send",
-    "recv": "recv",
-    "recvanysource": "recv",
-    "sendrecv": "send_recv",
-}
-
-
-@lru_cache(1024)
-def operation_name(spelling: str) -> str:
-    """Return the one name of an operation, however a library spells it: ``allreduce_``, ``AllReduce``, ``gloo:all_reduce`` →
-    ``all_reduce``, ``nccl:send 0->1`` → ``send``.
-    """
-    bare = spelling.rpartition(":")[2].partition(" ")[0]
-    known = OPERATION_NAMES.get(bare.replace("_", "").lower())
-    return known or bare.strip("_").lower() or "unknown"
-
-
-KERNEL_OPERATIONS: Final[tuple[tuple[str, str], ...]] = (
-    # (operation, case-insensitive pattern of a function's own name); the first matching row decides. A kernel that fuses two
-    # collectives counts as the one in which all ranks exchange everything.
-    ("all_reduce", r"all_?reduce|device_reduce|quickreduce|rdxn|lamport|\bar_|_gpu_(rw|rr|mc)$"),
-    ("all_gather", r"all_?gather|fcollect|\bag_|userbuffers\w*_ag"),
-    ("reduce_scatter", r"reduce_?scatter|\brs_|userbuffers\w*_rs"),
-    ("notify", r"notify"),
-    ("dispatch", r"dispatch"),
-    ("combine", r"combine"),
-    # Experts get unequal numbers of tokens.
-    ("all_to_allv", r"moe_?all_?to_?all|all_?(to_?|2)all_?v|a2av"),
-    ("all_to_all", r"all_?(to_?|2)all|a2a|exchange_?split"),
-    ("barrier", r"barrier|\bsync|_sync|clean_low_latency"),
-    ("broadcast", r"broadcast"),
-    ("send_recv", r"send_?recv"),
-    ("send", r"send|put_signal|_put_kernel"),
-    ("recv", r"recv|wait_(for_)?signal|wait_until|_get_kernel"),
-    ("reduce", r"reduce"),
+_KERNEL_OPERATIONS: Final = tuple(
+    (row.name, re.compile(row.kernels, re.IGNORECASE)) for row in OPERATIONS.values() if row.kernels
 )
-
-_KERNEL_OPERATIONS = tuple((op, re.compile(pattern, re.IGNORECASE)) for op, pattern in KERNEL_OPERATIONS)
 
 
 def operation_of_kernel(name: str) -> str:

@@ -26,8 +26,9 @@ from rankscope.analysis.trace.categories import (
     OPERATOR,
     WORKS,
     CategoryCodes,
+    device_kind,
+    label_events,
 )
-from rankscope.analysis.trace.checking import check_columns
 from rankscope.analysis.trace.classify import CPU_COMMUNICATION, activity_of_function
 from rankscope.analysis.trace.events import EventStream
 from rankscope.analysis.trace.files import TraceText
@@ -46,7 +47,7 @@ from rankscope.analysis.trace.numbering import (
     processes_of,
 )
 from rankscope.analysis.trace.possible import MAX_US
-from rankscope.analysis.trace.quality import NOWHERE_NS
+from rankscope.analysis.trace.quality import NOWHERE_NS, check_columns
 from rankscope.analysis.trace.schema import (
     ANY_DETAIL_EVENT,
     ANY_EVENT,
@@ -61,7 +62,6 @@ from rankscope.analysis.trace.schema import (
     process_name,
     read_metadata,
 )
-from rankscope.analysis.trace.vendors import device_kind, label_events
 from rankscope.base.errors import InputError
 from rankscope.runs.records import DeviceKind
 
@@ -161,15 +161,15 @@ class Trace(msgspec.Struct, frozen=True):
         return np.flatnonzero(self.category == category)
 
 
-def read_traces(path: Location, *, detail: bool = True) -> list[Trace]:
+def read_traces(path: Location, *, detail: bool = True, whole: bool = False) -> list[Trace]:
     """Read the traces in a file, ordered by rank: usually one.
 
     The file is plain, gzip or Zstandard; an object or a bare list of events.
 
     Memory holds the columns and one part of the file. Without ``detail``, which takes a fifth of the time, some columns are
     empty. A trace that is cut off or damaged is used as far as possible; see ``torn`` and ``damaged``. Raises ``InputError`` with
-    the file and the reason: missing, empty, not JSON, JSON but no trace, hostile, without any compute, or of several ranks that
-    cannot be taken apart.
+    the file and the reason: missing, empty, not JSON, JSON but no trace, hostile, without any compute, of several ranks that
+    cannot be taken apart, or cut off although it is needed as a ``whole``.
     """
     text = TraceText(path)
     columns = _Columns(path, detail=detail)
@@ -179,30 +179,16 @@ def read_traces(path: Location, *, detail: bool = True) -> list[Trace]:
     traces = columns.traces(stream, torn=text.torn or stream.torn)
     for trace in traces:
         _check_work(trace)
+        if whole and trace.torn:
+            raise InputError(path, f"truncated: {trace.torn}, and all of it is needed")
     return traces
 
 
-def read_trace(path: Location, *, detail: bool = True) -> Trace:
+def read_trace(path: Location, *, detail: bool = True, whole: bool = False) -> Trace:
     """Read a file of one rank like ``read_traces``; raise ``InputError`` if it has several."""
-    trace, *others = read_traces(path, detail=detail)
+    trace, *others = read_traces(path, detail=detail, whole=whole)
     if others:
         raise InputError(path, f"the traces of {len(others) + 1} ranks merged into one file; give the files before merging")
-    return trace
-
-
-def read_whole_traces(path: Location) -> list[Trace]:
-    """Read a file like ``read_traces``, but raise ``InputError`` also if it is torn."""
-    return [_whole(trace) for trace in read_traces(path)]
-
-
-def read_whole_trace(path: Location) -> Trace:
-    """Read a file of one rank like ``read_trace``, but raise ``InputError`` also if it is torn."""
-    return _whole(read_trace(path))
-
-
-def _whole(trace: Trace) -> Trace:
-    if trace.torn:
-        raise InputError(trace.path, f"truncated: {trace.torn}, and all of it is needed")
     return trace
 
 

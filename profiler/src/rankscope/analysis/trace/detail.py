@@ -20,10 +20,8 @@ from rankscope.analysis.result.detail import (
     StreamPart,
     WindowDetail,
 )
-from rankscope.analysis.trace.breakdown import Work, partition
 from rankscope.analysis.trace.categories import COPY, NOTE
 from rankscope.analysis.trace.columns import Trace
-from rankscope.analysis.trace.contention import contention, same_work
 from rankscope.analysis.trace.intervals import Spans, by_key, covered, join, measure, subtract, union
 from rankscope.analysis.trace.kernels import (
     CLASS_NAMES,
@@ -31,12 +29,14 @@ from rankscope.analysis.trace.kernels import (
     OPTIMIZER,
     OTHER,
     class_parts,
+    contention,
     kernel_class,
+    same_work,
     unclassified,
 )
 from rankscope.analysis.trace.launches import Idle, Launches, idle_of, launch_part, launches_of
 from rankscope.analysis.trace.streams import beside_the_main_stream, copy_parts, known, recomputing_rows, stream_parts
-from rankscope.analysis.trace.work import COMMUNICATION, COMPUTE, MEMCPY, WorkEvents, enclosing, within
+from rankscope.analysis.trace.work import COMMUNICATION, COMPUTE, MEMCPY, Work, WorkEvents, enclosing, partition, within
 from rankscope.runs.records import StepBreakdown
 
 MAX_STEPS: Final = 64
@@ -251,19 +251,9 @@ def _devices(inside: _Inside) -> list[DevicePart]:
         mine = (inside.device == number) | (inside.device < 0)
         chosen = [mine & (inside.kind == one) for one in (COMPUTE, COMMUNICATION, MEMCPY)]
         part = partition(Work(*(union(inside.start[one], inside.end[one]) for one in chosen)), inside.begin, inside.finish)
-        parts.append(
-            DevicePart(
-                device=known(int(number)),
-                window_us=part.window_us,
-                compute_us=part.compute_us,
-                communication_us=part.communication_us,
-                overlap_us=part.overlap_us,
-                exposed_communication_us=part.exposed_communication_us,
-                memcpy_us=part.memcpy_us,
-                exposed_memcpy_us=part.exposed_memcpy_us,
-                idle_us=part.idle_us,
-            )
-        )
+        said = msgspec.structs.asdict(part)
+        del said["start_ns"]
+        parts.append(DevicePart(device=known(int(number)), **said))
     return parts
 
 

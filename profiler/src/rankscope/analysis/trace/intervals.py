@@ -7,12 +7,13 @@ without empty intervals. ``union`` returns merged sets; every other function tak
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Spans = NDArray[np.int64]
+_N = TypeVar("_N", np.int64, np.float64)
 
 EMPTY: Final[Spans] = np.empty((0, 2), dtype=np.int64)
 
@@ -133,3 +134,27 @@ def distinct(numbers: NDArray[np.integer[Any]]) -> list[int]:
     """Return the distinct values of ``numbers`` in ascending order; ``numbers`` must be non-negative and small."""
     # np.unique is slower here: its first call imports numpy.ma, which takes as long as the analysis of a small trace.
     return np.flatnonzero(np.bincount(numbers)).tolist()
+
+
+def positions_of(ids: NDArray[np.int64], among: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Return, per id, the position of the first of ``among`` that equals it; -1 where none does, and for a negative id."""
+    known = np.flatnonzero(among >= 0)
+    if not len(known):
+        return np.full(len(ids), -1, dtype=np.intp)
+    values = among[known]
+    if (values[1:] < values[:-1]).any():
+        known = known[np.argsort(values, kind="stable")]
+        values = among[known]
+    at = np.minimum(np.searchsorted(values, ids), len(values) - 1)
+    return np.where((ids >= 0) & (values[at] == ids), known[at], -1)
+
+
+def middles(values: NDArray[_N], *keys: NDArray[np.integer[Any]]) -> tuple[NDArray[np.intp], NDArray[_N], NDArray[_N]]:
+    """Return, for each group of rows with equal keys, the position of its least value, and the lower and the upper middle one."""
+    order = np.lexsort((values, *keys[::-1]))
+    changes = np.zeros(max(0, len(order) - 1), dtype=bool)
+    for key in keys:
+        changes |= np.diff(key[order]) != 0
+    first = np.concatenate(([0], np.flatnonzero(changes) + 1))[: len(order)]
+    past = np.concatenate((first[1:], [len(order)]))
+    return order[first], values[order[(first + past - 1) // 2]], values[order[(first + past) // 2]]

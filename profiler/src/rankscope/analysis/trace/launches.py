@@ -14,12 +14,12 @@ from rankscope.analysis.trace.columns import Trace
 from rankscope.analysis.trace.intervals import Spans, clip, intersect, join, measure, subtract, union
 from rankscope.analysis.trace.work import KINDS, WorkEvents
 
-NO_GRAPH: Final = -2
+_NO_GRAPH: Final = -2
 _GRAPH_LAUNCH: Final = "GraphLaunch"
 
 
 class Idle(msgspec.Struct, frozen=True):
-    """Idle time of a whole trace by reason: merged sets that do not overlap each other; see ``idle_by_reason``."""
+    """Idle time of a whole trace by reason: merged sets that do not overlap each other; see ``idle_of``."""
 
     queued: Spans
     launching: Spans
@@ -39,44 +39,32 @@ class Launches(msgspec.Struct, frozen=True):
     leads: NDArray[np.bool_]
     """True where the call is known and the event is the first of the call's events to start."""
     graph: NDArray[np.int64]
-    """Correlation id of the launch of the event's device graph, -1 where it has none; ``NO_GRAPH`` for events outside graphs."""
+    """Correlation id of the launch of the event's device graph, -1 where it has none; ``_NO_GRAPH`` for events outside graphs."""
 
 
-def idle_by_reason(
-    gaps: Spans,
-    start: NDArray[np.int64],
-    launch_start: NDArray[np.int64],
-    launch_end: NDArray[np.int64],
-    linked: NDArray[np.bool_],
-) -> Idle:
-    """Split the idle time in ``gaps`` by what the device waited for; arrays have one entry per event on the device.
-
-    The first reason that applies counts:
+def idle_of(trace: Trace, events: WorkEvents, gaps: Spans) -> Idle:
+    """Split the idle time in ``gaps`` by what the device waited for; the first reason that applies counts.
 
     - *queued*: an event had been launched and had not started.
     - *launching*: the launching call of an event that had not started was running.
     - *unknown*: the event that ends the gap has no launching call in the trace.
     - *starved*: everything else.
     """
-    returned = np.minimum(launch_end, start)
-    waiting = union(returned[linked], start[linked])
-    calling = union(launch_start[linked], returned[linked])
-    queued = intersect(gaps, waiting)
-    launching = subtract(intersect(gaps, calling), waiting)
-    rest = subtract(gaps, join(waiting, calling))
-    strangers = gaps[np.isin(gaps[:, 1], start[~linked]) & ~np.isin(gaps[:, 1], start[linked])]
-    return Idle(queued=queued, launching=launching, unknown=intersect(rest, strangers), starved=subtract(rest, strangers))
-
-
-def idle_of(trace: Trace, events: WorkEvents, gaps: Spans) -> Idle:
-    """Apply ``idle_by_reason`` to a trace."""
     device = events.is_on_device(trace)
-    calls = events.launch_row[device]
-    start = events.start[device]
+    calls, start = events.launch_row[device], events.start[device]
     linked = calls >= 0
-    begin = np.where(linked, trace.start[calls], start)
-    done = np.where(linked, trace.end[calls], start)
-    return idle_by_reason(gaps, start, begin, done, linked)
+    begun, called = start[linked], calls[linked]
+    returned = np.minimum(trace.end[called], begun)
+    waiting = union(returned, begun)
+    calling = union(trace.start[called], returned)
+    rest = subtract(gaps, join(waiting, calling))
+    strangers = gaps[np.isin(gaps[:, 1], start[~linked]) & ~np.isin(gaps[:, 1], begun)]
+    return Idle(
+        queued=intersect(gaps, waiting),
+        launching=subtract(intersect(gaps, calling), waiting),
+        unknown=intersect(rest, strangers),
+        starved=subtract(rest, strangers),
+    )
 
 
 def launches_of(trace: Trace, events: WorkEvents) -> Launches:
@@ -93,7 +81,7 @@ def launches_of(trace: Trace, events: WorkEvents) -> Launches:
         call=calls,
         delay=start - np.where(calls >= 0, trace.start[calls], start),
         leads=leads & (calls >= 0),
-        graph=np.where(_in_graph(trace, rows, calls, correlation), correlation, NO_GRAPH),
+        graph=np.where(_in_graph(trace, rows, calls, correlation), correlation, _NO_GRAPH),
     )
 
 
@@ -130,8 +118,8 @@ def launch_part(launches: Launches, idle: Idle, start: int, end: int) -> LaunchP
         idle_unknown_us=measure(clip(idle.unknown, start, end)) / 1000,
         queue_delay=[delay for delay in delays if delay is not None],
         started_early=int((launches.delay[leads] < 0).sum()),
-        graph_launches=len(np.unique(graph[graph != NO_GRAPH])),
-        graph_events=int((graph != NO_GRAPH).sum()),
+        graph_launches=len(np.unique(graph[graph != _NO_GRAPH])),
+        graph_events=int((graph != _NO_GRAPH).sum()),
     )
 
 

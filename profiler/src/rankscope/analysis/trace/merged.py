@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.trace.called_rank import called_rank
+from rankscope.analysis.operations import operation, operation_name
 from rankscope.analysis.trace.calls import is_work_launch
 from rankscope.analysis.trace.categories import COPY, KERNEL, LAUNCHED, LEFT_OUT, NOTE, OPERATOR
 from rankscope.analysis.trace.classify import asks_for_communication, is_cpu_communication
@@ -24,8 +24,29 @@ from rankscope.analysis.trace.files import TraceText
 from rankscope.analysis.trace.intervals import distinct
 from rankscope.analysis.trace.locations import Location
 from rankscope.analysis.trace.numbering import Processes, process_id
-from rankscope.analysis.trace.schema import ANY_MERGED_EVENT, PROCESS_NAME, EventArgs, Label, Mark, process_name, rank_of
+from rankscope.analysis.trace.schema import ANY_MERGED_EVENT, PROCESS_NAME, EventArgs, Label, Mark, integer, process_name, rank_of
 from rankscope.base.errors import InputError
+
+
+def called_rank(args: EventArgs, group: Sequence[int] | None, world_size: int | None) -> int | None:
+    """Return the rank that called a collective; ``None`` where its arguments do not tell.
+
+    ``group``: ranks of its process group, where known. A list of more than 30 ranks is cut in the arguments.
+    """
+    position = integer(args.rank)
+    # With a root or a peer, it is their position in the group.
+    if position is None or operation(operation_name(args.collective or "")).family is None:
+        return None
+    size = integer(args.group_size)
+    listed = [int(rank) for rank in re.findall(r"\d{1,9}", str(args.group_ranks or ""))]
+    if group is None and listed and (size is None or len(listed) == size):
+        group = listed
+    if group is not None:
+        return group[position] if position < len(group) else None
+    covers_job = size is not None and size == world_size and not listed
+    begins_with_the_job = "..." in str(args.group_ranks) and listed[:2] == [0, 1]
+    return position if (covers_job or begins_with_the_job) and position < (size or position + 1) else None
+
 
 _LABEL: Final = re.compile(r"\[([^\]]{1,200})\]|(rank[\s_:#=-]*\d{1,7})(?![^\W_])", re.IGNORECASE)
 """Label of a rank at the begin of a process id or of a process's name: ``[TP00] 7``, ``rank 3``, ``rank3_4711``."""

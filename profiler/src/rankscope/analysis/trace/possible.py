@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from rankscope.runs.records import CollectiveRecord, StepBreakdown
@@ -23,8 +24,8 @@ MOST_BYTES: Final = 2**62
 """Limit of sizes: no memory and no message is larger."""
 
 
-def are_possible_steps(rows: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return which rows of ``step_columns`` have possible times and step numbers, [rows]."""
+def are_possible_steps(rows: NDArray[Any] | Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
+    """Return which rows, or columns, of ``step_columns`` have possible times and step numbers, [rows]."""
     step, start, wall = rows["step"], rows["start_unix_ns"], rows["wall_us"]
     possible: NDArray[np.bool_] = (step >= 0) & (step <= LAST_STEP) & (start >= 0) & (start < LATEST_NS)
     return possible & (wall >= 0) & (wall < MAX_US)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -15,16 +15,20 @@ from rankscope.analysis.result.text import counted
 from rankscope.analysis.trace.calls import (
     EARLY_START,
     HostEvents,
+    before_launch,
     calls_of,
+    contradiction,
     in_capture,
     is_work_launch,
     kernel_launches,
     launch_about,
     named,
+    out_of_order,
     part_of_another,
 )
-from rankscope.analysis.trace.clocks import before_launch, contradiction, out_of_order
-from rankscope.analysis.trace.intervals import distinct
+from rankscope.analysis.trace.categories import COPY, KERNEL, LAUNCHED, LEFT_OUT, OPERATOR
+from rankscope.analysis.trace.intervals import distinct, middles
+from rankscope.runs.records import DeviceKind
 
 MOST_MISSING: Final = 0.02
 """Largest share of device events that may be missing from a step for its figures to count."""
@@ -306,16 +310,13 @@ def _without_overruns(
 
 def _usual(kernel: NDArray[np.int64], length: NDArray[np.int64], cut: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Return, per event, the median length of those of its kernel that are not cut; beyond all bounds where there is none."""
-    order = np.flatnonzero(~cut)
-    order = order[np.lexsort((length[order], kernel[order]))]
-    if not len(order):
+    rows = np.flatnonzero(~cut)
+    if not len(rows):
         return np.full(len(length), _UNBOUNDED_NS)
-    like = kernel[order]
-    first = np.concatenate(([0], np.flatnonzero(like[1:] != like[:-1]) + 1))
-    past = np.concatenate((first[1:], [len(order)]))
-    median = (length[order[(first + past - 1) // 2]] + length[order[(first + past) // 2]]) // 2
-    at = np.minimum(np.searchsorted(like[first], kernel), len(first) - 1)
-    return np.where(like[first[at]] == kernel, median[at], _UNBOUNDED_NS)
+    first, low, high = middles(length[rows], kernel[rows])
+    like, median = kernel[rows[first]], (low + high) // 2
+    at = np.minimum(np.searchsorted(like, kernel), len(like) - 1)
+    return np.where(like[at] == kernel, median[at], _UNBOUNDED_NS)
 
 
 def _no_activity(quality: DataQuality, has_work: bool, *, gives_work: bool) -> tuple[Problem | None, str | None]:
@@ -338,3 +339,59 @@ def _no_activity(quality: DataQuality, has_work: bool, *, gives_work: bool) -> t
 
 def _share(count: np.integer | int, of: np.integer | int) -> float | None:
     return int(count) / int(of) if of else None
+
+
+_ONE_AFTER_THE_OTHER: Final = frozenset({"cuda", "rocm", "xpu"})
+"""Kinds of devices of which the events of a stream run one after the other."""
+
+
+def check_columns(
+    columns: Mapping[str, NDArray[Any]], names: Sequence[str], base_ns: int, kind: DeviceKind, *, torn: bool
+) -> Checked:
+    """Check the times of a trace's events, mark those that are left out, and cut those that last too long.
+
+    Times have no base yet.
+    """
+    start, end, category = columns["start"], columns["end"], columns["category"]
+    device = np.flatnonzero(category <= COPY)
+    host = np.flatnonzero((category >= OPERATOR) & (category <= LAUNCHED))
+    begin, done, latest = start[host], end[host], int(start.max(initial=0))
+    timed = ~untimed(begin, done, base_ns, latest)
+    near = places(begin, done, share=HOST_PLACE) if timed.all() else places(begin[timed], done[timed], share=HOST_PLACE)
+    alone = np.flatnonzero(~is_near(begin, near))
+    # One event may span the minutes before all others.
+    timed[alone] &= is_near(done[alone], near)
+    left_out = host[~timed]
+    category[left_out] = LEFT_OUT
+    if len(left_out):
+        host, begin, done = host[timed], begin[timed], done[timed]
+    calls = np.flatnonzero(category[host] == LAUNCHED)
+    starts, ends, stream = start[device], end[device], columns["stream"][device]
+    # Numbers of streams are below 2**46. The queues of other devices are not known to run one event after the other.
+    queue = (stream << 16) + columns["device"][device] + 1
+    queue[(stream < 0) | (kind not in _ONE_AFTER_THE_OTHER)] = -1
+    checked = check(
+        DeviceEvents(
+            start=starts,
+            end=ends,
+            queue=queue,
+            correlation=columns["correlation"][device],
+            kernel=(columns["name"][device].astype(np.int64) << 32) + columns["grid"][device] + 1,
+            untimed=untimed(starts, ends, base_ns, latest, category[device] == KERNEL),
+        ),
+        HostEvents(
+            start=begin,
+            end=done,
+            places=near,
+            thread=columns["thread"][host],
+            calls=calls,
+            correlation=columns["correlation"][host[calls]],
+            names=names,
+            name=columns["name"][host[calls]],
+        ),
+        torn=torn,
+    )
+    category[device[~checked.keep]] = LEFT_OUT
+    if len(checked.cut):
+        end[device] = checked.end
+    return msgspec.structs.replace(checked, host_left_out=len(left_out))

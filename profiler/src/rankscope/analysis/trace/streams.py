@@ -148,21 +148,16 @@ _LOADER: Final = "enumerate(DataLoader)"
 """Prefix of the annotation that torch's DataLoader records."""
 
 
-def loading_rows(trace: Trace) -> NDArray[np.intp]:
-    """Return the rows of the annotations in which the host waits for its data loader."""
-    names = np.array([name.startswith(_LOADER) for name in trace.names], dtype=bool)
-    return np.flatnonzero((trace.category == NOTE) & names[trace.name])
-
-
 def input_wait_us(trace: Trace, events: WorkEvents) -> float | None:
     """Return the device's idle time during data loading, in microseconds.
 
     ``None`` for traces without device work (CPU builds) and traces without data loader annotations.
     """
-    rows = loading_rows(trace) if trace.has_device_work else ()
+    is_loader = np.array([name.startswith(_LOADER) for name in trace.names], dtype=bool)
+    rows = np.flatnonzero((trace.category == NOTE) & is_loader[trace.name])
     work = events.work()
     extent = work.extent()
-    if extent is None or not len(rows):
+    if extent is None or not len(rows) or not trace.has_device_work:
         return None
     loading = clip(union(trace.start[rows], trace.end[rows]), *extent)
     return measure(subtract(loading, join(work.compute, work.communication, work.copies))) / 1000

@@ -1,4 +1,4 @@
-"""Classification of the events of a trace as work, by kind."""
+"""Work of a rank: its events by kind, its annotated steps, and the partition of a window's time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.trace.breakdown import Work
-from rankscope.analysis.trace.categories import COPY, KERNEL, LAUNCHED, NOTE, OPERATOR
+from rankscope.analysis.trace.categories import COPY, DEVICE_NOTE, KERNEL, LAUNCHED, NOTE, OPERATOR
 from rankscope.analysis.trace.classify import (
     WorkKind,
     asks_for_communication,
@@ -22,8 +21,122 @@ from rankscope.analysis.trace.classify import (
     is_work,
 )
 from rankscope.analysis.trace.columns import Trace
-from rankscope.analysis.trace.intervals import distinct, union
-from rankscope.analysis.trace.steps import annotated_steps
+from rankscope.analysis.trace.intervals import (
+    Spans,
+    clip,
+    distinct,
+    intersect,
+    join,
+    measure,
+    middles,
+    positions_of,
+    subtract,
+    union,
+)
+
+
+class Work(msgspec.Struct, frozen=True):
+    """Work of one rank, as merged sets of absolute nanoseconds. The sets may overlap each other."""
+
+    compute: Spans
+    communication: Spans
+    copies: Spans
+
+    def clip(self, start: int, end: int) -> Work:
+        """Return the part inside the window ``[start, end)``."""
+        return Work(clip(self.compute, start, end), clip(self.communication, start, end), clip(self.copies, start, end))
+
+    def extent(self) -> tuple[int, int] | None:
+        """Return the first start and the last end of all work, or ``None`` when there is none."""
+        everything = join(self.compute, self.communication, self.copies)
+        return (int(everything[0, 0]), int(everything[-1, 1])) if len(everything) else None
+
+
+class Partition(msgspec.Struct, frozen=True):
+    """Partition of a window, in microseconds: compute + exposed_communication + exposed_memcpy + idle == window."""
+
+    start_ns: int
+    window_us: float
+    compute_us: float
+    communication_us: float
+    overlap_us: float
+    """Communication that compute hid."""
+    exposed_communication_us: float
+    memcpy_us: float
+    exposed_memcpy_us: float
+    """Copies that neither compute nor communication hid."""
+    idle_us: float
+
+
+def partition(work: Work, start: int, end: int) -> Partition:
+    """Partition the window ``[start, end)`` (nanoseconds); work outside it does not count."""
+    assert end >= start, "a window cannot end before it starts"
+    inside = work.clip(start, end)
+    compute = measure(inside.compute)
+    communication = measure(inside.communication)
+    overlap = measure(intersect(inside.communication, inside.compute))
+    exposed_communication = measure(subtract(inside.communication, inside.compute))
+    busy = join(inside.compute, inside.communication)
+    exposed_copies = measure(subtract(inside.copies, busy))
+    idle = (end - start) - measure(join(busy, inside.copies))
+    # Whole nanoseconds, so these hold exactly.
+    assert overlap + exposed_communication == communication
+    assert compute + exposed_communication + exposed_copies + idle == end - start
+    return Partition(
+        start_ns=start,
+        window_us=(end - start) / 1000,
+        compute_us=compute / 1000,
+        communication_us=communication / 1000,
+        overlap_us=overlap / 1000,
+        exposed_communication_us=exposed_communication / 1000,
+        memcpy_us=measure(inside.copies) / 1000,
+        exposed_memcpy_us=exposed_copies / 1000,
+        idle_us=idle / 1000,
+    )
+
+
+_STEP: Final = re.compile(r"ProfilerStep#(\d{1,18})")
+
+
+class Steps(msgspec.Struct, frozen=True):
+    """Annotated steps: their numbers and host intervals in nanoseconds, ascending in time."""
+
+    numbers: list[int]
+    thread: int
+    """Thread of the annotations."""
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+
+    def position(self, time: NDArray[np.int64]) -> NDArray[np.intp]:
+        """Return, per time, the position of the step it falls in, or -1."""
+        at = np.searchsorted(self.start, time, side="right") - 1
+        inside = (at >= 0) & (time < self.end[np.maximum(at, 0)])
+        return np.where(inside, at, -1)
+
+
+def annotated_steps(trace: Trace) -> Steps | None:
+    """Return the steps with a ``ProfilerStep#N`` annotation; ``None`` without any."""
+    by_name = [int(found.group(1)) if (found := _STEP.fullmatch(name)) else -1 for name in trace.names]
+    numbers_of_rows = np.array(by_name, dtype=np.int64)[trace.name]
+    # A trace of device activities alone has only the device's copies of the annotations.
+    for category in (NOTE, DEVICE_NOTE):
+        rows = np.flatnonzero((trace.category == category) & (numbers_of_rows >= 0))
+        if len(rows):
+            break
+    else:
+        return None
+    threads = trace.thread[rows]
+    thread = int(np.bincount(threads).argmax())
+    rows = rows[threads == thread]
+    rows = rows[np.argsort(trace.start[rows], kind="stable")]
+    numbers = [int(number) for number in numbers_of_rows[rows]]
+    start, end = trace.start[rows], trace.end[rows].copy()
+    for position in range(len(rows) - 1):
+        # Consecutive steps have no gap between them; a pause of the profiler leaves one.
+        if numbers[position + 1] == numbers[position] + 1 or end[position] > start[position + 1]:
+            end[position] = start[position + 1]
+    return Steps(numbers, thread, start, end)
+
 
 NO_WORK: Final = -1
 KINDS: Final[tuple[WorkKind, ...]] = ("compute", "communication", "memcpy")
@@ -146,15 +259,10 @@ def _medians_by_step(
     if steps is None:
         return found
     position = steps.position(launch)
-    order = np.lexsort((took, position, number))
-    order = order[position[order] >= 0]
-    if not len(order):
-        return found
-    changes = (np.diff(number[order]) != 0) | (np.diff(position[order]) != 0)
-    begin = np.concatenate(([0], np.flatnonzero(changes) + 1))
-    end = np.concatenate((begin[1:], [len(order)]))
-    middle = (took[order[(begin + end - 1) // 2]] + took[order[(begin + end) // 2]]) / 2
-    for at, step, median in zip(number[order[begin]].tolist(), position[order[begin]].tolist(), middle.tolist(), strict=True):
+    inside = np.flatnonzero(position >= 0)
+    first, low, high = middles(took[inside], number[inside], position[inside])
+    rows = inside[first]
+    for at, step, median in zip(number[rows].tolist(), position[rows].tolist(), ((low + high) / 2).tolist(), strict=True):
         found.setdefault(at, {})[steps.numbers[step]] = median
     return found
 
@@ -178,18 +286,9 @@ def outermost(trace: Trace, wanted: NDArray[np.bool_]) -> NDArray[np.intp]:
 def _launching_rows(trace: Trace) -> NDArray[np.intp]:
     """Return, per row, the row of the CPU call that launched it: itself for events on the CPU, -1 if no call is linked."""
     found = np.arange(len(trace.start), dtype=np.intp)
-    device = np.flatnonzero(trace.category <= COPY)
-    found[device] = -1
-    calls = trace.rows(LAUNCHED)
-    calls = calls[trace.correlation[calls] >= 0]
-    if not len(calls):
-        return found
-    calls = calls[np.argsort(trace.correlation[calls], kind="stable")]
-    device = device[trace.correlation[device] >= 0]
-    at = np.searchsorted(trace.correlation[calls], trace.correlation[device])
-    at = np.minimum(at, len(calls) - 1)
-    linked = trace.correlation[calls[at]] == trace.correlation[device]
-    found[device[linked]] = calls[at[linked]]
+    device, calls = np.flatnonzero(trace.category <= COPY), trace.rows(LAUNCHED)
+    call = positions_of(trace.correlation[device], trace.correlation[calls])
+    found[device] = np.where(call >= 0, calls[call] if len(calls) else -1, -1)
     return found
 
 

@@ -1,8 +1,9 @@
 """From slow ranks and costs to the verdict, the findings and the advice.
 
-Read ``run_verdict`` first: it decides which verdict a run gets, from step records or else from profiled windows. Traces, captures
-and dumps are decided in ``trace_analysis``, ``captured`` and ``durations.verdict``. They all call ``builders``, which writes the
-sentences and computes what was lost. ``reasons`` has the signals and the evidence of a rank that a run names.
+Read ``job_verdict`` first: it makes the verdict from a ``Case``, that is, the diagnosis and the doubts about it. ``run_verdict``
+fills the case of a run, from step records or else from profiled windows; ``trace_analysis``, ``captured`` and ``durations.case``
+those of other sources. ``builders`` writes the sentences and computes what was lost. ``reasons`` has the diagnosis of a rank by
+step records.
 
 If no rank is slow, ``bottleneck`` has the limits of the parts of a step, and ``builders.no_straggler`` the choice between them
 and "balanced". Other modules then add to the verdict: ``rare_verdict`` (what rare steps cost), ``bubble`` (parts of a

@@ -6,7 +6,7 @@ They write the sentences and compute slowdown, GPU-hours and money. Which outcom
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -14,9 +14,8 @@ import msgspec
 
 from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.evidence.liveness import Liveness
-from rankscope.analysis.inference.cause import Signals
+from rankscope.analysis.inference.diagnosis import Diagnosis
 from rankscope.analysis.inference.moving import MOST_WAITING
-from rankscope.analysis.inference.named import Named
 from rankscope.analysis.result.analysis import Cost, Evidence, Finding, Kind, Verdict
 from rankscope.analysis.result.data_quality import Problem
 from rankscope.analysis.result.text import units_text
@@ -51,52 +50,59 @@ class Setting:
     """Number of steps in which they were compared."""
     costs_at_most: float | None = None
     """Share of the step above which the cost of any rank or host is excluded, where none is named."""
+    liveness: Liveness = "live"
+    failed: bool = False
+    """True if ranks crashed or were killed."""
+    recorded_steps: int = 0
+    capture: int | None = None
+    """Number of steps to profile that may suffice for a verdict."""
+
+
+_LackOfTraces = Literal["torn_trace", "no_communication", "unknown_ranks", "several_jobs"]
+Lack = Literal["few_steps", "few_ranks", "few_windows", "one_rank_per_stage", "short_capture"] | _LackOfTraces | Problem
+"""Reason for insufficient data."""
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """Evidence beside the durations of collectives, where a job was also recorded."""
+class Missing:
+    """What is missing for a verdict."""
 
-    shares: Figures = field(default_factory=dict)
-    """Shares of the step's parts, for the verdict where no rank is late."""
-    signals: Callable[[Sequence[int], float, Collection[int] | None], Signals] | None = None
-    """Function from late ranks, their gain per step, and their late steps if not all, to the signals of the cause."""
-    explain: Callable[[Named], Named] = lambda named: named
-    """Function that adds the physical reason, where there is one."""
-
-
-NOTHING_BESIDE: Final = Beside()
-ByDurations = Callable[[Setting, Beside], tuple[Verdict, list[Finding]] | str]
-"""Function that judges by durations of collectives: returns a verdict and its findings, or what is missing for one."""
+    what: str
+    """The missing data, as text."""
+    lack: Lack | None = None
+    steps_needed: int | None = None
+    """Number of steps, about, that a run needs for a verdict."""
+    lead: str | None = ""
+    """Beginning of the sentence on what limits the step; ``None``: what was recorded does not show that."""
 
 
-def straggler(named: Named, setting: Setting) -> tuple[Verdict, list[Finding]]:
+def straggler(diagnosis: Diagnosis, setting: Setting) -> tuple[Verdict, list[Finding]]:
     """Return the verdict on stragglers and its findings: one for each host at fault, and one for the other ranks."""
-    rotating = named.pattern == "rotating"
-    rank = None if rotating else named.ranks[0]
-    slowdown = named.step_us / (named.step_us - named.gain_us) if named.step_us > named.gain_us > 0 else None
-    hours, cost = loss(named.gain_us, setting)
-    summary = _sentence(named, setting)
+    rotating = diagnosis.pattern == "rotating"
+    rank = None if rotating else diagnosis.ranks[0]
+    slowdown = diagnosis.step_us / (diagnosis.step_us - diagnosis.gain_us) if diagnosis.step_us > diagnosis.gain_us > 0 else None
+    hours, cost = loss(diagnosis.gain_us, setting)
+    summary = _sentence(diagnosis, setting)
     saves = (
         None
-        if named.saves_us is None or named.step_us <= 0
-        else (named.saves_us[0] / named.step_us, named.saves_us[1] / named.step_us)
+        if diagnosis.saves_us is None or diagnosis.step_us <= 0
+        else (diagnosis.saves_us[0] / diagnosis.step_us, diagnosis.saves_us[1] / diagnosis.step_us)
     )
     found = Verdict(
         kind="straggler",
         rank=rank,
-        ranks=sorted(named.ranks),
-        hosts=named.hosts,
-        pattern=named.pattern,
-        cause=named.cause.cause,
-        explained_by=named.cause.explained_by,
-        phase=named.phase,
-        group=named.group,
-        stage=None if rotating else named.stage,
+        ranks=sorted(diagnosis.ranks),
+        hosts=diagnosis.hosts,
+        pattern=diagnosis.pattern,
+        cause=diagnosis.cause.cause,
+        explained_by=diagnosis.cause.explained_by,
+        phase=diagnosis.phase,
+        group=diagnosis.group,
+        stage=None if rotating else diagnosis.stage,
         steps=setting.steps,
         evidence_source=setting.source,
-        confidence=named.confidence,
-        cause_confidence=named.cause_confidence,
+        confidence=diagnosis.confidence,
+        cause_confidence=diagnosis.cause_confidence,
         slowdown=slowdown,
         saves=saves,
         costs_at_most=setting.costs_at_most if rotating else None,
@@ -108,38 +114,38 @@ def straggler(named: Named, setting: Setting) -> tuple[Verdict, list[Finding]]:
     )
     actions = next_actions(
         "straggler",
-        Subject(setting.run, [] if rotating else named.ranks, setting.hosts, whole_hosts=named.hosts),
+        Subject(setting.run, [] if rotating else diagnosis.ranks, setting.hosts, whole_hosts=diagnosis.hosts),
         cause=found.cause,
-        reason=reason_of(found, named.evidence, accelerated=setting.accelerated, recorded=setting.run is not None),
+        reason=reason_of(found, diagnosis.evidence, accelerated=setting.accelerated, recorded=setting.run is not None),
     )
     verdict = msgspec.structs.replace(found, next=[*([ROTATING] if rotating else []), *actions])
     finding = Finding(
         kind="straggler",
         rank=rank,
-        ranks=[] if rotating else sorted(named.ranks),
+        ranks=[] if rotating else sorted(diagnosis.ranks),
         host=None if rank is None else setting.hosts.get(rank),
-        cause=named.cause.cause,
-        explained_by=named.cause.explained_by,
-        phase=named.phase,
-        pattern=named.pattern,
+        cause=diagnosis.cause.cause,
+        explained_by=diagnosis.cause.explained_by,
+        phase=diagnosis.phase,
+        pattern=diagnosis.pattern,
         steps=setting.steps,
-        confidence=named.confidence,
+        confidence=diagnosis.confidence,
         slowdown=slowdown,
         gpu_hours_lost=hours,
         summary=summary,
-        evidence=named.evidence,
+        evidence=diagnosis.evidence,
     )
-    return verdict, _per_host(finding, named, setting)
+    return verdict, _per_host(finding, diagnosis, setting)
 
 
-def _per_host(finding: Finding, named: Named, setting: Setting) -> list[Finding]:
+def _per_host(finding: Finding, diagnosis: Diagnosis, setting: Setting) -> list[Finding]:
     """Return a finding for each host at fault, with its slow ranks, and one for the other ranks; the first has what all cost."""
-    if not named.hosts:
+    if not diagnosis.hosts:
         return [finding]
     units: list[tuple[str | None, list[int]]] = [
-        (host, [rank for rank in named.ranks if setting.hosts.get(rank) == host]) for host in named.hosts
+        (host, [rank for rank in diagnosis.ranks if setting.hosts.get(rank) == host]) for host in diagnosis.hosts
     ]
-    rest = [rank for rank in named.ranks if setting.hosts.get(rank) not in named.hosts]
+    rest = [rank for rank in diagnosis.ranks if setting.hosts.get(rank) not in diagnosis.hosts]
     if rest:
         units.append((None, rest))
     found = [
@@ -149,40 +155,44 @@ def _per_host(finding: Finding, named: Named, setting: Setting) -> list[Finding]
             ranks=sorted(ranks),
             host=setting.hosts.get(ranks[0]),
             whole_host=host is not None,
-            summary=_sentence(named, setting, ranks) if len(units) > 1 else finding.summary,
+            summary=_sentence(diagnosis, setting, ranks) if len(units) > 1 else finding.summary,
         )
         for host, ranks in units
     ]
     return [found[0], *(msgspec.structs.replace(one, slowdown=None, gpu_hours_lost=None, evidence=[]) for one in found[1:])]
 
 
-def finding_of_moving(named: Named, setting: Setting, *, lead: str) -> Finding:
+def finding_of_moving(diagnosis: Diagnosis, setting: Setting, *, lead: str) -> Finding:
     """Return the finding about waiting that moves between ranks, beside ranks that are named."""
-    text = _sentence(named, setting)
+    text = _sentence(diagnosis, setting)
     return Finding(
         kind="straggler",
-        cause=named.cause.cause,
-        explained_by=named.cause.explained_by,
-        phase=named.phase,
+        cause=diagnosis.cause.cause,
+        explained_by=diagnosis.cause.explained_by,
+        phase=diagnosis.phase,
         pattern="rotating",
         steps=setting.steps,
         summary=f"{lead}{text[0].lower()}{text[1:]}",
-        evidence=named.evidence,
+        evidence=diagnosis.evidence,
     )
 
 
-def never_balanced_while_waiting(verdict: Verdict, waiting: float | None, unit: str, run: str | None) -> Verdict:
+def never_balanced_while_waiting(verdict: Verdict, waiting: float | None, setting: Setting) -> Verdict:
     """Return the verdict; not enough data instead of ``balanced`` where ranks wait for each other a tenth of the time.
 
-    ``waiting``: share of the ``unit`` (step or window) that ranks wait for the last one; ``None``: not known.
+    ``waiting``: share of the step or window that ranks wait for the last one; ``None``: not known.
     """
     if verdict.kind != "balanced" or waiting is None or waiting < MOST_WAITING:
         return verdict
     why = verdict.summary.split(";")[0]
-    missing = f"{why[0].lower()}{why[1:]}, yet ranks wait for each other {waiting:.0%} of the {unit}; more steps are needed"
-    found = insufficient(missing, run=run, lack="few_steps")
+    missing = (
+        f"{why[0].lower()}{why[1:]}, yet ranks wait for each other {waiting:.0%} of the {setting.unit}; more steps are needed"
+    )
     return msgspec.structs.replace(
-        found, costs_at_most=verdict.costs_at_most, judged_ranks=verdict.judged_ranks, judged_steps=verdict.judged_steps
+        insufficient(Missing(missing, "few_steps"), setting),
+        costs_at_most=verdict.costs_at_most,
+        judged_ranks=verdict.judged_ranks,
+        judged_steps=verdict.judged_steps,
     )
 
 
@@ -261,6 +271,11 @@ def ranks_were(ranks: Sequence[int]) -> str:
     return f"{ranks_text(ranks)} {'was' if len(ranks) == 1 else 'were'}"
 
 
+def rarely_slow(suspects: Sequence[int], more: str, lack: Lack | None = None) -> Missing:
+    """Return what is missing for ranks that were slow, but too rarely to exclude chance. ``more``: what to do about it."""
+    return Missing(f"{ranks_were(suspects)} last, but so rarely that it may be chance; {more}", lack)
+
+
 def limits(shares: Figures, setting: Setting, *, lead: str, confidence: float | None = None) -> list[Finding]:
     """Return the limit of the step as a finding whose sentence begins with ``lead``; empty when no part dominates."""
     found = limit_of(shares)
@@ -290,37 +305,27 @@ def limits(shares: Figures, setting: Setting, *, lead: str, confidence: float | 
     ]
 
 
-_LackOfTraces = Literal["torn_trace", "no_communication", "unknown_ranks", "several_jobs"]
-Lack = Literal["few_steps", "few_ranks", "few_windows", "one_rank_per_stage", "short_capture"] | _LackOfTraces | Problem
-"""Reason for insufficient data."""
-
-
-def insufficient(
-    missing: str,
-    *,
-    run: str | None = None,
-    lack: Lack | None = None,
-    capture: int | None = None,
-    liveness: Liveness = "live",
-    failed: bool = False,
-    recorded: int = 0,
-    needed: int | None = None,
-    command: str | None = None,
-) -> Verdict:
-    """Return the verdict for insufficient data.
-
-    ``missing``: the missing data, as text. ``capture``: number of steps to profile that may suffice. ``failed``: ranks crashed or
-    were killed. ``recorded``: number of recorded steps. ``needed``: number of steps, about, that a run needs for a verdict.
-    ``command``: the command that gives a verdict.
-    """
+def insufficient(missing: Missing, setting: Setting, *, command: str | None = None) -> Verdict:
+    """Return the verdict for insufficient data. ``command``: the command that gives a verdict."""
+    lack = missing.lack
     over = _WHEN_OVER.get(lack, lack)
-    reason: str | None = {"live": lack, "silent": "silent", "over": "failed" if failed and over != lack else over}[liveness]
+    reason: str | None = {
+        "live": lack,
+        "silent": "silent",
+        "over": "failed" if setting.failed and over != lack else over,
+    }[setting.liveness]
     return Verdict(
         kind="insufficient_data",
-        steps_needed=needed,
-        summary=f"Not enough data for a verdict: {missing}.",
+        steps_needed=missing.steps_needed,
+        summary=f"Not enough data for a verdict: {missing.what}.",
         next=next_actions(
-            "insufficient_data", Subject(run), reason=reason, steps=capture, recorded=recorded, needed=needed, command=command
+            "insufficient_data",
+            Subject(setting.run),
+            reason=reason,
+            steps=setting.capture,
+            recorded=setting.recorded_steps,
+            needed=missing.steps_needed,
+            command=command,
         ),
     )
 
@@ -338,62 +343,62 @@ def loss(gain_us: float, setting: Setting) -> tuple[float | None, Cost | None]:
     return hours, None if price is None else Cost(amount=hours * price, currency=setting.currency)
 
 
-def _sentence(named: Named, setting: Setting, first: Sequence[int] = ()) -> str:
+def _sentence(diagnosis: Diagnosis, setting: Setting, first: Sequence[int] = ()) -> str:
     """Return the sentence about slow ranks. ``first``: those that it begins with, of several units."""
-    whole = f"the window's {duration(named.step_us)}" if setting.unit == "window" else f"the {setting.unit}"
-    share = f"{named.wait_us / named.step_us:.0%} of {whole}" if named.step_us > 0 else ""
-    per = f"{duration(named.wait_us)} {named.at_hand or f'per {setting.unit}'} ({share})"
-    sure = f"{named.confidence:.0%} sure"
-    victims = setting.world_size - len(named.ranks)
+    whole = f"the window's {duration(diagnosis.step_us)}" if setting.unit == "window" else f"the {setting.unit}"
+    share = f"{diagnosis.wait_us / diagnosis.step_us:.0%} of {whole}" if diagnosis.step_us > 0 else ""
+    per = f"{duration(diagnosis.wait_us)} {diagnosis.at_hand or f'per {setting.unit}'} ({share})"
+    sure = f"{diagnosis.confidence:.0%} sure"
+    victims = setting.world_size - len(diagnosis.ranks)
     others = "the other rank" if victims == 1 else f"the other {victims} ranks"
-    cause = named.cause
-    doubt = "probably " if (named.cause_confidence or 1.0) < _SURE_OF_CAUSE else ""
+    cause = diagnosis.cause
+    doubt = "probably " if (diagnosis.cause_confidence or 1.0) < _SURE_OF_CAUSE else ""
     known = ", ".join(
         part
         for part in (
             f"cause {doubt}{cause.called or cause.cause}",
             f"explained by {cause.explained_by.replace('_', ' ')}" if cause.explained_by else "",
-            f"phase {named.phase}" if named.phase else "",
+            f"phase {diagnosis.phase}" if diagnosis.phase else "",
             # Of waiting that moves, it is the certainty of the waiting, not of a rank.
-            "" if named.pattern == "rotating" else sure,
+            "" if diagnosis.pattern == "rotating" else sure,
         )
         if part
     )
-    if named.pattern == "rotating":
-        text = f"The ranks wait for each other {per}, for {len(named.ranks)} of them in turn"
+    if diagnosis.pattern == "rotating":
+        text = f"The ranks wait for each other {per}, for {len(diagnosis.ranks)} of them in turn"
         text += f": on the rank that is last at the time, {cause.says} ({known})"
     else:
-        who, verb = _subject(named, setting, first)
-        often = " intermittently," if named.pattern == "intermittent" and len(named.ranks) == 1 else ""
-        worst = "" if len(named.ranks) == 1 else f"for the worst of them, rank {named.ranks[0]}, "
-        saves = _saves(named)
+        who, verb = _subject(diagnosis, setting, first)
+        often = " intermittently," if diagnosis.pattern == "intermittent" and len(diagnosis.ranks) == 1 else ""
+        worst = "" if len(diagnosis.ranks) == 1 else f"for the worst of them, rank {diagnosis.ranks[0]}, "
+        saves = _saves(diagnosis)
         text = f"{who} {verb} {others} wait{often} {per}{saves}: {worst}{cause.says} ({known})"
-    return f"{text}. {named.note}" if named.note else f"{text}."
+    return f"{text}. {diagnosis.note}" if diagnosis.note else f"{text}."
 
 
-def _subject(named: Named, setting: Setting, first: Sequence[int]) -> tuple[str, str]:
+def _subject(diagnosis: Diagnosis, setting: Setting, first: Sequence[int]) -> tuple[str, str]:
     """Return the ranks or hosts at fault as the subject of a sentence, and its verb."""
-    text = units_text(named.ranks, setting.hosts, named.hosts)
-    if first and (rest := [rank for rank in named.ranks if rank not in first]):
+    text = units_text(diagnosis.ranks, setting.hosts, diagnosis.hosts)
+    if first and (rest := [rank for rank in diagnosis.ranks if rank not in first]):
         mine, theirs = (
-            units_text(ranks, setting.hosts, sorted({setting.hosts[rank] for rank in ranks} & set(named.hosts)))
+            units_text(ranks, setting.hosts, sorted({setting.hosts[rank] for rank in ranks} & set(diagnosis.hosts)))
             for ranks in (first, rest)
         )
         return f"{mine[0].upper()}{mine[1:]}, together with {theirs},", "makes" if setting.hosts[
             first[0]
-        ] in named.hosts else "make"
-    if len(named.ranks) == 1 and not named.hosts and (host := setting.hosts.get(named.ranks[0])):
+        ] in diagnosis.hosts else "make"
+    if len(diagnosis.ranks) == 1 and not diagnosis.hosts and (host := setting.hosts.get(diagnosis.ranks[0])):
         text += f" on host {host}"
-    others = any(setting.hosts.get(rank) not in named.hosts for rank in named.ranks)
-    units = len(named.hosts) + (others if named.hosts else len(named.ranks))
-    text = f"The {text}" if named.hosts else text[0].upper() + text[1:]
+    others = any(setting.hosts.get(rank) not in diagnosis.hosts for rank in diagnosis.ranks)
+    units = len(diagnosis.hosts) + (others if diagnosis.hosts else len(diagnosis.ranks))
+    text = f"The {text}" if diagnosis.hosts else text[0].upper() + text[1:]
     return text, "makes" if units == 1 else "make"
 
 
-def _saves(named: Named) -> str:
+def _saves(diagnosis: Diagnosis) -> str:
     """Return the clause with the interval of what healing saves; empty where there is none."""
-    if named.saves_us is None or named.step_us <= 0:
+    if diagnosis.saves_us is None or diagnosis.step_us <= 0:
         return ""
-    low, high = (max(0.0, share / named.step_us) for share in named.saves_us)
-    it = "it" if len(named.ranks) == 1 or len(named.hosts) == 1 else "them"
+    low, high = (max(0.0, share / diagnosis.step_us) for share in diagnosis.saves_us)
+    it = "it" if len(diagnosis.ranks) == 1 or len(diagnosis.hosts) == 1 else "them"
     return f", and healing {it} saves {share_bound(low, upper=False)} to {share_bound(high, upper=True)} of the step"

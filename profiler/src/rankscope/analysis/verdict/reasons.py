@@ -13,13 +13,13 @@ from rankscope.analysis.evidence.kernel_calls import compare_calls
 from rankscope.analysis.evidence.order import last_ranks
 from rankscope.analysis.evidence.peers import peer_groups, stage_of
 from rankscope.analysis.evidence.steps import StepTable
-from rankscope.analysis.evidence.typical import warm_up
+from rankscope.analysis.evidence.typical import after_warm_up
 from rankscope.analysis.inference.cause import Signals, cause_of
+from rankscope.analysis.inference.diagnosis import Diagnosis
 from rankscope.analysis.inference.explained import explained
 from rankscope.analysis.inference.healing import period
-from rankscope.analysis.inference.late import busy_excess
 from rankscope.analysis.inference.moving import Moving
-from rankscope.analysis.inference.named import Named
+from rankscope.analysis.inference.profiled import busy_excess
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.inference.stalled_line import evenly, line_of_run
@@ -46,7 +46,7 @@ def signals_beside_windows(
     ``steps``: profiled steps in which it was, if not in all. ``affected``: the same of all steps.
     """
     table, rank, count = run.table, ranks[0], len(run.table.steps)
-    usual = (np.arange(count) >= warm_up(count)) & ~table.profiled.any(axis=0)
+    usual = after_warm_up(count) & ~table.profiled.any(axis=0)
     if affected is not None and (there := usual & np.isin(table.steps, list(affected))).any():
         usual = there
     others = [one for one in run.ranks if one != rank]
@@ -108,19 +108,19 @@ def _slow_and_profiled(run: RunEvidence, rank: int, peers: Sequence[int], excess
     return frozenset(some.steps[slow].tolist())
 
 
-def slow_named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
+def diagnosis_of_slow(run: RunEvidence, judged: Judged, slow: Slow) -> Diagnosis:
     """Return the slow rank, with the physical reason if there is one."""
     looked_at = np.isin(run.table.steps, judged.table.steps)
     late = looked_at if slow.pattern == "fixed" else np.isin(run.table.steps, judged.table.steps[slow.affected])
-    named = _named(run, judged, slow)
-    found = explained(named, run.witness, late, looked_at)
-    return found if found.cause is named.cause else replace(found, cause_confidence=None)
+    diagnosis = _diagnosis(run, judged, slow)
+    found = explained(diagnosis, run.data, late, looked_at)
+    return found if found.cause is diagnosis.cause else replace(found, cause_confidence=None)
 
 
-def moving_named(run: RunEvidence, judged: Judged, moving: Moving) -> Named:
+def diagnosis_of_moving(run: RunEvidence, judged: Judged, moving: Moving) -> Diagnosis:
     """Return the waiting that moves between ranks, with the cause that the ranks have while they are last."""
     slow = moving.as_slow(judged)
-    named = slow_named(run, judged, slow)
+    diagnosis = diagnosis_of_slow(run, judged, slow)
     waited_for = list(moving.shares.items())[:_MOST_SHOWN]
     most = ", ".join(f"rank {rank} {share:.0%}" for rank, share in waited_for)
     rest = ", other ranks the rest" if len(moving.shares) > _MOST_SHOWN else ""
@@ -132,9 +132,9 @@ def moving_named(run: RunEvidence, judged: Judged, moving: Moving) -> Named:
         ),
     ]
     return replace(
-        named,
+        diagnosis,
         wait_us=slow.gain_us,
-        evidence=[*named.evidence, *evidence],
+        evidence=[*diagnosis.evidence, *evidence],
         note=f"Of the waiting, {most}{rest}.",
     )
 
@@ -143,7 +143,7 @@ _MOST_SHOWN: Final = 4
 """Number of ranks that are listed of those that ranks wait for in turn."""
 
 
-def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
+def _diagnosis(run: RunEvidence, judged: Judged, slow: Slow) -> Diagnosis:
     worst = slow.ranks[0]
     peers = [rank for rank in judged.ranks if rank not in slow.ranks] or [rank for rank in judged.ranks if rank != worst]
     affected = slow.affected
@@ -219,7 +219,7 @@ def _named(run: RunEvidence, judged: Judged, slow: Slow) -> Named:
         calls = signals.calls
         detail = f"of {calls.name} per profiled step, {calls.usual_calls:.0f} on its peers"
         evidence.append(Evidence(name="calls", value=calls.calls, unit="calls", detail=detail))
-    return Named(
+    return Diagnosis(
         ranks=slow.ranks,
         pattern=slow.pattern,
         cause=cause,

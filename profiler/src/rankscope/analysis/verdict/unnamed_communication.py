@@ -13,8 +13,8 @@ import msgspec
 
 from rankscope.analysis.evidence.unknown_kernels import RankKernels, kernels_with_waits, pattern_of, unknown_kernels
 from rankscope.analysis.result.analysis import UnknownKernel, Verdict
-from rankscope.analysis.trace.symbols import function_of, last_part
-from rankscope.analysis.verdict.builders import insufficient
+from rankscope.analysis.trace.classify import function_of, last_part
+from rankscope.analysis.verdict.builders import Missing, Setting, insufficient
 from rankscope.base.text import duration, shortened
 
 NO_COMMUNICATION: Final = (
@@ -26,26 +26,28 @@ WAITS: Final = "ranks seem to wait for each other in a kernel that is not known 
 _NAME_WIDTH: Final = 60
 
 
-def without_communication(ranks: Mapping[int, RankKernels], traces: str) -> Verdict:
+def without_communication(ranks: Mapping[int, RankKernels], traces: str, setting: Setting) -> Verdict:
     """Return the verdict, with the kernels that may be communication and the command that names the likeliest one.
 
     ``traces``: the paths of the traces, quoted for a shell.
     """
-    return _unnamed(NO_COMMUNICATION, unknown_kernels(ranks), ranks, traces)
+    return _unnamed(NO_COMMUNICATION, unknown_kernels(ranks), ranks, traces, setting)
 
 
-def with_unnamed_waits(ranks: Mapping[int, RankKernels], traces: str) -> Verdict | None:
+def with_unnamed_waits(ranks: Mapping[int, RankKernels], traces: str, setting: Setting) -> Verdict | None:
     """Return the verdict where ranks seem to wait in kernels of unknown names, beside communication that is known."""
     kernels = kernels_with_waits(ranks)
-    return _unnamed(WAITS, kernels, ranks, traces) if kernels else None
+    return _unnamed(WAITS, kernels, ranks, traces, setting) if kernels else None
 
 
-def _unnamed(reason: str, kernels: Sequence[UnknownKernel], ranks: Mapping[int, RankKernels], traces: str) -> Verdict:
+def _unnamed(
+    reason: str, kernels: Sequence[UnknownKernel], ranks: Mapping[int, RankKernels], traces: str, setting: Setting
+) -> Verdict:
     pattern = shlex.quote(pattern_of(kernels[0], ranks)) if kernels else "REGEX"
     may_be = f". It may be {'; '.join(map(_described, kernels))}" if kernels else ""
     verdict = insufficient(
-        reason + may_be,
-        lack="no_communication",
+        Missing(reason + may_be, "no_communication"),
+        setting,
         command=f"rankscope analyze {traces} --communication-pattern {pattern}",
     )
     return msgspec.structs.replace(verdict, unknown_kernels=list(kernels))

@@ -14,6 +14,7 @@ from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.costs.rare_steps import rare_time
 from rankscope.analysis.evidence.compared import MINIMUM_STEPS, comparable
 from rankscope.analysis.evidence.damage import table_warnings
+from rankscope.analysis.evidence.lateness import middle
 from rankscope.analysis.evidence.peers import peer_groups
 from rankscope.analysis.evidence.rank_columns import LOADED_METRICS, TIME_METRICS
 from rankscope.analysis.evidence.rank_files import Report, ignore
@@ -24,7 +25,7 @@ from rankscope.analysis.whatif.causes import CAUSE_METRICS, Causes
 from rankscope.analysis.whatif.graph import Times
 from rankscope.analysis.whatif.outcome import TOO_LITTLE, Outcome, Part, Terms, answer, insufficient
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
-from rankscope.analysis.whatif.step_graph import GRAPH_METRICS, build_step_graph, middle
+from rankscope.analysis.whatif.step_graph import GRAPH_METRICS, build_step_graph
 from rankscope.analysis.whatif.step_scenarios import MOST_CAUSES, StepScenarios, play_steps
 from rankscope.analysis.whatif.windows_answer import Profiled, whatif_of_profiled
 from rankscope.runs.named import NamedRun

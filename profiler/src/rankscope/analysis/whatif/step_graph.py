@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.compared import filled
+from rankscope.analysis.evidence.lateness import middle
 from rankscope.analysis.evidence.order import blocks, by_step, of_blocks
 from rankscope.analysis.evidence.rank_columns import BLOCKED_METRICS
 from rankscope.analysis.evidence.steps import Matrix, StepTable, Stored
@@ -285,13 +286,6 @@ def possible(times: Stored) -> Stored:
     found: Stored = np.fmax(times, times.dtype.type(0))
     if found.max(initial=0) >= MAX_US:
         found[found >= MAX_US] = 0
-    return found
-
-
-def middle(values: NDArray[np.floating[Any]], axis: int = 0) -> NDArray[np.float64]:
-    """Return the lower median along an axis: most ranks are at least as slow."""
-    place = (values.shape[axis] - 1) // 2
-    found: NDArray[np.float64] = np.partition(values, place, axis=axis).take(place, axis=axis).astype(np.float64)
     return found
 
 

@@ -16,6 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.evidence.lateness import Lateness
+from rankscope.analysis.evidence.order import leading
 from rankscope.analysis.evidence.steps import Matrix
 from rankscope.analysis.whatif.causes import Causes
 from rankscope.analysis.whatif.graph import Times
@@ -61,17 +63,12 @@ class _Played:
 
     wall: Times
     """Measured step time, mean over the ranks, [steps]."""
-    typical: Times
-    last: NDArray[np.intp]
-    """Row of the rank with the longest own time."""
-    longest: Times
-    second: Times
-    """Longest own time of the other ranks; 0 without other ranks."""
+    late: Lateness
     above: Times
     """Sum over all stretches of the own time above the typical, [ranks]."""
     parts: list[OnlyAndWithout]
     lost: Times
-    """Part of each cause in ``longest`` - ``typical``, [causes, stretches]."""
+    """Part of each cause in ``late.lost``, [causes, stretches]."""
 
 
 def play_steps(causes: Causes) -> StepScenarios:
@@ -79,8 +76,7 @@ def play_steps(causes: Causes) -> StepScenarios:
     graph = causes.graph
     played = graph.of_blocks(lambda block: _play(block, causes))
     above = np.sum([one.above for one in played], axis=0)
-    typical, longest, second = (_joined(getattr(one, name) for one in played) for name in ("typical", "longest", "second"))
-    last = np.concatenate([one.last for one in played])
+    late = Lateness.joined([one.late for one in played])
     order = np.argsort(-above, kind="stable")
     slowest = order[: slowest_count(len(order))]
     shown = order[:MAX_RANKS]
@@ -94,18 +90,18 @@ def play_steps(causes: Causes) -> StepScenarios:
     lost = np.concatenate([one.lost for one in played], axis=1)
     return StepScenarios(
         measured=_joined(one.wall for one in played),
-        actual=graph.times(longest),
-        ideal=graph.times(typical),
+        actual=graph.times(late.leaders.largest),
+        ideal=graph.times(late.middle),
         ranks=[
             Part(
                 {"row": row},
-                only=graph.times(np.maximum(own[:, at], typical)),
-                without=graph.times(np.maximum(np.where(last == row, second, longest), typical)),
+                only=graph.times(np.maximum(own[:, at], late.middle)),
+                without=graph.times(late.without(row)),
             )
             for at, row in enumerate(shown.tolist())
         ],
         slowest=slowest.tolist(),
-        without_slowest=graph.times(np.maximum(_joined(without for _, without in rest), typical)),
+        without_slowest=graph.times(np.maximum(_joined(without for _, without in rest), late.middle)),
         phases=parts[: len(graph.phases)],
         causes=[
             replace(part, lost=graph.per_step(of_cause)) for part, of_cause in zip(parts[len(graph.phases) :], lost, strict=True)
@@ -118,7 +114,8 @@ def _joined(parts: Iterator[Times]) -> Times:
 
 
 def _play(block: Block, causes: Causes) -> _Played:
-    last, longest, second = leaders(block.own)
+    late = Lateness(leading(block.own.copy()), block.typical)
+    last = late.leaders.rows
     parts = [only_and_without(block, taken, stretches) for stretches, taken in map(block.lost_in, block.graph.phases)]
     of_causes = causes.parts(block)
     parts += [only_and_without(block, part) for part in of_causes]
@@ -126,25 +123,11 @@ def _play(block: Block, causes: Causes) -> _Played:
     wall = block.graph.values("wall_us", block.ending)
     return _Played(
         wall=wall.mean(axis=1, dtype=np.float64),
-        typical=block.typical,
-        last=last,
-        longest=longest,
-        second=second,
+        late=late,
         above=block.above.sum(axis=0),
         parts=parts,
         lost=np.stack([np.zeros(len(last)) if part is None else part[at, last] for part in of_causes]),
     )
-
-
-def leaders(own: Matrix) -> tuple[NDArray[np.intp], Times, Times]:
-    """Return per stretch the row of the longest ``own`` time [stretches, ranks], that time, and the second longest.
-
-    Of several longest the first row is returned.
-    """
-    at, last = np.arange(len(own)), own.argmax(axis=1)
-    others = own.copy()
-    others[at, last] = 0.0
-    return last, own[at, last], others.max(axis=1)
 
 
 def longest_without(block: Block, rows: NDArray[np.intp]) -> Times:

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from rankscope.analysis.collectives.arrivals import Match, arrival_ns
 from rankscope.analysis.collectives.clock import Clocks
 from rankscope.analysis.collectives.transfers import common_extent
+from rankscope.analysis.evidence.lateness import middle
 from rankscope.analysis.trace.intervals import Spans, measure, union
 from rankscope.analysis.whatif.graph import Graph, Times, build_graph
-from rankscope.analysis.whatif.step_graph import middle
 from rankscope.runs.records import CollectiveRecord, StepBreakdown
 
 OWN = "own time"

@@ -20,7 +20,7 @@ from rankscope.analysis.collectives.windows import Reduction, matchable, quality
 from rankscope.analysis.evidence.data_quality import quality_warnings
 from rankscope.analysis.rank_traces import find_traces, least_ranks_of
 from rankscope.analysis.result.data_quality import DataQuality
-from rankscope.analysis.trace.columns import Trace, read_whole_traces
+from rankscope.analysis.trace.columns import Trace, read_traces
 from rankscope.analysis.trace.locations import Location, common_folder
 from rankscope.analysis.trace.work import work_events
 from rankscope.analysis.trace_job import TraceIdentity, identity_of, job_of
@@ -65,7 +65,7 @@ def whatif_of_traces(paths: Sequence[Location], terms: Terms) -> WhatIf:
     warnings: list[str] = []
     for file in files:
         try:
-            found += [_records(trace, terms.communication_pattern) for trace in read_whole_traces(file)]
+            found += [_records(trace, terms.communication_pattern) for trace in read_traces(file, whole=True)]
         except InputError as error:
             if file in named:
                 raise

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Final
 
+from rankscope.profiler.helper.usual import LONG_BY_DESIGN, deviation
 from rankscope.runs.records import StepRecord
 
 BEFORE: Final = 16
@@ -26,9 +27,6 @@ _ERRORS: Final = 3.0
 """Standard errors that a difference must exceed; a smaller one may be noise, and counts as nothing."""
 MOST: Final = 0.25
 """Largest share of a step that CUPTI may cost. Steps that are longer by more have become so for another reason."""
-_SIGMA: Final = 1.4826
-"""Standard deviation of a normal distribution in units of its median absolute deviation."""
-_OTHERWISE_LONG: Final = frozenset(("checkpoint", "eval"))
 
 
 class LastingCost:
@@ -65,16 +63,13 @@ class LastingCost:
 
     def _counts(self, record: StepRecord) -> bool:
         """Return whether the step is like others: the times of host and device are not those of the same step."""
-        return _OTHERWISE_LONG.isdisjoint(record.tags) and (record.device_us is not None or not self._on_device)
+        return LONG_BY_DESIGN.isdisjoint(record.tags) and (record.device_us is not None or not self._on_device)
 
 
 def _difference(before: Sequence[float], after: Sequence[float]) -> float:
     usual, since = median(before), median(after)
     more = since - usual
     # The variance of a median is pi / 2 times that of a mean.
-    error = math.sqrt(math.pi / 2 * (_variance(before, usual) / len(before) + _variance(after, since) / len(after)))
+    variances = (deviation(values, middle) ** 2 / len(values) for values, middle in ((before, usual), (after, since)))
+    error = math.sqrt(math.pi / 2 * sum(variances))
     return more if _ERRORS * error < more <= MOST * usual else 0.0
-
-
-def _variance(values: Sequence[float], middle: float) -> float:
-    return (_SIGMA * median(abs(value - middle) for value in values)) ** 2

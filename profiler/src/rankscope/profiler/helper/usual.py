@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from statistics import median
 from typing import Final
 
@@ -26,12 +26,18 @@ LONGER: Final = 1.5
 DEVIATIONS: Final = 6
 """Least number of standard deviations above the usual time to count as longer. They are derived from the median deviation,
 which single slow steps do not move."""
-_SIGMA: Final = 1.4826
-"""Standard deviation of a normal distribution in units of its median absolute deviation."""
 SLOWED: Final = 2.0
 """Assumed slowdown of steps by the profiler, until ``WINDOWS`` windows have shown the real one."""
 WINDOWS: Final = 3
-_LONG_BY_DESIGN: Final = frozenset(("checkpoint", "eval"))
+LONG_BY_DESIGN: Final = frozenset(("checkpoint", "eval"))
+"""Tags of steps that are longer than others for a reason of their own."""
+_SIGMA: Final = 1.4826
+"""Standard deviation of a normal distribution in units of its median absolute deviation."""
+
+
+def deviation(values: Collection[float], middle: float) -> float:
+    """Return the standard deviation about ``middle`` of what is normal among some values: a few others do not move it."""
+    return _SIGMA * median(abs(value - middle) for value in values)
 
 
 class Usual:
@@ -77,7 +83,7 @@ class Usual:
         if len(self._times_us) < LEAST:
             return {}
         usual = median(self._times_us)
-        spread = _SIGMA * median(abs(time - usual) for time in self._times_us)
+        spread = deviation(self._times_us, usual)
         slowed = median(self._slowed) if len(self._slowed) >= WINDOWS else SLOWED
         limit = max(LONGER * usual, usual + DEVIATIONS * spread) * slowed
         records = {record.step: record for record in self._profiled}
@@ -97,6 +103,6 @@ class Usual:
 
     def _time(self, record: StepRecord) -> float | None:
         """Return the time of a step in microseconds; ``None``: it is long by design, or its time on the device is not known."""
-        if not _LONG_BY_DESIGN.isdisjoint(record.tags) or (self._on_device and record.device_us is None):
+        if not LONG_BY_DESIGN.isdisjoint(record.tags) or (self._on_device and record.device_us is None):
             return None
         return record.step_us

@@ -100,10 +100,10 @@ def _reduce(path: Path, device_kind: DeviceKind) -> Reduced:
     try:
         # Imported at the first window: without windows a rank needs no numpy.
         from rankscope.analysis.collectives.windows import reduce_trace
-        from rankscope.analysis.trace.columns import read_whole_trace
+        from rankscope.analysis.trace.columns import read_trace
 
         # A torn trace is rejected here, because the records of a run must describe whole steps.
-        trace = read_whole_trace(path)
+        trace = read_trace(path, whole=True)
         # As a trace of a CPU build, one without any device work would tell operators on the host for the work.
         if (device_kind != "cpu" and trace.is_of_cpu) or trace.quality.problem == "no_activity":
             return Reduced(reason_without_activity(trace.device_kind if device_kind == "cpu" else device_kind))

@@ -1,36 +1,37 @@
-"""Verdict on the durations of a training job's collectives: the rank at fault, or what is missing for an answer."""
+"""Judgement on the durations of a training job's collectives, with the doubts that durations raise."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
 from rankscope.analysis.collectives.cycles import REPEATS
+from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.collectives.matched import Matched
 from rankscope.analysis.durations.calls import Wording
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes
 from rankscope.analysis.inference.cause import Signals
-from rankscope.analysis.inference.device_stragglers import DeviceStraggler, are_tested, device_named, slowest, suspected
+from rankscope.analysis.inference.diagnosis import Diagnosis
 from rankscope.analysis.inference.judge import judge_ranks
-from rankscope.analysis.inference.late import ENOUGH_STEPS, find_late, late_named, late_signals, slow_steps, too_few
-from rankscope.analysis.inference.named import Named
-from rankscope.analysis.inference.slow import Slow
-from rankscope.analysis.result.analysis import Evidence, Finding, Verdict
-from rankscope.analysis.result.text import counted
-from rankscope.analysis.verdict.builders import (
-    NOTHING_BESIDE,
-    Beside,
-    Setting,
-    among,
-    insufficient,
-    no_straggler,
-    ranks_were,
-    straggler,
+from rankscope.analysis.inference.judgement import Judgement, are_tested, judge
+from rankscope.analysis.inference.late import find_late
+from rankscope.analysis.inference.profiled import (
+    ENOUGH_STEPS,
+    DeviceStraggler,
+    diagnosis_by_own_times,
+    diagnosis_of_late,
+    late_signals,
+    late_steps,
 )
+from rankscope.analysis.inference.slow import Slow
+from rankscope.analysis.result.analysis import Evidence
+from rankscope.analysis.result.text import counted
+from rankscope.analysis.verdict.builders import Missing, Setting, among, ranks_were
+from rankscope.analysis.verdict.job_verdict import Case
 from rankscope.base.text import duration, ranks_text
 
 _MOST: Final = 0.8
@@ -81,98 +82,124 @@ class DurationEvidence:
         return matched / (matched + unmatched) if matched + unmatched else 1.0
 
     @property
+    def window_us(self) -> float:
+        """Time over which the waits at matched collectives are summed."""
+        return self.step_us * max(1, len(self.matched.blame.steps))
+
+    @property
     def explained(self) -> float | None:
         """Mean of the ranks' shares; ``None`` without any communication."""
         shares = [self.share(rank) for rank in self.unmatched_us]
         return float(np.mean(shares)) if shares else None
 
 
-def duration_verdict(evidence: DurationEvidence, setting: Setting) -> tuple[Verdict, list[Finding]]:
-    """Return the verdict and its findings."""
-    found = judge_durations(evidence, setting)
-    return (insufficient(found), []) if isinstance(found, str) else found
+SignalsOf = Callable[[Sequence[int], float, Collection[int] | None], Signals]
+"""Function from late ranks, their gain per step, and their late steps if not all, to the signals of the cause."""
 
 
-def judge_durations(
-    evidence: DurationEvidence, setting: Setting, beside: Beside = NOTHING_BESIDE
-) -> tuple[Verdict, list[Finding]] | str:
-    """Return the verdict and its findings, or what is missing for one. ``beside``: other evidence, where the job was recorded."""
+def duration_case(
+    evidence: DurationEvidence,
+    setting: Setting,
+    *,
+    shares: Figures | None = None,
+    signals_of: SignalsOf | None = None,
+    explain: Callable[[Diagnosis], Diagnosis] = lambda diagnosis: diagnosis,
+) -> Case:
+    """Return the judgement on the ranks, with the doubts that durations raise.
+
+    The rest is of a job that was also recorded. ``shares``: of the step's parts. ``signals_of``: in its step records.
+    ``explain`` adds the physical reason, where there is one.
+    """
     blame = evidence.matched.blame
-    window = evidence.step_us * max(1, len(blame.steps))
-    late = None
-    missing = _useless(evidence) or _untested(evidence)
-    by_own_times = evidence.is_pipeline or (evidence.explained or 0.0) < _MOST
-    if missing is None and by_own_times and are_tested(evidence.own):
-        return _by_own_times(evidence, setting, beside)
-    if missing is None:
-        late = find_late(blame, window)
-        missing = _nobody_unclear(evidence, window) if late is None else _doubt(late, evidence)
-    if missing is not None:
-        return missing
-    if late is None:
-        restriction = among(len(blame.ranks), setting.world_size, evidence.wording.many)
-        return no_straggler(
-            beside.shares, setting, confidence=None, why=f"No rank makes the others wait beyond chance{restriction}"
-        )
-    steps = max(1, len(blame.steps))
-    signals = late_signals(late, {}, blame, steps=steps)
-    if beside.signals is not None:
-        found = beside.signals(late.ranks, signals.own_us, slow_steps(late, blame) if steps > 1 else None)
-        signals = replace(found, transfer_us=signals.transfer_us)
-    named = late_named(late, blame, window, signals, steps=steps, seen=setting.unit, explained=evidence.explained)
-    if evidence.overlapping:
-        named = replace(named, note=f"{named.note} {_AT_LEAST}".strip())
-    return _named(named, evidence, setting, beside)
-
-
-def _named(named: Named, evidence: DurationEvidence, setting: Setting, beside: Beside) -> tuple[Verdict, list[Finding]]:
-    rows = [] if evidence.steps is None else [Evidence(name="steps_judged", value=float(evidence.steps), unit="steps")]
-    if evidence.explained is not None:
-        share = Evidence(name="communication_matched", value=evidence.explained, unit="ratio", detail="of the communication")
-        rows.append(share)
-    return straggler(beside.explain(replace(named, evidence=[*named.evidence, *rows])), setting)
-
-
-def _by_own_times(evidence: DurationEvidence, setting: Setting, beside: Beside) -> tuple[Verdict, list[Finding]] | str:
-    """Return the verdict where most communication is of ranks that cannot be matched: by the time outside of communication."""
-    blame = evidence.matched.blame
+    case = Case(setting, shares or {})
+    if (missing := _useless(evidence) or _untested(evidence)) is not None:
+        return replace(case, missing=_lacks(missing))
+    # Where most communication is of ranks that cannot be matched, the time outside of communication shows who is late.
+    by_own_times = (evidence.is_pipeline or (evidence.explained or 0.0) < _MOST) and are_tested(evidence.own)
 
     def at_most_us(_ranks: Sequence[int], group: DeviceOwnTimes) -> float:
         return _delay_us(evidence) / len(group.steps)
 
-    device, calm = slowest(evidence.own, at_most_us)
-    others = [] if device is None or not evidence.is_pipeline else _also_slow(device, calm, evidence)
-    if device is not None and others:
-        where = ", in several stages" if evidence.stages.get(others[0]) is not None else ""
-        return (
-            f"{ranks_were(sorted({*device.slow.ranks, *others}))} slow{where}: one may wait for another in messages that are "
-            f"not in the {evidence.wording.many}; {evidence.wording.more_evidence}"
-        )
-    if device is not None:
-        worst = device.slow.ranks[0]
-        signals = Signals(own_us=device.slow.excess_us)
-        if beside.signals is not None:
-            signals = beside.signals(device.slow.ranks, device.slow.excess_us, frozenset(device.late_steps))
-        named = device_named(device, signals, blame, stage=evidence.stages.get(worst))
-        return _named(named, evidence, setting, beside)
-    if suspects := suspected(calm, at_most_us):
-        return f"{ranks_were(suspects)} slow, but so rarely that it may be chance; repeat with more steps"
+    judgement = judge(
+        evidence.own if by_own_times else [],
+        at_most_us=at_most_us,
+        blame=None if by_own_times else blame,
+        window_us=evidence.window_us,
+    )
+    if (doubt := _doubt(judgement, evidence)) is not None:
+        return replace(case, doubt=_lacks(doubt))
+    straggler = judgement.straggler
+    if straggler is not None:
+        return replace(case, diagnosis=explain(_diagnosis(straggler, evidence, setting, signals_of)))
+    unproven = None if by_own_times else _nobody_unclear(evidence)
     restriction = among(len(blame.ranks), setting.world_size, evidence.wording.many)
-    return no_straggler(beside.shares, setting, confidence=None, why=f"No rank makes the others wait beyond chance{restriction}")
+    return replace(case, unproven=None if unproven is None else _lacks(unproven), calm=f"{case.calm}{restriction}")
 
 
-def _also_slow(device: DeviceStraggler, calm: Sequence[DeviceOwnTimes], evidence: DurationEvidence) -> list[int]:
+def _lacks(what: str) -> Missing:
+    return Missing(what, lead=None)
+
+
+def _diagnosis(
+    straggler: DeviceStraggler, evidence: DurationEvidence, setting: Setting, signals_of: SignalsOf | None
+) -> Diagnosis:
+    slow, blame = straggler.slow, evidence.matched.blame
+    if straggler.times is not None:
+        signals = Signals(own_us=slow.excess_us)
+        if signals_of is not None:
+            signals = signals_of(slow.ranks, slow.excess_us, frozenset(straggler.slow_steps))
+        diagnosis = diagnosis_by_own_times(straggler, signals, blame, stage=evidence.stages.get(slow.ranks[0]))
+    else:
+        steps = max(1, len(blame.steps))
+        signals = late_signals(slow, {}, blame, steps=steps)
+        if signals_of is not None:
+            recorded = signals_of(slow.ranks, signals.own_us, late_steps(slow, blame) if steps > 1 else None)
+            signals = replace(recorded, transfer_us=signals.transfer_us)
+        diagnosis = diagnosis_of_late(
+            slow, blame, evidence.window_us, signals, steps=steps, seen=setting.unit, explained=evidence.explained
+        )
+        if evidence.overlapping:
+            diagnosis = replace(diagnosis, note=f"{diagnosis.note} {_AT_LEAST}".strip())
+    rows = [] if evidence.steps is None else [Evidence(name="steps_judged", value=float(evidence.steps), unit="steps")]
+    if evidence.explained is not None:
+        share = Evidence(name="communication_matched", value=evidence.explained, unit="ratio", detail="of the communication")
+        rows.append(share)
+    return replace(diagnosis, evidence=[*diagnosis.evidence, *rows])
+
+
+def _doubt(judgement: Judgement[DeviceOwnTimes], evidence: DurationEvidence) -> str | None:
+    """Return why the ranks that seem slow may not be at fault; ``None`` where they are, or none seems slow."""
+    straggler, suspects = judgement.straggler, judgement.suspects
+    if suspects and judgement.suspected is not None:
+        return f"{ranks_were(suspects)} slow, but so rarely that it may be chance; repeat with more steps"
+    if suspects:
+        return f"rank {suspects[0]} was last, but at so few collectives that it may be chance; repeat with more steps"
+    if straggler is None:
+        return None
+    if straggler.times is None:
+        return _doubt_of_late(straggler.slow, evidence)
+    others = _also_slow(straggler, judgement, evidence) if evidence.is_pipeline else []
+    if not others:
+        return None
+    where = ", in several stages" if evidence.stages.get(others[0]) is not None else ""
+    return (
+        f"{ranks_were(sorted({*straggler.slow.ranks, *others}))} slow{where}: one may wait for another in messages that are "
+        f"not in the {evidence.wording.many}; {evidence.wording.more_evidence}"
+    )
+
+
+def _also_slow(straggler: DeviceStraggler, judgement: Judgement[DeviceOwnTimes], evidence: DurationEvidence) -> list[int]:
     """Return the ranks of other stages that are slow, however long compute waited for sends.
 
     Of ranks that exchange messages without stages, as in a ring, all but the worst of several slow ones are returned.
 
     Where messages are missing, as small ones are by default, all stages before and after a slow one seem slow with it.
     """
-    if evidence.stages.get(device.slow.ranks[0]) is None:
-        return device.slow.ranks[1:]
+    if evidence.stages.get(straggler.slow.ranks[0]) is None:
+        return straggler.slow.ranks[1:]
     surely = {rank for group in evidence.least_own if (slow := judge_ranks(group).slow) is not None for rank in slow.ranks}
-    others = [group for group in evidence.own if group is not device.compared and not any(group is one for one in calm)]
-    return sorted(rank for group in others if (slow := judge_ranks(group).slow) is not None for rank in surely & set(slow.ranks))
+    others = [group.slow for group in judgement.groups if group.times is not straggler.times]
+    return sorted(rank for slow in others if slow is not None for rank in surely & set(slow.ranks))
 
 
 def _delay_us(evidence: DurationEvidence) -> float:
@@ -217,12 +244,9 @@ def _untested(evidence: DurationEvidence) -> str | None:
     )
 
 
-def _nobody_unclear(evidence: DurationEvidence, window_us: float) -> str | None:
+def _nobody_unclear(evidence: DurationEvidence) -> str | None:
     """Return why the durations do not prove that no rank is late; ``None`` where they do."""
-    suspect = too_few(evidence.matched.blame, window_us)
-    if suspect is not None:
-        return f"rank {suspect} was last, but at so few collectives that it may be chance; repeat with more steps"
-    if evidence.gathers and (late := find_late(evidence.matched.blame, window_us / _HIDDEN)) is not None:
+    if evidence.gathers and (late := find_late(evidence.matched.blame, evidence.window_us / _HIDDEN)) is not None:
         least = duration(late.gain_us / max(1, len(evidence.matched.blame.steps)))
         return (
             f"{ranks_were(late.ranks)} last at collectives beside compute, by at least {least} per step, but durations do not "
@@ -252,7 +276,7 @@ def _left_out(evidence: DurationEvidence, steps: int) -> str | None:
     return None
 
 
-def _doubt(late: Slow, evidence: DurationEvidence) -> str | None:
+def _doubt_of_late(late: Slow, evidence: DurationEvidence) -> str | None:
     """Return why the ranks that come last may not be at fault; ``None`` where they are."""
     rank = min(late.ranks, key=evidence.share)
     if (share := evidence.share(rank)) < _MOST:

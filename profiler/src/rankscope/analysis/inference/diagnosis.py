@@ -1,4 +1,4 @@
-"""Ranks to be named as stragglers, as evidence of steps or of windows shows them."""
+"""Diagnosis of a straggler: the ranks, with their cause and cost, as evidence of steps or of windows shows them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rankscope.runs.records import Phase
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class Diagnosis:
     """Ranks to be named as stragglers, with cause, cost and evidence."""
 
     ranks: list[int]

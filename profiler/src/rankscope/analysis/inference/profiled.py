@@ -1,0 +1,324 @@
+"""Profiled steps of a job, from windows, captures or traces: their judgement, and the description of a straggler in them.
+
+They have own times on devices, and the waits at matched collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypedDict
+
+import numpy as np
+
+from rankscope.analysis.collectives.blame import Blame
+from rankscope.analysis.collectives.matched import Matched
+from rankscope.analysis.collectives.windows import Reduction
+from rankscope.analysis.evidence.device_times import DeviceOwnTimes, DeviceTimes, device_own_times, times_of_windows
+from rankscope.analysis.inference.cause import Signals, cause_of
+from rankscope.analysis.inference.diagnosis import Diagnosis
+from rankscope.analysis.inference.judgement import Judgement, Straggler, judge
+from rankscope.analysis.inference.pipelined import saved_at_most_us, waited_for_us, waits_for
+from rankscope.analysis.inference.slow import Slow
+from rankscope.analysis.inference.slow_kernels import with_kernels
+from rankscope.analysis.inference.trace_signals import with_host_evidence, with_traces
+from rankscope.analysis.result.analysis import Evidence
+from rankscope.analysis.statistics import over_median
+from rankscope.runs.records import StepBreakdown
+
+ENOUGH_STEPS: Final = 8
+"""Number of steps below which the answer says that it rests on a few, and is less sure that the slowness lasts."""
+
+DeviceStraggler = Straggler[DeviceOwnTimes]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Profiled steps of all ranks."""
+
+    matched: Matched
+    times: Mapping[int, DeviceTimes]
+    """Times on the devices; empty where some ranks are missing, as those may be slower."""
+    breakdowns: Mapping[int, Sequence[StepBreakdown]]
+    window_us: float
+    """The typical window over which the waits of ``matched`` were summed."""
+    steps: int = 1
+    """Number of steps in a window; one stands for a window that is judged as a whole."""
+    hosts: Mapping[int, str] = field(default_factory=dict)
+    """Host of each rank, where known."""
+
+    @property
+    def blame(self) -> Blame:
+        """Waits at the matched collectives."""
+        return self.matched.blame
+
+    def judge(self) -> Judgement[DeviceOwnTimes]:
+        """Judge the ranks by own times on the devices and by the order in which they came to matched collectives."""
+        waited_us = waited_for_us(self.blame, self.matched.waits)
+        stages = {rank: times.stage for rank, times in self.times.items()}
+
+        def at_most_us(ranks: Sequence[int], group: DeviceOwnTimes) -> float:
+            return saved_at_most_us(ranks, waits_for(group.ranks, len(group.steps), stages, waited_us, self.blame))
+
+        groups = device_own_times(self.times, self.blame)
+        return judge(groups, hosts=self.hosts, at_most_us=at_most_us, blame=self.blame, window_us=self.window_us)
+
+    def describe(self, straggler: DeviceStraggler, *, seen: str = "step", explained: float | None = None) -> Diagnosis:
+        """Describe a straggler by the evidence of these steps alone. Times are per step.
+
+        ``seen``: name of the unit that the waits count, for messages. ``explained``: the share of the communication that they
+        rest on, where known.
+        """
+        slow, worst = straggler.slow, straggler.slow.ranks[0]
+        if straggler.times is not None:
+            stage = self.times[worst].stage
+            signals = device_step_signals(straggler, self.times)
+            diagnosis = diagnosis_by_own_times(straggler, signals, self.blame, stage=stage, per_window=self.steps == 1)
+            alike, affected = straggler.times.ranks, straggler.slow_steps
+        else:
+            signals = late_signals(slow, self.breakdowns, self.blame, steps=self.steps)
+            affected = sorted(self.times[worst].own_us) if worst in self.times else []
+            # Stages of a pipeline do different work.
+            alike = [rank for rank in self.times if worst in self.times and self.times[rank].stage == self.times[worst].stage]
+            peers = [rank for rank in alike if rank not in slow.ranks]
+            signals = with_traces(signals, self.times, worst, peers, affected, per=len(affected) / self.steps)
+            diagnosis = diagnosis_of_late(
+                slow, self.blame, self.window_us, signals, steps=self.steps, seen=seen, explained=explained
+            )
+        return with_kernels(with_host_evidence(diagnosis, signals), self.times, alike, affected)
+
+
+def profile_of_windows(
+    windows: Mapping[int, Reduction], matched: Matched, world_size: int | None, hosts: Mapping[int, str]
+) -> Profile | None:
+    """Return the profiled steps of a run, ``matched``; ``None`` without any."""
+    breakdowns = {rank: reduction.breakdowns for rank, reduction in windows.items()}
+    counts = [len(rows) for rows in breakdowns.values() if rows]
+    if not counts:
+        return None
+    window_us = sum(row.window_us for rows in breakdowns.values() for row in rows) / len(counts)
+    return Profile(matched, times_of_windows(windows, world_size), breakdowns, window_us, max(counts), hosts)
+
+
+def device_step_signals(straggler: DeviceStraggler, times: Mapping[int, DeviceTimes]) -> Signals:
+    """Return the signals for the cause of the worst rank: means over its slow steps, in excess of the median of its peers."""
+    slow, steps = straggler.slow, straggler.slow_steps
+    rank = slow.ranks[0]
+    ranks = [] if straggler.times is None else straggler.times.ranks
+    peers = [peer for peer in ranks if peer not in slow.ranks]
+    breakdowns = {each: [row for row in times[each].by_step if row.step in steps] for each in (rank, *peers)}
+    busy = busy_excess(rank, breakdowns)
+    return with_traces(Signals(own_us=slow.excess_us, device_busy_us=busy), times, rank, peers, steps)
+
+
+def late_signals(late: Slow, breakdowns: Mapping[int, Sequence[StepBreakdown]], blame: Blame, *, steps: int = 1) -> Signals:
+    """Return the signals for the cause of the worst late rank: means per step in excess of the median of its peers.
+
+    ``late`` and ``blame`` are sums over ``steps``. ``breakdowns``: of each step, or of the whole window as one step. If the rank
+    is late intermittently, they are means of its slow steps: in the others it may be faster for reasons of its own.
+    """
+    rank = late.ranks[0]
+    transfer = over_median(blame.transfer_us, rank, [peer for peer in blame.transfer_us if peer not in late.ranks])
+    slow = late_steps(late, blame) if steps > 1 else None
+    if slow is not None:
+        breakdowns = {one: [row for row in rows if row.step in slow] for one, rows in breakdowns.items()}
+    return Signals(
+        own_us=late.gain_us / steps if slow is None else late.excess_us / len(blame.steps),
+        device_busy_us=busy_excess(rank, breakdowns),
+        transfer_us=None if transfer is None else transfer / (steps if slow is None else len(slow)),
+    )
+
+
+def late_steps(late: Slow, blame: Blame) -> frozenset[int] | None:
+    """Return the steps in which a rank is late intermittently; ``None`` where it always is, or they are not known."""
+    if late.pattern == "fixed" or len(late.affected) != len(blame.steps):
+        return None
+    return frozenset(step for step, is_slow in zip(blame.steps, late.affected.tolist(), strict=True) if is_slow)
+
+
+def busy_excess(rank: int, breakdowns: Mapping[int, Sequence[StepBreakdown]]) -> float | None:
+    """Return a rank's mean compute and exposed copies per window minus the median of its peers.
+
+    ``None`` where the rank or all its peers lack complete windows.
+    """
+    busy = {
+        one: float(np.mean(known))
+        for one, rows in breakdowns.items()
+        if (known := [row.compute_us + row.exposed_memcpy_us for row in rows if not row.truncated])
+    }
+    return over_median(busy, rank)
+
+
+def diagnosis_of_late(
+    slow: Slow,
+    blame: Blame,
+    window_us: float,
+    signals: Signals,
+    *,
+    steps: int = 1,
+    seen: str = "step",
+    explained: float | None = None,
+) -> Diagnosis:
+    """Describe a rank that was late in windows of ``window_us`` and ``steps`` steps each; times are per step.
+
+    ``seen``: name of the unit that ``blame`` counts, for messages. ``explained``: the share of the communication that ``blame``
+    rests on, where known.
+    """
+    victims = max(1, len(blame.ranks) - len(slow.ranks))
+    exposed = max(0.0, sum(blame.exposed_us[rank] for rank in slow.ranks) - _among(slow.ranks, blame))
+    saved = Evidence(
+        name="saved",
+        value=slow.gain_us / steps,
+        unit="us",
+        detail=f"per {'window' if steps == 1 else 'step'}, had it come with the last of the others",
+    )
+    last = Evidence(
+        name="last",
+        value=slow.last_share,
+        unit="ratio",
+        detail=f"of the {'collectives' if len(blame.steps) < 2 else 'steps'} in which anybody clearly was",
+    )
+    over = [
+        Evidence(name=name, value=value, unit="us", detail="over the median of its peers")
+        for name, value in (
+            ("device_busy_excess", signals.device_busy_us),
+            ("off_cpu_excess", signals.off_cpu_us if signals.sleeps else None),
+        )
+        if value is not None
+    ]
+    return Diagnosis(
+        ranks=slow.ranks,
+        hosts=slow.hosts,
+        pattern=slow.pattern,
+        cause=cause_of(signals),
+        phase=signals.phase,
+        gain_us=slow.gain_us / steps,
+        wait_us=exposed / victims / steps,
+        step_us=window_us / steps,
+        confidence=sure(slow, len(blame.steps), explained=explained),
+        group=_where(blame, slow.ranks[0]),
+        evidence=[*imposed_evidence(blame, slow.ranks), saved, last, *chance_evidence(slow), *over],
+        **few_steps(len(blame.steps), seen, steps),
+    )
+
+
+def _among(ranks: Sequence[int], blame: Blame) -> float:
+    """Return the exposed waits of ``ranks`` for each other, in microseconds."""
+    rows = (row for of_group in blame.rows.values() for row in of_group.items())
+    return sum(exposed for (origin, victim), (_, exposed, _) in rows if origin in ranks and victim in ranks)
+
+
+def imposed_evidence(blame: Blame, ranks: Sequence[int]) -> list[Evidence]:
+    """Return the evidence of how long others waited for ``ranks``; empty where no rank waited."""
+    imposed, exposed = (sum(each[rank] for rank in ranks) for each in (blame.imposed_us, blame.exposed_us))
+    total = sum(blame.imposed_us.values())
+    rows = [
+        Evidence(name="imposed_wait", value=imposed, unit="us", detail="summed over the victims"),
+        Evidence(name="imposed_wait_exposed", value=exposed, unit="us", detail="the part that no compute hid"),
+    ]
+    if total > 0:
+        rows.append(Evidence(name="imposed_wait_share", value=imposed / total, unit="ratio", detail="of all imposed wait"))
+    return rows
+
+
+def chance_evidence(slow: Slow) -> list[Evidence]:
+    """Return the p-value as evidence; empty without one."""
+    if slow.p_value is None:
+        return []
+    return [Evidence(name="p_value", value=slow.p_value, unit="probability", detail="permutation test")]
+
+
+def sure(slow: Slow, steps: int, *, explained: float | None = None) -> float:
+    """Return the confidence in ranks that ``steps`` profiled steps show to be slow.
+
+    ``explained``: share of the communication that the evidence rests on, where known.
+    """
+    lasts = _lasts(steps, int(slow.affected.sum()) if len(slow.affected) == steps else steps) if steps < ENOUGH_STEPS else 0.99
+    return round(min(lasts, 1.0 if explained is None else explained, slow.certainty), 3)
+
+
+class FewSteps(TypedDict):
+    """Texts of ``Diagnosis`` that say on how few steps it rests."""
+
+    at_hand: str
+    note: str
+
+
+def few_steps(count: int, seen: str, steps: int) -> FewSteps:
+    """Return the texts for evidence of ``count`` units, called ``seen``, of ``steps`` steps each; empty for enough of them."""
+    if count >= ENOUGH_STEPS:
+        return {"at_hand": "", "note": ""}
+    return {"at_hand": _at_hand(count, seen, steps), "note": _FEW.format(needed=ENOUGH_STEPS)}
+
+
+_FEW: Final = "At least {needed} steps are needed to show whether it lasts."
+
+
+def _lasts(seen: int, slow: int) -> float:
+    """Return the probability that the next step is slow like ``slow`` of ``seen`` steps (Laplace's rule of succession)."""
+    return (slow + 1) / (seen + 2)
+
+
+def _at_hand(count: int, what: str, steps: int) -> str:
+    """Return the text for the ``count`` units, named ``what``, that a verdict rests on.
+
+    With several ``steps`` per unit the text marks times as per unit.
+    """
+    if count < 2:
+        return f"in the one {what} at hand"
+    return f"per {what} in the {count} at hand" if steps > 1 else f"in the {count} {what}s at hand"
+
+
+def _where(blame: Blame, rank: int) -> str | None:
+    """Return the process group in which others waited most for a rank; ``None`` where there is only one group."""
+    waits = {group: sum(row[1] for (origin, _), row in rows.items() if origin == rank) for group, rows in blame.rows.items()}
+    return max(waits, key=lambda group: waits[group])[0] if len(waits) > 1 else None
+
+
+def diagnosis_by_own_times(
+    straggler: DeviceStraggler, signals: Signals, blame: Blame, *, stage: int | None, per_window: bool = False
+) -> Diagnosis:
+    """Describe a straggler by own times. Times are per step, or ``per_window`` of all steps.
+
+    ``signals``: for the cause, see ``device_step_signals``. ``blame``: the waits at matched collectives, if there are any.
+    ``stage``: pipeline stage of the worst rank.
+    """
+    slow, compared = straggler.slow, straggler.times
+    assert compared is not None, "named by own times"
+    count = len(compared.steps)
+    times = count if per_window else 1
+    own = "time of the device without exposed communication"
+    evidence = [
+        Evidence(
+            name="own_time_excess",
+            value=slow.excess_us,
+            unit="us",
+            detail=f"{own}, beyond the median of the ranks with the same work, in its slow steps",
+        ),
+        Evidence(name="saved", value=slow.gain_us, unit="us", detail="per step, were it as fast as the slowest of the others"),
+        Evidence(name="last", value=slow.last_share, unit="ratio", detail="of the steps, in which its own time was the longest"),
+        Evidence(name="steps_judged", value=float(count), unit="steps"),
+        *chance_evidence(slow),
+        *(imposed_evidence(blame, slow.ranks) if blame.steps else []),
+    ]
+    for name, value, unit in (
+        ("device_busy_excess", signals.device_busy_us, "us"),
+        ("work_excess", signals.work, "ratio"),
+        ("phase_excess.data", signals.phases_us.get("data"), "us"),
+    ):
+        if value is not None:
+            evidence.append(Evidence(name=name, value=value, unit=unit, detail="over the median of its peers, in its slow steps"))
+    return Diagnosis(
+        ranks=slow.ranks,
+        hosts=slow.hosts,
+        pattern=slow.pattern,
+        cause=cause_of(signals),
+        phase=signals.phase,
+        gain_us=slow.gain_us * times,
+        wait_us=slow.gain_us * times,
+        step_us=compared.wall_us * times,
+        confidence=sure(slow, count),
+        stage=stage,
+        evidence=evidence,
+        **few_steps(count, "step", 1),
+    )

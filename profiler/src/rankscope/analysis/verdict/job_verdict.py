@@ -1,0 +1,61 @@
+"""The verdict on a job, from the judgement on its ranks and the doubts about it. Every source takes this way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rankscope.analysis.collectives.figures import Figures
+from rankscope.analysis.inference.diagnosis import Diagnosis
+from rankscope.analysis.result.analysis import Finding, Verdict
+from rankscope.analysis.verdict.builders import Missing, Setting, insufficient, limits, no_straggler, straggler
+
+Answer = tuple[Verdict, list[Finding]]
+"""A verdict, and all findings, most costly first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Answer of the judge about one source, described, with the reasons to doubt it."""
+
+    setting: Setting
+    shares: Figures
+    """Shares of the step's parts."""
+    missing: Missing | None = None
+    """What is missing for a judgement on any rank."""
+    doubt: Missing | None = None
+    """What is missing for a judgement on ranks that seem slow."""
+    diagnosis: Diagnosis | None = None
+    """Ranks at fault."""
+    shares_without: Figures | None = None
+    """Shares of the step's parts without these ranks; ``None``: not known."""
+    unproven: Missing | None = None
+    """What is missing for the answer that no rank is at fault."""
+    calm: str = "No rank makes the others wait beyond chance"
+    """That answer."""
+    confidence: float | None = None
+    """Confidence in it."""
+    besides: Sequence[Finding] = ()
+    """Findings beside the verdict."""
+
+    @property
+    def lacking(self) -> Missing | None:
+        """What is missing for a verdict; ``None`` where there is one."""
+        if self.missing is not None or self.setting.world_size == 1:
+            return self.missing
+        return self.doubt or (self.unproven if self.diagnosis is None else None)
+
+
+def verdict_of(case: Case) -> Answer:
+    """Return the verdict and the findings of a case."""
+    setting, shares = case.setting, case.shares
+    lacking = case.lacking
+    if lacking is not None:
+        return insufficient(lacking, setting), [] if lacking.lead is None else limits(shares, setting, lead=lacking.lead)
+    if setting.world_size == 1:
+        return no_straggler(shares, setting, confidence=None, why="There is one rank, so no rank waits for another")
+    if case.diagnosis is not None:
+        verdict, findings = straggler(case.diagnosis, setting)
+        return verdict, [*findings, *case.besides, *limits(case.shares_without or {}, setting, lead="Besides that, ")]
+    verdict, findings = no_straggler(shares, setting, confidence=case.confidence, why=case.calm)
+    return verdict, [*findings, *case.besides]
