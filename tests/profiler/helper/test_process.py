@@ -257,7 +257,7 @@ def test_a_window_whose_trace_is_damaged_is_one_line(tmp_path: Path, keep: int) 
     [
         ("import sys; sys.modules['numpy'] = None", "numpy"),
         (
-            "import rankscope.analysis.trace.columns as t\ndef odd(_): raise KeyError('odd')\nt.read_trace = odd",
+            "import rankscope.analysis.trace.columns as t\ndef odd(_, **_options): raise KeyError('odd')\nt.read_trace = odd",
             "KeyError: 'odd'",
         ),
     ],
