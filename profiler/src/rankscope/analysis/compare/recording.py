@@ -11,7 +11,7 @@ from rankscope.analysis.evidence.damage import table_warnings
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.trace.possible import is_possible_breakdown
-from rankscope.analysis.verdict.advice_sentences import RECORD
+from rankscope.analysis.verdict.advice_rows import RECORD
 from rankscope.base.errors import InputError
 from rankscope.runs.named import NamedRun, named_run, refuse_folder_of_runs
 from rankscope.runs.paths import run_file

@@ -15,8 +15,7 @@ from rankscope.analysis.inference.cause import HOST_OR_DEVICE
 from rankscope.analysis.result.analysis import Cause, Evidence, Kind, Verdict
 from rankscope.analysis.result.costs import Advice, AdviceEvidence
 from rankscope.analysis.result.text import counted, first_of, joined, units_text
-from rankscope.analysis.verdict.advice_rows import Row
-from rankscope.analysis.verdict.advice_sentences import RECORD, SHOW
+from rankscope.analysis.verdict.advice_rows import RECORD, SHOW, Row
 from rankscope.analysis.verdict.advice_table import TABLE
 from rankscope.runs.records import Phase
 

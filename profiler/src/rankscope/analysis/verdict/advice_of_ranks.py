@@ -6,8 +6,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.analysis.verdict.advice_rows import Row, for_host, for_rank, for_verdict
-from rankscope.analysis.verdict.advice_sentences import (
+from rankscope.analysis.verdict.advice_rows import (
     COLLECT,
     DUMP,
     EVALUATE_LESS,
@@ -16,6 +15,10 @@ from rankscope.analysis.verdict.advice_sentences import (
     LOAD_AHEAD,
     SAVE_ASIDE,
     SEGMENTS,
+    Row,
+    for_host,
+    for_rank,
+    for_verdict,
 )
 
 _RECORD_ALL: Final = "Record every step, with phases and CPU time of rank {rank}: {record}"

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from rankscope.analysis.verdict.advice_of_ranks import FOR_RANKS
-from rankscope.analysis.verdict.advice_rows import Bound, Row, at_least, below, for_figures, for_verdict
-from rankscope.analysis.verdict.advice_sentences import (
+from rankscope.analysis.verdict.advice_rows import (
     COLLECT,
     DUMP,
     EVALUATE_LESS,
@@ -21,6 +20,12 @@ from rankscope.analysis.verdict.advice_sentences import (
     SAVE_ASIDE,
     SEGMENTS,
     TRANSPORT,
+    Bound,
+    Row,
+    at_least,
+    below,
+    for_figures,
+    for_verdict,
 )
 
 _EXPOSED: Final = "share.exposed_communication"

@@ -20,7 +20,7 @@ from rankscope.analysis.result.analysis import Cost, Evidence, Finding, Kind, Ve
 from rankscope.analysis.result.data_quality import Problem
 from rankscope.analysis.result.text import units_text
 from rankscope.analysis.verdict.advice import Subject, next_actions, reason_of
-from rankscope.analysis.verdict.advice_sentences import ROTATING
+from rankscope.analysis.verdict.advice_rows import ROTATING
 from rankscope.analysis.verdict.bottleneck import SHOWN, exposed_transfer, largest_besides_compute, limit_of, unknown_share
 from rankscope.base.text import duration, ranks_text, share_bound
 

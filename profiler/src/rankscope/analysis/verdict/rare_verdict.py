@@ -16,7 +16,7 @@ from rankscope.analysis.inference.moving import MOST_WAITING
 from rankscope.analysis.inference.significance import LIMIT
 from rankscope.analysis.result.analysis import Cost, Evidence, Finding, Kind, Pattern, RareSteps, Verdict
 from rankscope.analysis.verdict.advice import Subject, next_actions
-from rankscope.analysis.verdict.advice_sentences import ROTATING
+from rankscope.analysis.verdict.advice_rows import ROTATING
 from rankscope.analysis.verdict.bottleneck import limit_of, shares_of
 from rankscope.analysis.verdict.builders import Setting, loss
 

@@ -54,7 +54,6 @@ class _Place(msgspec.Struct, frozen=True, kw_only=True):
     rank: _Rank
     host: _Text = "unknown"
     pid: int = -1
-    cuda_dev: int = -1
     nvml_dev: int = -1
 
     def device(self) -> Device | None:
