@@ -157,6 +157,11 @@ class Times:
     ranks: list[int]
     savings: None = None
 
+    @property
+    def steps(self) -> range:
+        """Numbers of the compared steps."""
+        return range(self.own.shape[1])
+
     @classmethod
     def of(cls, own: Own) -> Times:
         """Return the times of a look without the steps that count as warm-up."""
