@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.whatif.step_tables import Floats, graph_of, plain_chain, table_of
 
-from rankscope.analysis.evidence.lateness import middle
 from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.statistics import lower_median
 from rankscope.analysis.whatif.causes import Causes
 from rankscope.analysis.whatif.step_graph import build_step_graph
 from rankscope.analysis.whatif.step_scenarios import StepScenarios, play_steps
@@ -150,7 +150,7 @@ def test_the_middle_does_not_ask_for_order_and_most_are_as_slow(rows: list[list[
     values = np.array(rows, dtype=float)
     shuffled = list(rows)
     random.shuffle(shuffled)
-    found = middle(values)
+    found = lower_median(values)
     assert found.tolist() == middle(np.array(shuffled, dtype=float)).tolist()
     assert found.tolist() == middle(values.T, axis=1).tolist()
     assert (2 * (values >= found).sum(axis=0) >= len(values)).all()

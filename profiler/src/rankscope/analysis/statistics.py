@@ -58,6 +58,13 @@ def lower_medians(rows: NDArray[np.floating[Any]]) -> Series:
     return found
 
 
+def lower_median(values: NDArray[np.floating[Any]], axis: int = 0) -> Series:
+    """Return the lower median along an axis, of values without NaN: of two ranks it is the faster one."""
+    place = (values.shape[axis] - 1) // 2
+    found: Series = np.partition(values, place, axis=axis).take(place, axis=axis).astype(np.float64)
+    return found
+
+
 def _in_order(rows: NDArray[np.floating[Any]]) -> NDArray[np.intp]:
     rows.sort(axis=1)  # NaN last
     known: NDArray[np.intp] = np.isfinite(rows).sum(axis=1)

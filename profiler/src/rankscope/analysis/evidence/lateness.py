@@ -2,16 +2,15 @@
 
 A stretch of work ends when its last rank arrives. If no rank were late, all would take as long as the rank in the middle. So the
 job loses, at each stretch, the longest own time minus that of the rank in the middle. The verdict on delays that move
-(``inference.moving``), the waterfall's wait (``costs.step_costs``) and the ideal step of what-if (``whatif.step_scenarios``) are
-sums of this over steps, or over the stretches between two meetings. What healing some of the ranks saves is in
-``inference.healing``: there the others stay as they are.
+(``inference.moving``) and the ideal step of what-if (``whatif.step_scenarios``) are sums of this over steps, or over the stretches
+between two meetings. The waterfall's wait (``costs.step_costs``) is the wait of each rank, at most its blocked time. What healing
+some of the ranks saves is in ``inference.healing``: there the others stay as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,13 +43,6 @@ class Lateness:
         """Return that of consecutive parts as one."""
         middles = [np.empty(0), *(part.middle for part in parts)]
         return cls(Leaders.joined(part.leaders for part in parts), np.concatenate(middles))
-
-
-def middle(values: NDArray[np.floating[Any]], axis: int = 0) -> Times:
-    """Return the lower median along an axis: most ranks are at least as slow, and of two ranks it is the faster one."""
-    place = (values.shape[axis] - 1) // 2
-    found: Times = np.partition(values, place, axis=axis).take(place, axis=axis).astype(np.float64)
-    return found
 
 
 def lateness(own: Stored) -> Lateness:

@@ -115,9 +115,9 @@ def assemble(
 
     ``costs``: those of the step with all ranks. ``kernels``: of some ranks. ``figures``: those that only a run has.
     """
-    found = None if costs is None else waterfall(costs)
+    step_parts = None if costs is None else waterfall(costs)
     verdict, findings = answer
-    verdict = never_balanced_while_waiting(verdict, None if found is None else found.share("straggler_wait"), setting)
+    verdict = never_balanced_while_waiting(verdict, None if step_parts is None else step_parts.share("straggler_wait"), setting)
     is_run = source.kind == "run"
     machines = _machines(ranks)
     evidence = next((finding.evidence for finding in findings if finding.kind == "straggler"), [])
@@ -151,16 +151,16 @@ def assemble(
         findings=findings,
         rare_steps=rare_steps,
         pipeline=pipeline,
-        waterfall=found,
+        waterfall=step_parts,
         throughput=throughput,
         memory=memory,
-        advice=recommend(figures, subject, step_us=None if found is None else found.step_us, reason=reason),
+        advice=recommend(figures, subject, step_us=None if step_parts is None else step_parts.step_us, reason=reason),
     )
 
 
 def _machines(ranks: Sequence[RankResult]) -> Figures:
     hosts = {row.host for row in ranks if row.host is not None}
-    found = {"hosts": Figure(float(len(hosts)), "hosts")} if hosts else {}
+    figures = {"hosts": Figure(float(len(hosts)), "hosts")} if hosts else {}
     if any(row.device_kind not in (None, "cpu") for row in ranks):
-        found["accelerated"] = Figure(1.0, "boolean")
-    return found
+        figures["accelerated"] = Figure(1.0, "boolean")
+    return figures

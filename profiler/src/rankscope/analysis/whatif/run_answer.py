@@ -14,12 +14,12 @@ from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.costs.rare_steps import rare_time
 from rankscope.analysis.evidence.compared import MINIMUM_STEPS, comparable
 from rankscope.analysis.evidence.damage import table_warnings
-from rankscope.analysis.evidence.lateness import middle
 from rankscope.analysis.evidence.peers import peer_groups
 from rankscope.analysis.evidence.rank_columns import LOADED_METRICS, TIME_METRICS
 from rankscope.analysis.evidence.rank_files import Report, ignore
 from rankscope.analysis.evidence.steps import METRICS, Matrices, StepTable
 from rankscope.analysis.evidence.typical import TypicalSteps, typical_steps
+from rankscope.analysis.statistics import lower_median
 from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible_collective
 from rankscope.analysis.whatif.causes import CAUSE_METRICS, Causes
 from rankscope.analysis.whatif.graph import Times
@@ -180,7 +180,7 @@ def _busy_above(reader: RunReader, attempt: int, ranks: Sequence[int]) -> Times 
     complete profiled steps.
     """
     busy = np.array([_busy(_profiled_steps(reader, attempt, rank)) for rank in ranks])
-    return np.maximum(busy - middle(busy), 0.0) if np.isfinite(busy).all() else None
+    return np.maximum(busy - lower_median(busy), 0.0) if np.isfinite(busy).all() else None
 
 
 def _busy(rows: Sequence[StepBreakdown]) -> float:

@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.compared import filled
-from rankscope.analysis.evidence.lateness import middle
 from rankscope.analysis.evidence.order import blocks, by_step, of_blocks
 from rankscope.analysis.evidence.rank_columns import BLOCKED_METRICS
 from rankscope.analysis.evidence.steps import Matrix, StepTable, Stored
+from rankscope.analysis.statistics import lower_median
 from rankscope.analysis.trace.possible import MAX_US
 from rankscope.runs.records import PHASES, Phase
 
@@ -112,7 +112,7 @@ class Block:
         """Return ``middle`` of each row of ``values``, which are always the same for ``name``."""
         key = (name, self.ending.start)
         if (found := self.graph.middles.get(key)) is None:
-            found = self.graph.middles[key] = middle(values, axis=1)
+            found = self.graph.middles[key] = lower_median(values, axis=1)
         return found
 
     def over_middle(self, name: str, values: Stored) -> Matrix:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.collectives.arrivals import Match, arrival_ns
 from rankscope.analysis.collectives.clock import Clocks
 from rankscope.analysis.collectives.transfers import common_extent
-from rankscope.analysis.evidence.lateness import middle
+from rankscope.analysis.statistics import lower_median
 from rankscope.analysis.trace.intervals import Spans, measure, union
 from rankscope.analysis.whatif.graph import Graph, Times, build_graph
 from rankscope.runs.records import CollectiveRecord, StepBreakdown
@@ -216,7 +216,7 @@ def _ideal(
         alike.setdefault(signature, []).append(rank)
     for ranks in alike.values():
         values = np.array([passed[rank] for rank in ranks])
-        usual = middle(values)
+        usual = lower_median(values)
         for rank, own in zip(ranks, values, strict=True):
             shortened[rank] = np.divide(np.minimum(own, usual), own, out=np.ones_like(own), where=own > 0)
     ideal = real.copy()
