@@ -83,6 +83,8 @@ class Records:
 
 
 _COLUMNS: Final = CollectiveRecord.__struct_fields__
+_LONGEST_NS: Final = 2.0**60
+"""36 years; damaged records have longer spans, which are not whole numbers of 64 bits."""
 
 
 def records_of(by_rank: Iterable[tuple[int, Iterable[CollectiveRecord]]], *, keep: bool = True) -> Records:
@@ -102,7 +104,7 @@ def records_of(by_rank: Iterable[tuple[int, Iterable[CollectiveRecord]]], *, kee
         spans = column["compute_spans_us"]
         count = np.fromiter(map(len, spans), np.int64, len(rows))
         flat = np.array([span for some in spans for span in some], dtype=np.float64).reshape(-1, 2)
-        edges = np.rint(flat * 1000).astype(np.int64) + np.repeat(enqueue, count)[:, None]
+        edges = np.rint(np.clip(flat * 1000, -_LONGEST_NS, _LONGEST_NS)).astype(np.int64) + np.repeat(enqueue, count)[:, None]
         found = {
             "rank": np.full(len(rows), rank, np.int64),
             "step": _numbers(column["step"]),
