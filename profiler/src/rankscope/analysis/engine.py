@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from rankscope.analysis.collectives.links import ToldLink
-from rankscope.analysis.durations.logs import holds_logs, local_files
+from rankscope.analysis.durations.log_files import holds_logs, local_files
 from rankscope.analysis.parallel.workers import ALONE, Engine
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.trace.locations import Location, location

@@ -112,7 +112,7 @@ def analysis_of(
     verdict = msgspec.structs.replace(verdict, next=ended.advise(verdict, run.hosts))
     there = table.has_record
     if durations is not None and late:
-        attribution = attribution_of_blame(durations.compared.matched.blame, durations.source)
+        attribution = attribution_of_blame(durations.evidence.matched.blame, durations.source)
     elif run.matching.matches:
         attribution = attribution_of_blame(run.blame, "windows")
     else:

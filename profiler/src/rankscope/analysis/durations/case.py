@@ -50,8 +50,10 @@ class DurationEvidence:
     matched: Matched
     step_us: float
     """Mean time of a step; where steps are not known, of everything."""
-    steps: int | None
-    """Number of steps that count; ``None`` where steps are not known."""
+    numbers: list[int]
+    """Steps that count; a single one where steps are not known."""
+    in_steps: bool
+    """Whether steps are known."""
     overlapping: set[str]
     """Groups whose collectives run beside compute."""
     gathers: bool
@@ -73,6 +75,17 @@ class DurationEvidence:
     """Share of the time in which ranks wait at the matched collectives, the steps with the longest waits left out."""
     hidden: Mapping[int, int] = field(default_factory=dict)
     """Number of collectives per rank that the source left out, where known."""
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def step_count(self) -> int | None:
+        """Number of steps that count; ``None`` where steps are not known."""
+        return len(self.numbers) if self.in_steps else None
+
+    @property
+    def steps(self) -> tuple[int, int] | None:
+        """First step that counts and the one after the last; ``None`` where steps are not known."""
+        return (self.numbers[0], self.numbers[-1] + 1) if self.in_steps and self.numbers else None
 
     def share(self, rank: int) -> float:
         """Return the share of a rank's communication that is in matched collectives."""
@@ -160,7 +173,7 @@ def _diagnosis(
         )
         if evidence.overlapping:
             diagnosis = replace(diagnosis, note=f"{diagnosis.note} {_AT_LEAST}".strip())
-    rows = [] if evidence.steps is None else [Evidence(name="steps_judged", value=float(evidence.steps), unit="steps")]
+    rows = [] if evidence.step_count is None else [Evidence(name="steps_judged", value=float(evidence.step_count), unit="steps")]
     if evidence.explained is not None:
         share = Evidence(name="communication_matched", value=evidence.explained, unit="ratio", detail="of the communication")
         rows.append(share)
@@ -226,7 +239,7 @@ def _useless(evidence: DurationEvidence) -> str | None:
         )
     if evidence.step_us <= 0:
         return "the times at which operations were issued make no sense, so the length of a step is not known"
-    if evidence.steps is None and evidence.overlapping:
+    if evidence.step_count is None and evidence.overlapping:
         return (
             f"the {evidence.wording.many} hold fewer than {REPEATS} steps, or no two are alike, and beside compute one delay "
             f"shows at many collectives of a step; {evidence.wording.more_steps}"
@@ -254,10 +267,10 @@ def _nobody_unclear(evidence: DurationEvidence) -> str | None:
         )
     if (explained := evidence.explained or 0.0) < _MOST:
         return f"no rank is last at the matched collectives, but these are {explained:.0%} of the communication. {_IN_THE_REST}"
-    if evidence.steps is None or evidence.steps < ENOUGH_STEPS:
-        seen = "steps are not known" if evidence.steps is None else f"there are {counted(evidence.steps, 'step')}"
+    if evidence.step_count is None or evidence.step_count < ENOUGH_STEPS:
+        seen = "steps are not known" if evidence.step_count is None else f"there are {counted(evidence.step_count, 'step')}"
         return f"no rank is last beyond chance, but {seen}; {ENOUGH_STEPS} or more are needed to say that no rank is late"
-    return _left_out(evidence, evidence.steps)
+    return _left_out(evidence, evidence.step_count)
 
 
 def _left_out(evidence: DurationEvidence, steps: int) -> str | None:

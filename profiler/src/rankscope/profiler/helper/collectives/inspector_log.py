@@ -61,7 +61,7 @@ class InspectorLog:
                     f"no log of NCCL Inspector appeared in {self._folder}; does NCCL load the plugin (NCCL_DEBUG=INFO)?"
                 )
             return
-        from rankscope.analysis.durations.blocks import blocks_of_log
+        from rankscope.analysis.durations.blocks import blocks_of
 
         while True:
             try:
@@ -69,7 +69,7 @@ class InspectorLog:
             except FileNotFoundError:
                 self._log, self._since = None, now
                 return
-            for block in blocks_of_log(self._log.log, self._log.take()):
+            for block in blocks_of(self.kind, self._log.take()):
                 yield self._counted(block)
             # A log that does not shrink costs disk space, which the user sees, but no durations.
             with suppress(OSError):

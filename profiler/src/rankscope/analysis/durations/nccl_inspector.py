@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
-from rankscope.analysis.collectives.cycles import Issued, steps_by_group
-from rankscope.analysis.durations.calls import MAX_CALLS, RECORD_IT, Call, Durations, RankCalls, Wording
-from rankscope.analysis.durations.logs import LogRecord, ProcessLog, find_logs, read_log
+from rankscope.analysis.collectives.arrivals import Numbers
+from rankscope.analysis.collectives.cycles import steps_by_group
+from rankscope.analysis.durations.calls import MAX_CALLS, RECORD_IT, Calls, Durations, RankCalls, Row, Wording, calls_of
+from rankscope.analysis.durations.log_files import find_logs
+from rankscope.analysis.durations.logs import ProcessLog, read_log
 from rankscope.analysis.durations.processes import Processes, identify
 from rankscope.analysis.durations.stages import block_on_sends, pipeline_stages
 from rankscope.analysis.operations import OPERATIONS, operation_name
@@ -20,6 +21,7 @@ from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.result.text import counted, first_of
 from rankscope.base.errors import InputError
 from rankscope.base.text import ranks_text
+from rankscope.runs.durations import TRANSFER, DurationGroup
 
 _CODES: Final = {name: code for code, name in enumerate((*OPERATIONS, "unknown"))}
 _KINDS: Final = len(_CODES)
@@ -29,7 +31,7 @@ _SHOWN: Final = 4
 _TIMING: Final = (
     "leave NCCL_INSPECTOR_REQUIRE_KERNEL_TIMING at 1, with NCCL 2.30 or later, so that only durations of kernels are logged"
 )
-INSPECTOR_WORDING: Final = Wording(
+_WORDING: Final = Wording(
     one="log",
     many="logs",
     missing="logs of {found} of {world_size} ranks: communicators with a missing rank are left out",
@@ -39,7 +41,7 @@ INSPECTOR_WORDING: Final = Wording(
 )
 
 
-def read_inspector_durations(paths: Sequence[Path], engine: Engine) -> Durations:
+def read_durations(paths: Sequence[Path], engine: Engine) -> Durations:
     """Read the logs of a job, one file per process. Raises ``InputError`` for input without durations."""
     files, warnings = find_logs(paths)
     most = max(1, MAX_CALLS // len(files))
@@ -62,25 +64,30 @@ def durations_of(processes: Processes, warnings: list[str], *, most: int) -> Dur
 
     ``most``: number of records after which logs were cut, for the warning.
     """
-    members, labels = processes.members(), _labels(processes.ranks)
+    logs, members, labels = processes.ranks, processes.members(), _labels(processes.ranks)
+    groups = {name: DurationGroup(labels[name], ranks=ranks) for name, ranks in members.items()}
     ranks = {
-        rank: RankCalls(_calls(log, labels), {labels[one]: members[one] for one in log.communicators}, log.damaged)
-        for rank, log in processes.ranks.items()
+        rank: RankCalls(_in_order(log.rows, labels), {labels[name]: groups[name] for name in log.groups}, log.damaged)
+        for rank, log in logs.items()
     }
-    stages = {} if any(_lacks_transfers(log.records) for log in processes.ranks.values()) else pipeline_stages(ranks)
-    if stages:
-        block_on_sends(ranks)
-    warnings += _limits(processes.ranks, ranks, most)
-    are_verbose = all(record.issued_us is not None for log in processes.ranks.values() for record in log.records)
-    hidden = {rank: _hidden(log.records) for rank, log in processes.ranks.items()}
+    warnings += _limits(logs, ranks, most)
+    calls = calls_of(ranks)
+    stages = {} if any(_lacks_transfers(log.rows) for log in logs.values()) else pipeline_stages(calls)
+    are_verbose = all(row.issued_ns for log in logs.values() for row in log.rows)
+
+    def steps(calls: Calls) -> Numbers:
+        return steps_by_group(calls.issued(calls.has(TRANSFER)), apart=bool(stages))
+
     return Durations(
         "nccl_inspector",
-        ranks,
+        block_on_sends(calls) if stages else calls,
         processes.world_size,
-        replace(INSPECTOR_WORDING, more_order=RECORD_IT) if are_verbose else INSPECTOR_WORDING,
-        partial(steps_by_group, apart=True) if stages else steps_by_group,
+        replace(_WORDING, more_order=RECORD_IT) if are_verbose else _WORDING,
+        steps,
         warnings,
-        hidden=hidden,
+        is_exact=False,
+        is_timed=are_verbose,
+        hidden={rank: _hidden(log.rows) for rank, log in logs.items()},
         names=processes.names,
         stages=stages,
     )
@@ -88,7 +95,7 @@ def durations_of(processes: Processes, warnings: list[str], *, most: int) -> Dur
 
 def _limits(logs: Mapping[int, ProcessLog], ranks: Mapping[int, RankCalls], most: int) -> Iterator[str]:
     """Yield warnings on what the logs lack. Raises ``InputError`` if there are no durations."""
-    without = [rank for rank, one in ranks.items() if all(call.duration_us is None for call in one.calls)]
+    without = [rank for rank, of_rank in ranks.items() if not of_rank.has_durations]
     if len(without) == len(ranks):
         path = next(iter(logs.values())).path
         raise InputError(path, f"no collective has the duration of its kernel, so no rank's wait is known; {_TIMING}")
@@ -102,105 +109,102 @@ def _limits(logs: Mapping[int, ProcessLog], ranks: Mapping[int, RankCalls], most
 
 def _labels(logs: Mapping[int, ProcessLog]) -> dict[str, str]:
     """Return the names of communicators in the result: those that NCCL knows, with the identifier."""
-    known: dict[str, str] = {}
+    labels: dict[str, str] = {}
     for log in logs.values():
-        known = {one: one for one in log.communicators} | known
-        known |= {one: f"{name} {one}" for one, name in log.names.items() if known[one] == one}
-    return known
+        for name, group in log.groups.items():
+            if labels.get(name, name) == name:
+                labels[name] = f"{group.label} {name}" if group.label else name
+    return labels
 
 
-def _calls(log: ProcessLog, labels: Mapping[str, str]) -> list[Call]:
+def _in_order(rows: Iterable[Row], labels: Mapping[str, str]) -> list[Row]:
     """Return the operations of a process in the order in which it issued them, which only verbose logs have exactly.
 
     Otherwise the order is that of their starts. Sends and receives that overlap on one communicator are one batch.
     """
-    last: dict[tuple[str, bool], int] = {}
-    ordered: list[tuple[int, LogRecord]] = []
-    for record in log.records:
-        began = record.ended_us - round(record.duration_us or 0.0)
+    last: dict[tuple[str, int], int] = {}
+    ordered: list[Row] = []
+    for row in rows:
         # Collectives of a communicator are logged in their order, and so are its sends and receives.
-        kind = (record.communicator, record.is_p2p)
-        began = last[kind] = max(last.get(kind, 0), record.issued_us or began)
-        ordered.append((began, record))
-    ordered.sort(key=lambda one: one[0])
-    calls: list[Call] = []
+        kind = (row.group, row.flags & TRANSFER)
+        began_ns = row.issued_ns or row.ended_ns - 1000 * round(row.duration_us or 0.0)
+        last[kind] = max(last.get(kind, 0), began_ns)
+        ordered.append(row._replace(issued_ns=last[kind]))
+    ordered.sort(key=attrgetter("issued_ns"))
+    calls: list[Row] = []
     batches: dict[str, int] = {}
-    for began, record in ordered:
-        group = labels[record.communicator]
-        call = _call(record, began, group)
-        if record.is_p2p:
-            at = batches.get(group)
+    for row in ordered:
+        call = _operation(row, labels[row.group])
+        if call.flags & TRANSFER:
+            at = batches.get(call.group)
             if at is not None and _overlap(calls[at], call):
                 calls[at] = _joined(calls[at], call)
                 continue
-            batches[group] = len(calls)
-        elif record.number == 0:
+            batches[call.group] = len(calls)
+        elif row.number == 0:
             continue  # It sets up the connections.
         calls.append(call)
     return calls
 
 
-def _overlap(one: Call, other: Call) -> bool:
-    """Return whether two operations ran at the same time; kernels of one communicator run one after the other."""
-    took = min(one.duration_us or 0.0, other.duration_us or 0.0)
-    starts = [call.ended_ns / 1000 - (call.duration_us or 0.0) for call in (one, other)]
-    return min(one.ended_ns, other.ended_ns) / 1000 - max(starts) > took / 2
-
-
-def _joined(batch: Call, part: Call) -> Call:
-    """Return a batch with one more send or receive: its kernel ends with the longest of them."""
-    longer = max(batch, part, key=lambda call: call.duration_us or 0.0)
-    return msgspec.structs.replace(
-        batch,
-        op="coalesced",
-        elements=batch.elements + 1,
-        duration_us=longer.duration_us,
-        ended_ns=max(batch.ended_ns, part.ended_ns),
-        issued=Issued(None, (batch.group, "coalesced", 0), batch.issued.created_ns),
-    )
-
-
-def _call(record: LogRecord, began_us: int, group: str) -> Call:
-    name = operation_name(record.op)
+def _operation(row: Row, group: str) -> Row:
+    name = operation_name(row.op)
     op = name if name in OPERATIONS else "unknown"
-    sequence = _KINDS * (record.number + 1) + _CODES[op]
-    # Only NCCL's own all-to-all is a collective here, in which all ranks move the same bytes.
-    return Call(
-        Issued(None if record.is_p2p else (group, sequence), (group, op, record.bytes), 1000 * began_us),
-        group,
-        op,
-        sequence,
-        not record.is_p2p,
-        1 if record.is_p2p else record.bytes,
-        record.bytes if op == "all_to_all" else None,
-        record.duration_us,
-        is_part=False,
-        ended_ns=1000 * record.ended_us,
+    is_transfer = bool(row.flags & TRANSFER)
+    return row._replace(
+        group=group,
+        op=op,
+        number=_KINDS * (row.number + 1) + _CODES[op],
+        size=1 if is_transfer else row.size,
+        # Only NCCL's own all-to-all is a collective here, in which all ranks move the same bytes.
+        bytes=row.size if op == "all_to_all" else None,
     )
 
 
-def _hidden(records: Sequence[LogRecord]) -> int:
+def _start_us(row: Row) -> float:
+    return row.ended_ns / 1000 - (row.duration_us or 0.0)
+
+
+def _overlap(row: Row, other: Row) -> bool:
+    """Return whether two operations ran at the same time; kernels of one communicator run one after the other."""
+    took_us = min(row.duration_us or 0.0, other.duration_us or 0.0)
+    return min(row.ended_ns, other.ended_ns) / 1000 - max(map(_start_us, (row, other))) > took_us / 2
+
+
+def _joined(batch: Row, part: Row) -> Row:
+    """Return a batch with one more send or receive: its kernel ends with the longest of them."""
+    longer = max(batch, part, key=lambda row: row.duration_us or 0.0)
+    ended_ns = max(batch.ended_ns, part.ended_ns)
+    return batch._replace(op="coalesced", size=batch.size + 1, duration_us=longer.duration_us, ended_ns=ended_ns)
+
+
+def _hidden(rows: Iterable[Row]) -> int:
     """Return how many collectives between the logged ones are not logged: small messages, or overwritten before the dump."""
     numbers: dict[tuple[str, str], list[int]] = {}
-    for record in records:
-        if not record.is_p2p and record.number > 0:
-            numbers.setdefault((record.communicator, record.op), []).append(record.number)
-    return sum(max(found) - min(found) + 1 - len(set(found)) for found in numbers.values())
+    for row in rows:
+        if not row.flags & TRANSFER and row.number > 0:
+            numbers.setdefault((row.group, row.op), []).append(row.number)
+    return sum(map(_missing, numbers.values()))
 
 
-def _lacks_transfers(records: Sequence[LogRecord]) -> bool:
+def _missing(numbers: Sequence[int]) -> int:
+    return max(numbers) - min(numbers) + 1 - len(set(numbers))
+
+
+def _lacks_transfers(rows: Iterable[Row]) -> bool:
     """Return whether the order of sends and receives is not known, or more than a few of them are not logged.
 
     NCCL Inspector numbers the sends and receives of a communicator together.
     """
     numbers: dict[str, list[int]] = {}
-    for record in records:
-        if record.is_p2p:
-            if record.issued_us is None:
+    for row in rows:
+        if row.flags & TRANSFER:
+            if not row.issued_ns:
                 return True
-            numbers.setdefault(record.communicator, []).append(record.number)
-    span = sum(max(found) - min(found) + 1 for found in numbers.values())
-    return span - sum(len(set(found)) for found in numbers.values()) > _LOST * span
+            numbers.setdefault(row.group, []).append(row.number)
+    logged = sum(len(set(of_group)) for of_group in numbers.values())
+    missing = sum(map(_missing, numbers.values()))
+    return missing > _LOST * (missing + logged)
 
 
 _LOST: Final = 0.01
