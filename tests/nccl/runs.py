@@ -29,8 +29,8 @@ from tests.step_files import append
 
 from rankscope.analysis.durations.blocks import blocks_of
 from rankscope.analysis.durations.flight_recorder import calls_of_dump
-from rankscope.analysis.durations.follow import LogFollower
 from rankscope.analysis.hang.files import find_dumps, read_dump
+from rankscope.profiler.helper.collectives.log_follower import LogFollower
 from rankscope.runs.durations import DurationBlock, DurationSource
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import AttemptInfo, PhaseTimes, Pipeline, RankInfo, RunInfo, StepRecord

@@ -24,11 +24,10 @@ from rankscope.analysis.collectives.clock import Clocks
 from rankscope.analysis.collectives.matched import Matched
 from rankscope.analysis.collectives.matching import match_collectives
 from rankscope.analysis.collectives.waiting import NOBODY_WAITED
-from rankscope.analysis.durations import flight_recorder, nccl_inspector
-from rankscope.analysis.durations.calls import Calls, Durations
-from rankscope.analysis.durations.case import DurationEvidence, duration_case
+from rankscope.analysis.durations.calls import Calls
 from rankscope.analysis.durations.overlap import longest_waits, overlapping_by_autograd, overlapping_by_gaps
 from rankscope.analysis.durations.own_times import own_times, stages_of_calls
+from rankscope.analysis.durations.sources import Durations, reader
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes
 from rankscope.analysis.parallel.workers import ALONE, Engine
 from rankscope.analysis.report.assembly import assemble, attribution_of_blame, matching_result
@@ -36,6 +35,7 @@ from rankscope.analysis.report.ranks import rank_result
 from rankscope.analysis.result.analysis import Analysis, Source, Verdict
 from rankscope.analysis.trace.locations import common_folder
 from rankscope.analysis.verdict.builders import Setting
+from rankscope.analysis.verdict.durations_case import DurationEvidence, duration_case
 from rankscope.analysis.verdict.hung_run import hang_verdict
 from rankscope.analysis.verdict.job_verdict import verdict_of
 from rankscope.runs.durations import AUTOGRAD, PART, TRANSFER, DurationSource
@@ -60,8 +60,7 @@ def analyze_durations(
 
     Raises ``InputError`` for input without durations, unless it shows a hang.
     """
-    read = flight_recorder.read_durations if kind == "flight_recorder" else nccl_inspector.read_durations
-    durations = read(paths, engine)
+    durations = reader(kind).read_durations(paths, engine)
     ranks, world_size, warnings = durations.calls.ranks, durations.world_size, durations.warnings
     evidence = compare_durations(durations)
     matched = evidence.matched
@@ -128,7 +127,8 @@ def compare_durations(durations: Durations) -> DurationEvidence:
     records = chosen.records(step_of_record, index, (step_of_record * slots + index) * slot_ns)
     matching = match_collectives(records, world_size=world_size)
     matches = matching.matches
-    if durations.is_exact:
+    source = durations.source
+    if source.is_exact:
         overlapping = overlapping_by_autograd(calls)
     else:
         transfers = calls.has(TRANSFER)
@@ -136,7 +136,7 @@ def compare_durations(durations: Durations) -> DurationEvidence:
         overlapping = overlapping_by_gaps(matches, chosen.ended_ns, ends)
     reduced = longest_waits(matches, overlapping) if in_steps else matches
     blame = assign_blame(reduced, Clocks(residual_ns=0.0), every.ranks)
-    matched = Matched(matching, Clocks(), NOBODY_WAITED, blame, {}, durations.kind)
+    matched = Matched(matching, Clocks(), NOBODY_WAITED, blame, {}, source.kind)
     step_us = _step_us(calls, step_of_call)
     # Of logs of NCCL Inspector own times are known in pipelines only, whose sends and receives are all in them.
     are_all = every.ranks == list(range(world_size))
@@ -144,7 +144,7 @@ def compare_durations(durations: Durations) -> DurationEvidence:
     stages = {rank: stages.get(rank) for rank in every.ranks}
     own: list[DeviceOwnTimes] = []
     least: list[DeviceOwnTimes] = []
-    if (durations.is_exact or durations.stages) and in_steps and are_all:
+    if (source.is_exact or durations.stages) and in_steps and are_all:
         of_calls = partial(own_times, calls, step_of_call, stages, overlapping=overlapping, matches=reduced, step_us=step_us)
         own, least = of_calls(), of_calls(without_queued=True) if durations.stages else []
     matched_us = _matched_us(matches)
@@ -161,19 +161,17 @@ def compare_durations(durations: Durations) -> DurationEvidence:
         least_own=least,
         stages=stages,
         is_pipeline=bool(durations.stages),
-        wording=durations.wording,
-        is_exact=durations.is_exact,
+        source=source,
         waiting=_waiting(matches, len(every.ranks), step_us),
         hidden=durations.hidden,
         warnings=warnings,
     )
     if len(every.ranks) < world_size:
-        warnings.append(durations.wording.missing.format(found=len(every.ranks), world_size=world_size))
+        warnings.append(source.missing.format(found=len(every.ranks), world_size=world_size))
     lacking, instances = matching.unmatched_by.get("incomplete", 0), len(matches) + matching.unmatched
     if lacking > _APART * instances:
         warnings.append(
-            f"{lacking:,} of {instances:,} collectives are in the {durations.wording.many} of some ranks only: "
-            f"{durations.wording.together}"
+            f"{lacking:,} of {instances:,} collectives are in the {source.many} of some ranks only: {source.together}"
         )
     return evidence
 

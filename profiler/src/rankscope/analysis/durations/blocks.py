@@ -6,16 +6,10 @@ A helper writes the blocks of its rank while the job trains. Their rank is that 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from operator import attrgetter
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from rankscope.analysis.collectives.world import least_ranks_of_groups
-from rankscope.analysis.durations import flight_recorder, nccl_inspector
-from rankscope.analysis.durations.calls import MAX_CALLS, Durations, RankCalls, Row
-from rankscope.analysis.durations.logs import ProcessLog
-from rankscope.analysis.durations.processes import Processes
+from rankscope.analysis.durations.calls import MAX_CALLS, RankCalls, Row
 from rankscope.runs.durations import DurationBlock, DurationGroup, DurationSource
 from rankscope.runs.reader import RunReader
 
@@ -53,7 +47,8 @@ def blocks_of(source: DurationSource, calls: RankCalls) -> Iterator[DurationBloc
         )
 
 
-def _calls_of(blocks: Sequence[DurationBlock]) -> RankCalls:
+def calls_of_blocks(blocks: Iterable[DurationBlock]) -> RankCalls:
+    """Return the operations of a rank in some of its blocks."""
     calls = RankCalls()
     for block in blocks:
         for group in block.groups:
@@ -103,46 +98,17 @@ def read_durations(reader: RunReader, attempt: int, ranks: Sequence[int]) -> dic
     return {rank: list(blocks) for rank, blocks in recent.items()}
 
 
-def stored_durations(
-    blocks: Mapping[int, Sequence[DurationBlock]], world_size: int, *, most: int = MAX_CALLS
-) -> Durations | None:
-    """Return the durations of a run from the blocks of its ranks.
-
-    Of all ranks together at most the last ``most`` operations count. Blocks of the source of most ranks are used. ``None`` where
-    there are none. Raises ``InputError`` if no operation has a duration.
-    """
-    ranks = {rank: [block for block in rows if _is_usable(block)] for rank, rows in blocks.items()}
-    sources = [rows[-1].source for rows in ranks.values() if rows]
-    if not sources:
-        return None
-    source = max(sources, key=sources.count)
-    each = max(1, most // len(ranks))
-    calls = {rank: _calls_of(rows) for rank, every in ranks.items() if (rows := _last(every, source, each))}
-    groups = [group for of_rank in calls.values() for group in of_rank.groups.values()]
-    members = [group.ranks for group in groups if group.ranks]
-    world_size = max(world_size, least_ranks_of_groups([calls, *members], [group.size or 0 for group in groups]))
-    if source == "nccl_inspector":
-        logs = {
-            rank: ProcessLog(Path(f"rank {rank}"), rows=deque(of_rank.rows), groups=of_rank.groups)
-            for rank, of_rank in calls.items()
-        }
-        return nccl_inspector.durations_of(Processes(logs, world_size), [], most=MAX_CALLS)
-    for of_rank in calls.values():
-        # Operations that ended late are in a later block.
-        of_rank.rows.sort(key=attrgetter("issued_ns"))
-    return flight_recorder.durations_of(calls, world_size, [])
-
-
-def _is_usable(block: DurationBlock) -> bool:
-    columns = (block.issued_us, block.ended_us, block.number, block.size, block.bytes, [block.start_unix_ns // 4000])
-    is_possible = all(number is None or abs(number) < _LARGEST for column in columns for number in column)
-    return bool(block.group) and block.is_consistent and is_possible
-
-
-def _last(rows: Sequence[DurationBlock], source: DurationSource, most: int) -> RecentBlocks:
+def last_blocks(rows: Sequence[DurationBlock], source: DurationSource, most: int) -> RecentBlocks:
     """Return the last blocks of ``source`` with about ``most`` operations, at least one block."""
     recent = RecentBlocks()
     for block in rows:
         if block.source == source:
             recent.add(block, most)
     return recent
+
+
+def is_usable(block: DurationBlock) -> bool:
+    """Return whether a block has operations, and its columns make sense."""
+    columns = (block.issued_us, block.ended_us, block.number, block.size, block.bytes, [block.start_unix_ns // 4000])
+    is_possible = all(number is None or abs(number) < _LARGEST for column in columns for number in column)
+    return bool(block.group) and block.is_consistent and is_possible

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -11,15 +11,11 @@ import numpy as np
 
 from rankscope.analysis.collectives.arrivals import NONE, Flags, Floats, Numbers, Records, combined, offsets
 from rankscope.analysis.collectives.cycles import Issued
-from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.operations import operation
-from rankscope.runs.durations import AUTOGRAD, TRANSFER, DurationGroup, DurationSource
+from rankscope.runs.durations import AUTOGRAD, TRANSFER, DurationGroup
 
 MAX_CALLS: Final = 500_000
 """Maximum number of operations of all ranks that are compared, the last ones."""
-
-RECORD_IT: Final = "record the job with `rankscope run`"
-"""Way to more evidence where a job is not recorded."""
 
 
 class Row(NamedTuple):
@@ -202,47 +198,3 @@ def calls_of(ranks: Mapping[int, RankCalls]) -> Calls:
         teams=list(teams),
         ops=list(ops),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Wording:
-    """Words for a source in messages."""
-
-    one: str
-    """Input of one rank, such as "dump"."""
-    many: str
-    missing: str
-    """Note on ranks without one; ``{found}`` and ``{world_size}`` are filled in."""
-    more_steps: str
-    """Way to more steps."""
-    together: str
-    """Way to the same collectives of all ranks."""
-    more_order: str
-    """Way to the order of operations of different groups."""
-    more_evidence: str = RECORD_IT
-    """Way to evidence that durations do not hold."""
-
-
-@dataclass(frozen=True, slots=True)
-class Durations:
-    """Operations of all ranks with their durations, and what their source knows beside them."""
-
-    kind: DurationSource
-    calls: Calls
-    world_size: int
-    wording: Wording
-    steps_of: Callable[[Calls], Numbers]
-    """Function that infers the step of each operation; ``NONE`` outside of steps, and where nothing repeats."""
-    warnings: list[str]
-    is_exact: bool
-    """True if the source has the order of operations of different groups, and shows which of them run beside compute."""
-    is_timed: bool = True
-    """Whether the host's times of the operations are known."""
-    hidden: Mapping[int, int] = field(default_factory=dict)
-    """Number of collectives per rank that the source left out, where known."""
-    names: Mapping[int, str] = field(default_factory=dict)
-    """Process of each rank, where ranks are numbers that only this analysis gives."""
-    stages: Mapping[int, int | None] = field(default_factory=dict)
-    """Pipeline stage of each rank, where the source shows that from all sends and receives; empty otherwise."""
-    hang: HangReport | None = None
-    """Report on a hang, or on long waits whose reason the source does not show."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import prod
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -13,18 +14,20 @@ from rankscope.analysis.collectives.arrivals import Numbers
 from rankscope.analysis.collectives.cycles import steps_of
 from rankscope.analysis.collectives.message_size import element_bytes
 from rankscope.analysis.collectives.world import least_ranks_of_groups
-from rankscope.analysis.durations.calls import MAX_CALLS, RECORD_IT, Calls, Durations, RankCalls, Row, Wording, calls_of
+from rankscope.analysis.durations.calls import MAX_CALLS, Calls, RankCalls, Row, calls_of
+from rankscope.analysis.durations.sources import Durations
 from rankscope.analysis.hang.diagnosis import analyze_hang, waits_long
-from rankscope.analysis.hang.files import DumpFile, find_dumps, newer_versions, read_dump
+from rankscope.analysis.hang.files import DumpFile, dumps_among, find_dumps, newer_versions, read_dump
 from rankscope.analysis.hang.job_dumps import Origin, dumps_of_one_job, origin_of
 from rankscope.analysis.hang.records import Dump, Record, text
+from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.operations import operation, operation_name
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.trace.possible import MOST_BYTES
 from rankscope.base.errors import InputError
 from rankscope.base.text import ranks_text
-from rankscope.runs.durations import AUTOGRAD, PART, TRANSFER, DurationGroup
+from rankscope.runs.durations import AUTOGRAD, DURATION_SOURCES, PART, TRANSFER, DurationGroup
 
 _SLOWER: Final = 60
 """Time to read a byte of a dump, relative to a byte of a trace."""
@@ -32,14 +35,10 @@ _LONGEST_MS: Final = 86_400_000.0
 _SLACK_MS: Final = 10.0
 _TIMING: Final = "set TORCH_NCCL_ENABLE_TIMING=1 and TORCH_FR_BUFFER_SIZE=8000 when the job starts"
 
-_WORDING: Final = Wording(
-    one="dump",
-    many="dumps",
-    missing="dumps of {found} of {world_size} ranks: groups with a missing rank are left out",
-    more_steps="set TORCH_FR_BUFFER_SIZE to several times the operations of a step",
-    together="dump all ranks at about the same time",
-    more_order=RECORD_IT,
-)
+
+def holds(files: Sequence[Path]) -> bool:
+    """Return whether there are dumps among files."""
+    return dumps_among(files)
 
 
 def read_durations(paths: Sequence[Path], engine: Engine) -> Durations:
@@ -54,12 +53,19 @@ def read_durations(paths: Sequence[Path], engine: Engine) -> Durations:
     if 0 < len(without) < len(ranks):
         warnings.append(f"no durations from {ranks_text(without)}; {_TIMING}")
     members = [group.ranks or () for of_rank in ranks.values() for group in of_rank.groups.values()]
-    return replace(durations_of(ranks, least_ranks_of_groups([ranks, *members]), warnings), hang=hang)
+    return _durations(ranks, least_ranks_of_groups([ranks, *members]), warnings, hang)
 
 
-def durations_of(ranks: Mapping[int, RankCalls], world_size: int, warnings: list[str]) -> Durations:
-    """Return the durations in the dumps of all ranks."""
-    return Durations("flight_recorder", calls_of(ranks), world_size, _WORDING, _steps_of, warnings, is_exact=True)
+def stored_durations(ranks: Mapping[int, RankCalls], world_size: int) -> Durations:
+    """Return the durations of the operations that were stored with a run."""
+    for of_rank in ranks.values():
+        # Operations that ended late were stored later.
+        of_rank.rows.sort(key=attrgetter("issued_ns"))
+    return _durations(ranks, world_size, [], None)
+
+
+def _durations(ranks: Mapping[int, RankCalls], world_size: int, warnings: list[str], hang: HangReport | None) -> Durations:
+    return Durations(DURATION_SOURCES["flight_recorder"], calls_of(ranks), world_size, _steps_of, warnings, hang=hang)
 
 
 def _steps_of(calls: Calls) -> Numbers:

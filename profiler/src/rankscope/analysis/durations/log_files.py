@@ -67,7 +67,7 @@ def is_log(file: Path) -> bool:
         return False
 
 
-def holds_logs(files: Sequence[Path]) -> bool:
+def holds(files: Sequence[Path]) -> bool:
     """Return whether there are logs of NCCL Inspector, or its metrics, among files."""
     return any((file.name.endswith(_SUFFIXES) or len(files) == 1) and is_log(file) for file in files) or any(
         map(_is_prometheus, files)

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from rankscope.analysis.collectives.arrivals import Numbers
 from rankscope.analysis.collectives.cycles import steps_by_group
-from rankscope.analysis.durations.calls import MAX_CALLS, RECORD_IT, Calls, Durations, RankCalls, Row, Wording, calls_of
-from rankscope.analysis.durations.log_files import find_logs
+from rankscope.analysis.durations.calls import MAX_CALLS, Calls, RankCalls, Row, calls_of
+from rankscope.analysis.durations.log_files import find_logs, holds
 from rankscope.analysis.durations.logs import ProcessLog, read_log
 from rankscope.analysis.durations.processes import Processes, identify
+from rankscope.analysis.durations.sources import Durations
 from rankscope.analysis.durations.stages import block_on_sends, pipeline_stages
 from rankscope.analysis.operations import OPERATIONS, operation_name
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.result.text import counted, first_of
 from rankscope.base.errors import InputError
 from rankscope.base.text import ranks_text
-from rankscope.runs.durations import TRANSFER, DurationGroup
+from rankscope.runs.durations import DURATION_SOURCES, TRANSFER, DurationGroup
+
+__all__ = ["holds", "read_durations", "stored_durations"]
 
 _CODES: Final = {name: code for code, name in enumerate((*OPERATIONS, "unknown"))}
 _KINDS: Final = len(_CODES)
@@ -30,14 +35,6 @@ _SHOWN: Final = 4
 """Number of files in a warning."""
 _TIMING: Final = (
     "leave NCCL_INSPECTOR_REQUIRE_KERNEL_TIMING at 1, with NCCL 2.30 or later, so that only durations of kernels are logged"
-)
-_WORDING: Final = Wording(
-    one="log",
-    many="logs",
-    missing="logs of {found} of {world_size} ranks: communicators with a missing rank are left out",
-    more_steps="let the job train for more steps",
-    more_order=f"set NCCL_INSPECTOR_DUMP_VERBOSE=1, or {RECORD_IT}",
-    together="use NCCL 2.30 or later, or a shorter NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS",
 )
 
 
@@ -56,10 +53,16 @@ def read_durations(paths: Sequence[Path], engine: Engine) -> Durations:
     if damaged := [log for log in logs if log.damaged]:
         count = counted(sum(log.damaged for log in damaged), "record")
         warnings.append(f"{count} left out, which make no sense, in {first_of([log.path for log in damaged], _SHOWN)}")
-    return durations_of(identify(logs, warnings), warnings, most=most)
+    return _durations(identify(logs, warnings), warnings, most=most)
 
 
-def durations_of(processes: Processes, warnings: list[str], *, most: int) -> Durations:
+def stored_durations(ranks: Mapping[int, RankCalls], world_size: int) -> Durations:
+    """Return the durations of the operations that were stored with a run. Raises ``InputError`` if there are none."""
+    logs = {rank: ProcessLog(Path(f"rank {rank}"), rows=deque(calls.rows), groups=calls.groups) for rank, calls in ranks.items()}
+    return _durations(Processes(logs, world_size), [], most=MAX_CALLS)
+
+
+def _durations(processes: Processes, warnings: list[str], *, most: int) -> Durations:
     """Return the durations in the logs of all processes. Raises ``InputError`` if there are none.
 
     ``most``: number of records after which logs were cut, for the warning.
@@ -73,19 +76,18 @@ def durations_of(processes: Processes, warnings: list[str], *, most: int) -> Dur
     warnings += _limits(logs, ranks, most)
     calls = calls_of(ranks)
     stages = {} if any(_lacks_transfers(log.rows) for log in logs.values()) else pipeline_stages(calls)
+    source = DURATION_SOURCES["nccl_inspector"]
     are_verbose = all(row.issued_ns for log in logs.values() for row in log.rows)
 
     def steps(calls: Calls) -> Numbers:
         return steps_by_group(calls.issued(calls.has(TRANSFER)), apart=bool(stages))
 
     return Durations(
-        "nccl_inspector",
+        msgspec.structs.replace(source, more_order=source.more_evidence) if are_verbose else source,
         block_on_sends(calls) if stages else calls,
         processes.world_size,
-        replace(_WORDING, more_order=RECORD_IT) if are_verbose else _WORDING,
         steps,
         warnings,
-        is_exact=False,
         is_timed=are_verbose,
         hidden={rank: _hidden(log.rows) for rank, log in logs.items()},
         names=processes.names,

@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from rankscope.analysis.collectives.arrivals import NONE, Numbers
 from rankscope.analysis.collectives.figures import Figures
+from rankscope.analysis.collectives.world import least_ranks_of_groups
 from rankscope.analysis.durations.analysis import compare_durations
-from rankscope.analysis.durations.blocks import stored_durations
-from rankscope.analysis.durations.calls import MAX_CALLS, Durations
-from rankscope.analysis.durations.case import DurationEvidence, duration_case
+from rankscope.analysis.durations.blocks import calls_of_blocks, is_usable, last_blocks
+from rankscope.analysis.durations.calls import MAX_CALLS
+from rankscope.analysis.durations.sources import Durations, reader
 from rankscope.analysis.inference.cause import Signals
 from rankscope.analysis.inference.explained import explained
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.verdict.builders import Setting
+from rankscope.analysis.verdict.durations_case import DurationEvidence, duration_case
 from rankscope.analysis.verdict.job_verdict import Case
 from rankscope.analysis.verdict.reasons import signals_beside_windows
 from rankscope.base.errors import InputError
 from rankscope.base.text import ranks_text
-from rankscope.runs.durations import DurationSource
+from rankscope.runs.durations import DurationBlock
 
 _CAPTURE = "capture some steps with `rankscope capture`"
 _SLACK_NS = 1_000_000
-_NAMES: dict[DurationSource, str] = {"flight_recorder": "the Flight Recorder", "nccl_inspector": "NCCL Inspector"}
 
 
 @dataclass(frozen=True, slots=True)
 class RunDurations:
     """Durations of the collectives of a run, compared."""
 
-    source: DurationSource
     evidence: DurationEvidence
     by_time: bool
     """True if steps are those of the run; otherwise they are inferred from repeating operations, and numbered from 0."""
@@ -44,7 +45,7 @@ class RunDurations:
         are_known = self.evidence.in_steps
         setting = replace(
             setting,
-            source=self.source,
+            source=self.evidence.source.kind,
             steps=self.evidence.steps if self.by_time else setting.steps if are_known else None,
             step_count=setting.step_count if are_known else 1,
             unit="step" if are_known else "window",
@@ -69,22 +70,44 @@ def durations_of_run(run: RunEvidence, *, most: int = MAX_CALLS) -> tuple[RunDur
         return None, []
     warnings = [*_missing(run)]
     try:
-        durations = stored_durations(run.durations, run.world_size or len(run.ranks), most=most)
+        durations = _stored_durations(run.durations, run.world_size or len(run.ranks), most=most)
     except InputError as error:
         return None, [*warnings, f"durations of collectives are of no use: {error.reason}"]
     if durations is None:
         return None, warnings
-    wording = durations.wording
-    more_order = wording.more_order.replace(wording.more_evidence, _CAPTURE)
-    durations = replace(durations, wording=replace(wording, more_evidence=_CAPTURE, more_order=more_order))
+    source = durations.source
+    more_order = source.more_order.replace(source.more_evidence, _CAPTURE)
+    source = msgspec.structs.replace(source, more_evidence=_CAPTURE, more_order=more_order)
+    durations = replace(durations, source=source)
     timed = _in_steps_of_run(durations, run)
     evidence = compare_durations(durations if timed is None else timed)
     by_time = timed is not None and evidence.in_steps and bool(evidence.matched.matching.matches)
     if timed is not None and not by_time:
         durations.warnings.clear()
         evidence = compare_durations(durations)
-    result = RunDurations(durations.kind, evidence, by_time)
+    result = RunDurations(evidence, by_time)
     return result, [*warnings, *evidence.warnings, _coverage(run, result)]
+
+
+def _stored_durations(
+    blocks: Mapping[int, Sequence[DurationBlock]], world_size: int, *, most: int = MAX_CALLS
+) -> Durations | None:
+    """Return the durations of a run from the blocks of its ranks.
+
+    Of all ranks together at most the last ``most`` operations count. Blocks of the source of most ranks are used. ``None`` where
+    there are none. Raises ``InputError`` if no operation has a duration.
+    """
+    ranks = {rank: [block for block in rows if is_usable(block)] for rank, rows in blocks.items()}
+    sources = [rows[-1].source for rows in ranks.values() if rows]
+    if not sources:
+        return None
+    source = max(sources, key=sources.count)
+    each = max(1, most // len(ranks))
+    calls = {rank: calls_of_blocks(rows) for rank, every in ranks.items() if (rows := last_blocks(every, source, each))}
+    groups = [group for of_rank in calls.values() for group in of_rank.groups.values()]
+    members = [group.ranks for group in groups if group.ranks]
+    world_size = max(world_size, least_ranks_of_groups([calls, *members], [group.size or 0 for group in groups]))
+    return reader(source).stored_durations(calls, world_size)
 
 
 def _missing(run: RunEvidence) -> Sequence[str]:
@@ -109,7 +132,7 @@ def _coverage(run: RunEvidence, durations: RunDurations) -> str:
     inferred = "" if durations.by_time or count is None else ", inferred from repeating operations"
     share = "" if evidence.explained is None else f", {evidence.explained:.0%} of the communication"
     return (
-        f"the step records do not know own times; durations of collectives ({_NAMES[durations.source]}) cover "
+        f"the step records do not know own times; durations of collectives ({evidence.source.title}) cover "
         f"{ranks} of {counted(run.world_size or len(run.ranks), 'rank')}, {steps}{inferred}{share}"
     )
 

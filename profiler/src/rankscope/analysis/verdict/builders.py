@@ -23,8 +23,9 @@ from rankscope.analysis.verdict.advice import Subject, next_actions, reason_of
 from rankscope.analysis.verdict.advice_rows import ROTATING
 from rankscope.analysis.verdict.bottleneck import SHOWN, exposed_transfer, largest_besides_compute, limit_of, unknown_share
 from rankscope.base.text import duration, ranks_text, share_bound
+from rankscope.runs.durations import DURATION_SOURCES, DurationSource
 
-EvidenceSource = Literal["steps", "windows", "traces", "flight_recorder", "nccl_inspector"]
+EvidenceSource = Literal["steps", "windows", "traces", DurationSource]
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,8 +256,7 @@ _BASIS: Final[dict[str | None, str]] = {
     "steps": "step records",
     "windows": "profiled windows",
     "traces": "traces",
-    "flight_recorder": "Flight Recorder dumps",
-    "nccl_inspector": "logs of NCCL Inspector",
+    **{kind: source.inputs for kind, source in DURATION_SOURCES.items()},
 }
 """Sources of a share, in words."""
 

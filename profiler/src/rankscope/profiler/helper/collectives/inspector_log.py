@@ -17,7 +17,7 @@ from rankscope.runs.durations import DurationBlock, DurationSource
 from rankscope.runs.paths import inspector_dir
 
 if TYPE_CHECKING:
-    from rankscope.analysis.durations.follow import LogFollower
+    from rankscope.profiler.helper.collectives.log_follower import LogFollower
 
 LOOK_SECONDS: Final = 1.0
 NOTHING_SECONDS: Final = 60.0
@@ -82,7 +82,7 @@ class InspectorLog:
         for host in dict.fromkeys((rank.host, rank.host.partition(".")[0])):
             path = self._folder / f"{host}-pid{rank.pid}.log"
             if path.exists():
-                from rankscope.analysis.durations.follow import LogFollower
+                from rankscope.profiler.helper.collectives.log_follower import LogFollower
 
                 return LogFollower(path, pid=rank.pid, is_own=self._is_own)
         return None

@@ -12,7 +12,6 @@ import numpy as np
 from rankscope.analysis.collectives.cycles import REPEATS
 from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.collectives.matched import Matched
-from rankscope.analysis.durations.calls import Wording
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes
 from rankscope.analysis.inference.cause import Signals
 from rankscope.analysis.inference.diagnosis import Diagnosis
@@ -33,6 +32,7 @@ from rankscope.analysis.result.text import counted
 from rankscope.analysis.verdict.builders import Missing, Setting, among, ranks_were
 from rankscope.analysis.verdict.job_verdict import Case
 from rankscope.base.text import duration, ranks_text
+from rankscope.runs.durations import SourceOfDurations
 
 _MOST: Final = 0.8
 """Minimum share of the communication in matched collectives for a verdict."""
@@ -60,7 +60,7 @@ class DurationEvidence:
     """True if one of them gathers, as with sharded parameters: then a delay may be several times the longest wait of a step."""
     unmatched_us: dict[int, float]
     matched_us: dict[int, float]
-    wording: Wording
+    source: SourceOfDurations
     own: list[DeviceOwnTimes] = field(default_factory=list)
     """Own times of each pipeline stage, or of all ranks. Empty where they are not known."""
     stages: dict[int, int | None] = field(default_factory=dict)
@@ -69,8 +69,6 @@ class DurationEvidence:
     """The same without all time in which ranks of a pipeline may have waited for their sends."""
     is_pipeline: bool = False
     """True if only own times show which rank is late: at collectives, all stages before and after it are late with it."""
-    is_exact: bool = True
-    """True if the source has the order of operations of different groups, and shows which of them run beside compute."""
     waiting: float = 0.0
     """Share of the time in which ranks wait at the matched collectives, the steps with the longest waits left out."""
     hidden: Mapping[int, int] = field(default_factory=dict)
@@ -145,7 +143,7 @@ def duration_case(
     if straggler is not None:
         return replace(case, diagnosis=explain(_diagnosis(straggler, evidence, setting, signals_of)))
     unproven = None if by_own_times else _nobody_unclear(evidence)
-    restriction = among(len(blame.ranks), setting.world_size, evidence.wording.many)
+    restriction = among(len(blame.ranks), setting.world_size, evidence.source.many)
     return replace(case, unproven=None if unproven is None else _lacks(unproven), calm=f"{case.calm}{restriction}")
 
 
@@ -197,7 +195,7 @@ def _doubt(judgement: Judgement[DeviceOwnTimes], evidence: DurationEvidence) -> 
     where = ", in several stages" if evidence.stages.get(others[0]) is not None else ""
     return (
         f"{ranks_were(sorted({*straggler.slow.ranks, *others}))} slow{where}: one may wait for another in messages that are "
-        f"not in the {evidence.wording.many}; {evidence.wording.more_evidence}"
+        f"not in the {evidence.source.many}; {evidence.source.more_evidence}"
     )
 
 
@@ -227,11 +225,12 @@ def _delay_us(evidence: DurationEvidence) -> float:
 def _useless(evidence: DurationEvidence) -> str | None:
     """Return why the durations show for no rank whether it is late; ``None`` where they may."""
     if len(evidence.matched.blame.ranks) < 2:
-        words = evidence.wording
+        words = evidence.source
         return f"the {words.one} of one rank cannot show which rank waits for which; give the {words.many} of all ranks"
     if not evidence.matched.matching.matches:
         return "no collective could be matched across the ranks"
-    if not evidence.is_exact and (apart := [rank for rank in evidence.matched.blame.ranks if rank not in evidence.unmatched_us]):
+    apart = [rank for rank in evidence.matched.blame.ranks if rank not in evidence.unmatched_us]
+    if apart and not evidence.source.is_exact:
         return (
             f"{ranks_text(apart)} {'has' if len(apart) == 1 else 'have'} no collective in the steps of the others; ranks that "
             "meet in sends and receives only, as the stages of a pipeline, are judged where verbose logs of NCCL 2.30 or later "
@@ -241,8 +240,8 @@ def _useless(evidence: DurationEvidence) -> str | None:
         return "the times at which operations were issued make no sense, so the length of a step is not known"
     if evidence.step_count is None and evidence.overlapping:
         return (
-            f"the {evidence.wording.many} hold fewer than {REPEATS} steps, or no two are alike, and beside compute one delay "
-            f"shows at many collectives of a step; {evidence.wording.more_steps}"
+            f"the {evidence.source.many} hold fewer than {REPEATS} steps, or no two are alike, and beside compute one delay "
+            f"shows at many collectives of a step; {evidence.source.more_steps}"
         )
     return None
 
@@ -253,7 +252,7 @@ def _untested(evidence: DurationEvidence) -> str | None:
         return None
     return (
         "the own times of some ranks of the pipeline are not known, or of too few steps, and at collectives ranks may be late "
-        f"for ranks of another stage, to which they send and from which they receive; {evidence.wording.more_steps}"
+        f"for ranks of another stage, to which they send and from which they receive; {evidence.source.more_steps}"
     )
 
 
@@ -263,7 +262,7 @@ def _nobody_unclear(evidence: DurationEvidence) -> str | None:
         least = duration(late.gain_us / max(1, len(evidence.matched.blame.steps)))
         return (
             f"{ranks_were(late.ranks)} last at collectives beside compute, by at least {least} per step, but durations do not "
-            f"show how much more of the waiting there delays the others; {evidence.wording.more_evidence}, or trace some steps"
+            f"show how much more of the waiting there delays the others; {evidence.source.more_evidence}, or trace some steps"
         )
     if (explained := evidence.explained or 0.0) < _MOST:
         return f"no rank is last at the matched collectives, but these are {explained:.0%} of the communication. {_IN_THE_REST}"
@@ -275,16 +274,16 @@ def _nobody_unclear(evidence: DurationEvidence) -> str | None:
 
 def _left_out(evidence: DurationEvidence, steps: int) -> str | None:
     """Return what the source leaves out that may hide a late rank; ``None`` where there is nothing."""
-    if not evidence.is_exact and evidence.waiting > _MUCH:
+    if not evidence.source.is_exact and evidence.waiting > _MUCH:
         return (
-            f"ranks wait for each other {evidence.waiting:.0%} of the time, but the {evidence.wording.many} do not show for "
-            f"which of them; {evidence.wording.more_order}"
+            f"ranks wait for each other {evidence.waiting:.0%} of the time, but the {evidence.source.many} do not show for "
+            f"which of them; {evidence.source.more_order}"
         )
     rank = max(evidence.hidden, key=lambda one: evidence.hidden[one], default=None)
     if rank is not None and 2 * evidence.hidden[rank] >= steps:
         return (
             f"no rank is last at the matched collectives, but {counted(evidence.hidden[rank], 'collective')} of rank {rank} "
-            f"{'is' if evidence.hidden[rank] == 1 else 'are'} not in the {evidence.wording.many}, and ranks may wait there"
+            f"{'is' if evidence.hidden[rank] == 1 else 'are'} not in the {evidence.source.many}, and ranks may wait there"
         )
     return None
 
@@ -309,13 +308,13 @@ def _doubt_of_late(late: Slow, evidence: DurationEvidence) -> str | None:
     if len(late.ranks) > 1 and any(groups[rank] > 1 for rank in late.ranks):
         return (
             f"{ranks_text(late.ranks)} come last, but they meet in several groups beside compute, where durations do not show "
-            f"which of them waited for another; {evidence.wording.more_evidence}"
+            f"which of them waited for another; {evidence.source.more_evidence}"
         )
-    shared = None if evidence.is_exact or len(late.ranks) < 2 else _shared(late, evidence.matched)
+    shared = None if evidence.source.is_exact or len(late.ranks) < 2 else _shared(late, evidence.matched)
     if shared is not None:
         return (
-            f"{ranks_text(late.ranks)} come last, but they meet in group {shared}, and the {evidence.wording.many} do not show "
-            f"whether one of them makes the others late; {evidence.wording.more_evidence}"
+            f"{ranks_text(late.ranks)} come last, but they meet in group {shared}, and the {evidence.source.many} do not show "
+            f"whether one of them makes the others late; {evidence.source.more_evidence}"
         )
     return None
 
