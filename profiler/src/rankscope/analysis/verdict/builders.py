@@ -7,7 +7,7 @@ They write the sentences and compute slowdown, GPU-hours and money. Which outcom
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 import msgspec
@@ -271,9 +271,9 @@ def ranks_were(ranks: Sequence[int]) -> str:
     return f"{ranks_text(ranks)} {'was' if len(ranks) == 1 else 'were'}"
 
 
-def rarely_slow(suspects: Sequence[int], more: str, lack: Lack | None = None) -> Missing:
+def rarely_slow(suspects: Sequence[int], more: Missing) -> Missing:
     """Return what is missing for ranks that were slow, but too rarely to exclude chance. ``more``: what to do about it."""
-    return Missing(f"{ranks_were(suspects)} last, but so rarely that it may be chance; {more}", lack)
+    return replace(more, what=f"{ranks_were(suspects)} last, but so rarely that it may be chance; {more.what}")
 
 
 def limits(shares: Figures, setting: Setting, *, lead: str, confidence: float | None = None) -> list[Finding]:

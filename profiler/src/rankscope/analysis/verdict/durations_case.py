@@ -30,7 +30,7 @@ from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.result.analysis import Evidence
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.verdict.builders import Missing, Setting, among, ranks_were
-from rankscope.analysis.verdict.job_verdict import Case
+from rankscope.analysis.verdict.job_verdict import Case, with_judgement
 from rankscope.base.text import duration, ranks_text
 from rankscope.runs.durations import SourceOfDurations
 
@@ -137,14 +137,20 @@ def duration_case(
         blame=None if by_own_times else blame,
         window_us=evidence.window_us,
     )
-    if (doubt := _doubt(judgement, evidence)) is not None:
-        return replace(case, doubt=_lacks(doubt))
-    straggler = judgement.straggler
-    if straggler is not None:
-        return replace(case, diagnosis=explain(_diagnosis(straggler, evidence, setting, signals_of)))
+    doubt = _doubt(judgement, evidence)
     unproven = None if by_own_times else _nobody_unclear(evidence)
     restriction = among(len(blame.ranks), setting.world_size, evidence.source.many)
-    return replace(case, unproven=None if unproven is None else _lacks(unproven), calm=f"{case.calm}{restriction}")
+    return with_judgement(
+        replace(
+            case,
+            doubt=None if doubt is None else _lacks(doubt),
+            unproven=None if unproven is None else _lacks(unproven),
+            calm=f"{case.calm}{restriction}",
+        ),
+        judgement,
+        lambda straggler: explain(_diagnosis(straggler, evidence, setting, signals_of)),
+        more=_lacks("repeat with more steps"),
+    )
 
 
 def _lacks(what: str) -> Missing:
@@ -179,12 +185,8 @@ def _diagnosis(
 
 
 def _doubt(judgement: Judgement[DeviceOwnTimes], evidence: DurationEvidence) -> str | None:
-    """Return why the ranks that seem slow may not be at fault; ``None`` where they are, or none seems slow."""
-    straggler, suspects = judgement.straggler, judgement.suspects
-    if suspects and judgement.suspected is not None:
-        return f"{ranks_were(suspects)} slow, but so rarely that it may be chance; repeat with more steps"
-    if suspects:
-        return f"rank {suspects[0]} was last, but at so few collectives that it may be chance; repeat with more steps"
+    """Return why a straggler may not be at fault; ``None`` where it is, or there is none."""
+    straggler = judgement.straggler
     if straggler is None:
         return None
     if straggler.times is None:
