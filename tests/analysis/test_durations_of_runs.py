@@ -39,13 +39,14 @@ def write(tmp_path: Path, synthetic: Callable[..., SyntheticRun]) -> Write:
         verbose: bool = True,
         change: Callable[[int, DurationBlock], DurationBlock] = lambda _rank, block: block,
         gc_us: Callable[[int], float] = lambda _rank: 0.0,
+        first: int = 100,
     ) -> Path:
         job = LayoutJob(LAYOUTS[layout], FAULTS[fault], steps=STEPS)
 
         def times(rank: int, step: int) -> dict[str, Any]:
             note = next(note for note in job.ranks[rank].notes if note.name == f"ProfilerStep#{step}")
             return {
-                "step": 100 + step,
+                "step": first + step,
                 "start_unix_ns": BASE_NS + round(1000 * note.start_us),
                 "wall_us": note.end_us - note.start_us,
                 "gc_us": gc_us(rank),
@@ -63,6 +64,16 @@ def write(tmp_path: Path, synthetic: Callable[..., SyntheticRun]) -> Write:
 
 def online(run: Path) -> Analysis:
     return OnlineAnalysis(run).update()
+
+
+def test_waits_of_minutes_in_late_steps_count_like_others(write: Write) -> None:
+    def paused(_rank: int, block: DurationBlock) -> DurationBlock:
+        middle = len(block.group) // 2
+        took_us = [us if at != middle else 600e6 for at, us in enumerate(block.duration_us)]
+        return msgspec.structs.replace(block, duration_us=took_us)
+
+    verdict = analyze([write("tp x dp", "slow device", "flight_recorder", change=paused, first=10**8)]).verdict
+    assert (verdict.kind, verdict.ranks, verdict.evidence_source) == ("straggler", [3], "flight_recorder"), verdict.summary
 
 
 @pytest.mark.parametrize("layout", ["pp", "pp interleaved"])
