@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from rankscope.analysis.collectives.arrivals import FROM_ROOT, Arrivals, Flags, Floats, Numbers, combined, numbered, offsets, sums
+from rankscope.analysis.collectives.arrivals import FROM_ROOT, Arrivals, Floats, Numbers, combined, numbered, offsets, sums
 from rankscope.analysis.collectives.clock import Clocks
 from rankscope.analysis.collectives.origin import Lateness, charge_origins
 from rankscope.analysis.collectives.spans import Spans, covered, unions
@@ -144,8 +144,10 @@ def assign_blame(matches: Arrivals, clocks: Clocks, ranks: Sequence[int], direct
         imposed = pairs.add(every, _joined(charges, of_roots), ordered)
         times += np.stack([*imposed, *_times(block, of_block, ordered)])
         parts.append(_waits_at(every, (late, of_block), _gains(block, late, charges, threshold), of_roots, ordered))
-    by_rank = (dict(zip(ordered.tolist(), (ns / 1000).tolist(), strict=True)) for ns in times)
-    return Blame(ordered.tolist(), *by_rank, at=_whole(parts), pairs=pairs.result())
+    imposed_us, exposed_us, transfer_us, wait_us = (
+        dict(zip(ordered.tolist(), (ns / 1000).tolist(), strict=True)) for ns in times
+    )
+    return Blame(ordered.tolist(), imposed_us, exposed_us, transfer_us, wait_us, _whole(parts), pairs.result())
 
 
 def _blocks(matches: Arrivals, directed: Waits) -> Iterator[tuple[Arrivals, Waits]]:
@@ -206,7 +208,7 @@ def _charged(matches: Arrivals, clocks: Clocks, late: Lateness, threshold: float
 
 
 def _joined(one: _Charges, other: _Charges) -> _Charges:
-    return _Charges(*map(np.concatenate, zip(one, other, strict=True)))
+    return _Charges(*(np.concatenate(both) for both in zip(one, other, strict=True)))
 
 
 _Gains = tuple[Numbers, Numbers, Floats]
@@ -253,14 +255,14 @@ def _times(matches: Arrivals, directed: Waits, ranks: Numbers) -> tuple[Floats, 
     transfer, waiting = np.zeros(len(ranks)), np.zeros(len(ranks))
     shortest = matches.shortest_ns[matches.instance]
     waited = directed.end - directed.start
-    for times, rank, ns in (
+    for total, rank, ns in (
         (transfer, matches.rank, shortest),
         (waiting, matches.rank, matches.inside_ns - shortest),
         (transfer, directed.judged.rank, directed.judged.inside_ns),
         (waiting, directed.waiter, waited),
         (transfer, directed.waiter, -waited),
     ):
-        times += sums(np.searchsorted(ranks, rank), ns, len(ranks))
+        total += sums(np.searchsorted(ranks, rank), ns, len(ranks))  # noqa: PLW2901  # in place
     return transfer, waiting
 
 
@@ -275,7 +277,7 @@ class _PairSums:
         """Nanoseconds of imposed wait, of its exposed part, and number of steps, [3, pairs]."""
 
     def add(self, every: Arrivals, charges: _Charges, ranks: Numbers) -> tuple[Floats, Floats]:
-        """Add charges; return the imposed wait of each rank and its exposed part, overlapping waits of all groups counted once."""
+        """Add charges; return the imposed wait of each rank and its exposed part: overlapping waits of all groups count once."""
         instance = every.instance[charges.arrival]
         victim, step = every.rank[charges.arrival], every.step[instance]
         place, start, end = every.busy(np.arange(len(every.row)))
@@ -283,15 +285,15 @@ class _PairSums:
         busy = unions((code[len(victim) :], start, end))
         group = self._numbers(every)[instance]
         first, number = numbered(group, charges.origin, victim, step)
-        in_group = whole, bare = _measured(number, first, charges, code, busy)
+        whole, bare = _measured(number, first, charges, code, busy)
         key = np.stack([group[first], charges.origin[first], victim[first]])
         self._merge(key, np.stack([whole, bare, np.ones_like(whole)]))
         of_ranks, number = numbered(charges.origin, victim, step)
         if len(of_ranks) < len(first):
-            in_group, first = _measured(number, of_ranks, charges, code, busy), of_ranks
+            whole, bare = _measured(number, of_ranks, charges, code, busy)
+            first = of_ranks
         column = np.searchsorted(ranks, charges.origin[first])
-        whole, bare = (sums(column, ns, len(ranks)) for ns in in_group)
-        return whole, bare
+        return sums(column, whole, len(ranks)), sums(column, bare, len(ranks))
 
     def _numbers(self, every: Arrivals) -> Numbers:
         """Return the number of the group of each instance."""
@@ -311,8 +313,9 @@ class _PairSums:
         """Return the sums in microseconds."""
         used, group = np.unique(self._keys[0], return_inverse=True)
         groups = list(self._groups)
+        _, origin, victim = self._keys
         whole, bare, steps = self._sums
-        return Pairs([groups[at] for at in used.tolist()], group, *self._keys[1:], whole / 1000, bare / 1000, steps)
+        return Pairs([groups[at] for at in used.tolist()], group, origin, victim, whole / 1000, bare / 1000, steps)
 
 
 def _measured(number: Numbers, first: Numbers, charges: _Charges, of_victim: Numbers, busy: Spans) -> tuple[Numbers, Numbers]:
@@ -328,9 +331,7 @@ def _measured(number: Numbers, first: Numbers, charges: _Charges, of_victim: Num
 _NO_WAITS: Final = WaitsAt(_NOTHING, offsets(_NOTHING), _NOTHING, np.zeros(0), np.zeros(0), _NOTHING, _NOTHING, np.zeros(0))
 
 
-def _waits_at(
-    every: Arrivals, waits: tuple[Lateness, Waits], gains: _Gains, of_roots: _Charges, ranks: Numbers
-) -> WaitsAt:
+def _waits_at(every: Arrivals, waits: tuple[Lateness, Waits], gains: _Gains, of_roots: _Charges, ranks: Numbers) -> WaitsAt:
     """Return the waits at the collectives of all ranks, and at operations with a root that all ranks waited for."""
     late, directed = waits
     judged = directed.judged
@@ -347,7 +348,7 @@ def _waits_at(
     arrival = np.repeat(every.first[:-1][order] - first[:-1], count) + np.arange(int(count.sum()))
     number = np.zeros(len(every), np.int64)
     number[order] = np.arange(len(order))
-    instance, rank, gain_us = map(np.concatenate, zip(gains, by_roots, strict=True))
+    instance, rank, gain_us = (np.concatenate(both) for both in zip(gains, by_roots, strict=True))
     return WaitsAt(
         step=every.step[order],
         first=first,

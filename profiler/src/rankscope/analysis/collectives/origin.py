@@ -187,9 +187,9 @@ class _Delays:
         return np.asarray(sums, np.float64).reshape(*meetings.node.shape, count)
 
     def _settle(self, node: Numbers, outside: Floats, columns: _Columns, kept: Floats) -> None:
-        """Update the delays of the last ranks ``outside`` of the groups, of which ``kept`` keeps counting, [collectives, columns].
+        """Reduce the last ranks' delays ``outside`` of the groups to the part that keeps counting, [collectives, columns].
 
-        That is the part by which the others were delayed as much, or which compute hid. Of the rest, what others waited for now
+        That is by how much the others were delayed too, or compute hid their waits. Of the rest, what the others waited for now
         delays all members of the group, and the rank has recovered what remains.
         """
         share = np.minimum(1, np.divide(kept, columns.delay, out=np.ones_like(kept), where=columns.delay > 0))

@@ -149,7 +149,9 @@ def waited_for_us(blame: Blame, waits: Waits) -> dict[int, float]:
     pairs = blame.pairs
     first, number = numbered(pairs.origin, pairs.victim)
     longest: dict[int, float] = {}
-    for origin, us in zip(pairs.origin[first].tolist(), sums(number, np.rint(pairs.imposed_us), len(first)).tolist(), strict=True):
+    for origin, us in zip(
+        pairs.origin[first].tolist(), sums(number, np.rint(pairs.imposed_us), len(first)).tolist(), strict=True
+    ):
         longest[origin] = max(longest.get(origin, 0), us)
     return {origin: waited.get(origin, 0.0) + longest.get(origin, 0) for origin in waited.keys() | longest.keys()}
 
