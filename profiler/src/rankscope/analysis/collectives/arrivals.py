@@ -6,7 +6,7 @@ arrivals from ``first[i]`` to ``first[i + 1]``; sums over its ranks are sums ove
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
@@ -92,7 +92,7 @@ def records_of(by_rank: Iterable[tuple[int, Iterable[CollectiveRecord]]], *, kee
     """Convert the records of each rank to columns. Ranks ascend; without ``keep`` each rank's records can be dropped at once."""
     groups, teams, ops, types = _Numbering(), _Numbering(), _Numbering(), _Numbering()
     ranks: list[int] = []
-    columns = {name: _Column(dtype) for name, dtype in _DTYPES.items()}
+    columns = {name: Column(dtype) for name, dtype in _DTYPES.items()}
     kept: list[CollectiveRecord] = []
     for rank, records in by_rank:
         rows = list(records)
@@ -139,7 +139,7 @@ _DTYPES: Final[dict[str, type[Any]]] = {
 }
 
 
-class _Column:
+class Column:
     """Column that grows in place: the parts of thousands of ranks would leave as many holes in memory when they are joined."""
 
     def __init__(self, dtype: type[Any]) -> None:
@@ -148,6 +148,7 @@ class _Column:
         self._count = 0
 
     def add(self, values: NDArray[Any]) -> None:
+        """Append values."""
         past = self._count + len(values)
         if past > len(self._values):
             self._values.resize(max(past, len(self._values) * 5 // 4), refcheck=False)
@@ -155,6 +156,7 @@ class _Column:
         self._count = past
 
     def values(self) -> NDArray[Any]:
+        """Return all values; none can be added after that."""
         self._values.resize(self._count, refcheck=False)
         return self._values
 
@@ -395,8 +397,3 @@ def arrivals_at(records: Records, row: Numbers, count: Numbers, *, pairs: bool =
 
 
 NO_ARRIVALS: Final = arrivals_at(records_of([]), np.zeros(0, np.int64), np.zeros(0, np.int64))
-
-
-def as_records(by_rank: Mapping[int, Iterable[CollectiveRecord]] | Records) -> Records:
-    """Return columns of the records by rank."""
-    return by_rank if isinstance(by_rank, Records) else records_of(sorted(by_rank.items(), key=lambda one: one[0]))

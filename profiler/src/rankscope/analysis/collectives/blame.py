@@ -18,11 +18,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rankscope.analysis.collectives.arrivals import FROM_ROOT, Arrivals, Floats, Numbers, combined, numbered, offsets, sums
+from rankscope.analysis.collectives.arrivals import (
+    FROM_ROOT,
+    Arrivals,
+    Column,
+    Floats,
+    Numbers,
+    combined,
+    numbered,
+    offsets,
+    sums,
+)
 from rankscope.analysis.collectives.clock import Clocks
 from rankscope.analysis.collectives.origin import Lateness, charge_origins
 from rankscope.analysis.collectives.spans import Spans, covered, unions
@@ -135,19 +146,19 @@ def assign_blame(matches: Arrivals, clocks: Clocks, ranks: Sequence[int], direct
     """Return the imposed wait of every rank of ``ranks``; ``directed``: waits in operations that are not among ``matches``."""
     ordered = np.array(sorted(ranks), dtype=np.int64)
     threshold = clocks.residual_ns or 0.0
-    times, pairs, parts = np.zeros((4, len(ordered))), _PairSums(), [_NO_WAITS]
+    times, pairs, waits = np.zeros((4, len(ordered))), _PairSums(ordered), _WaitColumns(ordered)
     for block, of_block in _blocks(matches, directed):
         late = _lateness(block, clocks, threshold)
         charges = _charged(block, clocks, late, threshold)
         of_roots = _of_roots(of_block, len(block.row))
         every = block.joined(of_block.judged)
-        imposed = pairs.add(every, _joined(charges, of_roots), ordered)
+        imposed = pairs.add(every, _joined(charges, of_roots))
         times += np.stack([*imposed, *_times(block, of_block, ordered)])
-        parts.append(_waits_at(every, (late, of_block), _gains(block, late, charges, threshold), of_roots, ordered))
+        waits.add(every, (late, of_block), _gains(block, late, charges, threshold), of_roots)
     imposed_us, exposed_us, transfer_us, wait_us = (
         dict(zip(ordered.tolist(), (ns / 1000).tolist(), strict=True)) for ns in times
     )
-    return Blame(ordered.tolist(), imposed_us, exposed_us, transfer_us, wait_us, _whole(parts), pairs.result())
+    return Blame(ordered.tolist(), imposed_us, exposed_us, transfer_us, wait_us, waits.result(), pairs.result())
 
 
 def _blocks(matches: Arrivals, directed: Waits) -> Iterator[tuple[Arrivals, Waits]]:
@@ -208,6 +219,8 @@ def _charged(matches: Arrivals, clocks: Clocks, late: Lateness, threshold: float
 
 
 def _joined(one: _Charges, other: _Charges) -> _Charges:
+    if not len(other.arrival):
+        return one
     return _Charges(*(np.concatenate(both) for both in zip(one, other, strict=True)))
 
 
@@ -269,31 +282,31 @@ def _times(matches: Arrivals, directed: Waits, ranks: Numbers) -> tuple[Floats, 
 class _PairSums:
     """Sums of imposed waits by process group, origin and victim, over blocks of steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: Numbers) -> None:
+        self._ranks = ranks
         self._groups: dict[Group, int] = {}
-        self._keys = np.zeros((3, 0), np.int64)
-        """Group, origin and victim, [3, pairs]."""
-        self._sums = np.zeros((3, 0), np.int64)
-        """Nanoseconds of imposed wait, of its exposed part, and number of steps, [3, pairs]."""
+        self._key = _NOTHING
+        """Group, origin and victim as one number, ascending, [pairs]."""
+        self._sums = [_NOTHING, _NOTHING, _NOTHING]
+        """Nanoseconds of imposed wait and of its exposed part, and number of steps, each [pairs]."""
 
-    def add(self, every: Arrivals, charges: _Charges, ranks: Numbers) -> tuple[Floats, Floats]:
+    def add(self, every: Arrivals, charges: _Charges) -> tuple[Floats, Floats]:
         """Add charges; return the imposed wait of each rank and its exposed part: overlapping waits of all groups count once."""
         instance = every.instance[charges.arrival]
         victim, step = every.rank[charges.arrival], every.step[instance]
         place, start, end = every.busy(np.arange(len(every.row)))
         code = combined(np.append(victim, every.rank[place]), np.append(step, every.step[every.instance[place]]))
         busy = unions((code[len(victim) :], start, end))
-        group = self._numbers(every)[instance]
-        first, number = numbered(group, charges.origin, victim, step)
+        origin, count = np.searchsorted(self._ranks, charges.origin), len(self._ranks)
+        key = (self._numbers(every)[instance] * count + origin) * count + np.searchsorted(self._ranks, victim)
+        first, number = numbered(key, step)
         whole, bare = _measured(number, first, charges, code, busy)
-        key = np.stack([group[first], charges.origin[first], victim[first]])
-        self._merge(key, np.stack([whole, bare, np.ones_like(whole)]))
-        of_ranks, number = numbered(charges.origin, victim, step)
+        self._merge(key[first], whole, bare)
+        of_ranks, number = numbered(origin, victim, step)
         if len(of_ranks) < len(first):
             whole, bare = _measured(number, of_ranks, charges, code, busy)
             first = of_ranks
-        column = np.searchsorted(ranks, charges.origin[first])
-        return sums(column, whole, len(ranks)), sums(column, bare, len(ranks))
+        return sums(origin[first], whole, count), sums(origin[first], bare, count)
 
     def _numbers(self, every: Arrivals) -> Numbers:
         """Return the number of the group of each instance."""
@@ -301,21 +314,35 @@ class _PairSums:
         names = [(every.group_names[every.group[at]], every.teams[every.team[at]]) for at in first.tolist()]
         return np.array([self._groups.setdefault(name, len(self._groups)) for name in names], dtype=np.int64)[number]
 
-    def _merge(self, keys: Numbers, values: Numbers) -> None:
-        keys, values = np.hstack([self._keys, keys]), np.hstack([self._sums, values])
-        _, first, number = np.unique(combined(*keys), return_index=True, return_inverse=True)
-        self._keys = keys[:, first]
-        self._sums = np.zeros((3, len(first)), np.int64)
-        for total, added in zip(self._sums, values, strict=True):
-            np.add.at(total, number, added)
+    def _merge(self, key: Numbers, whole: Numbers, bare: Numbers) -> None:
+        """Add waits of single steps to the sums."""
+        keys = np.concatenate([self._key, key])
+        keys.sort(kind="stable")
+        keys = keys[np.append(np.diff(keys) != 0, np.ones(min(1, len(keys)), np.bool_))]
+        before, place = np.searchsorted(keys, self._key), np.searchsorted(keys, key)
+        for at, added in enumerate((whole, bare, np.ones_like(whole))):
+            merged = np.zeros(len(keys), np.int64)
+            merged[before] = self._sums[at]
+            np.add.at(merged, place, added)
+            self._sums[at] = merged
+        self._key = keys
 
     def result(self) -> Pairs:
         """Return the sums in microseconds."""
-        used, group = np.unique(self._keys[0], return_inverse=True)
+        count = max(1, len(self._ranks))
+        used, group = np.unique(self._key // count**2, return_inverse=True)
         groups = list(self._groups)
-        _, origin, victim = self._keys
+        ranks: NDArray[Any] = self._ranks.astype(np.int32)
         whole, bare, steps = self._sums
-        return Pairs([groups[at] for at in used.tolist()], group, origin, victim, whole / 1000, bare / 1000, steps)
+        return Pairs(
+            groups=[groups[at] for at in used.tolist()],
+            group=group.astype(np.int32),
+            origin=ranks[self._key // count % count],
+            victim=ranks[self._key % count],
+            imposed_us=whole / 1000,
+            exposed_us=bare / 1000,
+            steps=steps,
+        )
 
 
 def _measured(number: Numbers, first: Numbers, charges: _Charges, of_victim: Numbers, busy: Spans) -> tuple[Numbers, Numbers]:
@@ -328,44 +355,43 @@ def _measured(number: Numbers, first: Numbers, charges: _Charges, of_victim: Num
     return whole, exposed
 
 
-_NO_WAITS: Final = WaitsAt(_NOTHING, offsets(_NOTHING), _NOTHING, np.zeros(0), np.zeros(0), _NOTHING, _NOTHING, np.zeros(0))
+class _WaitColumns:
+    """Columns of the waits at collectives, over blocks of steps."""
 
+    def __init__(self, ranks: Numbers) -> None:
+        self._ranks = ranks
+        self._numbers = {name: Column(np.int64) for name in ("step", "count", "gain_of")}
+        self._places = {name: Column(np.int32) for name in ("member", "gain_by")}
+        self._times = {name: Column(np.float64) for name in ("waited_us", "exposed_us", "gain_us")}
+        self._instances = 0
 
-def _waits_at(every: Arrivals, waits: tuple[Lateness, Waits], gains: _Gains, of_roots: _Charges, ranks: Numbers) -> WaitsAt:
-    """Return the waits at the collectives of all ranks, and at operations with a root that all ranks waited for."""
-    late, directed = waits
-    judged = directed.judged
-    wait = np.concatenate([late.counted, np.zeros(len(judged.row), np.int64)])
-    wait[of_roots.arrival] = of_roots.end - of_roots.start
-    exposed = np.concatenate([late.exposed, _exposed_ns(judged, wait[len(late.wait) :])])
-    by_roots = _gains_of_roots(every, directed, of_roots)
-    whole = np.arange(len(every)) < len(late.last)
-    whole[by_roots[0]] = True
-    order = np.flatnonzero(whole)
-    order = order[np.argsort(every.step[order], kind="stable")]
-    count = every.count[order]
-    first = offsets(count)
-    arrival = np.repeat(every.first[:-1][order] - first[:-1], count) + np.arange(int(count.sum()))
-    number = np.zeros(len(every), np.int64)
-    number[order] = np.arange(len(order))
-    instance, rank, gain_us = (np.concatenate(both) for both in zip(gains, by_roots, strict=True))
-    return WaitsAt(
-        step=every.step[order],
-        first=first,
-        member=np.searchsorted(ranks, every.rank[arrival]),
-        waited_us=wait[arrival] / 1000,
-        exposed_us=exposed[arrival] / 1000,
-        gain_of=number[instance],
-        gain_by=np.searchsorted(ranks, rank),
-        gain_us=gain_us,
-    )
+    def add(self, every: Arrivals, waits: tuple[Lateness, Waits], gains: _Gains, of_roots: _Charges) -> None:
+        """Add the waits at the collectives of all ranks, and at operations with a root that all ranks waited for."""
+        late, directed = waits
+        judged = directed.judged
+        wait = np.concatenate([late.counted, np.zeros(len(judged.row), np.int64)])
+        wait[of_roots.arrival] = of_roots.end - of_roots.start
+        exposed = np.concatenate([late.exposed, _exposed_ns(judged, wait[len(late.wait) :])])
+        by_roots = _gains_of_roots(every, directed, of_roots)
+        whole = np.arange(len(every)) < len(late.last)
+        whole[by_roots[0]] = True
+        order = np.flatnonzero(whole)
+        order = order[np.argsort(every.step[order], kind="stable")]
+        count = every.count[order]
+        arrival = np.repeat(every.first[:-1][order] - offsets(count)[:-1], count) + np.arange(int(count.sum()))
+        number = np.zeros(len(every), np.int64)
+        number[order] = np.arange(len(order)) + self._instances
+        self._instances += len(order)
+        instance, rank, gain_us = (np.concatenate(both) for both in zip(gains, by_roots, strict=True))
+        for name, values in (("step", every.step[order]), ("count", count), ("gain_of", number[instance])):
+            self._numbers[name].add(values)
+        for name, ranks in (("member", every.rank[arrival]), ("gain_by", rank)):
+            self._places[name].add(np.searchsorted(self._ranks, ranks))
+        for name, us in (("waited_us", wait[arrival] / 1000), ("exposed_us", exposed[arrival] / 1000), ("gain_us", gain_us)):
+            self._times[name].add(us)
 
-
-def _whole(parts: Sequence[WaitsAt]) -> WaitsAt:
-    """Return the waits of all blocks."""
-    columns = {
-        name: np.concatenate([getattr(part, name) for part in parts]) for name in WaitsAt.__dataclass_fields__ if name != "first"
-    }
-    before = offsets(np.array([len(part) for part in parts]))[:-1]
-    columns["gain_of"] += np.repeat(before, [len(part.gain_of) for part in parts])
-    return WaitsAt(first=offsets(np.concatenate([np.diff(part.first) for part in parts])), **columns)
+    def result(self) -> WaitsAt:
+        """Return the waits."""
+        columns = {**self._numbers, **self._places, **self._times}
+        first = offsets(columns.pop("count").values())
+        return WaitsAt(first=first, **{name: column.values() for name, column in columns.items()})

@@ -19,9 +19,9 @@ from rankscope.analysis.collectives.arrivals import (
     Numbers,
     Records,
     arrivals_at,
-    as_records,
     combined,
     numbered,
+    records_of,
 )
 from rankscope.analysis.operations import operation
 from rankscope.runs.records import CollectiveRecord
@@ -66,7 +66,7 @@ def match_collectives(by_rank: Mapping[int, Iterable[CollectiveRecord]] | Record
     ranks are not recorded are assumed to span the world. With fewer recorded ranks than ``world_size``, nothing in such groups
     can be matched, because a missing rank may have arrived last. Sends and receives are matched by ``_pairs``.
     """
-    records = as_records(by_rank)
+    records = by_rank if isinstance(by_rank, Records) else records_of(sorted(by_rank.items()))
     cells = _Cells(records, np.flatnonzero(~records.p2p))
     every, excluded = cells.judged(cells.instances())
     obstacle = _obstacles(every, cells, world_size)

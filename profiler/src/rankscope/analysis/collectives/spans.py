@@ -17,6 +17,8 @@ def unions(spans: Spans) -> Spans:
         return number, start, end
     order = np.lexsort((start, number))
     number, start, end = number[order], start[order], end[order]
+    if ((number[1:] != number[:-1]) | (start[1:] > end[:-1])).all():
+        return number, start, end
     # The latest end so far in each set: as its place among all ends, which cannot overflow.
     ends = np.sort(end)
     latest = np.searchsorted(ends, end)
