@@ -56,7 +56,9 @@ def _ledger(pairs: Pairs, source: LedgerSource, steps: int) -> Ledger:
     """
     count = len(pairs.groups)
     imposed, exposed = (sums(pairs.group, us, count) for us in (pairs.imposed_us, pairs.exposed_us))
-    order = sorted(range(count), key=lambda at: (-exposed[at], -imposed[at], pairs.groups[at][0] or "", pairs.groups[at][1]))
+    # To the nanosecond, because sums of the same waits differ by their rounding.
+    whole = [(-round(exposed[at], 3), -round(imposed[at], 3)) for at in range(count)]
+    order = sorted(range(count), key=lambda at: (whole[at], pairs.groups[at][0] or "", pairs.groups[at][1]))
     place = np.full(count, count)
     shown = order[:MAX_GROUPS]
     place[shown] = np.arange(len(shown))
