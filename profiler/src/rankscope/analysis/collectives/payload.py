@@ -73,8 +73,8 @@ def payloads_of(records: Records, coordinates: Coordinates, unstaged: Collection
 def _payload(op: str, names: frozenset[str] | None, flags: tuple[bool, bool, bool]) -> Payload | None:
     """Return what an operation carries.
 
-    ``names``: dimensions of its group. ``flags``: whether it is a send or receive, whether ranks of the job share batches, and whether
-    its rank is a stage of a pipeline.
+    ``names``: dimensions of its group. ``flags``: whether it is a send or receive, whether ranks of the job share batches, and
+    whether its rank is a stage of a pipeline.
     """
     is_p2p, is_shared, is_staged = flags
     if is_p2p:
