@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.trace.possible import LAST_STEP, are_possible_steps
+from rankscope.analysis.trace.possible import LAST_STEP, MAX_US, are_possible_steps
 from rankscope.runs.records import PHASES, StepEvent
 from rankscope.runs.step_columns import (
     COUNTS,
@@ -25,8 +25,8 @@ from rankscope.runs.step_segments import ColumnRows, Rows
 
 _MOST: Final = 2**62
 """Limit of counts; a larger one is damage."""
-_MOST_US: Final = 1e30
-"""Limit of all other values, whatever their unit; a larger one is damage."""
+_MOST_OTHER: Final = 1e30
+"""Limit of all other values than times, whatever their unit; a larger one is damage."""
 _IN_USE: Final = ("allocated_bytes", "resident_bytes")
 
 STEP_METRICS: Final = ("wall_us", "own_us", "blocked_us")
@@ -212,7 +212,7 @@ def times_of_tags(events: Iterable[StepEvent]) -> TagTimes:
     times: TagTimes = {}
     for event in events:
         for tag in TIMED_TAGS:
-            if tag in event.tags and 0 <= event.step <= LAST_STEP and 0 <= (us := event.sections_us.get(tag, -1.0)) < _MOST_US:
+            if tag in event.tags and 0 <= event.step <= LAST_STEP and 0 <= (us := event.sections_us.get(tag, -1.0)) < MAX_US:
                 times.setdefault(tag, {})[event.step] = us
     return times
 
@@ -334,7 +334,8 @@ def _named(names: Sequence[str], values: NDArray[np.float32], metrics: Collectio
     chosen = [at for at, name in enumerate(names) if name in metrics]
     if len(chosen) < len(names):
         values, names = values[chosen], [names[at] for at in chosen]
-    absurd = np.abs(values) >= _MOST_US
+    most = np.array([MAX_US if name.endswith("_us") else _MOST_OTHER for name in names], np.float32)
+    absurd = np.abs(values) >= most[:, None]
     if absurd.any():
         values[absurd] = np.nan
     known = np.logical_not(np.isnan(values).all(axis=1))

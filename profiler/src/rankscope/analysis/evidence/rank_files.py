@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import threading
 from collections import deque
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.filling import Filling
-from rankscope.analysis.evidence.rank_columns import ALL_METRICS, POSTPONED_METRICS, RankColumns, tags_of, times_of_tags
+from rankscope.analysis.evidence.rank_columns import ALL_METRICS, RankColumns, tags_of, times_of_tags
 from rankscope.analysis.evidence.recent import Recent
 from rankscope.base.errors import InputError
 from rankscope.runs.paths import rank_dir
@@ -81,10 +80,15 @@ class OnRequest:
         self._steps = steps
         self.known = known
         self._parts: list[Filling] = []
+        self._starts: dict[int, NDArray[np.int64]] = {}
         self._of_rank: dict[int, tuple[int, int]] = {}
         """Part and row of each rank that was read."""
         self._reading = threading.Lock()
         self._places: tuple[NDArray[np.int64], NDArray[np.intp], dict[str, NDArray[np.float32]]] | None = None
+
+    def unread(self, metrics: Collection[str]) -> OnRequest:
+        """Return a reader of the same table that has read nothing yet, and reads only ``metrics``."""
+        return OnRequest(self._reader, self._attempt, self._steps, {name for name in self.known if name in metrics})
 
     def matrix(self, metric: str, ranks: Sequence[int], columns: NDArray[np.intp] | slice) -> NDArray[np.float32]:
         """Return one metric, [ranks, columns]."""
@@ -114,7 +118,7 @@ class OnRequest:
                 unique, at = np.unique(self._steps[columns[places]], return_inverse=True)
                 if (rows := self._single_rows(rank, unique)) is not None:
                     few[rank] = rows[at]
-        single = RankColumns.of([joined_rows(list(few.values()))] if few else [], POSTPONED_METRICS)
+        single = RankColumns.of([joined_rows(list(few.values()))] if few else [], self.known)
         if single.damaged:
             few, single = {}, RankColumns()
         if few:
@@ -140,11 +144,15 @@ class OnRequest:
 
     def starts(self, rank: int, columns: NDArray[np.intp] | slice) -> NDArray[np.int64]:
         """Return the starts of a rank's steps in Unix nanoseconds, [columns]; 0 where there is no record."""
-        self._read([rank])
-        part, row = self._of_rank[rank]
-        started = self._parts[part].start
-        assert started is not None
-        return started[row, columns]
+        if rank not in self._starts:
+            rows = ColumnRows(self._reader.quiet().step_rows(self._attempt, rank))
+            columns_of_rank = RankColumns.of_columns(rows, ())
+            there = np.isin(columns_of_rank.step, self._steps)  # the run may have gone on
+            started = np.zeros(len(self._steps), np.int64)
+            started[np.searchsorted(self._steps, columns_of_rank.step[there])] = columns_of_rank.start[there]
+            self._starts[rank] = started
+        found: NDArray[np.int64] = self._starts[rank][columns]
+        return found
 
     def _read(self, ranks: Sequence[int]) -> None:
         # Several threads may call at once.
@@ -152,15 +160,14 @@ class OnRequest:
             missing = [rank for rank in ranks if rank not in self._of_rank]
             if not missing:
                 return
-            reader = copy.copy(self._reader)
-            reader.skipped = {}  # those of steps were counted when the table was read
+            reader = self._reader.quiet()  # what is damaged was counted when the table was read
 
             def load(own: RunReader, rank: int) -> ColumnRows:
                 return ColumnRows(own.step_rows(self._attempt, rank))
 
             part = Filling.of_steps(self._steps, missing)
             for rank, rows in _side_by_side(reader, load, missing, ignore):
-                columns = RankColumns.of_columns(rows, ("wall_us", *POSTPONED_METRICS))
+                columns = RankColumns.of_columns(rows, self.known)
                 if not np.array_equal(columns.step, self._steps):
                     columns = columns.where(np.isin(columns.step, self._steps))  # the run may have gone on
                 part.add(rank, columns)
