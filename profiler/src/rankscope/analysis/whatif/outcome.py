@@ -18,6 +18,7 @@ from rankscope.analysis.whatif.graph import Times
 from rankscope.analysis.whatif.result import (
     CauseEffect,
     Effect,
+    HostEffect,
     OpEffect,
     RankEffect,
     ReplicaEffect,
@@ -82,6 +83,7 @@ class Outcome:
     ranks: Sequence[Part]
     slowest: list[int]
     without_slowest: Times
+    hosts: Sequence[Part] = ()
     replicas: Sequence[Part] = ()
     stages: Sequence[Part] = ()
     ops: Sequence[Part] = ()
@@ -152,6 +154,7 @@ def answer(outcome: Outcome, source: WhatIfSource, terms: Terms) -> WhatIf:
         gpu_hours_lost=hours,
         cost=cost,
         by_rank=telling.effects(outcome.ranks, RankEffect),
+        by_host=telling.effects(outcome.hosts, HostEffect),
         by_dp_rank=telling.effects(outcome.replicas, ReplicaEffect),
         by_stage=telling.effects(outcome.stages, StageEffect),
         by_op=telling.effects(outcome.ops, OpEffect),

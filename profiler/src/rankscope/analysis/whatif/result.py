@@ -76,6 +76,14 @@ class RankEffect(Effect, frozen=True, kw_only=True):
     stage: int | None = None
 
 
+class HostEffect(Effect, frozen=True, kw_only=True):
+    """Effect of the ranks of one host together; only of hosts of several ranks, where there are other hosts."""
+
+    host: str
+    ranks: list[int]
+    """Ranks of the host that take part in its slowness, as in the verdict."""
+
+
 class ReplicaEffect(Effect, frozen=True, kw_only=True):
     """Effect of all ranks of one position in the data-parallel dimension."""
 
@@ -148,6 +156,8 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     cost: Cost | None = None
     by_rank: list[RankEffect] = []
     """Effects of at most 64 ranks; as in the other lists but ``by_cause``, the largest slowdown comes first."""
+    by_host: list[HostEffect] = []
+    """Effects of at most 64 hosts."""
     by_dp_rank: list[ReplicaEffect] = []
     by_stage: list[StageEffect] = []
     by_op: list[OpEffect] = []

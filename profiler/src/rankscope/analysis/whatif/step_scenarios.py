@@ -1,13 +1,15 @@
 """Step times on a graph of step records: as they were, ideal, and with ranks, phases or causes ideal or as they were.
 
-A step is a chain of stretches, each as long as its longest rank (``step_graph``). If some ranks are made ideal, the longest of
-the others decides. So the few longest ranks of every stretch are stored for every set of causes that may be made ideal. They
-answer any combination fast, and exactly as all ranks would.
+A step is a chain of stretches, each as long as its longest rank (``step_graph``). What a rank or host alone saves is what the
+verdict says of it (``inference.healing``): healed, it varies as the others do.
+
+If some ranks and causes are made ideal together, the longest of the others decides. So the few longest ranks of every stretch are
+stored for every set of causes that may be made ideal. They answer any combination fast, and exactly as all ranks would.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -16,9 +18,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.evidence.compared import OwnTimes
 from rankscope.analysis.evidence.lateness import Lateness
 from rankscope.analysis.evidence.order import leading
 from rankscope.analysis.evidence.steps import Matrix
+from rankscope.analysis.inference.excess import mean_excess
+from rankscope.analysis.inference.healing import Healing, taking_part
 from rankscope.analysis.whatif.causes import Causes
 from rankscope.analysis.whatif.graph import Times
 from rankscope.analysis.whatif.outcome import MAX_RANKS, Part, slowest_count
@@ -49,6 +54,8 @@ class StepScenarios:
     ideal: Times
     ranks: list[Part]
     """Ranks with the longest time above the typical, longest first. ``key``: the ``row`` of the graph."""
+    hosts: list[Part]
+    """Hosts, the same. ``key``: the ``host``, and ``rows`` of its ranks that take part in its slowness."""
     slowest: list[int]
     """Rows of the slowest 3 % of the ranks."""
     without_slowest: Times
@@ -71,17 +78,39 @@ class _Played:
     """Part of each cause in ``late.lost``, [causes, stretches]."""
 
 
-def play_steps(causes: Causes) -> StepScenarios:
-    """Play all scenarios on the graph of ``causes``: each rank, phase and cause alone."""
+def play_steps(causes: Causes, times: OwnTimes, hosts: Mapping[str, Sequence[int]]) -> StepScenarios:
+    """Play all scenarios on the graph of ``causes``: each rank, host, phase and cause alone.
+
+    ``times``: own times of the graph's ranks in its steps. ``hosts``: rows of each host of several ranks.
+    """
     graph = causes.graph
     played = graph.of_blocks(lambda block: _play(block, causes))
     above = np.sum([one.above for one in played], axis=0)
     late = Lateness.joined([one.late for one in played])
     order = np.argsort(-above, kind="stable")
     slowest = order[: slowest_count(len(order))]
-    shown = order[:MAX_RANKS]
-    rest = graph.of_blocks(lambda block: (block.own[:, shown], longest_without(block, slowest)))
-    own = _joined(of_shown for of_shown, _ in rest)
+    actual = graph.times(late.leaders.largest)
+    excess = mean_excess(times.own, np.arange(len(order)))
+    on_hosts = {host: taking_part(excess, rows) for host, rows in hosts.items()}
+    worst = sorted(on_hosts, key=lambda host: -above[on_hosts[host]].max())[:MAX_RANKS]
+    units = [
+        *(({"row": row}, [row]) for row in order[:MAX_RANKS].tolist()),
+        *(({"host": host, "rows": on_hosts[host]}, on_hosts[host]) for host in worst),
+    ]
+    longest = np.concatenate(
+        graph.of_blocks(lambda block: np.stack([block.own[:, rows].max(axis=1) for _, rows in units])), axis=1
+    )
+    healing = Healing(times, max(len(slowest), *(len(rows) for _, rows in units)))
+
+    def without(rows: Sequence[int]) -> Times:
+        slow = np.zeros(len(order), dtype=bool)
+        slow[rows] = True
+        return actual - healing.gain(slow).saved
+
+    of_units = [
+        Part(key, only=graph.times(np.maximum(own, late.middle)), without=without(rows))
+        for (key, rows), own in zip(units, longest, strict=True)
+    ]
     keys: list[dict[str, Any]] = [*({"op": phase} for phase in graph.phases), *({"cause": name} for name in causes.names)]
     parts = [
         Part(key, *(graph.times(_joined(one.parts[at][which] for one in played)) for which in (0, 1)))
@@ -90,18 +119,12 @@ def play_steps(causes: Causes) -> StepScenarios:
     lost = np.concatenate([one.lost for one in played], axis=1)
     return StepScenarios(
         measured=_joined(one.wall for one in played),
-        actual=graph.times(late.leaders.largest),
+        actual=actual,
         ideal=graph.times(late.middle),
-        ranks=[
-            Part(
-                {"row": row},
-                only=graph.times(np.maximum(own[:, at], late.middle)),
-                without=graph.times(late.without(row)),
-            )
-            for at, row in enumerate(shown.tolist())
-        ],
+        ranks=of_units[: len(units) - len(worst)],
+        hosts=of_units[len(units) - len(worst) :],
         slowest=slowest.tolist(),
-        without_slowest=graph.times(np.maximum(_joined(without for _, without in rest), late.middle)),
+        without_slowest=without(slowest.tolist()),
         phases=parts[: len(graph.phases)],
         causes=[
             replace(part, lost=graph.per_step(of_cause)) for part, of_cause in zip(parts[len(graph.phases) :], lost, strict=True)
@@ -128,14 +151,6 @@ def _play(block: Block, causes: Causes) -> _Played:
         parts=parts,
         lost=np.stack([np.zeros(len(last)) if part is None else part[at, last] for part in of_causes]),
     )
-
-
-def longest_without(block: Block, rows: NDArray[np.intp]) -> Times:
-    """Return the longest own time [stretches] of the ranks that are not in ``rows``; 0 without such ranks."""
-    others = block.own.copy()
-    others[:, rows] = 0.0
-    longest: Times = others.max(axis=1)
-    return longest
 
 
 def only_and_without(block: Block, amounts: Matrix | None, stretches: slice | NDArray[np.intp] = slice(None)) -> OnlyAndWithout:
