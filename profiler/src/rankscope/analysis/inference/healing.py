@@ -28,6 +28,11 @@ class Gain:
     estimated: float = 1.0
     """Share of the steps at which the time of a healed rank is an estimate; at the others it is as recorded."""
 
+    @property
+    def mean_us(self) -> float:
+        """Time saved per step."""
+        return max(0.0, float(self.saved.mean()))
+
 
 def gain_of(times: OwnTimes, slow: NDArray[np.bool_]) -> Gain:
     """Return the time that healing the ranks ``slow`` [ranks] saves."""

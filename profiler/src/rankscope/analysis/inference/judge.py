@@ -216,7 +216,7 @@ class _Case:
             ranks=[self.ranks[row] for row in rows],
             hosts=whole,
             pattern=pattern,
-            gain_us=max(0.0, estimate.mean),
+            gain_us=gain.mean_us,
             gain_low_us=max(0.0, low) if steps >= FEWEST_BATCHES else None,
             gain_high_us=high if steps >= FEWEST_BATCHES else None,
             excess_us=float(over_usual[affected].mean()) if affected.any() else 0.0,

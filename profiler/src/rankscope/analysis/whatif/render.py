@@ -159,7 +159,7 @@ def _legend(result: WhatIf, width: int) -> str:
         "slowdown: a step with only this as it was and all else ideal, against the ideal one; saved: what a step gains with "
         "only this ideal; share: of all that is lost"
     )
-    if result.source.evidence == "steps":
+    if result.savings_of == "verdict":
         text += (
             "; a rank or host without its slowness still varies as the others do, as in the verdict, while in all else an ideal "
             "rank is as the one in the middle between two meetings"

@@ -235,6 +235,7 @@ def _outcome(played: StepScenarios, chain: Chain, hosts: Mapping[int, str]) -> O
         hosts=[of_host(part) for part in played.hosts],
         slowest=[chain.ranks[row] for row in played.slowest],
         without_slowest=played.without_slowest,
+        savings_of="verdict",
         ops=played.phases,
         causes=played.causes,
         seconds=_SECONDS,

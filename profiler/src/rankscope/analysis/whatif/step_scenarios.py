@@ -91,7 +91,7 @@ def play_steps(causes: Causes, times: OwnTimes, hosts: Mapping[str, Sequence[int
     slowest = order[: slowest_count(len(order))]
     actual = graph.times(late.leaders.largest)
     excess = mean_excess(times.own, np.arange(len(order)))
-    on_hosts = {host: taking_part(excess, rows) for host, rows in hosts.items()}
+    on_hosts = {host: taking_part(excess, rows) or list(rows) for host, rows in hosts.items()}
     worst = sorted(on_hosts, key=lambda host: -above[on_hosts[host]].max())[:MAX_RANKS]
     units = [
         *(({"row": row}, [row]) for row in order[:MAX_RANKS].tolist()),
@@ -105,7 +105,7 @@ def play_steps(causes: Causes, times: OwnTimes, hosts: Mapping[str, Sequence[int
     def without(rows: Sequence[int]) -> Times:
         slow = np.zeros(len(order), dtype=bool)
         slow[rows] = True
-        return actual - healing.gain(slow).saved
+        return actual - healing.gain(slow).mean_us
 
     of_units = [
         Part(key, only=graph.times(np.maximum(own, late.middle)), without=without(rows))
