@@ -24,9 +24,10 @@ def agrees(table: StepTable, rows: list[int]) -> StepScenarios:
     np.testing.assert_allclose(found.actual, chain.of_rows(set(range(len(rows))))[0])
     np.testing.assert_allclose(found.ideal, chain.of_rows(set())[0])
     np.testing.assert_allclose(found.measured, table.values["wall_us"][rows].mean(axis=0))
-    assert sorted(part.key["row"] for part in found.ranks) == list(range(len(rows)))
+    ranks = table.ranks[rows].tolist()
+    assert sorted(part.key["rank"] for part in found.ranks) == ranks
     for part in found.ranks:
-        np.testing.assert_allclose(part.only, chain.of_rows({part.key["row"]})[0])
+        np.testing.assert_allclose(part.only, chain.of_rows({ranks.index(part.key["rank"])})[0])
     for part in (*found.phases, *found.causes):
         np.testing.assert_allclose((part.only, part.without), chain.of(*part.key.values()), err_msg=str(part.key))
     lost = [part.lost for part in found.causes if part.lost is not None]

@@ -19,12 +19,12 @@ from rankscope.analysis.evidence.rank_columns import LOADED_METRICS, TIME_METRIC
 from rankscope.analysis.evidence.rank_files import Report, ignore
 from rankscope.analysis.evidence.steps import METRICS, Matrices, StepTable
 from rankscope.analysis.evidence.typical import TypicalSteps, typical_steps
-from rankscope.analysis.inference.healing import hosts_of
 from rankscope.analysis.statistics import lower_median
 from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible_collective
 from rankscope.analysis.whatif.causes import CAUSE_METRICS, Causes
 from rankscope.analysis.whatif.graph import Times
-from rankscope.analysis.whatif.outcome import TOO_LITTLE, Outcome, Part, Terms, answer, insufficient
+from rankscope.analysis.whatif.healed import Healed
+from rankscope.analysis.whatif.outcome import TOO_LITTLE, Outcome, Terms, answer, insufficient
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
 from rankscope.analysis.whatif.step_graph import GRAPH_METRICS, build_step_graph
 from rankscope.analysis.whatif.step_scenarios import MOST_CAUSES, StepScenarios, play_steps
@@ -162,7 +162,7 @@ def _from_steps(
     )
     hosts = {rank: info.host for rank, info in infos.items()}
     causes = Causes(graph, _busy_above(reader, table.attempt, compared) if terms.accelerated else None)
-    played = play_steps(causes, judged, hosts_of(compared, hosts))
+    played = play_steps(causes, Healed(judged, hosts))
     if not played.measured.any():
         return insufficient(source, _NO_TIME), None
     costly = sorted(played.causes, key=lambda part: -_total(part.lost))
@@ -219,21 +219,14 @@ def _missing(source: WhatIfSource, table: StepTable) -> str:
 
 
 def _outcome(played: StepScenarios, chain: Chain, hosts: Mapping[int, str]) -> Outcome:
-    def of_rank(part: Part) -> Part:
-        rank = chain.ranks[part.key["row"]]
-        return replace(part, key={"rank": rank, "host": hosts.get(rank)})
-
-    def of_host(part: Part) -> Part:
-        return replace(part, key={"host": part.key["host"], "ranks": [chain.ranks[row] for row in part.key["rows"]]})
-
     return Outcome(
         steps=chain.causes.graph.table.steps,
         measured=played.measured,
         actual=played.actual,
         ideal=played.ideal,
-        ranks=[of_rank(part) for part in played.ranks],
-        hosts=[of_host(part) for part in played.hosts],
-        slowest=[chain.ranks[row] for row in played.slowest],
+        ranks=[replace(part, key={**part.key, "host": hosts.get(part.key["rank"])}) for part in played.ranks],
+        hosts=played.hosts,
+        slowest=played.slowest,
         without_slowest=played.without_slowest,
         savings_of="verdict",
         ops=played.phases,

@@ -9,7 +9,7 @@ stored for every set of causes that may be made ideal. They answer any combinati
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -18,14 +18,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.evidence.compared import OwnTimes
 from rankscope.analysis.evidence.lateness import Lateness
 from rankscope.analysis.evidence.order import leading
 from rankscope.analysis.evidence.steps import Matrix
-from rankscope.analysis.inference.excess import mean_excess
-from rankscope.analysis.inference.healing import Healing, taking_part
 from rankscope.analysis.whatif.causes import Causes
 from rankscope.analysis.whatif.graph import Times
+from rankscope.analysis.whatif.healed import Healed
 from rankscope.analysis.whatif.outcome import MAX_RANKS, Part, slowest_count
 from rankscope.analysis.whatif.step_graph import Block
 
@@ -53,11 +51,11 @@ class StepScenarios:
     actual: Times
     ideal: Times
     ranks: list[Part]
-    """Ranks with the longest time above the typical, longest first. ``key``: the ``row`` of the graph."""
+    """Ranks with the longest time above the typical, longest first."""
     hosts: list[Part]
-    """Hosts, the same. ``key``: the ``host``, and ``rows`` of its ranks that take part in its slowness."""
+    """Hosts, the same."""
     slowest: list[int]
-    """Rows of the slowest 3 % of the ranks."""
+    """The slowest 3 % of the ranks."""
     without_slowest: Times
     phases: list[Part]
     causes: list[Part]
@@ -78,38 +76,27 @@ class _Played:
     """Part of each cause in ``late.lost``, [causes, stretches]."""
 
 
-def play_steps(causes: Causes, times: OwnTimes, hosts: Mapping[str, Sequence[int]]) -> StepScenarios:
-    """Play all scenarios on the graph of ``causes``: each rank, host, phase and cause alone.
-
-    ``times``: own times of the graph's ranks in its steps. ``hosts``: rows of each host of several ranks.
-    """
-    graph = causes.graph
+def play_steps(causes: Causes, healed: Healed) -> StepScenarios:
+    """Play all scenarios on the graph of ``causes``: each rank, host, phase and cause alone. ``healed``: of the graph's ranks."""
+    graph, ranks = causes.graph, healed.ranks
     played = graph.of_blocks(lambda block: _play(block, causes))
     above = np.sum([one.above for one in played], axis=0)
     late = Lateness.joined([one.late for one in played])
-    order = np.argsort(-above, kind="stable")
-    slowest = order[: slowest_count(len(order))]
     actual = graph.times(late.leaders.largest)
-    excess = mean_excess(times.own, np.arange(len(order)))
-    on_hosts = {host: taking_part(excess, rows) or list(rows) for host, rows in hosts.items()}
-    worst = sorted(on_hosts, key=lambda host: -above[on_hosts[host]].max())[:MAX_RANKS]
-    units = [
-        *(({"row": row}, [row]) for row in order[:MAX_RANKS].tolist()),
-        *(({"host": host, "rows": on_hosts[host]}, on_hosts[host]) for host in worst),
-    ]
-    longest = np.concatenate(
-        graph.of_blocks(lambda block: np.stack([block.own[:, rows].max(axis=1) for _, rows in units])), axis=1
-    )
-    healing = Healing(times, max(len(slowest), *(len(rows) for _, rows in units)))
-
-    def without(rows: Sequence[int]) -> Times:
-        slow = np.zeros(len(order), dtype=bool)
-        slow[rows] = True
-        return actual - healing.gain(slow).mean_us
-
+    order = np.argsort(-above, kind="stable").tolist()
+    slowest = [ranks[row] for row in order[: slowest_count(len(order))]]
+    rows_of = {host: np.flatnonzero(np.isin(ranks, members)) for host, members in healed.hosts.items()}
+    hosts = sorted(rows_of, key=lambda host: -above[rows_of[host]].max())[:MAX_RANKS]
+    units = [([row], {"rank": ranks[row]}) for row in order[:MAX_RANKS]]
+    units += [(rows_of[host].tolist(), {"host": host, "ranks": healed.hosts[host]}) for host in hosts]
+    longest = graph.of_blocks(lambda block: np.stack([block.own[:, rows].max(axis=1) for rows, _ in units]))
     of_units = [
-        Part(key, only=graph.times(np.maximum(own, late.middle)), without=without(rows))
-        for (key, rows), own in zip(units, longest, strict=True)
+        Part(
+            key,
+            only=graph.times(np.maximum(own, late.middle)),
+            without=actual - healed.saves_us([ranks[row] for row in rows]),
+        )
+        for (rows, key), own in zip(units, np.concatenate(longest, axis=1), strict=True)
     ]
     keys: list[dict[str, Any]] = [*({"op": phase} for phase in graph.phases), *({"cause": name} for name in causes.names)]
     parts = [
@@ -121,10 +108,10 @@ def play_steps(causes: Causes, times: OwnTimes, hosts: Mapping[str, Sequence[int
         measured=_joined(one.wall for one in played),
         actual=actual,
         ideal=graph.times(late.middle),
-        ranks=of_units[: len(units) - len(worst)],
-        hosts=of_units[len(units) - len(worst) :],
-        slowest=slowest.tolist(),
-        without_slowest=without(slowest.tolist()),
+        ranks=of_units[: len(units) - len(hosts)],
+        hosts=of_units[len(units) - len(hosts) :],
+        slowest=slowest,
+        without_slowest=actual - healed.saves_us(slowest),
         phases=parts[: len(graph.phases)],
         causes=[
             replace(part, lost=graph.per_step(of_cause)) for part, of_cause in zip(parts[len(graph.phases) :], lost, strict=True)
