@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from rankscope.analysis.causes import MORE_WORK
 from rankscope.analysis.collectives.blame import Blame
 from rankscope.analysis.collectives.savings import Savings
 from rankscope.analysis.collectives.stages import stages_of_records
@@ -128,8 +129,6 @@ def _calls(times: DeviceTimes) -> tuple[dict[str, int], set[str]]:
     return calls, {name for name, time in took.items() if time >= MATTERS * total}
 
 
-MORE_WORK: Final = 0.1
-"""Relative excess of work from which a rank has more, and of blocks from which those of a kernel depend on the work."""
 _SCALING: Final = 0.05
 """Share of the compute that such kernels must have to give the work of the others."""
 

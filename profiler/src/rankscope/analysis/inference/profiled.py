@@ -11,14 +11,15 @@ from typing import Final, TypedDict
 
 import numpy as np
 
+from rankscope.analysis.causes import cause_of
 from rankscope.analysis.collectives.blame import Blame
 from rankscope.analysis.collectives.matched import Matched
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes, DeviceTimes, device_own_times, times_of_windows
-from rankscope.analysis.inference.cause import Signals, cause_of
 from rankscope.analysis.inference.diagnosis import Diagnosis
 from rankscope.analysis.inference.judgement import Judgement, Straggler, judge
 from rankscope.analysis.inference.pipelined import saved_at_most_us, waited_for_us, waits_for
+from rankscope.analysis.inference.signals import Signals
 from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.inference.slow_kernels import with_kernels
 from rankscope.analysis.inference.trace_signals import with_host_evidence, with_traces

@@ -10,12 +10,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.causes import Cause, row_of
 from rankscope.analysis.evidence.activities import ACTIVITIES, activity_times, phase_metric
 from rankscope.analysis.evidence.order import by_step, of_blocks
 from rankscope.analysis.evidence.steps import StepTable, Stored
-from rankscope.analysis.inference.cause import Signals, rule_of
+from rankscope.analysis.inference.signals import Signals
 from rankscope.analysis.inference.significance import block_slices
-from rankscope.analysis.result.analysis import Cause
 from rankscope.analysis.statistics import medians
 from rankscope.runs.records import PHASES
 
@@ -319,8 +319,8 @@ def _agreement(signals: Signals, parts: Mapping[str, NDArray[np.float64]], kind:
             activities_us={cause: value[cause] for cause in signals.activities_us},
         )
 
-    same = rule_of(signals)
-    return sum(rule_of(drawn(draw)) is same for draw in range(_DRAWS)) / _DRAWS
+    same = row_of(signals)
+    return sum(row_of(drawn(draw)) is same for draw in range(_DRAWS)) / _DRAWS
 
 
 _AS_OFTEN: Final = 0.9

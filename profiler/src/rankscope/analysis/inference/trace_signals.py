@@ -8,10 +8,11 @@ from typing import Final, Literal
 
 import numpy as np
 
-from rankscope.analysis.evidence.device_times import MORE_WORK, DeviceTimes, more_rows, more_work
-from rankscope.analysis.inference.cause import Signals
+from rankscope.analysis.causes import MORE_WORK, Cause
+from rankscope.analysis.evidence.device_times import DeviceTimes, more_rows, more_work
 from rankscope.analysis.inference.diagnosis import Diagnosis
-from rankscope.analysis.result.analysis import Cause, Evidence
+from rankscope.analysis.inference.signals import Signals
+from rankscope.analysis.result.analysis import Evidence
 from rankscope.analysis.trace.annotations import HostKind
 from rankscope.runs.records import PHASES
 

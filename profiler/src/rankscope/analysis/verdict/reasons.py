@@ -8,19 +8,20 @@ from typing import Final
 
 import numpy as np
 
+from rankscope.analysis.causes import cause_of
 from rankscope.analysis.evidence.compared import Judged, imposed_wait
 from rankscope.analysis.evidence.kernel_calls import compare_calls
 from rankscope.analysis.evidence.order import last_ranks
 from rankscope.analysis.evidence.peers import peer_groups, stage_of
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.evidence.typical import after_warm_up
-from rankscope.analysis.inference.cause import Signals, cause_of
 from rankscope.analysis.inference.diagnosis import Diagnosis
 from rankscope.analysis.inference.explained import explained
 from rankscope.analysis.inference.healing import period
 from rankscope.analysis.inference.moving import Moving
 from rankscope.analysis.inference.profiled import busy_excess
 from rankscope.analysis.inference.run_evidence import RunEvidence
+from rankscope.analysis.inference.signals import Signals
 from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.inference.stalled_line import evenly, line_of_run
 from rankscope.analysis.inference.step_signals import signals_of, signals_of_moving
