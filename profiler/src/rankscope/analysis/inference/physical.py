@@ -18,6 +18,7 @@ from rankscope.analysis.causes import Cause
 from rankscope.analysis.evidence.hardware import Readings, Values, median_of
 from rankscope.analysis.remedies import OUT_OF_SERVICE, READINGS, SEGMENTS, Remedy, remedy
 from rankscope.analysis.result.analysis import Evidence
+from rankscope.analysis.statistics import middle
 
 MINIMUM_READINGS: Final = 5
 """Minimum number of readings in the slow steps for an explanation, and minimum number to compare with."""
@@ -50,16 +51,15 @@ class GpuComparison:
         The last is the larger of the median share of the peers and the share in the GPU's other steps. ``None`` without enough
         slow readings, or without enough readings to compare with.
         """
-        mine = _shares(self.slow, reasons)
-        rest = [float(np.median(values)) for values in [[_mean(_shares(one, reasons)) for one in self._enough()]] if values]
+        active = _shares(self.slow, reasons)
+        of_peers = [shares for readings in self.peers.values() if len(shares := _shares(readings, reasons)) >= MINIMUM_READINGS]
+        usual = [middle(map(_mean, of_peers))]
         if len(other := _shares(self.other, reasons)) >= MINIMUM_READINGS:
-            rest.append(_mean(other))
-        if len(mine) < MINIMUM_READINGS or not rest:
+            usual.append(_mean(other))
+        known = [share for share in usual if share is not None]
+        if len(active) < MINIMUM_READINGS or not known:
             return None
-        return _mean(mine), int(mine.sum()), max(rest)
-
-    def _enough(self) -> list[Readings]:
-        return [one for one in self.peers.values() if len(_shares(one, ("hw_thermal",))) >= MINIMUM_READINGS]
+        return _mean(active), int(active.sum()), max(known)
 
     def gauge(self, name: str) -> tuple[float, list[float]] | None:
         """Return the medians of a gauge while busy: of the slow readings, and of the peers and the GPU's other steps.

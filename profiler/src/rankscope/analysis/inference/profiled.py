@@ -24,7 +24,7 @@ from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.inference.slow_kernels import with_kernels
 from rankscope.analysis.inference.trace_signals import with_host_evidence, with_traces
 from rankscope.analysis.result.analysis import Evidence
-from rankscope.analysis.statistics import over_median
+from rankscope.analysis.statistics import excess_of_rank
 from rankscope.runs.records import StepBreakdown
 
 ENOUGH_STEPS: Final = 8
@@ -119,7 +119,7 @@ def late_signals(late: Slow, breakdowns: Mapping[int, Sequence[StepBreakdown]], 
     is late intermittently, they are means of its slow steps: in the others it may be faster for reasons of its own.
     """
     rank = late.ranks[0]
-    transfer = over_median(blame.transfer_us, rank, [peer for peer in blame.transfer_us if peer not in late.ranks])
+    transfer = excess_of_rank(blame.transfer_us, rank, [peer for peer in blame.transfer_us if peer not in late.ranks])
     slow = late_steps(late, blame) if steps > 1 else None
     if slow is not None:
         breakdowns = {one: [row for row in rows if row.step in slow] for one, rows in breakdowns.items()}
@@ -147,7 +147,7 @@ def busy_excess(rank: int, breakdowns: Mapping[int, Sequence[StepBreakdown]]) ->
         for one, rows in breakdowns.items()
         if (known := [row.compute_us + row.exposed_memcpy_us for row in rows if not row.truncated])
     }
-    return over_median(busy, rank)
+    return excess_of_rank(busy, rank)
 
 
 def diagnosis_of_late(

@@ -16,7 +16,7 @@ from rankscope.analysis.evidence.order import by_step, of_blocks
 from rankscope.analysis.evidence.steps import StepTable, Stored
 from rankscope.analysis.inference.signals import Signals
 from rankscope.analysis.inference.significance import block_slices
-from rankscope.analysis.statistics import medians
+from rankscope.analysis.statistics import medians, relative_excess
 from rankscope.runs.records import PHASES
 
 MOST_PEERS: Final = 128
@@ -95,9 +95,8 @@ class _Compared:
     def work_excess(self, metric: str, steps: NDArray[np.bool_]) -> float | None:
         """Return the excess of the rank's mean over the median of its peers' means, as a ratio."""
         parts = self._of_blocks(metric, steps, lambda both: both.sum(axis=0, dtype=np.float64))
-        mine, *theirs = sum(parts, np.zeros(len(self.rows)))
-        usual = float(np.median(theirs))
-        return float(mine) / usual - 1 if usual > 0 else None
+        of_rank, *of_peers = sum(parts, np.zeros(len(self.rows)))
+        return relative_excess(of_rank, of_peers)
 
     def _of_blocks(
         self, metric: str, wanted: NDArray[np.bool_], function: Callable[[Stored], NDArray[np.float64]]

@@ -27,6 +27,7 @@ from rankscope.analysis.inference.stalled_line import evenly, line_of_run
 from rankscope.analysis.inference.step_signals import signals_of, signals_of_moving
 from rankscope.analysis.result.analysis import Evidence
 from rankscope.analysis.result.text import OUTLIER_STEPS
+from rankscope.analysis.statistics import over_median
 from rankscope.base.text import ranks_text
 from rankscope.runs.records import PHASES
 
@@ -103,9 +104,8 @@ def _slow_and_profiled(run: RunEvidence, rank: int, peers: Sequence[int], excess
     """Return the profiled steps of a rank in which its own time was longer than its peers' by at least half of ``excess_us``."""
     profiled = [row.step for row in run.windows[rank].breakdowns] if rank in run.windows else []
     some = run.table.columns(np.isin(run.table.steps, profiled))
-    mine, others = np.searchsorted(some.ranks, rank), np.searchsorted(some.ranks, peers)
     own = some.stored("own_us")
-    slow = own[mine] - np.median(own[others], axis=0) >= excess_us / 2
+    slow = over_median(own[np.searchsorted(some.ranks, rank)], own[np.searchsorted(some.ranks, peers)]) >= excess_us / 2
     return frozenset(some.steps[slow].tolist())
 
 
