@@ -13,9 +13,9 @@ from rankscope.analysis.durations.analysis import Compared, compare_durations
 from rankscope.analysis.durations.blocks import StepsAt, in_steps_of_run, stored_durations
 from rankscope.analysis.durations.calls import MAX_CALLS
 from rankscope.analysis.durations.case import duration_case
-from rankscope.analysis.inference.cause import Signals
 from rankscope.analysis.inference.explained import explained
 from rankscope.analysis.inference.run_evidence import RunEvidence
+from rankscope.analysis.inference.signals import Signals
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.verdict.builders import Setting
 from rankscope.analysis.verdict.job_verdict import Case
