@@ -18,7 +18,6 @@ from rankscope.analysis.collectives.links import ToldLink, run_fabric
 from rankscope.analysis.collectives.matched import Matched, match_windows
 from rankscope.analysis.collectives.windows import Reduction, odd_windows
 from rankscope.analysis.collectives.world import least_ranks
-from rankscope.analysis.costs.figures import figures_of_memory, figures_of_pipeline, figures_of_throughput
 from rankscope.analysis.costs.memory import memory_of
 from rankscope.analysis.costs.pipeline import pipeline_of
 from rankscope.analysis.costs.rare_steps import rare_steps_of
@@ -156,7 +155,6 @@ def analysis_of(
         attribution=attribution,
         costs=costs(()),
         kernels=kernels,
-        figures={**figures_of_pipeline(run.pipeline), **figures_of_memory(memory), **figures_of_throughput(throughput)},
         pipeline=run.pipeline,
         rare_steps=rare,
         throughput=throughput,

@@ -38,7 +38,7 @@ def overlapping_by_autograd(calls: Calls) -> set[str]:
     return {calls.groups[at] for at in np.flatnonzero(_MORE * by_script < by_autograd).tolist()}
 
 
-def overlapping_by_gaps(matches: Arrivals, ended_ns: Numbers, transfers: Mapping[int, Sequence[float]]) -> set[str]:
+def overlapping_by_gaps(matches: Arrivals, ended_ns: Numbers, messages: Mapping[int, Sequence[float]]) -> set[str]:
     """Return the groups whose collectives run beside compute, by the pauses between their collectives.
 
     Where compute waits for a collective, a rank computes for as long after a long wait as after a short one. Where it does not, a
@@ -46,7 +46,7 @@ def overlapping_by_gaps(matches: Arrivals, ended_ns: Numbers, transfers: Mapping
     out, because their longest wait is their only one. So are pauses with sends and receives, in which a rank waits, too. Groups
     of one form, as of several replicas, run beside compute only if all do: own times of ranks in them are compared.
 
-    ``ended_ns``: end of each record on its rank's clock. ``transfers``: ends of sends and receives of each rank in microseconds,
+    ``ended_ns``: end of each record on its rank's clock. ``messages``: ends of sends and receives of each rank in microseconds,
     ascending.
     """
     ended_us = (ended_ns[matches.row] / 1000).tolist()
@@ -56,9 +56,9 @@ def overlapping_by_gaps(matches: Arrivals, ended_ns: Numbers, transfers: Mapping
     for row in np.split(order, edges) if len(order) else []:
         found[int(matches.group[row[0]])].append(row)
     names = matches.group_names
-    beside = {group for group, rows in found.items() if _is_beside_compute(matches, rows, ended_us, transfers)}
+    beside = {group for group, rows in found.items() if _is_beside_compute(matches, rows, ended_us, messages)}
     forms = {group: _form(matches, rows[0]) for group, rows in found.items()}
-    blocking = {forms[group] for group in found.keys() - beside} if any(transfers.values()) else set()
+    blocking = {forms[group] for group in found.keys() - beside} if any(messages.values()) else set()
     return {names[group] for group in beside if forms[group] not in blocking}
 
 
@@ -72,7 +72,7 @@ def _is_beside_compute(
     matches: Arrivals,
     steps: Iterable[Numbers],
     ended_us: Sequence[float],
-    transfers: Mapping[int, Sequence[float]],
+    messages: Mapping[int, Sequence[float]],
 ) -> bool:
     """Return whether most of the waiting, by place in the step, is at places that look so. ``steps``: instances of each step."""
     places: defaultdict[int, defaultdict[int, list[tuple[float, float, float]]]] = defaultdict(lambda: defaultdict(list))
@@ -83,7 +83,7 @@ def _is_beside_compute(
             if matches.team[before] != matches.team[after]:
                 continue
             for one, other in zip(range(first[before], first[before + 1]), range(first[after], first[after + 1]), strict=True):
-                pause = _pause(ended_us[one], ended_us[other], inside[other] / 1000, transfers[rank[one]])
+                pause = _pause(ended_us[one], ended_us[other], inside[other] / 1000, messages[rank[one]])
                 if pause is not None:
                     places[place][rank[one]].append((inside[one] / 1000, pause, min(waits[one], waits[other]) / 1000))
     beside = total = 0.0
@@ -97,12 +97,12 @@ def _is_beside_compute(
     return 2 * beside > total
 
 
-def _pause(before_us: float, after_us: float, inside_us: float, transfers: Sequence[float]) -> float | None:
+def _pause(before_us: float, after_us: float, inside_us: float, messages: Sequence[float]) -> float | None:
     """Return the time from the end of a collective to the start of the next on one rank, in microseconds.
 
-    ``None`` where it is not known, or a send or receive ended in between (``transfers``: their ends, ascending).
+    ``None`` where it is not known, or a send or receive ended in between (``messages``: their ends, ascending).
     """
-    if not before_us or not after_us or bisect(transfers, before_us) < bisect(transfers, after_us):
+    if not before_us or not after_us or bisect(messages, before_us) < bisect(messages, after_us):
         return None
     return after_us - inside_us - before_us
 

@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from rankscope.analysis.causes import Cause
 from rankscope.analysis.result.collectives import CollectiveBandwidth, DirectedWait, RankClock
 from rankscope.analysis.result.costs import Advice, Ledger, Memory, PipelineResult, Throughput, Waterfall
 from rankscope.analysis.result.data_quality import DataQuality
@@ -30,7 +31,6 @@ Kind = Literal[
     "insufficient_data",
 ]
 Pattern = Literal["fixed", "intermittent", "rotating"]
-Cause = Literal["input", "host", "gc", "checkpoint", "evaluation", "compute", "imbalance", "communication", "unknown"]
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):

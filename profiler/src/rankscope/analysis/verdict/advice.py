@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from string import Formatter
 from typing import Final
 
+from rankscope.analysis.causes import Cause
 from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.costs.figures import derived
-from rankscope.analysis.inference.cause import HOST_OR_DEVICE
-from rankscope.analysis.result.analysis import Cause, Evidence, Kind, Verdict
+from rankscope.analysis.inference.signals import HOST_OR_DEVICE
+from rankscope.analysis.result.analysis import Evidence, Kind, Verdict
 from rankscope.analysis.result.costs import Advice, AdviceEvidence
 from rankscope.analysis.result.text import counted, first_of, joined, units_text
 from rankscope.analysis.verdict.advice_rows import RECORD, SHOW, Row

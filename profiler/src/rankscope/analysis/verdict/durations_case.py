@@ -13,7 +13,6 @@ from rankscope.analysis.collectives.cycles import REPEATS
 from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.collectives.matched import Matched
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes
-from rankscope.analysis.inference.cause import Signals
 from rankscope.analysis.inference.diagnosis import Diagnosis
 from rankscope.analysis.inference.judge import judge_ranks
 from rankscope.analysis.inference.judgement import Judgement, are_tested, judge
@@ -26,6 +25,7 @@ from rankscope.analysis.inference.profiled import (
     late_signals,
     late_steps,
 )
+from rankscope.analysis.inference.signals import Signals
 from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.result.analysis import Evidence
 from rankscope.analysis.result.text import counted
