@@ -56,11 +56,11 @@ def step_records(reader: RunReader, attempt: int, rank: int, steps: range) -> li
 def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], steps: range) -> Analysis:
     """Analyse ``steps`` on ``ranks``; a rank without a profile of any of them causes a warning."""
     infos = {rank: info for rank in sorted(ranks) if (info := reader.rank(attempt, rank)) is not None}
-    held = {rank: captured_steps(reader, attempt, rank, steps) for rank in sorted(ranks)}
-    told = told_world_size(reader.attempt(attempt), infos.values())
-    least = max((least_ranks(rank, reduction.collectives) for rank, reduction in held.items()), default=0)
-    world_size = max(len(held) if told is None else told, least)
-    matched = match_windows(held, infos, world_size)
+    reductions = {rank: captured_steps(reader, attempt, rank, steps) for rank in sorted(ranks)}
+    stated = told_world_size(reader.attempt(attempt), infos.values())
+    least = max((least_ranks(rank, reduction.collectives) for rank, reduction in reductions.items()), default=0)
+    world_size = max(len(reductions) if stated is None else stated, least)
+    matched = match_windows(reductions, infos, world_size)
     setting = Setting(
         source="windows",
         world_size=world_size,
@@ -74,10 +74,12 @@ def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], st
         run=os.fspath(reader.path),
         capture=_MORE_STEPS if len(steps) < _MORE_STEPS else MAX_STEPS,
     )
-    breakdowns = {rank: reduction.breakdowns for rank, reduction in held.items()}
+    breakdowns = {rank: reduction.breakdowns for rank, reduction in reductions.items()}
     collectives = matching_result(matched, run_fabric(infos, ()))
-    costs = _costs(held, matched, world_size)
-    answer = with_slow_links(*verdict_of(_case(held, matched, costs, setting)), collectives.by_op, breakdowns, run=setting.run)
+    costs = _costs(reductions, matched, world_size)
+    answer = with_slow_links(
+        *verdict_of(_case(reductions, matched, costs, setting)), collectives.by_op, breakdowns, run=setting.run
+    )
     parts = communication_parts(matched.matching.matches)
     missing = [rank for rank, rows in breakdowns.items() if not rows]
     profiled = sum(len({row.step for row in rows}) for rows in breakdowns.values())
@@ -85,10 +87,10 @@ def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], st
         Source(
             kind="run",
             path=os.fspath(reader.path),
-            ranks=len(held) - len(missing),
+            ranks=len(reductions) - len(missing),
             world_size=world_size,
             steps=len(steps),
-            coverage=min(1.0, profiled / (len(held) * len(steps))) if held else None,
+            coverage=min(1.0, profiled / (len(reductions) * len(steps))) if reductions else None,
             simulated=reader.info.simulated,
             run_id=reader.info.run_id,
             name=reader.info.name,
@@ -117,14 +119,16 @@ def analyze_captured(reader: RunReader, attempt: int, ranks: Collection[int], st
     )
 
 
-def _costs(held: Mapping[int, Reduction], matched: Matched, world_size: int, *, without: Collection[int] = ()) -> Costs | None:
+def _costs(
+    reductions: Mapping[int, Reduction], matched: Matched, world_size: int, *, without: Collection[int] = ()
+) -> Costs | None:
     """Return the costs of all ranks, leaving out those in ``without``."""
     blame = matched.blame if matched.matching.matches else None
-    return costs_of_windows(held, blame, world_size=world_size, source="windows", without=without)
+    return costs_of_windows(reductions, blame, world_size=world_size, source="windows", without=without)
 
 
-def _case(held: Mapping[int, Reduction], matched: Matched, costs: Costs | None, setting: Setting) -> Case:
-    profile = profile_of_windows(held, matched, setting.world_size, setting.hosts)
+def _case(reductions: Mapping[int, Reduction], matched: Matched, costs: Costs | None, setting: Setting) -> Case:
+    profile = profile_of_windows(reductions, matched, setting.world_size, setting.hosts)
     if profile is None:
         return Case(setting, {}, missing=Missing("none of these steps has been profiled", "short_capture", lead=None))
     judgement = profile.judge()
@@ -140,6 +144,6 @@ def _case(held: Mapping[int, Reduction], matched: Matched, costs: Costs | None, 
         judgement,
         profile.describe,
         more=Missing("capture more steps", "short_capture"),
-        shares_without=lambda ranks: shares_of(_costs(held, matched, setting.world_size, without=ranks)),
+        shares_without=lambda ranks: shares_of(_costs(reductions, matched, setting.world_size, without=ranks)),
         unmatched=None if matched.matching.matches or setting.world_size == 1 else unmatched,
     )

@@ -27,14 +27,14 @@ _SHOWN: Final = 3
 
 def find_logs(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
     """Return the logs that files, folders and patterns name, and warnings. Raises ``InputError`` where there are none."""
-    found: dict[Path, None] = {}
+    logs: dict[Path, None] = {}
     others: list[Path] = []
     for file in local_files(paths):
         if is_log(file):
-            found[file] = None
+            logs[file] = None
         elif file in paths or file.name.endswith(_SUFFIXES):
             others.append(file)
-    if not found:
+    if not logs:
         if any(_is_prometheus(file) for file in local_files(paths)):
             raise InputError(
                 paths[0], "metrics of NCCL Inspector, which hold no single collective; set NCCL_INSPECTOR_PROM_DUMP=0"
@@ -43,7 +43,7 @@ def find_logs(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
     warnings = [f"left out: {file}: not a log of NCCL Inspector" for file in others[:_SHOWN]]
     if len(others) > _SHOWN:
         warnings.append(f"{len(others) - _SHOWN} other files left out, which are no logs of NCCL Inspector")
-    return sorted(found), warnings
+    return sorted(logs), warnings
 
 
 def local_files(paths: Sequence[Path]) -> list[Path]:

@@ -64,13 +64,13 @@ def identify(logs: Sequence[ProcessLog], warnings: list[str]) -> Processes:
 
 def _newest(logs: Sequence[ProcessLog], warnings: list[str]) -> list[ProcessLog]:
     """Return one log per process."""
-    found: dict[tuple[str, int], ProcessLog] = {}
+    newest: dict[tuple[str, int], ProcessLog] = {}
     for log in sorted(logs, key=lambda log: (log.last_us, log.path)):
-        before = found.get((log.host, log.pid))
+        before = newest.get((log.host, log.pid))
         if before is not None:
             warnings.append(f"two logs of process {log.pid} on {log.host}; {log.path} is read, {before.path} is not")
-        found[log.host, log.pid] = log
-    return list(found.values())
+        newest[log.host, log.pid] = log
+    return list(newest.values())
 
 
 def _last_job(logs: Sequence[ProcessLog], warnings: list[str]) -> list[ProcessLog]:
@@ -91,7 +91,7 @@ def _last_job(logs: Sequence[ProcessLog], warnings: list[str]) -> list[ProcessLo
         jobs.setdefault(root(next(iter(log.groups))), []).append(log)
     last = max(jobs.values(), key=lambda job: max(log.last_us for log in job))
     began = min(log.first_us for log in last)
-    kept = [log for job in jobs.values() if max(one.last_us for one in job) >= began for log in job]
+    kept = [log for job in jobs.values() if max(log.last_us for log in job) >= began for log in job]
     if len(kept) < len(logs):
         warnings.append(f"{counted(len(logs) - len(kept), 'log')} left out, of jobs that ended before the last one began")
     return kept

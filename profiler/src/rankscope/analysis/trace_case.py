@@ -1,0 +1,194 @@
+"""Costs and verdict of Kineto traces, with the doubts that traces raise."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
+
+import msgspec
+import numpy as np
+
+from rankscope.analysis.collectives.communication import longest_extent_us
+from rankscope.analysis.collectives.matched import Matched
+from rankscope.analysis.collectives.stages import stages_of_records
+from rankscope.analysis.costs.waterfall import Costs
+from rankscope.analysis.costs.window_costs import costs_of_windows
+from rankscope.analysis.evidence.device_times import DeviceTimes
+from rankscope.analysis.evidence.unknown_kernels import RankKernels
+from rankscope.analysis.inference.doubts import MOST_COMMUNICATION, contradiction, incomplete_ranks
+from rankscope.analysis.inference.profiled import Profile
+from rankscope.analysis.rank_traces import RankTrace
+from rankscope.analysis.trace_job import Job
+from rankscope.analysis.verdict.bottleneck import shares_of
+from rankscope.analysis.verdict.builders import Lack, Missing, Setting, among, insufficient
+from rankscope.analysis.verdict.job_verdict import Answer, Case, verdict_of, with_judgement
+from rankscope.analysis.verdict.unnamed_communication import with_unnamed_waits, without_communication
+
+
+def answer_of_traces(
+    traces: Sequence[RankTrace],
+    job: Job,
+    matched: Matched,
+    costs: Costs | None,
+    setting: Setting,
+    *,
+    explained: float | None,
+    paths: str,
+) -> Answer:
+    """Return the verdict and the findings. ``explained``: share of the communication that is matched. ``paths``: for commands."""
+    if job.reason is not None:
+        return insufficient(Missing(job.reason, job.problem), setting), []
+    if _lack_communication(traces):
+        return without_communication(_kernels(traces), paths, setting), []
+    answer = verdict_of(_case(traces, matched, costs, explained, setting))
+    calm = len(traces) > 1 and answer[0].kind not in ("straggler", "insufficient_data")
+    if calm and (unnamed := with_unnamed_waits(_kernels(traces), paths, setting)) is not None:
+        return unnamed, []
+    return answer
+
+
+def costs_of_traces(traces: Sequence[RankTrace], matched: Matched, *, without: Collection[int] = ()) -> Costs | None:
+    """Return the costs of the mean window of all whole traces ``without`` some ranks."""
+    those = [trace for trace in traces if not trace.lacks and trace.rank not in without]
+    has_matches = bool(matched.matching.matches)
+    return costs_of_windows(
+        {trace.rank: trace.reduction for trace in those},
+        matched.blame if has_matches else None,
+        world_size=world_size_of(traces),
+        source="traces",
+        unit="window",
+        input_us=_input_us(those),
+        extent_us=_extent_us(traces, matched) if has_matches else None,
+        without=without,
+    )
+
+
+def _extent_us(traces: Sequence[RankTrace], matched: Matched) -> float:
+    """Return the time from the first start on any rank to the last end on any. At least one trace must lack nothing."""
+    windows = {trace.rank: trace.reduction.breakdowns[0] for trace in traces if not trace.lacks}
+    return longest_extent_us(windows, matched.matching.matches, matched.clocks)
+
+
+def _input_us(traces: Sequence[RankTrace]) -> float | None:
+    """Return the mean idle time of the devices while their hosts load data; ``None`` unless all traces show a data loader."""
+    known = [trace.input_us for trace in traces if trace.input_us is not None]
+    return float(np.mean(known)) if known and len(known) == len(traces) else None
+
+
+def stated_world_size(traces: Sequence[RankTrace]) -> int | None:
+    """Return the largest number of ranks that a trace states; ``None`` where none does."""
+    return max((trace.world_size for trace in traces if trace.world_size is not None), default=None)
+
+
+def world_size_of(traces: Sequence[RankTrace]) -> int | None:
+    """Return the number of ranks of the job, at least that of its process groups; ``None`` where neither shows other ranks."""
+    stated, least = stated_world_size(traces), max(trace.least_ranks for trace in traces)
+    if stated is None:
+        return least if least > len(traces) else None
+    return max(stated, least)
+
+
+def _of_ranks(traces: Sequence[RankTrace]) -> str:
+    """Return the number of ranks of the job for a sentence: "8", or "at least 8" where only process groups show it."""
+    stated, world_size = stated_world_size(traces), world_size_of(traces)
+    return f"{world_size}" if stated == world_size else f"at least {world_size}"
+
+
+def _case(traces: Sequence[RankTrace], matched: Matched, costs: Costs | None, explained: float | None, setting: Setting) -> Case:
+    """Return the judgement on the ranks, with the doubts that traces raise."""
+    world_size, matches = world_size_of(traces), matched.matching.matches
+    case = Case(setting, shares_of(costs, matched.figures))
+    incomplete = incomplete_ranks(matched.matching, {trace.rank for trace in traces})
+    times = {} if incomplete else _device_times(traces, world_size)
+    if not matches and not times:
+        return replace(case, missing=_unmatched(traces, world_size))
+    breakdowns = {trace.rank: trace.reduction.breakdowns for trace in traces}
+    profile = Profile(matched, times, breakdowns, _extent_us(traces, matched), hosts=setting.hosts)
+    judgement = profile.judge()
+    restriction = among(len(traces), setting.world_size, "traces")
+    if explained is not None and explained < MOST_COMMUNICATION and not judgement.is_tested:
+        restriction += f" in the collectives that could be matched, which are {explained:.0%} of the communication"
+    doubt = contradiction(judgement.straggler, matched, profile.window_us, known_share=explained or 0.0)
+    return with_judgement(
+        replace(
+            case,
+            doubt=None if doubt is None else Missing(doubt, "damaged"),
+            unproven=_too_damaged(traces),
+            calm=f"{case.calm}{restriction}",
+        ),
+        judgement,
+        partial(profile.describe, seen="step" if setting.steps else "window", explained=explained),
+        more=Missing("trace more steps"),
+        shares_without=lambda ranks: shares_of(costs_of_traces(traces, matched, without=ranks)),
+        unmatched=None if matches else _unmatched(traces, world_size),
+    )
+
+
+def _too_damaged(traces: Sequence[RankTrace]) -> Missing | None:
+    damaged, steps = _damaged_steps(traces), len({number for trace in traces for number in trace.steps})
+    if 2 * damaged <= steps:
+        return None
+    missing = f"{damaged} of {steps} steps lack device events of some rank, and in the others no rank is late"
+    return Missing(missing, "damaged")
+
+
+def _damaged_steps(traces: Sequence[RankTrace]) -> int:
+    """Return the number of steps that lack device events of any rank."""
+    lacking = [trace for trace in traces if trace.quality.damaged_steps]
+    return len({row.step for trace in lacking for row in trace.device.by_step if row.truncated})
+
+
+def _lack_communication(traces: Sequence[RankTrace]) -> bool:
+    """Return whether a job of several ranks shows no communication at all, in whole traces of devices."""
+    several = max(len(traces), world_size_of(traces) or 0) > 1
+    whole = all(trace.device_kind != "cpu" and not trace.lacks for trace in traces)
+    return (
+        several
+        and whole
+        and not any(trace.reduction.collectives or trace.reduction.breakdowns[0].communication_us for trace in traces)
+    )
+
+
+def _kernels(traces: Sequence[RankTrace]) -> dict[int, RankKernels]:
+    return {
+        trace.rank: RankKernels(trace.reduction.breakdowns[0].window_us, trace.device.kernels, trace.own_streams)
+        for trace in traces
+    }
+
+
+def _device_times(traces: Sequence[RankTrace], world_size: int | None) -> dict[int, DeviceTimes]:
+    """Return the times on the devices by rank; empty unless all ranks of the job have whole traces with steps."""
+    if len(traces) < (world_size or 0) or any(trace.lacks or not trace.device.by_step for trace in traces):
+        return {}
+    stages = stages_of_records({trace.rank: trace.reduction.collectives for trace in traces})
+    return {trace.rank: msgspec.structs.replace(trace.device, stage=stages.get(trace.rank)) for trace in traces}
+
+
+def _unmatched(traces: Sequence[RankTrace], world_size: int | None) -> Missing | None:
+    """Return what is missing for matched collectives; ``None`` for a job of one rank, which has none to match."""
+    lacking = [trace for trace in traces if trace.lacks]
+    lack: Lack | None = None
+    if lacking:
+        lack = "torn_trace" if any(trace.torn for trace in lacking) else lacking[0].quality.problem or "damaged"
+    if len(lacking) == len(traces):
+        first = f"rank {traces[0].rank} {traces[0].lacks}"
+        missing = f"the trace of {first}" if len(traces) == 1 else f"no trace can be used: that of {first}"
+    elif (world_size or 1) == 1 and len(traces) == 1:
+        return None
+    elif len(traces) < (world_size or 1):
+        lack = None
+        some = f"the trace of 1 rank of {_of_ranks(traces)} cannot show which rank waits for which"
+        if len(traces) > 1:
+            some = f"the traces of {len(traces)} ranks of {_of_ranks(traces)} cannot show who was last"
+        missing = f"{some}; give the traces of all ranks"
+    elif lacking:
+        missing = f"the trace of rank {lacking[0].rank} {lacking[0].lacks}, and that rank may have been last"
+    elif any(trace.quality.damaged_steps or trace.reduction.without_order for trace in traces):
+        lack = "damaged"
+        missing = "device events are missing from the traces, so that no collective could be matched across the ranks"
+    elif not any(trace.quality.device_events or trace.reduction.collectives for trace in traces):
+        missing, lack = "the traces show no device and no collective, only what the hosts did", "no_activity"
+    else:
+        missing = "no collective could be matched across the ranks"
+    return Missing(missing, lack, lead="On the ranks at hand " if len(traces) > 1 else "On this rank ")
