@@ -232,7 +232,7 @@ def _of_run(run: NamedRun) -> tuple[Dumps, list[DumpFile]]:
 
 def _named_by(paths: Sequence[Path]) -> tuple[list[DumpFile], list[Path]]:
     """Return the dumps among ``paths``, and the files named one by one that have no rank in their names."""
-    found: dict[Path, DumpFile] = {}
+    files: dict[Path, DumpFile] = {}
     unnamed: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -240,7 +240,7 @@ def _named_by(paths: Sequence[Path]) -> tuple[list[DumpFile], list[Path]]:
             inside = _in_folder(path)
             if not inside:
                 refuse_folder_of_dumps(path)
-            found |= {file.path: file for file in inside}
+            files |= {file.path: file for file in inside}
             continue
         names = [path]
         if not path.exists():
@@ -252,12 +252,12 @@ def _named_by(paths: Sequence[Path]) -> tuple[list[DumpFile], list[Path]]:
         for name in names:
             file = _dump_file(name)
             if file is not None:
-                found[name] = file
+                files[name] = file
             elif name.is_dir():
-                found |= {inner.path: inner for inner in _in_folder(name)}
+                files |= {inner.path: inner for inner in _in_folder(name)}
             else:
                 unnamed.append(name)
-    return list(found.values()), unnamed
+    return list(files.values()), unnamed
 
 
 def _files(folder: Path) -> list[Path]:
@@ -278,11 +278,11 @@ def _dump_file(path: Path) -> DumpFile | None:
         written = path.stat().st_mtime_ns
     except OSError:
         written = 0  # ``read_dump`` reports the error
-    if ours := _OURS.fullmatch(path.name):
-        occasion = "end" if ours[2] in _AT_THE_END else ours[2]
-        return DumpFile(path, int(ours[1]), occasion, ours[2] == "crash", ours[3], written)
-    found = _ANY.fullmatch(path.name)
-    return None if found is None else DumpFile(path, int(found[1]), "", crashed=False, backend=None, written_ns=written)
+    if own := _OURS.fullmatch(path.name):
+        occasion = "end" if own[2] in _AT_THE_END else own[2]
+        return DumpFile(path, int(own[1]), occasion, own[2] == "crash", own[3], written)
+    match = _ANY.fullmatch(path.name)
+    return None if match is None else DumpFile(path, int(match[1]), "", crashed=False, backend=None, written_ns=written)
 
 
 def _newest(files: list[DumpFile], warnings: list[str]) -> list[DumpFile]:

@@ -244,8 +244,8 @@ def _key(operation: Operation) -> tuple[str, int, str]:
 
 def _by_rank(suspects: Sequence[Suspect]) -> dict[int, Suspect]:
     """Return the suspects whose global rank is known, each in the first communicator."""
-    known: dict[int, Suspect] = {}
+    by_rank: dict[int, Suspect] = {}
     for suspect in suspects:
         if suspect.row.global_rank is not None:
-            known.setdefault(suspect.row.global_rank, suspect)
-    return known
+            by_rank.setdefault(suspect.row.global_rank, suspect)
+    return by_rank
