@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.perfetto.chrome_json import TraceWriter
 from rankscope.analysis.trace.possible import MAX_US
 from rankscope.runs.records import PHASES, Phase, StepRecord
-from rankscope.runs.step_columns import TIMES, grouped_dtype
+from rankscope.runs.step_columns import TIME_COLUMNS
 from rankscope.runs.step_segments import Rows
 
 _OVERLAP: Final = 0.25
@@ -40,13 +40,12 @@ _SHOWN: Final = (
 )
 
 
-_COUNTED: Final = [TIMES.index("phases_us"), TIMES.index("blocked_us")]
+_COUNTED: Final = [name for name in TIME_COLUMNS if not name.startswith("device_")]
 
 
 def weights(rows: Rows) -> NDArray[np.int64]:
     """Return an upper estimate of the events that ``write_steps`` writes for each record, [rows]."""
-    times = rows.view(grouped_dtype())["times"][:, _COUNTED]
-    measured: NDArray[np.int64] = np.count_nonzero(~np.isnan(times), axis=(1, 2))
+    measured: NDArray[np.int64] = np.count_nonzero([~np.isnan(rows[name]) for name in _COUNTED], axis=0)
     return 2 + measured
 
 
