@@ -23,18 +23,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.collectives.arrivals import (
-    FROM_ROOT,
-    Arrivals,
-    Column,
-    Floats,
-    Numbers,
-    combined,
-    numbered,
-    offsets,
-    sums,
-)
+from rankscope.analysis.collectives.arrivals import FROM_ROOT, Arrivals, Floats, Numbers, combined, numbered, offsets, sums
 from rankscope.analysis.collectives.clock import Clocks
+from rankscope.analysis.collectives.columns import Column
 from rankscope.analysis.collectives.origin import Lateness, charge_origins
 from rankscope.analysis.collectives.spans import Spans, covered, unions
 from rankscope.analysis.collectives.waiting import NOBODY_WAITED, Waits

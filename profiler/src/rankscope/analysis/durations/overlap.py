@@ -11,7 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.collectives.arrivals import NONE, Arrivals, Numbers, combined
+from rankscope.analysis.collectives.arrivals import Arrivals, Numbers, combined
+from rankscope.analysis.collectives.columns import NONE
 from rankscope.analysis.durations.calls import Call
 from rankscope.analysis.operations import operation
 
