@@ -208,7 +208,7 @@ class Arrivals:
         """Number of ranks of each instance."""
         return np.diff(self.first)
 
-    @cached_property
+    @property
     def instance(self) -> Numbers:
         """Instance of each arrival."""
         return np.repeat(np.arange(len(self)), self.count)
@@ -233,7 +233,7 @@ class Arrivals:
         """Group of each instance, as an index into the names of groups."""
         return self.records.group[self.leader]
 
-    @cached_property
+    @property
     def arrival_ns(self) -> Numbers:
         """Arrival of each rank, on its own clock."""
         return self.records.arrival[self.row]

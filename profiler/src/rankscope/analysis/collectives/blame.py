@@ -278,7 +278,7 @@ class _PairSums:
         self._groups: dict[Group, int] = {}
         self._key = _NOTHING
         """Group, origin and victim as one number, ascending, [pairs]."""
-        self._sums = [_NOTHING, _NOTHING, _NOTHING]
+        self._sums: list[NDArray[Any]] = [_NOTHING, _NOTHING, np.zeros(0, np.int32)]
         """Nanoseconds of imposed wait and of its exposed part, and number of steps, each [pairs]."""
 
     def add(self, every: Arrivals, charges: _Charges) -> tuple[Floats, Floats]:
@@ -311,8 +311,9 @@ class _PairSums:
         keys.sort(kind="stable")
         keys = keys[np.append(np.diff(keys) != 0, np.ones(min(1, len(keys)), np.bool_))]
         before, place = np.searchsorted(keys, self._key), np.searchsorted(keys, key)
-        for at, added in enumerate((whole, bare, np.ones_like(whole))):
-            merged = np.zeros(len(keys), np.int64)
+        values: list[NDArray[Any]] = [whole, bare, np.ones(len(whole), np.int32)]
+        for at, added in enumerate(values):
+            merged = np.zeros(len(keys), added.dtype)
             merged[before] = self._sums[at]
             np.add.at(merged, place, added)
             self._sums[at] = merged
@@ -324,14 +325,14 @@ class _PairSums:
         used, group = np.unique(self._key // count**2, return_inverse=True)
         groups = list(self._groups)
         ranks: NDArray[Any] = self._ranks.astype(np.int32)
-        whole, bare, steps = self._sums
+        steps = self._sums.pop()
         return Pairs(
             groups=[groups[at] for at in used.tolist()],
             group=group.astype(np.int32),
             origin=ranks[self._key // count % count],
             victim=ranks[self._key % count],
-            imposed_us=whole / 1000,
-            exposed_us=bare / 1000,
+            exposed_us=self._sums.pop() / 1000,
+            imposed_us=self._sums.pop() / 1000,
             steps=steps,
         )
 
