@@ -95,6 +95,7 @@ class ImposedAt(NamedTuple):
 
 
 _NOTHING: Final = np.zeros(0, np.int64)
+NONE_IMPOSED: Final = ImposedAt(_NOTHING, _NOTHING, np.zeros(0))
 NO_PAIRS: Final = Pairs([], _NOTHING, _NOTHING, _NOTHING, np.zeros(0), np.zeros(0), _NOTHING)
 
 
@@ -114,7 +115,7 @@ class Blame:
     """Per rank: time in collectives beyond ``transfer_us``."""
     at: WaitsAt
     pairs: Pairs = NO_PAIRS
-    imposed_at: ImposedAt = ImposedAt(_NOTHING, _NOTHING, np.zeros(0))
+    imposed_at: ImposedAt = NONE_IMPOSED
     """``imposed_us`` by step."""
 
     @cached_property
