@@ -20,6 +20,7 @@ from rankscope.analysis.collectives.payload import Coordinates
 from rankscope.analysis.collectives.stages import stages_of_records
 from rankscope.analysis.collectives.waiting import Waits, waits_of
 from rankscope.analysis.collectives.windows import Reduction
+from rankscope.runs.durations import DurationSource
 from rankscope.runs.records import CollectiveRecord, RankInfo
 
 
@@ -36,7 +37,7 @@ class Matched(msgspec.Struct, frozen=True, dict=True):
     blame: Blame
     collectives: Mapping[int, Sequence[CollectiveRecord]]
     """Records by rank; of a run only its sends and receives."""
-    source: Literal["windows", "traces", "flight_recorder", "nccl_inspector"]
+    source: Literal["windows", "traces", DurationSource]
     coordinates: Coordinates = {}
 
     @property
@@ -66,7 +67,7 @@ def match_ranks(
     clock_names: Mapping[int, str],
     machines: Mapping[int, str],
     world_size: int | None,
-    source: Literal["windows", "traces", "flight_recorder", "nccl_inspector"],
+    source: Literal["windows", "traces", DurationSource],
     coordinates: Coordinates | None = None,
     records: Records | None = None,
 ) -> Matched:

@@ -29,7 +29,7 @@ from rankscope.analysis.evidence.order import of_blocks
 from rankscope.analysis.evidence.peers import stage_of
 from rankscope.analysis.evidence.steps import Matrix, StepTable
 from rankscope.analysis.result.costs import PipelineResult
-from rankscope.analysis.statistics import over_median
+from rankscope.analysis.statistics import excess_of_rank
 from rankscope.runs.records import Phase, RankInfo
 
 
@@ -164,7 +164,7 @@ def _by_waits(ranks: Sequence[int], waits: WaitedFor) -> float:
     # How long others wait for a stage by the schedule alone differs between stages.
     twins = [one for one in others if stages[one] == stages[rank]]
     waited = {one: waits.waited_us.get(one, 0.0) for one in (rank, *others)}
-    longer = over_median(waited, rank, twins or others) or 0.0
+    longer = excess_of_rank(waited, rank, twins or others) or 0.0
     if twins and waits.longest_us is not None:
         longer = min(longer, waits.longest_us)
     return max(0.0, longer) / waits.steps
