@@ -150,9 +150,9 @@ def _window_groups(run: RunEvidence) -> Iterator[WaitGroup]:
     pairs = run.blame.pairs
     for number, (name, members) in enumerate(pairs.groups):
         of_group = pairs.group == number
-        origins, victims, waits_us = (column[of_group].tolist() for column in (pairs.origin, pairs.victim, pairs.imposed_us))
+        origins = pairs.origin[of_group].tolist()
+        rows = zip(origins, pairs.victim[of_group].tolist(), pairs.imposed_us[of_group].tolist(), strict=True)
         label = f"{name or 'group without a name'} · {_members(members)}"
-        rows = zip(origins, victims, waits_us, strict=True)
         yield _group(run, label, sorted({*members, *origins}), rows, ranks=len(members))
 
 
@@ -335,10 +335,10 @@ def _ranks(run: RunEvidence, charges: Sequence[_Charged], *, windows: bool) -> l
     knock_on: dict[int, float] = {}
     exposed: dict[int, float] = {}
     pairs = run.blame.pairs
-    of_groups = [frozenset(members) for _, members in pairs.groups]
+    insides = [frozenset(members) for _, members in pairs.groups]
     columns = (pairs.group, pairs.origin, pairs.imposed_us, pairs.exposed_us)
     for group, origin, imposed, bare in zip(*(column.tolist() for column in columns), strict=True):
-        of = direct if origin in of_groups[group] else knock_on
+        of = direct if origin in insides[group] else knock_on
         of[origin] = of.get(origin, 0.0) + imposed
         exposed[origin] = exposed.get(origin, 0.0) + bare
     by_cause: dict[int, dict[str, float]] = {}

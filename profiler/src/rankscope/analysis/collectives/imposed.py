@@ -43,7 +43,7 @@ class ImposedAt(NamedTuple):
 
     rank: Numbers
     step: Numbers
-    us: Floats
+    imposed_us: Floats
 
 
 NONE_IMPOSED: Final = ImposedAt(_NOTHING, _NOTHING, np.zeros(0))
