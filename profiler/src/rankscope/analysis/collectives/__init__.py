@@ -3,12 +3,16 @@
 Read ``matched`` first: it runs the stages below and holds their results.
 
 1. ``windows`` reduces a rank's trace to records. ``extract`` finds its collectives, and ``message_size`` their sizes.
-2. ``matching`` matches the records of different ranks that belong to one collective.
+2. ``matching`` matches the records of different ranks that belong to one collective. ``arrivals`` has the table of both as
+   ``columns``.
 3. ``clock`` corrects the clocks of hosts, by the ends of collectives. ``clock_series`` fits one clock over time.
 4. ``blame`` sums the waits that each rank imposes on others, and ``origin`` follows them over process groups to the rank that
    caused them. ``waiting`` has the waits in sends, receives and operations with a root.
 
-Three modules use the matches: ``transfers`` (moving data or waiting, hidden or exposed), ``bandwidth`` (with the rates of
-``links``) and ``figures`` (sizes and shares, for advice; ``transferred`` tells gradients, shards and activations apart).
+Three modules use the matches: ``communication`` (moving data or waiting, hidden or exposed), ``bandwidth`` (with the rates of
+``links``) and ``figures`` (sizes and shares, for advice; ``payload`` tells gradients, shards and activations apart).
+
+A *transfer* is a collective without the waiting for its last rank, a *message* a send with its receive, and a *payload* the kind
+of data that an operation carries.
 ``cycles`` finds the steps in Flight Recorder dumps and logs of NCCL Inspector, which do not mark them.
 """

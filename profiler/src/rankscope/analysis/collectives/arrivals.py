@@ -6,7 +6,7 @@ arrivals from ``first[i]`` to ``first[i + 1]``; sums over its ranks are sums ove
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
@@ -15,15 +15,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.collectives.columns import NONE, Column, Numbering, whole_numbers
 from rankscope.analysis.operations import Rule, operation
 from rankscope.runs.records import CollectiveRecord
 
 Numbers = NDArray[np.int64]
+"""Whole numbers. Columns of small ones have 32 bits."""
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
-
-NONE: Final = -(2**63)
-"""In columns of numbers: not recorded."""
 
 RULES: Final[tuple[Rule, ...]] = ("everybody", "from_root", "to_root", "pair")
 
@@ -82,96 +81,72 @@ class Records:
     """The records themselves, where they were kept to be shown."""
 
 
-_COLUMNS: Final = CollectiveRecord.__struct_fields__
+_FIELDS: Final = CollectiveRecord.__struct_fields__
 _LONGEST_NS: Final = 2.0**60
 """36 years; damaged records have longer spans, which are not whole numbers of 64 bits."""
 
 
-def records_of(by_rank: Iterable[tuple[int, Iterable[CollectiveRecord]]], *, keep: bool = True) -> Records:
-    """Convert the records of each rank to columns. Ranks ascend; without ``keep`` each rank's records can be dropped at once."""
-    groups, teams, ops, types = _Numbering(), _Numbering(), _Numbering(), _Numbering()
-    ranks: list[int] = []
-    parts: dict[str, list[NDArray[Any]]] = {}
-    kept: list[CollectiveRecord] = []
-    for rank, held in by_rank:
-        rows = list(held)
-        ranks.append(rank)
+class RecordColumns:
+    """Columns of the records of one rank after the other, whose records can be dropped at once."""
+
+    def __init__(self) -> None:
+        self._groups, self._teams, self._ops, self._types = Numbering(), Numbering(), Numbering(), Numbering()
+        self._ranks: list[int] = []
+        self._columns = {name: Column(dtype) for name, dtype in _DTYPES.items()}
+
+    def add(self, rank: int, rows: Sequence[CollectiveRecord]) -> None:
+        """Add the records of the next rank; ranks ascend."""
+        self._ranks.append(rank)
         if not rows:
-            continue
-        column = dict(zip(_COLUMNS, zip(*map(msgspec.structs.astuple, rows), strict=True), strict=True))
-        enqueue, start = _numbers(column["enqueue_unix_ns"]), _numbers(column["start_unix_ns"])
-        on_cpu = np.array([stream is None for stream in column["stream"]], dtype=np.bool_)
-        spans = column["compute_spans_us"]
+            return
+        values = dict(zip(_FIELDS, zip(*map(msgspec.structs.astuple, rows), strict=True), strict=True))
+        enqueue, start = (whole_numbers(values[name], np.int64) for name in ("enqueue_unix_ns", "start_unix_ns"))
+        on_cpu = np.array([stream is None for stream in values["stream"]], dtype=np.bool_)
+        spans = values["compute_spans_us"]
         count = np.fromiter(map(len, spans), np.int64, len(rows))
         flat = np.array([span for some in spans for span in some], dtype=np.float64).reshape(-1, 2)
         edges = np.rint(np.clip(flat * 1000, -_LONGEST_NS, _LONGEST_NS)).astype(np.int64) + np.repeat(enqueue, count)[:, None]
-        found = {
-            "rank": np.full(len(rows), rank, np.int64),
-            "step": _numbers(column["step"]),
-            "group": groups.of(column["group"]),
-            "team": teams.of_lists(column["group_ranks"]),
-            "size": _numbers(column["group_size"]),
-            "index": _numbers(column["index"]),
-            "sequence": _numbers(column["sequence"]),
-            "op": ops.of(column["op"]),
-            "dtype": types.of(column["dtype"]),
-            "bytes": _numbers(column["bytes"]),
+        converted = {
+            "rank": np.full(len(rows), rank),
+            "group": self._groups.of(values["group"]),
+            "team": self._teams.of_lists(values["group_ranks"]),
+            "op": self._ops.of(values["op"]),
+            "dtype": self._types.of(values["dtype"]),
             "arrival": np.where(on_cpu, enqueue, start),
             "start": start,
-            "end": _numbers(column["end_unix_ns"]),
             "on_cpu": on_cpu,
-            "p2p": np.array(column["p2p"], dtype=np.bool_),
-            "peer": _numbers(column["peer"]),
-            "root": _numbers(column["root"]),
+            "p2p": np.array(values["p2p"], dtype=np.bool_),
             "spans": count,
             "span_start": edges[:, 0],
             "span_end": edges[:, 1],
         }
-        for name, values in found.items():
-            parts.setdefault(name, []).append(values)
-        if keep:
-            kept += rows
-    flags = {"on_cpu", "p2p"}
-    names = [field for field in Records.__dataclass_fields__ if field not in {"ranks", "groups", "members", "ops", "rows"}]
-    whole = {
-        name: np.concatenate(parts.pop(name)) if name in parts else np.zeros(0, np.bool_ if name in flags else np.int64)
-        for name in names
-    }
-    whole["spans"] = np.concatenate([[0], np.cumsum(whole["spans"])])
-    return Records(ranks, groups.names, teams.names, ops.names, **whole, rows=kept if keep else None)
+        for name, column in self._columns.items():
+            column.add(converted[name] if name in converted else whole_numbers(values[_NAMES.get(name, name)], column.dtype))
+
+    def records(self, rows: list[CollectiveRecord] | None = None) -> Records:
+        """Return the columns of all ranks, with the records themselves where they are kept."""
+        whole = {name: column.values() for name, column in self._columns.items()}
+        whole["spans"] = offsets(whole["spans"])
+        return Records(self._ranks, self._groups.names, self._teams.names, self._ops.names, **whole, rows=rows)
 
 
-class _Numbering:
-    """Numbers for names, in the order in which they appear."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[Any, int] = {}
-
-    @property
-    def names(self) -> list[Any]:
-        return list(self._numbers)
-
-    def of(self, names: Sequence[str | None]) -> Numbers:
-        for name in dict.fromkeys(names):
-            if name is not None:
-                self._numbers.setdefault(name, len(self._numbers))
-        return np.array([NONE if name is None else self._numbers[name] for name in names], dtype=np.int64)
-
-    def of_lists(self, lists: Sequence[list[int] | None]) -> Numbers:
-        """Return numbers for lists by their content; each object is looked at once, as many records share a long list."""
-        number = {
-            key: self._numbers.setdefault(tuple(some), len(self._numbers)) if some else NONE
-            for key, some in {id(some): some for some in lists}.items()
-        }
-        return np.array([number[id(some)] for some in lists], dtype=np.int64)
+def records_of(by_rank: Iterable[tuple[int, Sequence[CollectiveRecord]]]) -> Records:
+    """Convert the records of each rank to columns and keep them, to be shown. Ranks ascend."""
+    columns, kept = RecordColumns(), list[CollectiveRecord]()
+    for rank, rows in by_rank:
+        columns.add(rank, rows)
+        kept += rows
+    return columns.records(kept)
 
 
-def _numbers(values: Sequence[int | None]) -> Numbers:
-    given = [NONE if value is None else value for value in values] if None in values else values
-    try:
-        return np.array(given, dtype=np.int64)
-    except OverflowError:  # damage
-        return np.array([min(max(value, NONE), -NONE - 1) for value in given if value is not None], dtype=np.int64)
+_NAMES: Final = {"size": "group_size", "end": "end_unix_ns"}
+"""Columns whose names differ from those of the records."""
+
+_DTYPES: Final[dict[str, type[Any]]] = {
+    **dict.fromkeys(("rank", "group", "team", "size", "index", "op", "dtype", "peer", "root"), np.int32),
+    **dict.fromkeys(("step", "sequence", "bytes", "arrival", "start", "end", "spans", "span_start", "span_end"), np.int64),
+    **dict.fromkeys(("on_cpu", "p2p"), np.bool_),
+}
 
 
 def numbered(*columns: Numbers) -> tuple[Numbers, Numbers]:
@@ -233,7 +208,7 @@ class Arrivals:
         """Number of ranks of each instance."""
         return np.diff(self.first)
 
-    @cached_property
+    @property
     def instance(self) -> Numbers:
         """Instance of each arrival."""
         return np.repeat(np.arange(len(self)), self.count)
@@ -258,7 +233,7 @@ class Arrivals:
         """Group of each instance, as an index into the names of groups."""
         return self.records.group[self.leader]
 
-    @cached_property
+    @property
     def arrival_ns(self) -> Numbers:
         """Arrival of each rank, on its own clock."""
         return self.records.arrival[self.row]
@@ -341,7 +316,7 @@ class Arrivals:
 
     def agree(self, values: Numbers) -> Flags:
         """Return whether the values [arrivals] of each instance that are recorded are the same."""
-        least = self.least(np.where(values == NONE, -NONE - 1, values))
+        least = self.least(np.where(values == NONE, np.iinfo(values.dtype).max, values))
         return np.asarray(self.most(values) <= least)
 
     def busy(self, arrivals: NDArray[np.intp]) -> tuple[Numbers, Numbers, Numbers]:
@@ -376,8 +351,3 @@ def arrivals_at(records: Records, row: Numbers, count: Numbers, *, pairs: bool =
 
 
 NO_ARRIVALS: Final = arrivals_at(records_of([]), np.zeros(0, np.int64), np.zeros(0, np.int64))
-
-
-def as_records(by_rank: Mapping[int, Iterable[CollectiveRecord]] | Records) -> Records:
-    """Return columns of the records by rank."""
-    return by_rank if isinstance(by_rank, Records) else records_of(sorted(by_rank.items(), key=lambda one: one[0]))

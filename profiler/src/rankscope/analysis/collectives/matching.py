@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Final, Literal
 
@@ -13,16 +13,16 @@ import numpy as np
 from rankscope.analysis.collectives.arrivals import (
     EVERYBODY,
     NO_ARRIVALS,
-    NONE,
     Arrivals,
     Flags,
     Numbers,
     Records,
     arrivals_at,
-    as_records,
     combined,
     numbered,
+    records_of,
 )
+from rankscope.analysis.collectives.columns import NONE
 from rankscope.analysis.operations import operation
 from rankscope.runs.records import CollectiveRecord
 
@@ -59,14 +59,14 @@ members are not known."""
 _MISSING, _SHIFTED, _ELSEWHERE, _INCOMPLETE, _OPERATION, _BYTES, _DTYPE, _ROOT = range(1, len(_OBSTACLES))
 
 
-def match_collectives(by_rank: Mapping[int, Iterable[CollectiveRecord]] | Records, *, world_size: int | None = None) -> Matching:
+def match_collectives(by_rank: Mapping[int, Sequence[CollectiveRecord]] | Records, *, world_size: int | None = None) -> Matching:
     """Match by (group, sequence number) where every record of the group has one, else by order within (step, group).
 
     An instance counts as matched when each rank of its group has it with the same operation, size and data type. Groups whose
     ranks are not recorded are assumed to span the world. With fewer recorded ranks than ``world_size``, nothing in such groups
     can be matched, because a missing rank may have arrived last. Sends and receives are matched by ``_pairs``.
     """
-    records = as_records(by_rank)
+    records = by_rank if isinstance(by_rank, Records) else records_of(sorted(by_rank.items()))
     cells = _Cells(records, np.flatnonzero(~records.p2p))
     every, excluded = cells.judged(cells.instances())
     obstacle = _obstacles(every, cells, world_size)
@@ -241,7 +241,7 @@ def _pairs(records: Records, world_size: int | None) -> tuple[Arrivals, Counter[
 
     Messages between two ranks of a group do not overtake each other. Sequence numbers are not usable: they count each rank's own
     operations with all its peers. The record names the other end; in a group or world of two it can only be the other rank.
-    Where one end recorded more operations than the other, none of them is paired. Returns also the number of transfers that
+    Where one end recorded more operations than the other, none of them is paired. Returns also the number of messages that
     could not be paired, by reason, and of those whose records do not identify the other end.
     """
     row = np.flatnonzero(records.p2p)
@@ -250,7 +250,7 @@ def _pairs(records: Records, world_size: int | None) -> tuple[Arrivals, Counter[
     kinds = [(records.ops.index(name) if name in records.ops else -1) for name in ("send", "recv")]
     is_send = records.op[row] == kinds[0]
     usable = (peer != NONE) & (is_send | (records.op[row] == kinds[1]))
-    # Every transfer has two ends, so two records.
+    # Every message has two ends, so two records.
     unknown = (int((~usable).sum()) + 1) // 2
     row, peer, is_send = row[usable], peer[usable], is_send[usable]
     rank = records.rank[row]

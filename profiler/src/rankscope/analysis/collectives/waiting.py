@@ -54,6 +54,16 @@ class Waits:
         """Whether each wait is in a send or receive."""
         return np.asarray(self.judged.rule[self.instance] == PAIR)
 
+    def chosen(self, wanted: Flags) -> Waits:
+        """Return the waits in the instances where ``wanted``."""
+        if wanted.all():
+            return self
+        inside = np.repeat(wanted, self.judged.count)
+        rows = inside[self.arrival]
+        origin, start, end, since = (values[rows] for values in (self.origin, self.start, self.end, self.since))
+        arrival = (np.cumsum(inside) - 1)[self.arrival[rows]]
+        return Waits(self.judged.chosen(wanted), self.transfer_ns[wanted], arrival, origin, start, end, since, self.excluded)
+
 
 NOBODY_WAITED: Final = Waits()
 
@@ -99,16 +109,16 @@ def _root(judged: Arrivals) -> Numbers:
 
 def _dependencies(judged: Arrivals, arrival: Numbers) -> tuple[Numbers, Numbers, Numbers]:
     """Return the arrivals that may wait, those that they wait for, and when all but these have come."""
-    place, root = np.arange(len(arrival)), _root(judged)
-    rule, of_root = judged.rule[judged.instance], root[judged.instance]
+    place, root, instance = np.arange(len(arrival)), _root(judged), judged.instance
+    rule, of_root = judged.rule[instance], root[instance]
     pairs = place[rule == PAIR]
-    partner = judged.first[judged.instance[pairs]] + judged.first[judged.instance[pairs] + 1] - 1 - pairs
+    partner = judged.first[instance[pairs]] + judged.first[instance[pairs] + 1] - 1 - pairs
     others = place[(rule == FROM_ROOT) & (of_root >= 0) & (of_root != place)]
     # A root waits for the last of the others; of several, for the first rank.
     roots = root[(judged.rule == TO_ROOT) & (root >= 0)]
     part = place[(rule == TO_ROOT) & (of_root >= 0) & (of_root != place)]
-    order = part[np.lexsort((-judged.rank[part], arrival[part], judged.instance[part]))]
-    final = np.append(judged.instance[order][1:] != judged.instance[order][:-1], np.ones(min(1, len(order)), np.bool_))
+    order = part[np.lexsort((-judged.rank[part], arrival[part], instance[part]))]
+    final = np.append(instance[order][1:] != instance[order][:-1], np.ones(min(1, len(order)), np.bool_))
     last = order[final]
     at = np.flatnonzero(final)
     next_last = np.where(np.diff(at, prepend=-1) > 1, order[at - 1], roots)

@@ -18,10 +18,8 @@ from rankscope.runs.records import PHASES, Phase, StepRecord
 from rankscope.runs.step_columns import TIME_COLUMNS
 from rankscope.runs.step_segments import Rows
 
-_CLOCK_SLACK: Final = 0.01
-"""Share of its length by which a step may seem to overlap the next: starts are of an adjusted clock, durations are not."""
-_READING_SLACK_NS: Final = 200_000
-"""Overlap allowed because the two clocks are read tens of microseconds apart; at most a quarter of a step."""
+_OVERLAP: Final = 0.25
+"""Largest share of a step that may overlap the next: starts are of an adjusted clock, durations are of another one."""
 
 _SHOWN: Final = (
     "cpu_us",
@@ -57,8 +55,7 @@ def write_steps(writer: TraceWriter, pid: int, records: Sequence[StepRecord], co
     starts = [correct(record.start_unix_ns) for record in ordered]
     ends = [start + round(record.wall_us * 1000) for start, record in zip(starts, ordered, strict=True)]
     for at in range(len(ordered) - 1):
-        length = ends[at] - starts[at]
-        if 0 < ends[at] - starts[at + 1] <= max(_CLOCK_SLACK * length, min(_READING_SLACK_NS, length / 4)):
+        if 0 < ends[at] - starts[at + 1] <= _OVERLAP * (ends[at] - starts[at]):
             ends[at] = starts[at + 1]
     steps = writer.track(pid, "steps", nest=False)
     for record, start, end in zip(ordered, starts, ends, strict=True):
