@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from rankscope.analysis.collectives.matched import match_windows
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.costs.rare_steps import rare_time
 from rankscope.analysis.evidence.compared import MINIMUM_STEPS, judge
@@ -19,6 +20,7 @@ from rankscope.analysis.evidence.rank_columns import LOADED_METRICS, TIME_METRIC
 from rankscope.analysis.evidence.rank_files import Report, ignore
 from rankscope.analysis.evidence.steps import METRICS, Matrices, StepTable
 from rankscope.analysis.evidence.typical import TypicalSteps, typical_steps
+from rankscope.analysis.inference.profiled import profile_of_windows
 from rankscope.analysis.statistics import lower_median
 from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible_collective
 from rankscope.analysis.whatif.causes import CAUSE_METRICS, Causes
@@ -28,7 +30,7 @@ from rankscope.analysis.whatif.outcome import TOO_LITTLE, Outcome, Terms, answer
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
 from rankscope.analysis.whatif.step_graph import GRAPH_METRICS, build_step_graph
 from rankscope.analysis.whatif.step_scenarios import MOST_CAUSES, StepScenarios, play_steps
-from rankscope.analysis.whatif.windows_answer import Profiled, whatif_of_profiled
+from rankscope.analysis.whatif.windows_answer import whatif_of_windows
 from rankscope.runs.named import NamedRun
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES, RankInfo, StepBreakdown
@@ -96,17 +98,14 @@ def whatif_with_chain(
     result, chain = _from_steps(source, reader, table, infos, terms)
     if result.status == "ok":
         return result, chain
-    profiled = Profiled(
-        reductions={rank: _profiled(reader, attempt, rank) for rank in ranks},
-        hosts={rank: info.host for rank, info in infos.items()},
-        clock_names={rank: info.clock_name for rank, info in infos.items()},
-        world_size=world_size,
-        evidence="windows",
-    )
-    by_windows = whatif_of_profiled(profiled, source, terms)
+    reductions = {rank: _profiled(reader, attempt, rank) for rank in ranks}
+    matched = match_windows(reductions, infos, world_size)
+    profile = profile_of_windows(reductions, matched, world_size, {rank: info.host for rank, info in infos.items()})
+    windows = {rank: reduction.breakdowns for rank, reduction in reductions.items()}
+    by_windows = whatif_of_windows(windows, matched, profile, source, terms)
     if by_windows.status == "ok":
         return by_windows, None
-    if not any(reduction.breakdowns for reduction in profiled.reductions.values()):
+    if not any(windows.values()):
         return result, None
     neither = f"{result.summary} Profiled steps do not help: {by_windows.summary.removeprefix(TOO_LITTLE)}"
     return msgspec.structs.replace(result, summary=neither), None
