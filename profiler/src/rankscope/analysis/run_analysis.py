@@ -18,7 +18,6 @@ from rankscope.analysis.collectives.links import ToldLink, run_fabric
 from rankscope.analysis.collectives.matched import Matched, match_windows
 from rankscope.analysis.collectives.windows import Reduction, odd_windows
 from rankscope.analysis.collectives.world import least_ranks
-from rankscope.analysis.costs.figures import figures_of_memory, figures_of_pipeline, figures_of_throughput
 from rankscope.analysis.costs.memory import memory_of
 from rankscope.analysis.costs.pipeline import pipeline_of
 from rankscope.analysis.costs.rare_steps import rare_steps_of
@@ -100,7 +99,7 @@ def analysis_of(
     setting = replace(setting, judged_ranks=verdict.judged_ranks)
     rare = rare_steps_of(run)
     verdict, findings = with_rare_steps(verdict, findings, rare, setting, costs(()))
-    late = durations is not None and verdict.evidence_source == durations.source
+    late = durations is not None and verdict.evidence_source == durations.evidence.source.kind
     has_collectives = any(reduction.collectives for reduction in run.windows.values())
     collectives = matching_result(run.matched, run_fabric(run.infos, links)) if has_collectives else NO_COLLECTIVES
     breakdowns = {rank: reduction.breakdowns for rank, reduction in run.windows.items()}
@@ -112,7 +111,7 @@ def analysis_of(
     verdict = msgspec.structs.replace(verdict, next=ended.advise(verdict, run.hosts))
     there = table.has_record
     if durations is not None and late:
-        attribution = attribution_of_blame(durations.compared.matched.blame, durations.source)
+        attribution = attribution_of_blame(durations.evidence.matched.blame, durations.evidence.source.kind)
     elif run.matching.matches:
         attribution = attribution_of_blame(run.blame, "windows")
     else:
@@ -156,7 +155,6 @@ def analysis_of(
         attribution=attribution,
         costs=costs(()),
         kernels=kernels,
-        figures={**figures_of_pipeline(run.pipeline), **figures_of_memory(memory), **figures_of_throughput(throughput)},
         pipeline=run.pipeline,
         rare_steps=rare,
         throughput=throughput,

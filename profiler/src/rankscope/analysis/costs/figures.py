@@ -4,27 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final
 
 from rankscope.analysis.collectives.figures import Figure, Figures
 from rankscope.analysis.costs.waterfall import Costs, waterfall
+from rankscope.analysis.inference.remedy_table import FIGURES
 from rankscope.analysis.result.analysis import RankResult, Verdict
 from rankscope.analysis.result.costs import Memory, PartSource, PipelineResult, Throughput
 from rankscope.runs.records import KernelRecord
-
-_OTHER_REMEDY: Final = {
-    "device_unseen": "device_unseen",
-    "cpu_contention": "cpu_contention",
-    "enlarged_batches": "enlarged_batches",
-    "memory_pressure": "memory_pressure",
-    "processor": "processor",
-    "profiler": "profiler",
-    **dict.fromkeys(("more_calls", "other_code"), "additional_work"),
-    "few_kernels": "kernels",
-    "other_kernels": "kernels",
-    **dict.fromkeys(("xid", "ecc", "thermal_throttle", "power_brake", "power_cap", "clock", "link"), "hardware"),
-}
-"""Reason of a cause to the figure's name, for reasons with another remedy than the cause itself."""
 
 # Kernel names of cuBLAS, cuDNN, CUTLASS and Tensile; names without a type count for neither precision.
 _MATRIX = re.compile(r"gemm|gemv|cutlass|nvjet|Cijk_|matmul|conv.*(fprop|dgrad|wgrad)|winograd", re.IGNORECASE)
@@ -85,26 +71,26 @@ def figures_of_verdict(verdict: Verdict, costs: Costs | None, reason: str | None
     if costs is not None and costs.extent_us is not None and costs.step_us > 0:
         whole = costs.extent_us / costs.step_us
     lost = Figure(min(1.0, (1 - 1 / verdict.slowdown) * whole), source=verdict.evidence_source)
-    why = _OTHER_REMEDY.get(reason or "", verdict.cause)
+    why = FIGURES.get(reason or "", verdict.cause)
     return {f"straggler.{why or 'unknown'}": lost}
 
 
-def figures_of_overlap(ranks: Sequence[RankResult], source: PartSource) -> dict[str, Figure]:
-    """Return the share of communication that compute hides."""
-    seen = [row for row in ranks if row.overlap_us is not None and row.communication_us and not row.truncated]
-    if not seen:
-        return {}
-    hidden, all_of_it = (sum(getattr(row, name) for row in seen) for name in ("overlap_us", "communication_us"))
-    return {"overlap_ratio": Figure(hidden / all_of_it, source=source)}
-
-
-def figures_of_recompute(ranks: Sequence[RankResult], source: PartSource) -> dict[str, Figure]:
-    """Return the share of compute that activation checkpointing recomputes."""
-    seen = [row for row in ranks if row.recompute_us is not None and row.compute_us and not row.truncated]
-    if not seen:
-        return {}
-    again, all_of_it = (sum(getattr(row, name) for row in seen) for name in ("recompute_us", "compute_us"))
-    return {"kernels.recompute_share": Figure(again / all_of_it, source=source)}
+def figures_of_ranks(ranks: Sequence[RankResult], source: PartSource) -> dict[str, Figure]:
+    """Return the hosts, the shares of communication that compute hides and of compute that is recomputed, and ``accelerated``."""
+    hosts = {row.host for row in ranks if row.host is not None}
+    found = {"hosts": Figure(float(len(hosts)), "hosts")} if hosts else {}
+    if any(row.device_kind not in (None, "cpu") for row in ranks):
+        found["accelerated"] = Figure(1.0, "boolean")
+    for name, part, whole in (
+        ("overlap_ratio", "overlap_us", "communication_us"),
+        ("kernels.recompute_share", "recompute_us", "compute_us"),
+    ):
+        times = [(getattr(row, part), getattr(row, whole)) for row in ranks if not row.truncated]
+        known = [pair for pair in times if pair[0] is not None and pair[1]]
+        if known:
+            parts, wholes = map(sum, zip(*known, strict=True))
+            found[name] = Figure(parts / wholes, source=source)
+    return found
 
 
 def figures_of_kernels(kernels: Sequence[KernelRecord], source: PartSource) -> dict[str, Figure]:
