@@ -100,9 +100,9 @@ class Trace(msgspec.Struct, frozen=True):
     processes: frozenset[str] | None
     """Ids of the rank's processes in a file of several ranks; ``None`` for the usual file of one."""
     world_size: int | None
-    backend: str | None
     host: str | None
     device_kind: DeviceKind
+    """``cpu`` if the work is on the CPU: nothing ran on a device, and nothing was launched."""
     groups: dict[str, list[int]]
     """Ranks of each process group by name, from ``distributedInfo``."""
     names: list[str]
@@ -142,8 +142,6 @@ class Trace(msgspec.Struct, frozen=True):
     cut: NDArray[np.int64] = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
     cut_ends: dict[int, int] = msgspec.field(default_factory=dict)
     """End of each device event that was cut, by its correlation id."""
-    is_of_cpu: bool = False
-    """True if the work is on the CPU: nothing ran on a device, and nothing was launched."""
 
     @property
     def has_device_work(self) -> bool:
@@ -356,7 +354,6 @@ class _Columns:
             process=self._process(columns),
             processes=None,
             world_size=distributed.world_size,
-            backend=distributed.backend,
             host=about.host,
             device_kind=kind if checked.launches_work or (columns["category"] <= COPY).any() else "cpu",
             groups=distributed.groups(),
@@ -371,7 +368,6 @@ class _Columns:
             missing=checked.missing + about.base_unix_ns,
             cut=checked.cut + about.base_unix_ns,
             cut_ends={correlation: end + about.base_unix_ns for correlation, end in checked.cut_ends.items()},
-            is_of_cpu=not checked.launches_work and not (columns["category"] <= COPY).any(),
             **columns,
         )
 

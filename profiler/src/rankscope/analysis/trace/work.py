@@ -181,7 +181,7 @@ def work_events(trace: Trace, communication: re.Pattern[str] | None = None) -> W
     kind[copy_engine_rows(trace, calls)] = COMMUNICATION
     cpu_communication = np.array([is_cpu_communication(name) for name in trace.names], dtype=bool)
     kind[notes & cpu_communication[trace.name]] = COMMUNICATION
-    if trace.is_of_cpu:
+    if trace.device_kind == "cpu":
         computes = np.array([is_cpu_work(name) for name in trace.names], dtype=bool)
         operators = (trace.category == OPERATOR) & computes[trace.name]
         kind[outermost(trace, operators)] = COMPUTE
