@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import compress
 from typing import Any, Final
@@ -153,6 +153,11 @@ class Trace(msgspec.Struct, frozen=True):
         """First start and last end of the rows that are not left out; ``None`` without any."""
         used = self.category != LEFT_OUT
         return (int(self.start[used].min()), int(self.end[used].max())) if used.any() else None
+
+    def named(self, wanted: Callable[[str], object]) -> NDArray[np.bool_]:
+        """Return which events have a ``wanted`` name, [events]."""
+        named: NDArray[np.bool_] = np.array([bool(wanted(name)) for name in self.names], dtype=bool)[self.name]
+        return named
 
     def rows(self, category: int) -> NDArray[np.intp]:
         """Return the indices of the events of one category."""

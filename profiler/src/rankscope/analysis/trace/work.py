@@ -164,7 +164,6 @@ def work_events(trace: Trace, communication: re.Pattern[str] | None = None) -> W
     """
     kind = np.full(len(trace.start), NO_WORK, dtype=np.int8)
     kernels = trace.category == KERNEL
-    notes = trace.category == NOTE
     by_name = np.full(len(trace.names), NO_WORK, dtype=np.int8)
     for one in distinct(trace.name[kernels]):
         name = trace.names[one]
@@ -179,12 +178,9 @@ def work_events(trace: Trace, communication: re.Pattern[str] | None = None) -> W
     kind[trace.category == COPY] = MEMCPY
     calls = _launching_rows(trace)
     kind[copy_engine_rows(trace, calls)] = COMMUNICATION
-    cpu_communication = np.array([is_cpu_communication(name) for name in trace.names], dtype=bool)
-    kind[notes & cpu_communication[trace.name]] = COMMUNICATION
+    kind[(trace.category == NOTE) & trace.named(is_cpu_communication)] = COMMUNICATION
     if trace.device_kind == "cpu":
-        computes = np.array([is_cpu_work(name) for name in trace.names], dtype=bool)
-        operators = (trace.category == OPERATOR) & computes[trace.name]
-        kind[outermost(trace, operators)] = COMPUTE
+        kind[outermost(trace, (trace.category == OPERATOR) & trace.named(is_cpu_work))] = COMPUTE
     rows = np.flatnonzero(kind != NO_WORK)
     rows = rows[np.argsort(trace.start[rows], kind="stable")]
     launch_row = calls[rows]
@@ -299,8 +295,8 @@ def copy_engine_rows(trace: Trace, calls: NDArray[np.intp]) -> NDArray[np.intp]:
     copies = copies[np.isin(trace.name[copies], between)]
     if not len(copies):
         return copies
-    asks = np.array([asks_for_communication(name) for name in trace.names], dtype=bool)
-    inside = within(trace, calls[copies], np.flatnonzero(asks[trace.name] & np.isin(trace.category, (NOTE, OPERATOR))))
+    asks = trace.named(asks_for_communication) & np.isin(trace.category, (NOTE, OPERATOR))
+    inside = within(trace, calls[copies], np.flatnonzero(asks))
     return copies[inside]
 
 
