@@ -85,9 +85,9 @@ def detail_columns(trace: Trace, events: WorkEvents, windows: Sequence[StepBreak
     rows, calls = events.rows, events.launch_row
     on_device = events.is_on_device(trace)
     device, stream = trace.device[rows], trace.stream[rows]
-    work = events.work()
+    work = events.work
     bounds = np.array([[min(row.start_unix_ns for row in windows), max(map(end_of, windows))]], dtype=np.int64)
-    gaps = subtract(bounds, join(work.compute, work.communication, work.copies))
+    gaps = subtract(bounds, work.busy())
     recomputing = _recomputing(trace, events, on_device)
     return DetailColumns(
         kind=events.kind,

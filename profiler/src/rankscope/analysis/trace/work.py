@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Final
 
 import msgspec
@@ -48,10 +49,14 @@ class Work(msgspec.Struct, frozen=True):
         """Return the part inside the window ``[start, end)``."""
         return Work(clip(self.compute, start, end), clip(self.communication, start, end), clip(self.copies, start, end))
 
+    def busy(self) -> Spans:
+        """Return the time of any work as one merged set."""
+        return join(self.compute, self.communication, self.copies)
+
     def extent(self) -> tuple[int, int] | None:
         """Return the first start and the last end of all work, or ``None`` when there is none."""
-        everything = join(self.compute, self.communication, self.copies)
-        return (int(everything[0, 0]), int(everything[-1, 1])) if len(everything) else None
+        busy = self.busy()
+        return (int(busy[0, 0]), int(busy[-1, 1])) if len(busy) else None
 
 
 def partition(work: Work, start: int, end: int) -> Partition:
@@ -128,7 +133,7 @@ KINDS: Final[tuple[WorkKind, ...]] = ("compute", "communication", "memcpy")
 COMPUTE, COMMUNICATION, MEMCPY = range(3)
 
 
-class WorkEvents(msgspec.Struct, frozen=True):
+class WorkEvents(msgspec.Struct, frozen=True, dict=True):
     """Events of a trace that are work.
 
     In a trace with device work, compute is the kernels on the device; on a CPU build it is the operators. Communication of CPU
@@ -149,10 +154,10 @@ class WorkEvents(msgspec.Struct, frozen=True):
         """Return the mask of the events that ran on an accelerator."""
         return trace.category[self.rows] <= COPY
 
+    @cached_property
     def work(self) -> Work:
-        """Return all events as merged sets of intervals, one per kind."""
-        sets = [union(self.start[self.kind == kind], self.end[self.kind == kind]) for kind in (COMPUTE, COMMUNICATION, MEMCPY)]
-        return Work(*sets)
+        """All events as merged sets of intervals, one per kind."""
+        return Work(*(union(self.start[self.kind == kind], self.end[self.kind == kind]) for kind in range(len(KINDS))))
 
 
 def work_events(trace: Trace, communication: re.Pattern[str] | None = None) -> WorkEvents:
