@@ -14,7 +14,7 @@ import numpy as np
 from make_run import RANKS_PER_HOST, START_NS
 from numpy.typing import NDArray
 
-from rankscope.analysis.result.analysis import Cause
+from rankscope.analysis.causes import Cause
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo, StepEvent
 from rankscope.runs.step_columns import HAS_BLOCKED, seal_rows, unknown_rows

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from rankscope.analysis.statistics import Estimate, lasting, lower_medians, mean_of, medians, over_median, t_quantile, t_tail
+from rankscope.analysis.statistics import Estimate, excess_of_rank, lasting, lower_medians, mean_of, medians, t_quantile, t_tail
 
 
 @pytest.mark.parametrize(
@@ -47,11 +47,11 @@ def test_medians_leave_out_what_is_unknown() -> None:
 
 def test_the_excess_of_a_rank_is_over_the_known_values_of_its_peers() -> None:
     values = {0: 1.0, 1: 2.0, 2: 9.0, 3: None}
-    assert over_median(values, 2) == 7.5
-    assert over_median(values, 2, [0, 2, 3, 8]) == 8.0
-    assert over_median(values, 3) is None
-    assert over_median(values, 8) is None
-    assert over_median({5: 1.0}, 5) is None
+    assert excess_of_rank(values, 2) == 7.5
+    assert excess_of_rank(values, 2, [0, 2, 3, 8]) == 8.0
+    assert excess_of_rank(values, 3) is None
+    assert excess_of_rank(values, 8) is None
+    assert excess_of_rank({5: 1.0}, 5) is None
 
 
 def noise(seed: int, steps: int, lasts: int) -> np.ndarray:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rankscope.analysis.causes import cause_of
 from rankscope.analysis.evidence.steps import StepTable
-from rankscope.analysis.inference.cause import cause_of
 from rankscope.analysis.inference.step_signals import MOST_PEERS, signals_of
 from rankscope.runs.records import PhaseTimes, StepRecord
 

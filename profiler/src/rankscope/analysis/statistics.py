@@ -5,7 +5,7 @@ Student's t).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
@@ -32,14 +32,31 @@ def middle(values: Iterable[float | None]) -> float | None:
     return float(np.median(known)) if known else None
 
 
-def over_median(values: Mapping[int, float | None], rank: int, peers: Iterable[int] | None = None) -> float | None:
+def over_median(value: float | NDArray[np.floating[Any]], peers: Sequence[float] | NDArray[np.floating[Any]]) -> Series:
+    """Return by how much a value exceeds the median of its peers: a number and [peers], or values [any] and [peers, any].
+
+    ``inference/excess.py`` does the same for all ranks at all steps.
+    """
+    over: Series = np.subtract(value, np.median(np.asarray(peers), axis=0))
+    return over
+
+
+def relative_excess(value: float, peers: Sequence[float] | NDArray[np.floating[Any]]) -> float | None:
+    """Return the same as a share of the median: 0.4 for 40 % more. ``None`` where the median is not above 0, or without peers."""
+    usual = float(np.median(np.asarray(peers))) if len(peers) else 0.0
+    return float(value) / usual - 1 if usual > 0 else None
+
+
+def excess_of_rank(
+    values: Mapping[int, float] | Mapping[int, float | None], rank: int, peers: Iterable[int] | None = None
+) -> float | None:
     """Return by how much the value of a rank exceeds the median of its peers: by default of all other ranks in ``values``.
 
-    ``None`` where it, or that of every peer, is unknown. ``inference/excess.py`` does the same for all ranks at all steps.
+    ``None`` where it, or that of every peer, is unknown.
     """
-    usual = middle(values.get(peer) for peer in (values if peers is None else peers) if peer != rank)
-    mine = values.get(rank)
-    return None if mine is None or usual is None else mine - usual
+    of_peers = [us for peer in (values if peers is None else peers) if peer != rank and (us := values.get(peer)) is not None]
+    of_rank = values.get(rank)
+    return None if of_rank is None or not of_peers else float(over_median(of_rank, of_peers))
 
 
 def medians(rows: NDArray[np.floating[Any]]) -> Series:

@@ -15,13 +15,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.causes import CAUSES, CauseRow
 from rankscope.analysis.collectives.bandwidth import directed_rows
-from rankscope.analysis.evidence.activities import ACTIVITIES, activity_times
+from rankscope.analysis.evidence.activities import activity_times
 from rankscope.analysis.evidence.compared import Judged, imposed_by_step, waits
 from rankscope.analysis.evidence.order import by_step, of_blocks
 from rankscope.analysis.evidence.peers import stage_of
 from rankscope.analysis.evidence.steps import Stored
 from rankscope.analysis.inference.run_evidence import RunEvidence
+from rankscope.dashboards.words.causes import CAUSES as SHOWN
 from rankscope.runs.records import Phase
 
 RANK_BY_RANK: Final = 64
@@ -58,10 +60,15 @@ class WaitGroup(msgspec.Struct, frozen=True, kw_only=True):
     waited_us: list[float]
 
 
-CHARGED: Final = (
-    *("input", "checkpoint", "evaluation", "gc", "cpu_contention"),
-    *("forward", "backward", "optimizer", "between_steps", "unknown"),
-)
+_PHASES: Final[tuple[Phase, ...]] = ("forward", "backward", "optimizer", "between_steps")
+"""Phases that are charged with what no cause explains."""
+
+_EXPLAINED: Final = tuple(row for row in CAUSES if row.meter is not None or row.tag is not None or row.phases)
+"""Causes with a signal in step records, in the order in which they are charged."""
+
+_CHARGED: Final = {*(row.explained_by or row.cause for row in _EXPLAINED), *_PHASES, "unknown"}
+
+CHARGED: Final = tuple(cause for cause in SHOWN if cause in _CHARGED)
 """Causes that imposed wait is charged to, in the order in which they are shown."""
 
 
@@ -252,52 +259,60 @@ class _Charged:
     causes: Mapping[str, Values]
 
 
-_IN_PHASES: Final[tuple[Phase, ...]] = ("forward", "backward", "optimizer", "between_steps")
+@dataclass(frozen=True, slots=True)
+class _LastRanks:
+    """The rank that is last at each judged step, compared with the median rank."""
 
+    judged: Judged
+    last: NDArray[np.intp]
+    """Its row, [steps]."""
 
-def _charged(judged: Judged) -> _Charged:
-    last, wait = imposed_by_step(judged)
-    place = (len(judged.ranks) - 1) // 2
-
-    def above(metric: str) -> Values | None:
-        """Return by how much the last rank exceeds the median rank in ``metric``; ``None`` where there is no signal."""
+    def excess(self, metric: str) -> Values | None:
+        """Return by how much its metric exceeds the median, at least 0, [steps]; ``None`` where no rank has the metric."""
+        judged = self.judged
         if not judged.table.is_known(metric):
             return None
-        return above_median(lambda steps: judged.table.some(metric, steps, judged.rows))
+        return self._excess_of(lambda steps: judged.table.some(metric, steps, judged.rows))
 
-    def above_median(values_of: Callable[[slice], Stored]) -> Values | None:
-        """Return the same of values [ranks, steps of a slice]; ``None`` if all of them are NaN."""
+    def excess_of(self, row: CauseRow) -> Values | None:
+        """Return the same of the time that a cause takes."""
+        if row.meter is not None:
+            return self.excess(row.meter)
+        if row.tag is not None:
+            times = activity_times(self.judged.table, row.tag, self.judged.rows)
+            return self._excess_of(times.in_steps) if times.is_present else None
+        of_phases = [us for phase in row.phases if (us := self.excess(f"own_{phase}_us")) is not None]
+        return sum(of_phases[1:], start=of_phases[0]) if of_phases else None
+
+    def _excess_of(self, values_of: Callable[[slice], Stored]) -> Values | None:
+        """Return the excess of values [ranks, steps of a slice]; ``None`` if all of them are NaN."""
+        place = (len(self.judged.ranks) - 1) // 2
 
         def of_block(steps: slice) -> tuple[Values, bool]:
             values = by_step(values_of(steps))
             unknown = np.isnan(values)
             values[unknown] = 0.0
-            mine = values[np.arange(len(values)), last[steps]].astype(np.float64)
+            of_last = values[np.arange(len(values)), self.last[steps]].astype(np.float64)
             values.sort(axis=1)
-            return np.maximum(mine - values[:, place], 0.0), not unknown.all()
+            return np.maximum(of_last - values[:, place], 0.0), not unknown.all()
 
-        found, known = zip(*of_blocks(judged.own.shape, of_block), strict=True)
-        return np.concatenate(found) if any(known) else None
+        blocks, has_values = zip(*of_blocks(self.judged.own.shape, of_block), strict=True)
+        return np.concatenate(blocks) if any(has_values) else None
 
-    excess = above("own_us")
+
+def _charged(judged: Judged) -> _Charged:
+    last, wait = imposed_by_step(judged)
+    ranks = _LastRanks(judged, last)
+    excess = ranks.excess("own_us")
     assert excess is not None  # judged ranks have own times
     left = excess.copy()
     taken: dict[str, Values] = {}
-
-    def take(cause: str, amount: Values | None) -> None:
-        nonlocal left
-        if amount is not None:
+    for row in _EXPLAINED:
+        if (amount := ranks.excess_of(row)) is not None:
+            cause = row.explained_by or row.cause
             taken[cause] = np.minimum(amount, left)
             left = left - taken[cause]
-
-    for activity, tag in ACTIVITIES.items():
-        times = activity_times(judged.table, tag, judged.rows)
-        take(activity, above_median(times.in_steps) if times.is_present else None)
-    loading = [amount for phase in ("data", "h2d") if (amount := above(f"own_{phase}_us")) is not None]
-    take("input", sum(loading[1:], start=loading[0]) if loading else None)
-    take("gc", above("gc_us"))
-    take("cpu_contention", above("run_queue_us"))
-    inside = {phase: amount for phase in _IN_PHASES if (amount := above(f"own_{phase}_us")) is not None}
+    inside = {phase: amount for phase in _PHASES if (amount := ranks.excess(f"own_{phase}_us")) is not None}
     total = sum(inside.values(), start=np.zeros_like(left))
     # Phases contain the causes taken above, so each phase gets its share of the remainder.
     part = np.divide(np.minimum(total, left), total, out=np.zeros_like(total), where=total > 0)
@@ -309,8 +324,7 @@ def _charged(judged: Judged) -> _Charged:
     scale = np.divide(wait, excess, out=np.zeros_like(excess), where=excess > 0)
     causes = {cause: amount * scale for cause, amount in taken.items()}
     causes["unknown"] = causes["unknown"] + np.where(excess > 0, 0.0, wait)
-    ranks = np.array(judged.ranks, dtype=np.int64)
-    return _Charged(judged.table.steps, ranks[last], causes)
+    return _Charged(judged.table.steps, np.array(judged.ranks, dtype=np.int64)[last], causes)
 
 
 def _ranks(run: RunEvidence, charges: Sequence[_Charged], *, windows: bool) -> list[BlamedRank]:

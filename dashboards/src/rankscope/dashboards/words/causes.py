@@ -1,4 +1,4 @@
-"""Causes of lost time as the pages show them: one label and one look each, wherever they appear. To add a cause, add a row."""
+"""Causes of ``rankscope.analysis.causes`` as the pages show them: one label and one look each, wherever they appear."""
 
 from __future__ import annotations
 

@@ -4,27 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final
 
 from rankscope.analysis.collectives.figures import Figure, Figures
 from rankscope.analysis.costs.waterfall import Costs, waterfall
+from rankscope.analysis.inference.remedy_table import FIGURES
 from rankscope.analysis.result.analysis import RankResult, Verdict
 from rankscope.analysis.result.costs import Memory, PartSource, PipelineResult, Throughput
 from rankscope.runs.records import KernelRecord
-
-_OTHER_REMEDY: Final = {
-    "device_unseen": "device_unseen",
-    "cpu_contention": "cpu_contention",
-    "enlarged_batches": "enlarged_batches",
-    "memory_pressure": "memory_pressure",
-    "processor": "processor",
-    "profiler": "profiler",
-    **dict.fromkeys(("more_calls", "other_code"), "additional_work"),
-    "few_kernels": "kernels",
-    "other_kernels": "kernels",
-    **dict.fromkeys(("xid", "ecc", "thermal_throttle", "power_brake", "power_cap", "clock", "link"), "hardware"),
-}
-"""Reason of a cause to the figure's name, for reasons with another remedy than the cause itself."""
 
 # Kernel names of cuBLAS, cuDNN, CUTLASS and Tensile; names without a type count for neither precision.
 _MATRIX = re.compile(r"gemm|gemv|cutlass|nvjet|Cijk_|matmul|conv.*(fprop|dgrad|wgrad)|winograd", re.IGNORECASE)
@@ -85,7 +71,7 @@ def figures_of_verdict(verdict: Verdict, costs: Costs | None, reason: str | None
     if costs is not None and costs.extent_us is not None and costs.step_us > 0:
         whole = costs.extent_us / costs.step_us
     lost = Figure(min(1.0, (1 - 1 / verdict.slowdown) * whole), source=verdict.evidence_source)
-    why = _OTHER_REMEDY.get(reason or "", verdict.cause)
+    why = FIGURES.get(reason or "", verdict.cause)
     return {f"straggler.{why or 'unknown'}": lost}
 
 

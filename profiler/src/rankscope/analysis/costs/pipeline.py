@@ -26,7 +26,7 @@ from rankscope.analysis.inference.excess import excess
 from rankscope.analysis.inference.significance import LIMIT, block_sums, p_value
 from rankscope.analysis.inference.slow import MINIMUM_EFFECT
 from rankscope.analysis.result.costs import PipelineResult, StageResult
-from rankscope.analysis.statistics import middle
+from rankscope.analysis.statistics import middle, relative_excess
 from rankscope.analysis.trace.intervals import clip, measure, union
 from rankscope.runs.records import CollectiveRecord, Pipeline, RankInfo
 
@@ -83,7 +83,7 @@ def pipeline_of(
         imbalance_us=imbalance,
         rest_us=rest,
         slowest_stage=None if slowest is None else list(stages)[slowest],
-        slowest_excess=None if slowest is None else float(work[slowest] / np.median(np.delete(work, slowest))) - 1,
+        slowest_excess=None if slowest is None else relative_excess(work[slowest], np.delete(work, slowest)),
         microbatch_imbalance=_microbatch_imbalance([collectives.get(rank, ()) for rank in stages[max(stages)]]),
     )
 
@@ -161,6 +161,6 @@ def _microbatch_imbalance(ranks: Sequence[Sequence[CollectiveRecord]]) -> float 
                 steps.setdefault(row.step, []).append(row)
         for one in steps.values():
             times = microbatches_us(one)
-            if len(times) >= 2 and (usual := float(np.median(times))) > 0:
-                found.append(max(times) / usual - 1)
+            if len(times) >= 2:
+                found.append(relative_excess(max(times), times))
     return middle(found)

@@ -10,11 +10,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.causes import CAUSES, Cause
 from rankscope.analysis.evidence.activities import ACTIVITIES
 from rankscope.analysis.evidence.typical import TypicalSteps, after_warm_up
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.inference.significance import LIMIT
-from rankscope.analysis.result.analysis import Cause, RareSteps
+from rankscope.analysis.result.analysis import RareSteps
 from rankscope.base.text import duration
 
 MATTERS: Final = 0.05
@@ -147,13 +148,7 @@ def _cause(run: RunEvidence, steps: NDArray[np.intp], weights: NDArray[np.float6
     return most if most is not None and taken[most] >= _MOST * whole else None
 
 
-_DOING: Final[dict[Cause, str]] = {
-    "checkpoint": "checkpoints",
-    "evaluation": "evaluation",
-    "gc": "garbage collection",
-    "input": "the data loader",
-    "communication": "all ranks waited: communication, a stopped process, or a rank without records",
-}
+_NOUNS: Final = {row.cause: row.noun for row in CAUSES if row.noun}
 
 
 def _sentence(rare: RareSteps, costliest: int) -> str:
@@ -164,4 +159,4 @@ def _sentence(rare: RareSteps, costliest: int) -> str:
         text += f", in which the others waited for rank {rare.rank}"
     elif rare.moves and rare.count > 1:
         text += ", in which the others waited for one rank, not always the same"
-    return f"{text} ({_DOING[rare.cause]})." if rare.cause in _DOING else f"{text}."
+    return f"{text} ({_NOUNS[rare.cause]})." if rare.cause in _NOUNS else f"{text}."

@@ -8,13 +8,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.causes import CAUSES, Cause
 from rankscope.analysis.evidence.rank_columns import tag_metric
 from rankscope.analysis.evidence.steps import Matrix, StepTable
-from rankscope.analysis.result.analysis import Cause
 from rankscope.analysis.statistics import medians
 from rankscope.runs.records import Phase
 
-ACTIVITIES: Final[dict[Cause, str]] = {"checkpoint": "checkpoint", "evaluation": "eval"}
+ACTIVITIES: Final[dict[Cause, str]] = {row.cause: row.tag for row in CAUSES if row.tag is not None}
 """Causes that tags of step records show, and the tag of each."""
 
 _SAMPLED: Final = 1000

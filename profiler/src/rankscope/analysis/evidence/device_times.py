@@ -16,12 +16,13 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from rankscope.analysis.causes import MORE_WORK
 from rankscope.analysis.collectives.blame import Blame
 from rankscope.analysis.collectives.savings import Savings
 from rankscope.analysis.collectives.stages import stages_of_records
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.evidence.steps import Matrix
-from rankscope.analysis.statistics import middle
+from rankscope.analysis.statistics import relative_excess
 from rankscope.analysis.trace.annotations import HostTimes
 from rankscope.analysis.trace.work import KernelTime
 from rankscope.runs.records import StepBreakdown
@@ -128,8 +129,6 @@ def _calls(times: DeviceTimes) -> tuple[dict[str, int], set[str]]:
     return calls, {name for name, time in took.items() if time >= MATTERS * total}
 
 
-MORE_WORK: Final = 0.1
-"""Relative excess of work from which a rank has more, and of blocks from which those of a kernel depend on the work."""
 _SCALING: Final = 0.05
 """Share of the compute that such kernels must have to give the work of the others."""
 
@@ -142,32 +141,33 @@ def more_work(times: Mapping[int, DeviceTimes], rank: int, peers: Sequence[int])
     number of blocks for any amount of work. So where other kernels have more blocks, and all kernels together take longer in
     proportion, those others give the work.
     """
-    mine = _blocks(times[rank])
     others = [_blocks(times[peer]) for peer in peers]
     rows: list[tuple[float, float, float]] = []
-    for name, (count, total) in mine.items():
-        theirs = [blocks[name] for blocks in others if name in blocks]
-        usual = float(np.median([blocks for blocks, _ in theirs])) if 2 * len(theirs) > len(others) else 0.0
-        took = float(np.median([us for _, us in theirs])) if usual else 0.0
-        if took:
-            rows.append((took, total / took - 1, count / usual - 1))
+    for name, (count, total) in _blocks(times[rank]).items():
+        of_peers = [blocks[name] for blocks in others if name in blocks]
+        if 2 * len(of_peers) <= len(others):
+            continue
+        counts, totals = zip(*of_peers, strict=True)
+        longer, more = relative_excess(total, totals), relative_excess(count, counts)
+        if longer is not None and more is not None:
+            rows.append((float(np.median(totals)), longer, more))
     if not rows:
         return None
-    took_us, longer_by, more = np.array(rows).T
-    mean = float(np.average(np.minimum(more, np.maximum(longer_by, 0.0)), weights=took_us))
-    scales = more >= MORE_WORK
+    took_us, longer_by, more_by = np.array(rows).T
+    mean = float(np.average(np.minimum(more_by, np.maximum(longer_by, 0.0)), weights=took_us))
+    scales = more_by >= MORE_WORK
     if took_us[scales].sum() < _SCALING * took_us.sum():
         return mean
-    by_these = float(np.average(more[scales], weights=took_us[scales]))
+    by_these = float(np.average(more_by[scales], weights=took_us[scales]))
     whole = float(np.average(longer_by, weights=took_us))
     return max(mean, by_these) if abs(by_these - whole) <= 0.5 * whole else mean
 
 
 def more_rows(times: Mapping[int, DeviceTimes], rank: int, peers: Sequence[int]) -> float | None:
     """Return by how many more rows ``rank`` exchanged in uneven all-to-all than the median of ``peers``, like ``more_work``."""
-    mine = times[rank].exchanged
-    usual = middle(times[peer].exchanged for peer in peers)
-    return mine / usual - 1 if mine is not None and usual else None
+    of_rank = times[rank].exchanged
+    of_peers = [rows for peer in peers if (rows := times[peer].exchanged) is not None]
+    return None if of_rank is None else relative_excess(of_rank, of_peers)
 
 
 def _blocks(times: DeviceTimes) -> dict[str, tuple[int, float]]:

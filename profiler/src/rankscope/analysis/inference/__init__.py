@@ -11,10 +11,10 @@ finds ranks that come last at collectives, and ``profiled`` describes stragglers
 healing a rank of a pipeline saves, ``twins`` judges stages of few replicas. ``doubts`` tells where the times of traces contradict
 a slow rank.
 
-Why are they slow? ``step_signals`` measures the excess of each phase and signal, ``cause`` looks up the cause in a table,
-``physical`` looks up the reason in the readings of the GPU, which ``explained`` fetches. For traces, ``trace_signals`` measures
-excess by annotations of the host, and ``slow_kernels`` tells a slow device from slow kernels. ``stalled_line`` finds the line of
-code.
+Why are they slow? ``step_signals`` measures the excess of each phase and meter; ``trace_signals`` does for traces. These
+``signals`` are looked up in the table of causes (``rankscope.analysis.causes``). ``physical`` looks up the reason in the readings
+of the GPU, which ``explained`` fetches, and ``slow_kernels`` tells a slow device from slow kernels. ``stalled_line`` finds the
+line of code, and ``remedy_table`` has what to do.
 
 ``run_evidence`` has all that was read from a run, for this stage and the next ones. ``change_points`` answers another question:
 from which step on was the run slower? The dashboard and the watcher use it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rankscope.analysis.inference.cause import CauseRule
+from rankscope.analysis.causes import Explanation
 from rankscope.analysis.result.analysis import Evidence, Pattern
 from rankscope.runs.records import Phase
 
@@ -15,7 +15,7 @@ class Diagnosis:
 
     ranks: list[int]
     pattern: Pattern
-    cause: CauseRule
+    cause: Explanation
     phase: Phase | None
     gain_us: float
     """Time that healing them saves, per step (or window)."""

@@ -18,7 +18,7 @@ from rankscope.analysis.inference.judge import judge_ranks
 from rankscope.analysis.inference.significance import LIMIT, Scores, blocks_needed, p_value
 from rankscope.analysis.inference.slow import FIXED, MINIMUM_EFFECT, Slow
 from rankscope.analysis.result.analysis import Pattern
-from rankscope.analysis.statistics import t_quantile
+from rankscope.analysis.statistics import over_median, t_quantile
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +100,12 @@ def _at_collectives(times: LateTimes, blame: Blame) -> Slow | None:
     total = times.own.sum(axis=1)
     row = int(total.argmax())
     others = np.delete(np.arange(len(total)), row)
-    gain = float(total[row] - np.median(total[others])) / times.own.shape[1]
+    gain = float(over_median(total[row], total[others])) / times.own.shape[1]
     chance = p_value(times.own.T, row)
     if gain < MINIMUM_EFFECT * times.wall_us or chance > LIMIT:
         return None
     steps = _by_step(blame, times.own.T)
-    if not agree(steps[:, row] - np.median(steps[:, others], axis=1), len(total)):
+    if not agree(over_median(steps[:, row], steps[:, others].T), len(total)):
         return None
     last = times.own.argmax(axis=0) == row
     # By steps, because a rank that is late once in a step is last at one of its many collectives.

@@ -14,8 +14,11 @@ from typing import Final
 
 import numpy as np
 
+from rankscope.analysis.causes import Cause
 from rankscope.analysis.evidence.hardware import Readings, Values, median_of
-from rankscope.analysis.result.analysis import Cause, Evidence
+from rankscope.analysis.remedies import OUT_OF_SERVICE, READINGS, SEGMENTS, Remedy, remedy
+from rankscope.analysis.result.analysis import Evidence
+from rankscope.analysis.statistics import middle
 
 MINIMUM_READINGS: Final = 5
 """Minimum number of readings in the slow steps for an explanation, and minimum number to compare with."""
@@ -48,16 +51,15 @@ class GpuComparison:
         The last is the larger of the median share of the peers and the share in the GPU's other steps. ``None`` without enough
         slow readings, or without enough readings to compare with.
         """
-        mine = _shares(self.slow, reasons)
-        rest = [float(np.median(values)) for values in [[_mean(_shares(one, reasons)) for one in self._enough()]] if values]
+        active = _shares(self.slow, reasons)
+        of_peers = [shares for readings in self.peers.values() if len(shares := _shares(readings, reasons)) >= MINIMUM_READINGS]
+        usual = [middle(map(_mean, of_peers))]
         if len(other := _shares(self.other, reasons)) >= MINIMUM_READINGS:
-            rest.append(_mean(other))
-        if len(mine) < MINIMUM_READINGS or not rest:
+            usual.append(_mean(other))
+        known = [share for share in usual if share is not None]
+        if len(active) < MINIMUM_READINGS or not known:
             return None
-        return _mean(mine), int(mine.sum()), max(rest)
-
-    def _enough(self) -> list[Readings]:
-        return [one for one in self.peers.values() if len(_shares(one, ("hw_thermal",))) >= MINIMUM_READINGS]
+        return _mean(active), int(active.sum()), max(known)
 
     def gauge(self, name: str) -> tuple[float, list[float]] | None:
         """Return the medians of a gauge while busy: of the slow readings, and of the peers and the GPU's other steps.
@@ -94,33 +96,34 @@ MAY_BE_DEVICE: Final[tuple[Cause, ...]] = ("host", "unknown")
 
 @dataclass(frozen=True, slots=True)
 class PhysicalRow:
-    """Row of the table; the first row that applies is the explanation."""
+    """Row of the table: a reason, and the signs of it. The first row with a sign is the explanation."""
 
     reason: str
-    says: str
-    """Text that continues the sentence about the rank in messages."""
     causes: frozenset[Cause]
     """Causes that this reason can explain."""
-    evidence: Callable[[GpuComparison], Evidence | None]
+    signs: tuple[tuple[str, Callable[[GpuComparison], Evidence | None]], ...]
+    """Text that continues the sentence about the rank in messages, and the function that finds the evidence."""
+    remedies: tuple[Remedy, ...]
     on_device: bool = False
     """True if the reason slows the device; it then also explains ``MAY_BE_DEVICE`` where device activity was not observed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
-    """Row of the table that explains a slow rank, with its evidence."""
+class PhysicalReason:
+    """Physical reason of a slow rank, with its evidence."""
 
     row: PhysicalRow
+    says: str
     evidence: Evidence
 
 
-def explain(gpus: GpuComparison, cause: Cause, *, device_unseen: bool) -> Explained | None:
-    """Return the first row that explains a slow rank with this cause. ``device_unseen``: device activity was not observed."""
+def explain(gpus: GpuComparison, cause: Cause, *, device_unseen: bool) -> PhysicalReason | None:
+    """Return the first sign that explains a slow rank with this cause. ``device_unseen``: device activity was not observed."""
     for row in PHYSICAL:
         if cause in row.causes or (row.on_device and cause in MAY_BE_DEVICE and device_unseen):
-            found = row.evidence(gpus)
-            if found is not None:
-                return Explained(row, found)
+            for says, evidence_of in row.signs:
+                if (evidence := evidence_of(gpus)) is not None:
+                    return PhysicalReason(row, says, evidence)
     return None
 
 
@@ -221,48 +224,133 @@ def _retries(gpus: GpuComparison) -> Evidence | None:
 _DEVICE: Final[frozenset[Cause]] = frozenset({"compute", "unknown"})
 _ANY: Final[frozenset[Cause]] = frozenset({"compute", "host", "communication", "unknown"})
 
+_DRAIN: Final = 'Take the host out: scontrol update NodeName={node} State=DRAIN Reason="rankscope: rank {rank} slow, %s"'
+
+_READINGS_OF_HOST: Final = "Compare the readings of the GPUs of {host} with those of another host: nvidia-smi -q -d %s"
+
+
+def _for_hardware(reason: str, topics: str, *actions: str, drain: bool = True) -> tuple[Remedy, Remedy]:
+    """Return the remedies for a host and for a rank that the hardware holds back.
+
+    ``topics``: sections of ``nvidia-smi -q`` that show it. ``drain``: the host may have to be taken out to mend it.
+    """
+    of_host = (*actions, _READINGS_OF_HOST % topics, *((OUT_OF_SERVICE,) if drain else ()))
+    of_rank = (*actions, READINGS % topics, *((_DRAIN % reason.replace("_", " "),) if drain else ()))
+    return (
+        remedy("mend_host", *of_host, figure="hardware", whole_host=True),
+        remedy("mend_hardware", *of_rank, figure="hardware"),
+    )
+
+
 PHYSICAL: Final[tuple[PhysicalRow, ...]] = (
     PhysicalRow(
         "xid",
-        "the driver reports errors of its GPU",
         _ANY,
-        _counted("xid_errors", "Xid errors, not of programs, while it trained", least=1, times=2),
+        (
+            (
+                "the driver reports errors of its GPU",
+                _counted("xid_errors", "Xid errors, not of programs, while it trained", least=1, times=2),
+            ),
+        ),
+        _for_hardware(
+            "xid",
+            "PAGE_RETIREMENT,ECC",
+            "On {host}, find the errors in the kernel's log, and what each asks for: dmesg | grep Xid",
+        ),
     ),
     PhysicalRow(
         "ecc",
-        "memory of its GPU loses data",
         _ANY,
-        _counted("ecc_uncorrected_errors", "uncorrected ECC errors while it trained", least=1, times=2),
+        (
+            (
+                "memory of its GPU loses data",
+                _counted("ecc_uncorrected_errors", "uncorrected ECC errors while it trained", least=1, times=2),
+            ),
+        ),
+        _for_hardware(
+            "ecc",
+            "ECC,ROW_REMAPPER",
+            "Reset the GPU of {ranks} once the job is off it; if the errors come again, replace the GPU",
+        ),
     ),
-    PhysicalRow("thermal_throttle", "its GPU is held down by heat", _DEVICE, _throttled("hw_thermal", "sw_thermal"), True),
-    PhysicalRow("power_brake", "its GPU is held down by the host's power supply", _DEVICE, _throttled("hw_power_brake"), True),
-    PhysicalRow("power_cap", "its GPU is held down by its power limit", _DEVICE, _throttled("sw_power_cap"), True),
+    PhysicalRow(
+        "thermal_throttle",
+        _DEVICE,
+        (("its GPU is held down by heat", _throttled("hw_thermal", "sw_thermal")),),
+        _for_hardware("thermal_throttle", "TEMPERATURE,PERFORMANCE", "Check airflow, fans and coolant of {host}"),
+        on_device=True,
+    ),
+    PhysicalRow(
+        "power_brake",
+        _DEVICE,
+        (("its GPU is held down by the host's power supply", _throttled("hw_power_brake")),),
+        _for_hardware("power_brake", "POWER,PERFORMANCE", "Check the power supplies of {host} and what its rack may draw"),
+        on_device=True,
+    ),
+    PhysicalRow(
+        "power_cap",
+        _DEVICE,
+        (("its GPU is held down by its power limit", _throttled("sw_power_cap")),),
+        _for_hardware(
+            "power_cap",
+            "POWER",
+            "Compare the power limit of rank {rank}'s GPU with the others', and raise it if rack and cooling allow: "
+            "nvidia-smi -pl",
+            drain=False,
+        ),
+        on_device=True,
+    ),
     PhysicalRow(
         "clock",
-        "its GPU is held to a lower clock",
         _DEVICE,
-        _throttled("hw_slowdown", "applications_clocks", "sync_boost", "display_clocks"),
-        True,
+        (
+            (
+                "its GPU is held to a lower clock",
+                _throttled("hw_slowdown", "applications_clocks", "sync_boost", "display_clocks"),
+            ),
+            ("its GPU runs at a lower clock than the others", _low_clock),
+        ),
+        _for_hardware(
+            "clock",
+            "CLOCK,PERFORMANCE",
+            "Reset the clocks of {host}'s GPUs, if they are locked: nvidia-smi -rgc; nvidia-smi -rac",
+            drain=False,
+        ),
+        on_device=True,
     ),
-    PhysicalRow("clock", "its GPU runs at a lower clock than the others", _DEVICE, _low_clock, True),
-    PhysicalRow("link", "the PCIe link of its GPU is narrower or slower than the others'", _ANY, _narrow_link),
-    PhysicalRow("link", "NVLinks of its GPU are down", _ANY, _links_down),
     PhysicalRow(
         "link",
-        "an NVLink of its GPU has errors",
         _ANY,
-        _counted("nvlink_errors", "NVLink errors while it trained", least=10, times=10),
-    ),
-    PhysicalRow(
-        "link",
-        "the PCIe link of its GPU repeats transfers",
-        _ANY,
-        _counted("pcie_replays", "PCIe replays while it trained", least=10, times=10),
+        (
+            ("the PCIe link of its GPU is narrower or slower than the others'", _narrow_link),
+            ("NVLinks of its GPU are down", _links_down),
+            (
+                "an NVLink of its GPU has errors",
+                _counted("nvlink_errors", "NVLink errors while it trained", least=10, times=10),
+            ),
+            (
+                "the PCIe link of its GPU repeats transfers",
+                _counted("pcie_replays", "PCIe replays while it trained", least=10, times=10),
+            ),
+        ),
+        _for_hardware(
+            "link",
+            "PERFORMANCE",
+            "Compare the PCIe links of {host}: nvidia-smi --query-gpu=pcie.link.gen.current,pcie.link.width.current --format=csv",
+            "Find NVLinks that are down or have errors on {host}: nvidia-smi nvlink -s; nvidia-smi nvlink -e",
+        ),
     ),
     PhysicalRow(
         "memory_pressure",
-        "the memory of its GPU is full, and the allocator retries repeatedly",
         frozenset({"compute", "host", "unknown"}),
-        _retries,
+        (("the memory of its GPU is full, and the allocator retries repeatedly", _retries),),
+        (
+            remedy(
+                "memory_of_rank",
+                "Find what {ranks} holds on its GPU and the others do not: longer sequences, work that only it does, or "
+                "another process (nvidia-smi)",
+                SEGMENTS,
+            ),
+        ),
     ),
 )

@@ -11,19 +11,21 @@ from typing import Final, TypedDict
 
 import numpy as np
 
+from rankscope.analysis.causes import cause_of
+from rankscope.analysis.collectives.arrivals import sums
 from rankscope.analysis.collectives.blame import Blame
 from rankscope.analysis.collectives.matched import Matched
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes, DeviceTimes, device_own_times, times_of_windows
-from rankscope.analysis.inference.cause import Signals, cause_of
 from rankscope.analysis.inference.diagnosis import Diagnosis
 from rankscope.analysis.inference.judgement import Judgement, Straggler, judge
 from rankscope.analysis.inference.pipelined import saved_at_most_us, waited_for_us, waits_for
+from rankscope.analysis.inference.signals import Signals
 from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.inference.slow_kernels import with_kernels
 from rankscope.analysis.inference.trace_signals import with_host_evidence, with_traces
 from rankscope.analysis.result.analysis import Evidence
-from rankscope.analysis.statistics import over_median
+from rankscope.analysis.statistics import excess_of_rank
 from rankscope.runs.records import StepBreakdown
 
 ENOUGH_STEPS: Final = 8
@@ -118,7 +120,7 @@ def late_signals(late: Slow, breakdowns: Mapping[int, Sequence[StepBreakdown]], 
     is late intermittently, they are means of its slow steps: in the others it may be faster for reasons of its own.
     """
     rank = late.ranks[0]
-    transfer = over_median(blame.transfer_us, rank, [peer for peer in blame.transfer_us if peer not in late.ranks])
+    transfer = excess_of_rank(blame.transfer_us, rank, [peer for peer in blame.transfer_us if peer not in late.ranks])
     slow = late_steps(late, blame) if steps > 1 else None
     if slow is not None:
         breakdowns = {one: [row for row in rows if row.step in slow] for one, rows in breakdowns.items()}
@@ -146,7 +148,7 @@ def busy_excess(rank: int, breakdowns: Mapping[int, Sequence[StepBreakdown]]) ->
         for one, rows in breakdowns.items()
         if (known := [row.compute_us + row.exposed_memcpy_us for row in rows if not row.truncated])
     }
-    return over_median(busy, rank)
+    return excess_of_rank(busy, rank)
 
 
 def diagnosis_of_late(
@@ -204,8 +206,8 @@ def diagnosis_of_late(
 
 def _among(ranks: Sequence[int], blame: Blame) -> float:
     """Return the exposed waits of ``ranks`` for each other, in microseconds."""
-    rows = (row for of_group in blame.rows.values() for row in of_group.items())
-    return sum(exposed for (origin, victim), (_, exposed, _) in rows if origin in ranks and victim in ranks)
+    pairs = blame.pairs
+    return float(pairs.exposed_us[np.isin(pairs.origin, ranks) & np.isin(pairs.victim, ranks)].sum())
 
 
 def imposed_evidence(blame: Blame, ranks: Sequence[int]) -> list[Evidence]:
@@ -271,8 +273,9 @@ def _at_hand(count: int, what: str, steps: int) -> str:
 
 def _where(blame: Blame, rank: int) -> str | None:
     """Return the process group in which others waited most for a rank; ``None`` where there is only one group."""
-    waits = {group: sum(row[1] for (origin, _), row in rows.items() if origin == rank) for group, rows in blame.rows.items()}
-    return max(waits, key=lambda group: waits[group])[0] if len(waits) > 1 else None
+    pairs = blame.pairs
+    waits = sums(pairs.group, pairs.exposed_us * (pairs.origin == rank), len(pairs.groups))
+    return pairs.groups[int(waits.argmax())][0] if len(waits) > 1 else None
 
 
 def diagnosis_by_own_times(

@@ -6,13 +6,24 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from rankscope.analysis.causes import Explanation
 from rankscope.analysis.evidence.device_times import DeviceTimes
 from rankscope.analysis.evidence.kernel_ratios import KernelComparison, compare_kernels
-from rankscope.analysis.inference.cause import CauseRule
 from rankscope.analysis.inference.diagnosis import Diagnosis
+from rankscope.analysis.remedies import remedy
 from rankscope.analysis.result.analysis import Evidence
 from rankscope.analysis.statistics import middle
 from rankscope.base.text import duration, one_line, shortened
+
+KERNEL_REMEDY: Final = remedy(
+    "kernels_of_rank",
+    "Compare what chooses kernels on {ranks} and on the others, and let all choose the same: versions of driver, CUDA, "
+    "cuBLAS, cuDNN and Triton; the cache of torch.compile's autotuning (TORCHINDUCTOR_CACHE_DIR); "
+    "torch.backends.cudnn.benchmark",
+    "Compare what these kernels are given there and elsewhere: shapes, strides, alignment, routing of tokens",
+    figure="kernels",
+)
+"""What to do about ``few_kernels`` and ``other_kernels``."""
 
 _SHOWN: Final = 3
 """Number of kernels shown."""
@@ -74,7 +85,7 @@ def _kernel_evidence(found: KernelComparison) -> list[Evidence]:
     return rows
 
 
-def _cause_of_kernels(cause: CauseRule, found: KernelComparison, elsewhere: float | None) -> CauseRule:
+def _cause_of_kernels(cause: Explanation, found: KernelComparison, elsewhere: float | None) -> Explanation:
     longer = f"{found.factor:.2f} times as long" + ("" if elsewhere is None else f" ({elsewhere:.2f} times in its other steps)")
     if found.fault == "device":
         says = f"{len(found.longer)} of {len(found.compared)} kernels of the same grid take {longer}"

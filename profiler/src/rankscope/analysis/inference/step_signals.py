@@ -10,13 +10,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.causes import Cause, row_of
 from rankscope.analysis.evidence.activities import ACTIVITIES, activity_times, phase_metric
 from rankscope.analysis.evidence.order import by_step, of_blocks
 from rankscope.analysis.evidence.steps import StepTable, Stored
-from rankscope.analysis.inference.cause import Signals, rule_of
+from rankscope.analysis.inference.signals import Signals
 from rankscope.analysis.inference.significance import block_slices
-from rankscope.analysis.result.analysis import Cause
-from rankscope.analysis.statistics import medians
+from rankscope.analysis.statistics import medians, relative_excess
 from rankscope.runs.records import PHASES
 
 MOST_PEERS: Final = 128
@@ -95,9 +95,8 @@ class _Compared:
     def work_excess(self, metric: str, steps: NDArray[np.bool_]) -> float | None:
         """Return the excess of the rank's mean over the median of its peers' means, as a ratio."""
         parts = self._of_blocks(metric, steps, lambda both: both.sum(axis=0, dtype=np.float64))
-        mine, *theirs = sum(parts, np.zeros(len(self.rows)))
-        usual = float(np.median(theirs))
-        return float(mine) / usual - 1 if usual > 0 else None
+        of_rank, *of_peers = sum(parts, np.zeros(len(self.rows)))
+        return relative_excess(of_rank, of_peers)
 
     def _of_blocks(
         self, metric: str, wanted: NDArray[np.bool_], function: Callable[[Stored], NDArray[np.float64]]
@@ -319,8 +318,8 @@ def _agreement(signals: Signals, parts: Mapping[str, NDArray[np.float64]], kind:
             activities_us={cause: value[cause] for cause in signals.activities_us},
         )
 
-    same = rule_of(signals)
-    return sum(rule_of(drawn(draw)) is same for draw in range(_DRAWS)) / _DRAWS
+    same = row_of(signals)
+    return sum(row_of(drawn(draw)) is same for draw in range(_DRAWS)) / _DRAWS
 
 
 _AS_OFTEN: Final = 0.9

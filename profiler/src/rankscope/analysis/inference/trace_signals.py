@@ -3,61 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Literal
 
-import numpy as np
-
-from rankscope.analysis.evidence.device_times import MORE_WORK, DeviceTimes, more_rows, more_work
-from rankscope.analysis.inference.cause import Signals
+from rankscope.analysis.causes import MORE_WORK
+from rankscope.analysis.evidence.device_times import DeviceTimes, more_rows, more_work
 from rankscope.analysis.inference.diagnosis import Diagnosis
-from rankscope.analysis.result.analysis import Cause, Evidence
+from rankscope.analysis.inference.signals import Signals
+from rankscope.analysis.result.analysis import Evidence
+from rankscope.analysis.statistics import excess_of_rank
 from rankscope.analysis.trace.annotations import HostKind
 from rankscope.runs.records import PHASES
-
-
-@dataclass(frozen=True, slots=True)
-class HostExcess:
-    """Mean time per step of a rank's host in a phase or activity, beyond its peers'."""
-
-    over_us: float
-    usual_us: float
-    """Median of the peers."""
-
-    @property
-    def is_alone(self) -> bool:
-        """True if the peers do not do it, or hardly."""
-        return self.usual_us <= _ALONE * (self.over_us + self.usual_us)
-
 
 _ACTIVITIES: Final[tuple[Literal["checkpoint", "evaluation"], ...]] = ("checkpoint", "evaluation")
 _NOTABLE: Final = 0.1
 """Share of the excess from which it is evidence."""
-_ALONE: Final = 0.1
-"""Share of the rank's time in an activity up to which its peers may have some, and the rank still does it alone."""
+_ALONE: Final = 0.9
+"""Share of the rank's time in an activity that must be beyond its peers' for the rank to do it alone."""
 
 
-def host_excess(
-    times: Mapping[int, DeviceTimes], rank: int, peers: Sequence[int], steps: Collection[int]
-) -> dict[HostKind, HostExcess]:
-    """Return the host's excess over the median of the peers in each phase and activity.
+def _host_times(
+    times: Mapping[int, DeviceTimes], ranks: Sequence[int], steps: Collection[int]
+) -> dict[HostKind, dict[int, float]]:
+    """Return the mean time of the hosts in each phase and activity, by rank.
 
-    A rank with annotations of its host, but none of a kind, spends no time in it. Without such ranks the result is empty.
+    A rank with annotations of its host, but none of a kind, spends no time in it. Ranks without annotations are left out.
     """
-    host = {one: times[one].host_us for one in (rank, *peers) if one in times}
-    known = {one: kinds for one, kinds in host.items() if kinds is not None}
-    if rank not in known or len(known) < 2 or not steps:
-        return {}
-    found: dict[HostKind, HostExcess] = {}
-    for kind in {kind for kinds in known.values() for kind in kinds}:
-        mean = {one: _mean(kinds.get(kind, {}), steps) for one, kinds in known.items()}
-        usual = float(np.median([mean[one] for one in peers if one in mean]))
-        found[kind] = HostExcess(mean[rank] - usual, usual)
-    return found
-
-
-def _mean(by_step: Mapping[int, float], steps: Collection[int]) -> float:
-    return sum(by_step.get(step, 0.0) for step in steps) / len(steps)
+    hosts = {rank: kinds for rank in ranks if (kinds := times[rank].host_us) is not None} if steps else {}
+    return {
+        kind: {rank: sum(kinds.get(kind, {}).get(step, 0.0) for step in steps) / len(steps) for rank, kinds in hosts.items()}
+        for kind in {kind for kinds in hosts.values() for kind in kinds}
+    }
 
 
 def with_traces(
@@ -77,17 +53,16 @@ def with_traces(
     if rank not in times or not peers:
         return signals
     work = [more for more in (more_work(times, rank, peers), more_rows(times, rank, peers)) if more is not None]
-    excess = host_excess(times, rank, peers, steps)
-    over = {kind: one.over_us * per for kind, one in excess.items()}
-    known: dict[Cause, float] = {kind: over[kind] for kind in _ACTIVITIES if kind in over}
+    host = _host_times(times, [rank, *peers], steps)
+    over = {kind: us * per for kind, of_ranks in host.items() if (us := excess_of_rank(of_ranks, rank, peers)) is not None}
     return replace(
         signals,
         work=max(work, default=None),
         same_calls=bool(work) and max(work) < MORE_WORK,
         phases_us={phase: over[phase] for phase in PHASES if phase in over},
         gc_us=over.get("gc"),
-        activities_us=known,
-        alone=frozenset(kind for kind in _ACTIVITIES if kind in over and excess[kind].is_alone),
+        activities_us={kind: over[kind] for kind in _ACTIVITIES if kind in over},
+        alone=frozenset(kind for kind in _ACTIVITIES if kind in over and over[kind] >= _ALONE * per * host[kind][rank]),
     )
 
 

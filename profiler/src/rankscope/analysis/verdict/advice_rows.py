@@ -1,13 +1,15 @@
-"""Rows of the table of advice: their type, functions that make them, and the sentences that several of them share."""
+"""Rows of the table of advice: their type, and functions that make them."""
 
 from __future__ import annotations
 
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 import msgspec
 
+from rankscope.analysis.causes import Cause
 from rankscope.analysis.collectives.figures import Figures
-from rankscope.analysis.result.analysis import Cause, Kind
+from rankscope.analysis.remedies import Remedy
+from rankscope.analysis.result.analysis import Kind
 
 
 class When(msgspec.Struct, frozen=True):
@@ -91,24 +93,19 @@ def below(figure: str, limit: float) -> When:
     return When(figure, "<", limit)
 
 
-def for_rank(name: str, key: Cause | str, limit: float, *actions: str) -> Row:
-    """Return the row for a named rank, a recommendation from ``limit`` of the step on. ``key``: a cause or ``explained_by``."""
-    cause: Cause | None = next((one for one in get_args(Cause) if one == key), None)
+def for_ranks(remedy: Remedy, *, cause: Cause | None = None, reason: str | None = None) -> Row:
+    """Return the row of a remedy for named ranks: for verdicts with a cause or a reason."""
     return Row(
         kind="straggler",
         cause=cause,
-        reason=key if cause is None else None,
-        actions=actions,
-        name=name,
-        when=(at_least(f"straggler.{key}", limit),),
+        reason=reason,
+        actions=remedy.actions,
+        whole_host=remedy.whole_host,
+        name=remedy.name,
+        when=(at_least(f"straggler.{remedy.figure or cause or reason}", remedy.at_least),),
         gain=1.0,
         falls="straggler wait",
     )
-
-
-def for_host(name: str, key: Cause | str, limit: float, *actions: str) -> Row:
-    """Return the row for a host at fault as a whole; arguments as for ``for_rank``."""
-    return msgspec.structs.replace(for_rank(name, key, limit, *actions), whole_host=True)
 
 
 def for_figures(
@@ -126,9 +123,11 @@ def for_figures(
     return Row(name=name, when=when, falls=falls, actions=actions, gain=gain, cost=cost, kind=kind, cause=cause, reason=reason)
 
 
-def for_verdict(kind: Kind, *actions: str, cause: Cause | None = None, reason: str | None = None) -> Row:
+def for_verdict(
+    kind: Kind, *actions: str, cause: Cause | None = None, reason: str | None = None, whole_host: bool = False
+) -> Row:
     """Return the row of next actions that are no recommendation."""
-    return Row(kind=kind, cause=cause, reason=reason, actions=actions)
+    return Row(kind=kind, cause=cause, reason=reason, actions=actions, whole_host=whole_host)
 
 
 ROTATING: Final = (
@@ -140,41 +139,3 @@ SHOW: Final = "rankscope dashboard {run}"
 """Last action of all verdicts but those for which data is missing."""
 
 RECORD: Final = "rankscope run -- torchrun ... train.py"
-
-LOAD_AHEAD: Final = (
-    "Load ahead: raise the DataLoader's num_workers and prefetch_factor, keep persistent_workers on; store samples decoded and "
-    "in large files; move transforms off the training thread"
-)
-
-LAUNCH_LESS: Final = (
-    "Keep the device busy: torch.compile, CUDA graphs, larger batches; no .item(), .cpu() or print of tensors in the loop"
-)
-
-COLLECT: Final = (
-    "Collect garbage when it suits: gc.freeze() after start-up, gc.disable(), and gc.collect() every N steps on all ranks at "
-    "the same step"
-)
-
-EVALUATE_LESS: Final = (
-    "Evaluate less often or on fewer batches, share the evaluation equally among all ranks, or run it in a job of its own"
-)
-
-SAVE_ASIDE: Final = (
-    "Write checkpoints less often, asynchronously (torch.distributed.checkpoint.async_save), or sharded over all ranks"
-)
-
-DUMP: Final = "Run py-spy dump on %s to see what the training thread waits in: logging, storage, locks, a data loader, sleeps"
-
-FEWER_THREADS: Final = (
-    "Let the ranks of a host run no more threads than it has cores (OMP_NUM_THREADS + num_workers of each), and pin them to "
-    "cores of their own"
-)
-
-SEGMENTS: Final = "Let the allocator fragment less: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-
-LINKS_ALONE: Final = "Measure the links without the job, as with nccl-tests (all_reduce_perf -b 64M -e 1G -f 2) or iperf3"
-
-TRANSPORT: Final = (
-    "See which transport the job took: NCCL_DEBUG=INFO names NVLS, P2P, SHM, NET/IB (with GPUDirect RDMA or not) or NET/Socket; "
-    "GLOO_SOCKET_IFNAME is gloo's"
-)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankscope.analysis.verdict.advice_of_ranks import FOR_RANKS
-from rankscope.analysis.verdict.advice_rows import (
+from rankscope.analysis.inference.remedy_table import OF_CAUSES, OF_REASONS
+from rankscope.analysis.remedies import (
     COLLECT,
     DUMP,
     EVALUATE_LESS,
@@ -16,17 +16,16 @@ from rankscope.analysis.verdict.advice_rows import (
     LAUNCH_LESS,
     LINKS_ALONE,
     LOAD_AHEAD,
-    RECORD,
+    OUT_OF_SERVICE,
+    RECORD_ALL,
     SAVE_ASIDE,
     SEGMENTS,
+    SERVED,
+    SHARED,
     TRANSPORT,
-    Bound,
-    Row,
-    at_least,
-    below,
-    for_figures,
-    for_verdict,
+    WITHOUT_HOST,
 )
+from rankscope.analysis.verdict.advice_rows import RECORD, Bound, Row, at_least, below, for_figures, for_ranks, for_verdict
 
 _EXPOSED: Final = "share.exposed_communication"
 _MUCH_EXPOSED: Final = (at_least(_EXPOSED, 0.1), below("overlap_ratio", 0.5))
@@ -41,7 +40,12 @@ _SHARDS: Final = at_least("exposed.shards", 0.5)
 _SMALL: Final = (below("collectives.median_bytes", 1 << 20), at_least("collectives.messages", 4))
 
 TABLE: Final[tuple[Row, ...]] = (
-    *FOR_RANKS,
+    # Ranks and hosts that make the others wait: reasons first, then causes
+    *(for_ranks(remedy, reason=reason) for reason, remedies in OF_REASONS.items() for remedy in remedies),
+    *(for_ranks(remedy, cause=cause) for cause, remedies in OF_CAUSES.items() for remedy in remedies),
+    for_verdict("straggler", SERVED, SHARED, WITHOUT_HOST, OUT_OF_SERVICE, whole_host=True),
+    # ``{run:.0}`` shows nothing: there is a page for runs only.
+    for_verdict("straggler", "Look at {ranks} on the page{run:.0}", RECORD_ALL),
     # Input
     for_figures("data_loading", (at_least("share.input", 0.05),), "share of input", LOAD_AHEAD, kind="input_bound"),
     for_figures(

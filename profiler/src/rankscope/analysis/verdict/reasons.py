@@ -8,24 +8,26 @@ from typing import Final
 
 import numpy as np
 
+from rankscope.analysis.causes import cause_of
 from rankscope.analysis.evidence.compared import Judged, imposed_wait
 from rankscope.analysis.evidence.kernel_calls import compare_calls
 from rankscope.analysis.evidence.order import last_ranks
 from rankscope.analysis.evidence.peers import peer_groups, stage_of
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.evidence.typical import after_warm_up
-from rankscope.analysis.inference.cause import Signals, cause_of
 from rankscope.analysis.inference.diagnosis import Diagnosis
 from rankscope.analysis.inference.explained import explained
 from rankscope.analysis.inference.healing import period
 from rankscope.analysis.inference.moving import Moving
 from rankscope.analysis.inference.profiled import busy_excess
 from rankscope.analysis.inference.run_evidence import RunEvidence
+from rankscope.analysis.inference.signals import Signals
 from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.inference.stalled_line import evenly, line_of_run
 from rankscope.analysis.inference.step_signals import signals_of, signals_of_moving
 from rankscope.analysis.result.analysis import Evidence
 from rankscope.analysis.result.text import OUTLIER_STEPS
+from rankscope.analysis.statistics import over_median
 from rankscope.base.text import ranks_text
 from rankscope.runs.records import PHASES
 
@@ -102,9 +104,8 @@ def _slow_and_profiled(run: RunEvidence, rank: int, peers: Sequence[int], excess
     """Return the profiled steps of a rank in which its own time was longer than its peers' by at least half of ``excess_us``."""
     profiled = [row.step for row in run.windows[rank].breakdowns] if rank in run.windows else []
     some = run.table.columns(np.isin(run.table.steps, profiled))
-    mine, others = np.searchsorted(some.ranks, rank), np.searchsorted(some.ranks, peers)
     own = some.stored("own_us")
-    slow = own[mine] - np.median(own[others], axis=0) >= excess_us / 2
+    slow = over_median(own[np.searchsorted(some.ranks, rank)], own[np.searchsorted(some.ranks, peers)]) >= excess_us / 2
     return frozenset(some.steps[slow].tolist())
 
 

@@ -1,8 +1,8 @@
 """Causes of slowness in step records: what each took of the own time that a rank needed above the typical rank.
 
-The names are those of the verdict's causes (``inference/cause.py``), with its explanation ``cpu_contention`` apart from other
-``compute``. The causes come in one order, and each takes what those before it left. The last takes all that is left, so the parts
-of a rank add up to its own time above the typical. To add a cause, add a row.
+The names are those of the verdict's causes (``CAUSES`` in ``rankscope.analysis.causes``), with its explanation ``cpu_contention``
+apart from other ``compute``. The causes come in the order of that table, and each takes what those before it left. The last takes
+all that is left, so the parts of a rank add up to its own time above the typical.
 """
 
 from __future__ import annotations
@@ -15,17 +15,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.causes import CAUSES, MORE_WORK, Cause, CauseRow
 from rankscope.analysis.evidence.activities import ACTIVITIES, ActivityTimes, activity_times
 from rankscope.analysis.evidence.steps import Matrix, Stored
 from rankscope.analysis.whatif.step_graph import SIGNALS, Block, StepGraph
 from rankscope.runs.records import Phase
 
-CAUSE_METRICS: Final = (*SIGNALS, "own_us")
+CAUSE_METRICS: Final = tuple(dict.fromkeys((*SIGNALS, *(row.meter for row in CAUSES if row.meter is not None), "own_us")))
 """Metrics that a table needs for the causes, in addition to those of the graph."""
-
-_INPUT: Final[tuple[Phase, ...]] = ("data", "h2d")
-_MORE_WORK: Final = 1.1
-"""Ratio to the work of the rank in the middle above which a rank has more work, as in the verdict."""
 
 
 class Causes:
@@ -102,26 +99,31 @@ def _placed(block: Block, excess: Matrix) -> Matrix | None:
     return block.place(excess) if excess.any() else None
 
 
-def _metric(cause: str, metric: str) -> CausePart:
-    return CausePart(
-        cause,
-        lambda causes: metric in causes.known,
-        lambda _, block: _placed(block, _over(block, metric)),
-    )
+def _part(row: CauseRow) -> CausePart | None:
+    """Return the part of a cause that takes the time of a meter, of tagged steps, or of phases; ``None``: it needs more."""
+    name, meter, tag, phases = row.explained_by or row.cause, row.meter, row.tag, row.phases
+    if meter is not None:
+        return CausePart(name, lambda causes: meter in causes.known, lambda _, block: _placed(block, _over(block, meter)))
+    if tag is not None:
+        return CausePart(name, lambda causes: tag in causes.activities, lambda causes, block: _activity(causes, block, tag))
+    if phases:
+        return CausePart(
+            name,
+            lambda causes: any(phase in causes.graph.phases for phase in phases),
+            lambda _, block: _in_phases(block, phases),
+        )
+    return _OTHER_PARTS.get(row.cause) if row.explained_by is None else None
 
 
-def _activity(cause: str, tag: str) -> CausePart:
-    def amounts(causes: Causes, block: Block) -> Matrix | None:
-        if not block.graph.table.tagged(tag)[block.graph.rows, block.steps].any():
-            return None
-        return _placed(block, _over(block, f"time of {tag}", causes.activities[tag].in_steps(block.steps).T))
-
-    return CausePart(cause, lambda causes: tag in causes.activities, amounts)
+def _activity(causes: Causes, block: Block, tag: str) -> Matrix | None:
+    if not block.graph.table.tagged(tag)[block.graph.rows, block.steps].any():
+        return None
+    return _placed(block, _over(block, f"time of {tag}", causes.activities[tag].in_steps(block.steps).T))
 
 
-def _input(_: Causes, block: Block) -> Matrix:
+def _in_phases(block: Block, phases: Sequence[Phase]) -> Matrix:
     taken = np.zeros(block.shape)
-    for phase in _INPUT:
+    for phase in phases:
         if phase in block.graph.phases:
             stretches, lost = block.lost_in(phase)
             taken[stretches] += lost
@@ -151,7 +153,7 @@ def _more_work(causes: Causes, block: Block) -> NDArray[np.bool_] | None:
     if causes.work is None:
         return None
     work = block.graph.values(causes.work, block.steps)
-    more: NDArray[np.bool_] = work > _MORE_WORK * block.middle(causes.work, work)[:, None]
+    more: NDArray[np.bool_] = work > (1 + MORE_WORK) * block.middle(causes.work, work)[:, None]
     return more if more.any() else None
 
 
@@ -176,14 +178,13 @@ def _rest(_: Causes, block: Block) -> Matrix:
     return block.above.copy()
 
 
-CAUSE_PARTS: Final[Sequence[CausePart]] = (
-    _metric("gc", "gc_us"),
-    *(_activity(cause, tag) for cause, tag in ACTIVITIES.items()),
-    CausePart("input", lambda causes: any(phase in causes.graph.phases for phase in _INPUT), _input),
-    CausePart("imbalance", lambda causes: causes.work is not None, _imbalance),
-    _metric("cpu_contention", "run_queue_us"),
-    CausePart("compute", _knows_compute, _compute),
-    CausePart("host", _knows_host, _rest),
-    CausePart("unknown", lambda causes: not _knows_host(causes), _rest),
-)
+_OTHER_PARTS: Final[dict[Cause, CausePart]] = {
+    "imbalance": CausePart("imbalance", lambda causes: causes.work is not None, _imbalance),
+    "compute": CausePart("compute", _knows_compute, _compute),
+    "host": CausePart("host", _knows_host, _rest),
+    "unknown": CausePart("unknown", lambda causes: not _knows_host(causes), _rest),
+}
+"""Parts that no single signal shows."""
+
+CAUSE_PARTS: Final[Sequence[CausePart]] = tuple({part.cause: part for row in CAUSES if (part := _part(row)) is not None}.values())
 """Parts in the order in which the causes take them."""
