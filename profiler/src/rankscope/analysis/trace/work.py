@@ -170,11 +170,12 @@ def work_events(trace: Trace, communication: re.Pattern[str] | None = None) -> W
     kind = np.full(len(trace.start), NO_WORK, dtype=np.int8)
     kernels = trace.category == KERNEL
     by_name = np.full(len(trace.names), NO_WORK, dtype=np.int8)
-    for one in distinct(trace.name[kernels]):
-        name = trace.names[one]
-        told = communication is not None and communication.search(name) is not None
-        if told or is_work(name):
-            by_name[one] = COMMUNICATION if told else KINDS.index(classify_kernel(name))
+    for number in distinct(trace.name[kernels]):
+        name = trace.names[number]
+        if communication is not None and communication.search(name) is not None:
+            by_name[number] = COMMUNICATION
+        elif is_work(name):
+            by_name[number] = KINDS.index(classify_kernel(name))
     kind[kernels] = by_name[trace.name[kernels]]
     # Metadata from the communication library overrides the kernel's name.
     for row in trace.metadata:
@@ -229,23 +230,23 @@ _MOST_KERNELS: Final = 512
 
 def compute_kernels(trace: Trace, events: WorkEvents) -> list[KernelTime]:
     """Return the kernels that compute by name and grid, costliest first; empty for traces of CPU builds."""
-    mine = (events.kind == COMPUTE) & events.is_on_device(trace)
-    rows = events.rows[mine]
+    computes = (events.kind == COMPUTE) & events.is_on_device(trace)
+    rows = events.rows[computes]
     if not len(rows):
         return []
     grids = len(trace.grids) + 1
     keys, number = np.unique(trace.name[rows].astype(np.int64) * grids + trace.grid[rows] + 1, return_inverse=True)
-    took = (events.end[mine] - events.start[mine]).astype(np.float64) / 1000
+    took = (events.end[computes] - events.start[computes]).astype(np.float64) / 1000
     calls = np.bincount(number)
     total = np.bincount(number, weights=took)
     kept = np.argsort(-total, kind="stable")[:_MOST_KERNELS]
-    medians = _medians_by_step(trace, events.launch[mine], number, took)
-    found: list[KernelTime] = []
+    medians = _medians_by_step(trace, events.launch[computes], number, took)
+    kernels: list[KernelTime] = []
     for at in kept.tolist():
         name, grid = divmod(int(keys[at]), grids)
         spelling = trace.grids[grid - 1] if grid else ""
-        found.append(KernelTime(trace.names[name], spelling, int(calls[at]), float(total[at]), medians.get(at, {})))
-    return found
+        kernels.append(KernelTime(trace.names[name], spelling, int(calls[at]), float(total[at]), medians.get(at, {})))
+    return kernels
 
 
 def _medians_by_step(
@@ -253,16 +254,16 @@ def _medians_by_step(
 ) -> dict[int, dict[int, float]]:
     """Return the median of ``took`` by ``number`` and by the annotated step of ``launch``."""
     steps = annotated_steps(trace)
-    found: dict[int, dict[int, float]] = {}
+    medians: dict[int, dict[int, float]] = {}
     if steps is None:
-        return found
+        return medians
     position = steps.position(launch)
     inside = np.flatnonzero(position >= 0)
     first, low, high = middles(took[inside], number[inside], position[inside])
     rows = inside[first]
     for at, step, median in zip(number[rows].tolist(), position[rows].tolist(), ((low + high) / 2).tolist(), strict=True):
-        found.setdefault(at, {})[steps.numbers[step]] = median
-    return found
+        medians.setdefault(at, {})[steps.numbers[step]] = median
+    return medians
 
 
 def outermost(trace: Trace, wanted: NDArray[np.bool_]) -> NDArray[np.intp]:
@@ -275,19 +276,19 @@ def outermost(trace: Trace, wanted: NDArray[np.bool_]) -> NDArray[np.intp]:
     rows = rows[order]
     keep = np.ones(len(rows), dtype=bool)
     for thread in distinct(trace.thread[rows]):
-        mine = np.flatnonzero(trace.thread[rows] == thread)
-        ends = np.maximum.accumulate(trace.end[rows[mine]])
-        keep[mine[1:]] = trace.start[rows[mine[1:]]] >= ends[:-1]
+        on_thread = np.flatnonzero(trace.thread[rows] == thread)
+        ends = np.maximum.accumulate(trace.end[rows[on_thread]])
+        keep[on_thread[1:]] = trace.start[rows[on_thread[1:]]] >= ends[:-1]
     return rows[keep]
 
 
 def _launching_rows(trace: Trace) -> NDArray[np.intp]:
     """Return, per row, the row of the CPU call that launched it: itself for events on the CPU, -1 if no call is linked."""
-    found = np.arange(len(trace.start), dtype=np.intp)
+    launching = np.arange(len(trace.start), dtype=np.intp)
     device, calls = np.flatnonzero(trace.category <= COPY), trace.rows(LAUNCHED)
     call = positions_of(trace.correlation[device], trace.correlation[calls])
-    found[device] = np.where(call >= 0, calls[call] if len(calls) else -1, -1)
-    return found
+    launching[device] = np.where(call >= 0, calls[call] if len(calls) else -1, -1)
+    return launching
 
 
 def copy_engine_rows(trace: Trace, calls: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -318,10 +319,10 @@ def enclosing(trace: Trace, rows: NDArray[np.intp], frames: NDArray[np.intp]) ->
     last = np.maximum.accumulate(np.where(order < len(frames), np.arange(len(order)), -1))
     at = np.empty(len(both), dtype=np.intp)
     at[order] = np.where(last < 0, -1, order[last])
-    found = at[len(frames) :]
-    frame = frames[found]
-    inside = (found >= 0) & (trace.thread[frame] == trace.thread[rows]) & (trace.start[rows] < trace.end[frame])
-    return np.where(inside, found, -1)
+    position = at[len(frames) :]
+    frame = frames[position]
+    inside = (position >= 0) & (trace.thread[frame] == trace.thread[rows]) & (trace.start[rows] < trace.end[frame])
+    return np.where(inside, position, -1)
 
 
 def within(trace: Trace, rows: NDArray[np.intp], frames: NDArray[np.intp]) -> NDArray[np.bool_]:
@@ -337,6 +338,6 @@ def within(trace: Trace, rows: NDArray[np.intp], frames: NDArray[np.intp]) -> ND
     base = thread * (len(ends) + 1)
     latest = np.empty(len(both), dtype=np.intp)
     latest[order] = np.maximum.accumulate((base + rank)[order])
-    found = (latest - base)[len(frames) :]
-    inside: NDArray[np.bool_] = (found > 0) & (trace.start[rows] < ends[found - 1])
+    end = (latest - base)[len(frames) :]
+    inside: NDArray[np.bool_] = (end > 0) & (trace.start[rows] < ends[end - 1])
     return inside
