@@ -274,14 +274,14 @@ def places(start: NDArray[np.int64], end: NDArray[np.int64] | None = None, *, sh
         order = np.argsort(start, kind="stable")
         start, end = start[order], end[order]
         edges[1:1] = (np.flatnonzero(np.diff(start) > _APART_NS) + 1).tolist()
-    found = []
+    near = []
     largest = int(np.diff(edges).max())
     for first, past in pairwise(edges):
         if past - first >= max(share * largest, min(largest, 2)):
             begin, last = int(start[first:past].min()), int(end[first:past].max())
             slack = max(_LEAST_GAP_NS, last - begin)
-            found.append((begin - slack, last + slack))
-    return found
+            near.append((begin - slack, last + slack))
+    return near
 
 
 def _in_order(device: DeviceEvents, rows: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -364,8 +364,8 @@ def _no_activity(quality: DataQuality, has_work: bool, *, gives_work: bool) -> t
     if not gives_work:
         return None, None
     if is_capture and captured > lost:
-        said = f"{captured:,} of {captured + launches:,} kernel launches are part of it"
-        return "captured_graph", f"shows the capture of a device graph, which does not run it: {said}"
+        counts = f"{captured:,} of {captured + launches:,} kernel launches are part of it"
+        return "captured_graph", f"shows the capture of a device graph, which does not run it: {counts}"
     if not launches:
         return "no_activity", "shows calls that give work to a device, but no device activity"
     return "no_activity", f"shows no device activity: {lost:,} of {launches:,} kernel launches have no kernel"
