@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from rankscope.analysis.collectives.arrivals import RecordColumns
 from rankscope.analysis.collectives.links import ToldLink, run_fabric
 from rankscope.analysis.collectives.matched import Matched, match_windows
 from rankscope.analysis.collectives.windows import Reduction, odd_windows
@@ -31,7 +32,7 @@ from rankscope.analysis.evidence.damage import damage_warnings, unreadable_files
 from rankscope.analysis.evidence.hardware import device_memory
 from rankscope.analysis.evidence.liveness import liveness, silence_s
 from rankscope.analysis.evidence.peers import peer_groups
-from rankscope.analysis.evidence.rank_columns import LOADED_METRICS
+from rankscope.analysis.evidence.rank_columns import ALL_METRICS, LOADED_METRICS
 from rankscope.analysis.evidence.rank_files import Report, ignore
 from rankscope.analysis.evidence.recent import MOST_RECORDS, Earlier
 from rankscope.analysis.evidence.steps import StepTable
@@ -59,7 +60,7 @@ from rankscope.base.text import ranks_text, span
 from rankscope.runs.durations import DurationBlock
 from rankscope.runs.paths import attempt_dir
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import RankInfo
+from rankscope.runs.records import STAGE_DIMENSIONS, RankInfo
 from rankscope.runs.world_size import told_world_size
 
 _SHOWN: Final = 8
@@ -100,7 +101,7 @@ def analysis_of(
     rare = rare_steps_of(run)
     verdict, findings = with_rare_steps(verdict, findings, rare, setting, costs(()))
     late = durations is not None and verdict.evidence_source == durations.evidence.source.kind
-    has_collectives = any(reduction.collectives for reduction in run.windows.values())
+    has_collectives = len(run.matched.records.rank) > 0
     collectives = matching_result(run.matched, run_fabric(run.infos, links)) if has_collectives else NO_COLLECTIVES
     breakdowns = {rank: reduction.breakdowns for rank, reduction in run.windows.items()}
     verdict, findings = with_slow_links(verdict, findings, collectives.by_op, breakdowns, run=run.path)
@@ -176,21 +177,27 @@ def read_evidence(
     last steps are read.
     """
     reader = RunReader(Path(path))
+    about = reader.attempt(attempt if attempt is not None else max(reader.attempts(), default=0))
+    if about is not None and any(about.layout.get(name, 1) > 1 for name in STAGE_DIMENSIONS):
+        # Costs of a pipeline are means over all ranks: reading them on request would read all files twice.
+        metrics = {*metrics, *ALL_METRICS}
     table = StepTable.load(reader, attempt, report=report, metrics=metrics, most_records=most_records)
     windows: dict[int, Reduction] = {}
     damaged = Counter(table.damaged)
+    columns, least = RecordColumns(), 0
     for rank in map(int, table.ranks):
         breakdowns = list(reader.windows(table.attempt, rank))
         collectives = list(reader.collectives(table.attempt, rank))
-        windows[rank] = Reduction(
-            breakdowns=list(filter(is_possible_breakdown, breakdowns)),
-            collectives=list(filter(is_possible_collective, collectives)),
-        )
-        damaged[rank] += len(breakdowns) - len(windows[rank].breakdowns) + len(collectives) - len(windows[rank].collectives)
+        possible = list(filter(is_possible_collective, collectives))
+        columns.add(rank, possible)
+        # Only sends and receives are needed as records: they show stages and micro-batches.
+        messages = [row for row in possible if row.p2p]
+        windows[rank] = Reduction(breakdowns=list(filter(is_possible_breakdown, breakdowns)), collectives=messages)
+        damaged[rank] += len(breakdowns) - len(windows[rank].breakdowns) + len(collectives) - len(possible)
+        least = max(least, least_ranks(rank, possible))
     infos = reader.infos(table.attempt)
-    least = max((least_ranks(rank, reduction.collectives) for rank, reduction in windows.items()), default=0)
     world_size = world_size_of(reader, table, infos, least)
-    matched = match_windows(windows, infos, world_size)
+    matched = match_windows(windows, infos, world_size, columns.records())
     return evidence_of(
         reader,
         table,

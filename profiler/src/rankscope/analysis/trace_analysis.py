@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -14,7 +14,7 @@ import msgspec
 from rankscope.analysis.collectives.communication import communication_parts, explained_share
 from rankscope.analysis.collectives.links import Fabric, ToldLink
 from rankscope.analysis.collectives.matched import Matched, match_ranks
-from rankscope.analysis.collectives.windows import matchable
+from rankscope.analysis.collectives.windows import Reduction, matchable
 from rankscope.analysis.inference.doubts import MOST_COMMUNICATION
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.rank_traces import RankTrace, find_traces, read_ranks
@@ -22,7 +22,7 @@ from rankscope.analysis.report.assembly import assemble, attribution_of_blame, m
 from rankscope.analysis.report.ranks import rank_result
 from rankscope.analysis.result.analysis import Analysis, Source
 from rankscope.analysis.trace.locations import Location, common_folder
-from rankscope.analysis.trace_case import answer_of_traces, costs_of_traces, stated_world_size, world_size_of
+from rankscope.analysis.trace_case import answer_of_traces, costs_of_traces, stated_world_size, world_size_of_traces
 from rankscope.analysis.verdict.builders import Setting
 from rankscope.analysis.verdict.slow_links import with_slow_links
 
@@ -46,19 +46,11 @@ def analyze_traces(
     # A collective missing from a trace would look as if its rank took no part and another rank came last.
     # So a rank whose trace lacks a part counts as missing.
     whole = {trace.rank: trace.reduction for trace in traces if not trace.lacks and job.problem is None}
-    stated, world_size = (None, None) if job.problem else (stated_world_size(traces), world_size_of(traces))
+    stated, world_size = (None, None) if job.problem else (stated_world_size(traces), world_size_of_traces(traces))
     if stated is not None and stated != world_size:
         warnings.append(f"the traces state {stated} ranks, but their process groups are of a job of at least {world_size}")
-    fabric = _fabric(traces, links)
-    matched = match_ranks(
-        matchable(whole),
-        ranks=[trace.rank for trace in traces],
-        clock_names={trace.rank: trace.host for trace in traces if trace.host},
-        machines=fabric.hosts,
-        world_size=max(len(traces), world_size or 0),
-        source="traces",
-    )
-    matched = _with_uncalled(matched, max((reduction.uncalled for reduction in whole.values()), default=0))
+    fabric = fabric_of(traces, links)
+    matched = match_traces(traces, whole, fabric, world_size)
     matching, blame = matched.matching, matched.blame
     explained = explained_share(
         [matching.matches, matching.directed],
@@ -127,6 +119,19 @@ def analyze_traces(
     )
 
 
+def match_traces(traces: Sequence[RankTrace], whole: Mapping[int, Reduction], fabric: Fabric, world_size: int | None) -> Matched:
+    """Match the collectives of the ``whole`` traces; of the others, waits are not known."""
+    matched = match_ranks(
+        matchable(whole),
+        ranks=[trace.rank for trace in traces],
+        clock_names={trace.rank: trace.host for trace in traces if trace.host},
+        machines=fabric.hosts,
+        world_size=max(len(traces), world_size or 0),
+        source="traces",
+    )
+    return _with_uncalled(matched, max((reduction.uncalled for reduction in whole.values()), default=0))
+
+
 _UNEXPLAINED: Final = (
     "matched collectives explain {share:.0%} of the communication time: waits in the rest are charged to no rank, and a rank "
     "that is late only there is not named. Trace the same whole steps on all ranks; --format json shows why the others did not "
@@ -144,7 +149,8 @@ def _with_uncalled(matched: Matched, uncalled: int) -> Matched:
     return msgspec.structs.replace(matched, matching=counted_too)
 
 
-def _fabric(traces: Sequence[RankTrace], links: Sequence[ToldLink]) -> Fabric:
+def fabric_of(traces: Sequence[RankTrace], links: Sequence[ToldLink]) -> Fabric:
+    """Return the hosts, GPUs and links of the ranks of ``traces``."""
     seen = {trace.host: len(trace.gpu_names) for trace in traces if trace.host}
     ranks = Counter(trace.host for trace in traces)
     return Fabric(
@@ -159,7 +165,7 @@ def _fabric(traces: Sequence[RankTrace], links: Sequence[ToldLink]) -> Fabric:
 
 def _coverage(traces: Sequence[RankTrace], files: int, steps: Sequence[int]) -> float:
     """Return the share of the job's steps that is seen. ``files``: number of files, of which some may be unreadable."""
-    expected = max(world_size_of(traces) or files, len(traces))
+    expected = max(world_size_of_traces(traces) or files, len(traces))
     # The missing part of a torn trace is of unknown length, so its last step counts half.
     seen = sum(_whole_steps(trace) for trace in traces)
     return seen / (expected * max(1, len(steps)))

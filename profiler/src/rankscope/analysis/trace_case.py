@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -48,6 +48,16 @@ def answer_of_traces(
     return answer
 
 
+def profile_of_traces(traces: Sequence[RankTrace], matched: Matched, hosts: Mapping[int, str]) -> Profile | None:
+    """Return the traced steps for the judge; ``None`` where they show neither matched collectives nor times of devices."""
+    incomplete = incomplete_ranks(matched.matching, {trace.rank for trace in traces})
+    times = {} if incomplete else _device_times(traces, world_size_of_traces(traces))
+    if not matched.matching.matches and not times:
+        return None
+    breakdowns = {trace.rank: trace.reduction.breakdowns for trace in traces}
+    return Profile(matched, times, breakdowns, _extent_us(traces, matched), hosts=hosts)
+
+
 def costs_of_traces(traces: Sequence[RankTrace], matched: Matched, *, without: Collection[int] = ()) -> Costs | None:
     """Return the costs of the mean window of all whole traces ``without`` some ranks."""
     those = [trace for trace in traces if not trace.lacks and trace.rank not in without]
@@ -55,7 +65,7 @@ def costs_of_traces(traces: Sequence[RankTrace], matched: Matched, *, without: C
     return costs_of_windows(
         {trace.rank: trace.reduction for trace in those},
         matched.blame if has_matches else None,
-        world_size=world_size_of(traces),
+        world_size=world_size_of_traces(traces),
         source="traces",
         unit="window",
         input_us=_input_us(those),
@@ -81,7 +91,7 @@ def stated_world_size(traces: Sequence[RankTrace]) -> int | None:
     return max((trace.world_size for trace in traces if trace.world_size is not None), default=None)
 
 
-def world_size_of(traces: Sequence[RankTrace]) -> int | None:
+def world_size_of_traces(traces: Sequence[RankTrace]) -> int | None:
     """Return the number of ranks of the job, at least that of its process groups; ``None`` where neither shows other ranks."""
     stated, least = stated_world_size(traces), max(trace.least_ranks for trace in traces)
     if stated is None:
@@ -91,20 +101,17 @@ def world_size_of(traces: Sequence[RankTrace]) -> int | None:
 
 def _of_ranks(traces: Sequence[RankTrace]) -> str:
     """Return the number of ranks of the job for a sentence: "8", or "at least 8" where only process groups show it."""
-    stated, world_size = stated_world_size(traces), world_size_of(traces)
+    stated, world_size = stated_world_size(traces), world_size_of_traces(traces)
     return f"{world_size}" if stated == world_size else f"at least {world_size}"
 
 
 def _case(traces: Sequence[RankTrace], matched: Matched, costs: Costs | None, explained: float | None, setting: Setting) -> Case:
     """Return the judgement on the ranks, with the doubts that traces raise."""
-    world_size, matches = world_size_of(traces), matched.matching.matches
+    world_size, matches = world_size_of_traces(traces), matched.matching.matches
     case = Case(setting, shares_of(costs, matched.figures))
-    incomplete = incomplete_ranks(matched.matching, {trace.rank for trace in traces})
-    times = {} if incomplete else _device_times(traces, world_size)
-    if not matches and not times:
+    profile = profile_of_traces(traces, matched, setting.hosts)
+    if profile is None:
         return replace(case, missing=_unmatched(traces, world_size))
-    breakdowns = {trace.rank: trace.reduction.breakdowns for trace in traces}
-    profile = Profile(matched, times, breakdowns, _extent_us(traces, matched), hosts=setting.hosts)
     judgement = profile.judge()
     restriction = among(len(traces), setting.world_size, "traces")
     if explained is not None and explained < MOST_COMMUNICATION and not judgement.is_tested:
@@ -141,7 +148,7 @@ def _damaged_steps(traces: Sequence[RankTrace]) -> int:
 
 def _lack_communication(traces: Sequence[RankTrace]) -> bool:
     """Return whether a job of several ranks shows no communication at all, in whole traces of devices."""
-    several = max(len(traces), world_size_of(traces) or 0) > 1
+    several = max(len(traces), world_size_of_traces(traces) or 0) > 1
     whole = all(trace.device_kind != "cpu" and not trace.lacks for trace in traces)
     return (
         several
