@@ -6,23 +6,22 @@ They have own times on devices, and the waits at matched collectives.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypedDict
 
 import numpy as np
 
-from rankscope.analysis.causes import cause_of
 from rankscope.analysis.collectives.blame import Blame
 from rankscope.analysis.collectives.matched import Matched
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes, DeviceTimes, device_own_times, times_of_windows
-from rankscope.analysis.inference.diagnosis import Diagnosis
+from rankscope.analysis.inference.diagnosis import Diagnosis, diagnosis_of, own_time_evidence
 from rankscope.analysis.inference.judgement import Judgement, Straggler, judge
 from rankscope.analysis.inference.pipelined import saved_at_most_us, waited_for_us, waits_for
 from rankscope.analysis.inference.signals import Signals
 from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.inference.slow_kernels import with_kernels
-from rankscope.analysis.inference.trace_signals import with_host_evidence, with_traces
+from rankscope.analysis.inference.trace_signals import with_traces
 from rankscope.analysis.result.analysis import Evidence
 from rankscope.analysis.statistics import excess_of_rank
 from rankscope.runs.records import StepBreakdown
@@ -86,7 +85,7 @@ class Profile:
             diagnosis = diagnosis_of_late(
                 slow, self.blame, self.window_us, signals, steps=self.steps, seen=seen, explained=explained
             )
-        return with_kernels(with_host_evidence(diagnosis, signals), self.times, alike, affected)
+        return with_kernels(diagnosis, self.times, alike, affected)
 
 
 def profile_of_windows(
@@ -167,38 +166,17 @@ def diagnosis_of_late(
     """
     victims = max(1, len(blame.ranks) - len(slow.ranks))
     exposed = max(0.0, sum(blame.exposed_us[rank] for rank in slow.ranks) - _among(slow.ranks, blame))
-    saved = Evidence(
-        name="saved",
-        value=slow.gain_us / steps,
-        unit="us",
-        detail=f"per {'window' if steps == 1 else 'step'}, had it come with the last of the others",
-    )
-    last = Evidence(
-        name="last",
-        value=slow.last_share,
-        unit="ratio",
-        detail=f"of the {'collectives' if len(blame.steps) < 2 else 'steps'} in which anybody clearly was",
-    )
-    over = [
-        Evidence(name=name, value=value, unit="us", detail="over the median of its peers")
-        for name, value in (
-            ("device_busy_excess", signals.device_busy_us),
-            ("off_cpu_excess", signals.off_cpu_us if signals.sleeps else None),
-        )
-        if value is not None
-    ]
-    return Diagnosis(
-        ranks=slow.ranks,
-        hosts=slow.hosts,
-        pattern=slow.pattern,
-        cause=cause_of(signals),
-        phase=signals.phase,
-        gain_us=slow.gain_us / steps,
+    return diagnosis_of(
+        slow,
+        signals,
+        factor=1 / steps,
         wait_us=exposed / victims / steps,
         step_us=window_us / steps,
         confidence=sure(slow, len(blame.steps), explained=explained),
+        evidence=imposed_evidence(blame, slow.ranks),
+        unit="window" if steps == 1 else "step",
+        last_of=f"{'collectives' if len(blame.steps) < 2 else 'steps'} in which anybody clearly was",
         group=_where(blame, slow.ranks[0]),
-        evidence=[*imposed_evidence(blame, slow.ranks), saved, last, *chance_evidence(slow), *over],
         **few_steps(len(blame.steps), seen, steps),
     )
 
@@ -220,13 +198,6 @@ def imposed_evidence(blame: Blame, ranks: Sequence[int]) -> list[Evidence]:
     if total > 0:
         rows.append(Evidence(name="imposed_wait_share", value=imposed / total, unit="ratio", detail="of all imposed wait"))
     return rows
-
-
-def chance_evidence(slow: Slow) -> list[Evidence]:
-    """Return the p-value as evidence; empty without one."""
-    if slow.p_value is None:
-        return []
-    return [Evidence(name="p_value", value=slow.p_value, unit="probability", detail="permutation test")]
 
 
 def sure(slow: Slow, steps: int, *, explained: float | None = None) -> float:
@@ -287,39 +258,15 @@ def diagnosis_by_own_times(
     slow, compared = straggler.slow, straggler.times
     assert compared is not None, "named by own times"
     count = len(compared.steps)
-    times = count if per_window else 1
-    own = "time of the device without exposed communication"
-    evidence = [
-        Evidence(
-            name="own_time_excess",
-            value=slow.excess_us,
-            unit="us",
-            detail=f"{own}, beyond the median of the ranks with the same work, in its slow steps",
-        ),
-        Evidence(name="saved", value=slow.gain_us, unit="us", detail="per step, were it as fast as the slowest of the others"),
-        Evidence(name="last", value=slow.last_share, unit="ratio", detail="of the steps, in which its own time was the longest"),
-        Evidence(name="steps_judged", value=float(count), unit="steps"),
-        *chance_evidence(slow),
-        *(imposed_evidence(blame, slow.ranks) if blame.steps else []),
-    ]
-    for name, value, unit in (
-        ("device_busy_excess", signals.device_busy_us, "us"),
-        ("work_excess", signals.work, "ratio"),
-        ("phase_excess.data", signals.phases_us.get("data"), "us"),
-    ):
-        if value is not None:
-            evidence.append(Evidence(name=name, value=value, unit=unit, detail="over the median of its peers, in its slow steps"))
-    return Diagnosis(
-        ranks=slow.ranks,
-        hosts=slow.hosts,
-        pattern=slow.pattern,
-        cause=cause_of(signals),
-        phase=signals.phase,
-        gain_us=slow.gain_us * times,
-        wait_us=slow.gain_us * times,
-        step_us=compared.wall_us * times,
+    diagnosis = diagnosis_of(
+        slow,
+        signals,
+        wait_us=slow.gain_us,
+        step_us=compared.wall_us,
         confidence=sure(slow, count),
+        evidence=[*own_time_evidence(slow, count), *(imposed_evidence(blame, slow.ranks) if blame.steps else [])],
         stage=stage,
-        evidence=evidence,
         **few_steps(count, "step", 1),
     )
+    whole = count if per_window else 1
+    return replace(diagnosis, gain_us=whole * slow.gain_us, wait_us=whole * slow.gain_us, step_us=whole * compared.wall_us)

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from rankscope.analysis.costs.rare_steps import chance_alone
 from rankscope.analysis.costs.waterfall import Costs, waiting_share
 from rankscope.analysis.inference.moving import MOST_WAITING
 from rankscope.analysis.inference.significance import LIMIT
@@ -76,8 +77,8 @@ def _kind(rare: RareSteps, ranks: int) -> tuple[Kind | None, Pattern | None]:
     is_activity = rare.cause in ("evaluation", "checkpoint")
     if rare.rank is not None:
         # An activity recurs on its rank. Pauses may fall on the same of equal ranks by chance.
-        by_chance = float(max(2, ranks)) ** (1 - rare.count)
-        return ("straggler", "intermittent") if is_activity or by_chance <= LIMIT else (None, None)
+        is_chance = chance_alone(rare.count, rare.count, max(2, ranks)) > LIMIT
+        return ("straggler", "intermittent") if is_activity or not is_chance else (None, None)
     if is_activity:
         return "host_bound", None
     if rare.count > 1 and rare.moves:

@@ -8,14 +8,13 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.analysis.causes import cause_of
 from rankscope.analysis.evidence.compared import Judged, imposed_wait
 from rankscope.analysis.evidence.kernel_calls import compare_calls
 from rankscope.analysis.evidence.order import last_ranks
 from rankscope.analysis.evidence.peers import peer_groups, stage_of
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.evidence.typical import after_warm_up
-from rankscope.analysis.inference.diagnosis import Diagnosis
+from rankscope.analysis.inference.diagnosis import Diagnosis, diagnosis_of, own_time_evidence
 from rankscope.analysis.inference.explained import explained
 from rankscope.analysis.inference.healing import period
 from rankscope.analysis.inference.moving import Moving
@@ -168,20 +167,7 @@ def _diagnosis(run: RunEvidence, judged: Judged, slow: Slow) -> Diagnosis:
     wait = sum(imposed[rank] for rank in slow.ranks) / steps / victims
     evidence = [
         Evidence(name="imposed_wait", value=wait, unit="us", detail="per step and waiting rank"),
-        Evidence(
-            name="saved",
-            value=slow.gain_us,
-            unit="us",
-            detail="per step, if it delayed the others no more than a typical rank does",
-        ),
-        Evidence(
-            name="own_time_excess",
-            value=slow.excess_us,
-            unit="us",
-            detail="over the median of its peers, in its slow steps",
-        ),
-        Evidence(name="last", value=slow.last_share, unit="ratio", detail="of the steps"),
-        Evidence(name="steps_judged", value=float(steps), unit="steps"),
+        *own_time_evidence(slow, steps),
     ]
     note = ""
     if slow.pattern == "intermittent":
@@ -190,51 +176,25 @@ def _diagnosis(run: RunEvidence, judged: Judged, slow: Slow) -> Diagnosis:
         if every is not None:
             evidence.append(Evidence(name="period", value=float(every), unit="steps", detail="between slow steps"))
         note = f"It is slow in {share:.0%} of the steps" + (f", one in {every}." if every is not None else ".")
-    if slow.p_value is not None:
-        evidence.append(
-            Evidence(
-                name="p_value", value=slow.p_value, unit="probability", detail="permutation test against the run's own noise"
-            )
-        )
-    for name, value, unit in (
-        ("cpu_excess", signals.cpu_us, "us"),
-        ("run_queue_excess", signals.run_queue_us, "us"),
-        ("off_cpu_excess", signals.off_cpu_us if signals.sleeps else None, "us"),
-        ("gc_excess", signals.gc_us, "us"),
-        ("device_busy_excess", signals.device_busy_us, "us"),
-        ("work_excess", signals.work, "ratio"),
-        ("loaded_work_excess", signals.loaded_work, "ratio"),
-        ("profiler_excess", signals.profiler_us or None, "us"),
-    ):
-        if value is not None:
-            evidence.append(Evidence(name=name, value=value, unit=unit, detail="over the median of its peers"))
-    evidence.extend(
-        Evidence(name=f"phase_excess.{phase}", value=value, unit="us", detail="own time over the median of its peers")
-        for phase, value in signals.phases_us.items()
-    )
-    evidence.extend(
-        Evidence(name=f"{activity}_excess", value=value, unit="us", detail="time in it over the median of its peers")
-        for activity, value in signals.activities_us.items()
-    )
-    if (cause := cause_of(signals)).explained_by == "more_calls" and signals.calls is not None:
-        calls = signals.calls
-        detail = f"of {calls.name} per profiled step, {calls.usual_calls:.0f} on its peers"
-        evidence.append(Evidence(name="calls", value=calls.calls, unit="calls", detail=detail))
-    return Diagnosis(
-        ranks=slow.ranks,
-        pattern=slow.pattern,
-        cause=cause,
-        phase=signals.phase,
-        stage=stage_of(run.infos.get(worst)),
-        gain_us=slow.gain_us,
+    diagnosis = diagnosis_of(
+        slow,
+        signals,
         wait_us=wait,
         step_us=judged.wall_us,
         confidence=round(min(0.99, slow.certainty), 3),
-        hosts=slow.hosts,
+        evidence=evidence,
+        stage=stage_of(run.infos.get(worst)),
+    )
+    if diagnosis.cause.explained_by == "more_calls" and signals.calls is not None:
+        calls = signals.calls
+        detail = f"of {calls.name} per profiled step, {calls.usual_calls:.0f} on its peers"
+        diagnosis.evidence.append(Evidence(name="calls", value=calls.calls, unit="calls", detail=detail))
+    notes = (note, _next(slow), _shared(run, judged, diagnosis))
+    return replace(
+        diagnosis,
         saves_us=None if slow.gain_low_us is None or slow.gain_high_us is None else (slow.gain_low_us, slow.gain_high_us),
         cause_confidence=signals.agreement,
-        evidence=evidence,
-        note=" ".join(part for part in (note, _next(slow), _shared(run, judged, slow, signals)) if part),
+        note=" ".join(part for part in notes if part),
     )
 
 
@@ -246,12 +206,12 @@ def _next(slow: Slow) -> str:
     return f"{who[0].upper()}{who[1:]} {'is' if len(slow.behind) == 1 else 'are'} slow, too, but less: the next to look at."
 
 
-def _shared(run: RunEvidence, judged: Judged, slow: Slow, signals: Signals) -> str:
+def _shared(run: RunEvidence, judged: Judged, diagnosis: Diagnosis) -> str:
     """Return the note that a small difference in CPU time may be the machine's, where ranks share the CPUs of a host."""
     hosts = {info.host for info in run.infos.values()}
     cpus = all(info.device_kind == "cpu" for info in run.infos.values())
-    share = slow.gain_us / judged.wall_us
-    if len(hosts) != 1 or not cpus or share >= _SMALL or cause_of(signals).cause != "compute":
+    share = diagnosis.gain_us / judged.wall_us
+    if len(hosts) != 1 or not cpus or share >= _SMALL or diagnosis.cause.cause != "compute":
         return ""
     lasting = f"a lasting difference as small as {share:.0%} of the step may be the machine's"
     return f"All ranks share the CPUs of host {hosts.pop()}: {lasting}."
