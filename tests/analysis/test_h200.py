@@ -40,4 +40,4 @@ def test_the_rank_that_never_came_is_named(form: str) -> None:
     read = read_json if form == "json" else read_text
     found = judge(read(text), read(text), world_size=2, pids={0: 1348, 1: 1349})
     assert (found.kind, found.cause) == ("hang", "not_arrived")
-    assert [found.places.of(one.communicator, one.rank) for one in found.named] == [1]
+    assert [one.row.global_rank for one in found.named] == [1]

@@ -27,7 +27,7 @@ Synthetic = Callable[..., SyntheticRun]
 RARE = (60, 120, 180)
 PRICE = 2.5
 CLOSE = 0.02
-"""The what-if's ideal rank is the one in the middle, the verdict's varies as the others do."""
+"""What is planted is not exactly what is measured."""
 
 
 def slow_and_rare(rank: int, step: int) -> dict[str, Any] | None:
@@ -67,12 +67,50 @@ def test_the_slow_rank_costs_the_same_hours_and_share_in_both(analysis: Analysis
     (of_rank,) = (finding for finding in analysis.findings if finding.rank == 2)
     first = simulated.by_rank[0]
     assert of_rank.slowdown is not None
-    assert simulated.step_seconds is not None
+    assert simulated.measured_step_seconds is not None
     assert (first.rank, simulated.source.trained_steps) == (2, 200)
-    assert first.gpu_hours_lost == near(of_rank.gpu_hours_lost, rel=CLOSE)
-    assert first.saved_seconds / simulated.step_seconds == near(1 - 1 / of_rank.slowdown, rel=CLOSE)
+    assert first.gpu_hours_lost == near(of_rank.gpu_hours_lost)
+    assert first.saved_seconds / simulated.measured_step_seconds == near(1 - 1 / of_rank.slowdown)
     assert first.cost is not None
-    assert first.cost.amount == near(PRICE * (of_rank.gpu_hours_lost or 0), rel=CLOSE)
+    assert first.cost.amount == near(PRICE * (of_rank.gpu_hours_lost or 0))
+
+
+def in_turn(host: int) -> Callable[[int, int], dict[str, Any] | None]:
+    """Plan that one rank of a host of two is slow at each step, in turn."""
+    return lambda rank, step: {"us": 40_000} if rank == 2 * host + step % 2 else None
+
+
+SLOW_UNITS: dict[str, tuple[Callable[[int, int], dict[str, Any] | None], str | None]] = {
+    "rank": (lambda rank, _step: {"us": 40_000} if rank == 5 else None, None),
+    "rank at every third step": (lambda rank, step: {"us": 90_000} if rank == 1 and step % 3 == 0 else None, None),
+    "rank that becomes slow": (lambda rank, step: {"us": 80_000} if rank == 4 and step > 60 else None, None),
+    "host": (lambda rank, _step: {"us": 40_000} if rank in (4, 5) else None, "n2"),
+    "host in turn": (in_turn(3), "n3"),
+}
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.05, 0.2])
+@pytest.mark.parametrize("ranks", [8, 17])
+@pytest.mark.parametrize("unit", SLOW_UNITS)
+def test_a_slow_rank_or_host_saves_as_much_in_the_verdict_as_in_the_what_if(
+    synthetic: Synthetic, unit: str, ranks: int, noise: float
+) -> None:
+    plan, host = SLOW_UNITS[unit]
+    for seed in range(3):
+        path = synthetic(ranks=ranks, steps=120, plan=plan, noise=noise, seed=seed, gpus=True).write()
+        analysis, simulated = analyze([path]), whatif([path])
+        verdict, finding = analysis.verdict, analysis.findings[0]
+        assert (verdict.kind, verdict.hosts) == ("straggler", [host] if host else [])
+        (row,) = (
+            [row for row in simulated.by_host if row.host == host]
+            if host
+            else [row for row in simulated.by_rank if row.rank == verdict.rank]
+        )
+        assert finding.slowdown is not None
+        assert simulated.measured_step_seconds is not None
+        assert simulated.savings_of == "verdict"
+        assert row.saved_seconds / simulated.measured_step_seconds == near(1 - 1 / finding.slowdown, rel=1e-3)
+        assert row.gpu_hours_lost == near(finding.gpu_hours_lost, rel=1e-6)
 
 
 def test_rare_steps_are_left_out_with_the_share_that_the_analysis_reports(analysis: Analysis, simulated: WhatIf) -> None:

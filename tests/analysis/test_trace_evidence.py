@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rankscope.analysis.collectives.blame import assign_blame
 from rankscope.analysis.collectives.clock import Clocks
-from rankscope.analysis.collectives.transfers import explained_share, longest_extent_us
+from rankscope.analysis.collectives.communication import explained_share, longest_extent_us
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.inference.profiled import diagnosis_of_late
 from rankscope.analysis.inference.signals import Signals

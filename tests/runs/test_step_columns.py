@@ -14,6 +14,7 @@ from tests.step_files import rows_of
 from rankscope.runs.records import PHASES, PhaseTimes, StepEvent, StepRecord
 from rankscope.runs.step_columns import (
     COLUMNS,
+    COUNTS,
     HEADER_BYTES,
     METERS,
     ROW_BYTES,
@@ -21,13 +22,13 @@ from rankscope.runs.step_columns import (
     TIME_COLUMNS,
     TIMES,
     event_of,
-    grouped_dtype,
     header,
     intact,
     pack_row,
     records_of,
     row_dtype,
 )
+from rankscope.runs.step_segments import ColumnRows
 
 single = st.floats(0, 1e9, width=32)
 double = st.floats(0, 1e15)
@@ -105,19 +106,20 @@ def test_columns_lie_one_after_the_other_each_at_a_multiple_of_its_size() -> Non
         assert at == offset
         assert at % found.itemsize == 0
         offset += found.itemsize
-    assert offset == ROW_BYTES == kind.itemsize == grouped_dtype().itemsize
+    assert offset == ROW_BYTES == kind.itemsize
     assert ROW_BYTES <= 300
 
 
-def test_groups_of_columns_are_the_columns() -> None:
-    rows = rows_of(StepRecord(step=1, start_unix_ns=2, wall_us=3.0))
-    for at, column in enumerate(COLUMNS[:-1]):
-        rows[column.name] = at
-    groups = rows.view(grouped_dtype())
-    assert groups["times"].ravel().tolist() == [rows[name][0] for name in TIME_COLUMNS]
-    for group, first in (("meters", "cpu_us"), ("counts", "samples"), ("memory", "allocated_bytes")):
-        at = [column.name for column in COLUMNS].index(first)
-        assert groups[group][0].tolist() == list(range(at, at + groups[group].shape[1]))
+def test_columns_that_are_copied_together_are_the_columns() -> None:
+    blocks = [rows_of(StepRecord(step=step, start_unix_ns=2, wall_us=3.0)) for step in range(3)]
+    for number, rows in enumerate(blocks):
+        for at, column in enumerate(COLUMNS):
+            rows[column.name] = 100 * number + at
+    columns = ColumnRows(blocks)
+    for at, column in enumerate(COLUMNS):
+        assert columns.column(column.name).tolist() == [at, 100 + at, 200 + at]
+        assert columns.where(np.array([False, True, True])).column(column.name).tolist() == [100 + at, 200 + at]
+    assert columns.table(COUNTS).tolist() == [columns.column(name).tolist() for name in COUNTS]
 
 
 @given(

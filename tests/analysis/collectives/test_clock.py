@@ -299,7 +299,7 @@ def test_nobody_is_blamed_for_waits_below_the_residual(on_cpu: bool) -> None:
     # then nothing is charged to it, though chance would be excluded and the cost be high enough
     found = blame_of(one)
     assert set(found.imposed_us.values()) == {0.0}
-    assert found.rows == {}
+    assert not len(found.pairs)
     assert not found.at.gain_us.any()
     assert not found.at.waited_us.any()
     assert find_late(found, 240 * 500.0) is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.collectives_by_hand import waits_at
 
-from rankscope.analysis.collectives.blame import Blame, Group, Row, assign_blame
+from rankscope.analysis.collectives.blame import Blame, Group, Pairs, assign_blame
 from rankscope.analysis.collectives.clock import fit_clocks
 from rankscope.analysis.collectives.matching import match_collectives
 from rankscope.analysis.costs.ledger import ledger_of_blame
@@ -26,8 +26,15 @@ from rankscope.runs.records import CollectiveRecord
 Synthetic = Callable[..., Any]
 
 
-def blamed(rows: dict[Group, dict[tuple[int, int], Row]]) -> Blame:
-    return Blame([], {}, {}, {}, {}, waits_at([0], np.zeros((1, 0)), np.zeros((1, 0))), rows)
+Row = tuple[float, float, int]
+"""Imposed wait, its exposed part, and number of steps."""
+
+
+def blamed(rows: Mapping[Group, Mapping[tuple[int, int], Row]]) -> Blame:
+    every = [(at, *pair, *row) for at, of_group in enumerate(rows.values()) for pair, row in of_group.items()]
+    group, origin, victim, imposed, exposed, steps = map(np.array, zip(*every, strict=True))
+    pairs = Pairs(list(rows), group, origin, victim, imposed, exposed, steps)
+    return Blame([], {}, {}, {}, {}, waits_at([0], np.zeros((1, 0)), np.zeros((1, 0))), pairs)
 
 
 def one_late(steps: int, late: int, *, ranks: int = 4, hidden: float = 0.0) -> dict[int, list[CollectiveRecord]]:
@@ -127,8 +134,12 @@ amounts = st.floats(0, 1e9).flatmap(lambda whole: st.tuples(st.just(whole), st.f
 ledgers = st.dictionaries(
     st.tuples(st.sampled_from(["dp", "tp", None]), st.sets(st.integers(0, 9), min_size=2).map(lambda one: tuple(sorted(one)))),
     st.dictionaries(
-        st.tuples(st.integers(0, 9), st.integers(0, 9)).filter(lambda pair: pair[0] != pair[1]), amounts, max_size=40
+        st.tuples(st.integers(0, 9), st.integers(0, 9)).filter(lambda pair: pair[0] != pair[1]),
+        amounts,
+        min_size=1,
+        max_size=40,
     ),
+    min_size=1,
     max_size=MAX_GROUPS + 8,
 )
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.ras_server import Comm, answer, text_answer
 
 from rankscope.analysis.hang.ras.json_form import MAX_OBJECTS, read_json
-from rankscope.analysis.hang.ras.judging import Found, differing, judge
+from rankscope.analysis.hang.ras.judging import Judgement, differing, judge
 from rankscope.analysis.hang.ras.snapshot import LARGEST, AnswerError, Snapshot
 from rankscope.analysis.hang.ras.text_form import MAX_KINDS, MAX_RANKS, read_text
 from rankscope.analysis.hang.ras.wording import summary_of
@@ -23,11 +23,11 @@ def seen(*comms: Comm) -> Snapshot:
     return read_json(answer(*comms).decode())
 
 
-def ranks(found: Found) -> list[int | None]:
-    return sorted((found.places.of(one.communicator, one.rank) for one in found.named), key=lambda rank: (rank is None, rank))
+def ranks(found: Judgement) -> list[int | None]:
+    return sorted((one.row.global_rank for one in found.named), key=lambda rank: (rank is None, rank))
 
 
-def standing(*comms: Comm, world_size: int | None = None, pids: Mapping[int, int] | None = None) -> Found:
+def standing(*comms: Comm, world_size: int | None = None, pids: Mapping[int, int] | None = None) -> Judgement:
     """Judge a job of which two answers are the same."""
     return judge(seen(*comms), seen(*comms), world_size=world_size, pids=pids)
 
@@ -47,7 +47,7 @@ def test_the_rank_that_has_launched_less_is_named_when_nothing_moves() -> None:
 
 def test_of_ranks_at_different_counts_the_furthest_behind_are_named() -> None:
     found = standing(Comm({0: 45, 1: 41, 2: 44, 3: 41, 4: 42, 5: 45, 6: 43, 7: 42}))
-    assert (ranks(found), [one.rank for one in found.suspects]) == ([1, 3], [1, 3])
+    assert (ranks(found), [one.row.rank for one in found.suspects]) == ([1, 3], [1, 3])
 
 
 def test_a_job_that_goes_on_does_not_hang_although_a_rank_is_behind_at_every_moment() -> None:
@@ -58,7 +58,7 @@ def test_a_job_that_goes_on_does_not_hang_although_a_rank_is_behind_at_every_mom
 def test_one_answer_alone_proves_no_hang() -> None:
     found = judge(seen(Comm({**EQUAL, 2: 41})), None)
     assert (found.kind, found.named) == ("insufficient_data", [])
-    assert [one.rank for one in found.suspects] == [2]
+    assert [one.row.rank for one in found.suspects] == [2]
 
 
 def test_equal_counts_that_do_not_move_are_no_verdict() -> None:
@@ -78,7 +78,7 @@ def test_a_process_that_does_not_answer_is_named(gone: str) -> None:
     job = Comm({rank: 42 for rank in range(8) if rank != 5}, unresponsive=[5] * (gone != "dead"), dead=[5] * (gone == "dead"))
     found = standing(job)
     assert (found.kind, found.cause, ranks(found), found.certain) == ("hang", "unreachable", [5], True)
-    assert found.suspects[0].why == {"unresponsive": "unreachable", "dead": "dead"}[gone]
+    assert found.suspects[0].row.why == {"unresponsive": "unreachable", "dead": "dead"}[gone]
     alone = judge(seen(job), None)
     assert (alone.kind, alone.certain) == ("hang", gone == "dead")
 
@@ -86,7 +86,7 @@ def test_a_process_that_does_not_answer_is_named(gone: str) -> None:
 def test_a_process_that_is_missed_while_the_others_go_on_is_no_hang_yet() -> None:
     before = Comm(dict.fromkeys(range(7), 41), unresponsive=[7])
     found = judge(seen(Comm(dict.fromkeys(range(7), 42), unresponsive=[7])), seen(before))
-    assert (found.kind, found.named, [one.rank for one in found.suspects]) == ("insufficient_data", [], [7])
+    assert (found.kind, found.named, [one.row.rank for one in found.suspects]) == ("insufficient_data", [], [7])
 
 
 def test_a_rank_that_is_behind_because_it_waits_in_another_communicator_is_not_named() -> None:
@@ -159,7 +159,7 @@ def test_text_names_the_rank_that_has_launched_less(kind: str, detail: str) -> N
     snapshot = read_text(text_answer(TABLE.format("MISMATCH"), warnings=warnings).decode())
     found = judge(snapshot, snapshot)
     assert (found.kind, found.cause, ranks(found), found.moved) == ("hang", "not_arrived", [2], False)
-    assert found.waiting == {"cf264af53edbe986": 7}
+    assert [(one.key, len(one.waiting)) for one in snapshot.communicators] == [("cf264af53edbe986", 7)]
     assert snapshot.nccl_version == "2.27.3"
     healthy = read_text(text_answer(TABLE.format("OK")).decode())
     assert judge(healthy, snapshot).kind == "no_hang", "what differed before does not any more"
@@ -178,7 +178,7 @@ def test_text_lists_the_ranks_of_a_smaller_set() -> None:
     snapshot = read_text(text_answer(TABLE.format("MISMATCH"), warnings=warnings).decode())
     found = judge(snapshot, snapshot)
     assert ranks(found) == [1, 5]
-    assert found.waiting == {"27a079b828ff1a75": 6}
+    assert [(one.key, len(one.waiting)) for one in snapshot.communicators] == [("27a079b828ff1a75", 6)]
     assert [row.gpu for row in differing(found)[0].ranks] == [1, 5]
 
 
@@ -197,7 +197,7 @@ def test_text_names_the_rank_whose_process_does_not_answer(of_rank: str, dead: b
     snapshot = read_text(text_answer(TABLE.format("INCOMPLETE"), errors, timeouts).decode())
     found = judge(snapshot, snapshot)
     assert (found.kind, found.cause, ranks(found)) == ("hang", "unreachable", [5])
-    assert (snapshot.timeouts, found.suspects[0].why) == (2, "dead" if dead and "process" in of_rank else "unreachable")
+    assert (snapshot.timeouts, found.suspects[0].row.why) == (2, "dead" if dead and "process" in of_rank else "unreachable")
 
 
 def test_text_names_errors_and_ranks_that_left() -> None:
@@ -224,7 +224,7 @@ def test_text_names_errors_and_ranks_that_left() -> None:
         )
         snapshot = read_text(text_answer(TABLE.format("MISMATCH"), warnings=warnings).decode())
         found = judge(snapshot, snapshot)
-        assert (found.cause, ranks(found), found.suspects[0].why) == ("not_arrived", [6], "left")
+        assert (found.cause, ranks(found), found.suspects[0].row.why) == ("not_arrived", [6], "left")
 
 
 def test_an_answer_that_was_cut_off_anywhere_is_an_error_and_never_a_verdict() -> None:
@@ -328,6 +328,6 @@ SENTENCES = (
 def test_text_in_any_order_is_read_or_an_error(given_lines: list[str]) -> None:
     snapshot = read_text(text_answer(TABLE.format("MISMATCH"), warnings=lines(*given_lines)).decode())
     found = judge(snapshot, snapshot)
-    assert all(0 <= rank < 8 for one in snapshot.communicators for rank in (*one.members, *one.absent))
+    assert all(0 <= rank < 8 for one in snapshot.communicators for rank in one.members)
     assert summary_of(found, snapshot, 5.0)
     assert len(differing(found)) <= 2

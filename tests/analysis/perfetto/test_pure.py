@@ -6,7 +6,6 @@ import json
 from decimal import Decimal
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +22,7 @@ from rankscope.analysis.perfetto.chrome_json import (
     inert_args,
     us_text,
 )
-from rankscope.analysis.perfetto.raw_trace import ns_of, threshold
+from rankscope.analysis.perfetto.raw_trace import ns_of
 from rankscope.analysis.perfetto.selection import Selection, fitting_steps
 
 spans = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)).map(lambda pair: (pair[0], pair[0] + pair[1])), max_size=40)
@@ -186,13 +185,3 @@ def test_a_selection_has_what_is_between_its_bounds() -> None:
     assert [step for step in range(6) if Selection(first=2, past=4).has_step(step)] == [2, 3]
     assert all(Selection().has_step(step) and Selection().has_rank(step) for step in range(3))
     assert not Selection().chose_steps
-
-
-@given(st.lists(st.integers(0, 50), max_size=60), st.integers(0, 20), st.integers(0, 20), st.integers(0, 90))
-def test_what_is_shown_of_raw_traces_fits_and_is_the_longest(lengths: list[int], moments: int, flows: int, limit: int) -> None:
-    sizes = [(np.array(lengths, dtype=np.int64), moments, flows)]
-    shown = threshold(sizes, limit)
-    kept = [length for length in lengths if length > shown.longer_than_ns]
-    assert len(kept) + shown.moments * moments + shown.flows * flows <= limit
-    assert not kept or min(kept) > max((length for length in lengths if length <= shown.longer_than_ns), default=-1)
-    assert (shown.sentences(sizes) == []) == (len(lengths) + moments + flows <= limit)

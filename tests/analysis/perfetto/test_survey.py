@@ -49,10 +49,10 @@ def test_steps_are_counted_over_the_ranks(kept: list[list[StepRecord]], first: i
         survey.add_steps([rows_of(*of_rank[:2]), rows_of(*of_rank[2:])])
     good = [record for record in chain(*kept) if possible(record)]
     chosen = [record for record in good if selection.has_step(record.step)]
-    left = [record.step for record in good if not selection.has_step(record.step)]
+    recorded = [record.step for record in good]
     steps = {record.step for record in chosen}
     assert survey.damaged == sum(map(len, kept)) - len(good)
-    assert survey.outside == ((min(left), max(left) + 1) if left else None)
+    assert survey.recorded == ((min(recorded), max(recorded) + 1) if recorded else None)
     assert survey.profiled == {record.step for record in chosen if record.profiled}
     assert survey.all_weights() == {step: sum(events_of(one) for one in chosen if one.step == step) for step in steps}
     for part in (range(13), range(3, 7)):

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.analysis.causes import Cause
+from rankscope.analysis.collectives.arrivals import records_of
 from rankscope.analysis.collectives.figures import Figure, figures_of_collectives
 from rankscope.analysis.costs.figures import derived, figures_of_kernels, figures_of_verdict
 from rankscope.analysis.engine import analyze
@@ -451,7 +452,7 @@ def test_collectives_tell_their_sizes_and_what_they_are_for() -> None:
         )
 
     rows = [one("all_gather_base", 30, 100), one("reduce_scatter_base", 30, 200), one("all_reduce", 40, 300)]
-    found = figures_of_collectives([rows], "windows")
+    found = figures_of_collectives(records_of([(0, rows)]), "windows")
     assert {name: figure.value for name, figure in found.items() if figure.value} == {
         "exposed.shards": 0.6,
         "exposed.gradients": 0.4,
@@ -471,11 +472,11 @@ def test_numbers_beside_the_gradients_say_nothing_of_their_buckets() -> None:
     # Given two ranks that reduce two buckets of 25 MiB a step, and twenty losses
     mib = 1 << 20
     rank = [one(step, size) for step in (0, 1) for size in (25 * mib, 25 * mib, *[4] * 20)]
-    found = figures_of_collectives([rank, rank], "windows")
+    found = figures_of_collectives(records_of([(0, rank), (1, rank)]), "windows")
     assert found["collectives.median_bytes"].value == 25 * mib
     assert found["collectives.messages"].value == pytest.approx(2, rel=1e-3)
     # And a small model, whose gradients fit into one bucket, cannot send fewer
-    small = figures_of_collectives([[one(0, mib // 2), *[one(0, 4)] * 20]], "windows")
+    small = figures_of_collectives(records_of([(0, [one(0, mib // 2), *[one(0, 4)] * 20])]), "windows")
     assert small["collectives.messages"].value == pytest.approx(1, rel=1e-3)
 
 

@@ -8,8 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.evidence.compared import Judged
 from rankscope.analysis.evidence.steps import StepTable
-from rankscope.analysis.whatif.step_graph import StepGraph, build_step_graph
+from rankscope.analysis.whatif.causes import Causes
+from rankscope.analysis.whatif.healed import Healed
+from rankscope.analysis.whatif.step_graph import StepGraph, build_step_graph, possible
+from rankscope.analysis.whatif.step_scenarios import StepScenarios, play_steps
 from rankscope.runs.records import PHASES, Phase
 
 Floats = NDArray[np.float64]
@@ -48,6 +52,13 @@ def graph_of(table: StepTable, rows: NDArray[np.intp] | None = None) -> StepGrap
     graph = build_step_graph(table, np.arange(len(table.ranks)) if rows is None else rows)
     assert graph is not None
     return graph
+
+
+def scenarios_of(table: StepTable, rows: NDArray[np.intp] | None = None) -> StepScenarios:
+    """Return all scenarios of all ranks, or of those in some rows, each on a host of its own."""
+    graph = graph_of(table, rows)
+    own = possible(table.values["own_us"][graph.rows])
+    return play_steps(Causes(graph), Healed(Judged(table, graph.rows, own, 1.0), {}))
 
 
 @dataclass

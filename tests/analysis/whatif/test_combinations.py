@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.analysis.whatif.step_tables import Floats, graph_of, low, plain_chain, table_of
+from tests.analysis.whatif.step_tables import Floats, graph_of, low, plain_chain, scenarios_of, table_of
 
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.whatif.causes import Causes
-from rankscope.analysis.whatif.step_scenarios import MOST_RANKS, Combinations, combinations, play_steps, read_combinations
+from rankscope.analysis.whatif.step_scenarios import MOST_RANKS, Combinations, combinations, read_combinations
 
 RANKS, STEPS = 12, 300
 
@@ -53,14 +53,12 @@ def test_a_combination_is_what_the_whole_graph_gives(seed: int, healed: set[int]
     assert found == pytest.approx(seconds(chain.times(longest)), rel=1e-5)
 
 
-def test_one_rank_or_cause_alone_is_as_in_the_answer() -> None:
-    """Given one part, when it is ideal, then the step is as in ``by_rank`` and ``by_cause``."""
+def test_a_cause_alone_is_as_in_the_answer() -> None:
+    """Given one cause, when it is ideal, then the step is as in ``by_cause``."""
     table = table_from(3)
-    played, found = play_steps(Causes(graph_of(table))), combinations_of(table)
+    played, found = scenarios_of(table), combinations_of(table)
 
     assert found.without_step_seconds([], []) == pytest.approx(seconds(played.actual), rel=1e-5)
-    for part in played.ranks:
-        assert found.without_step_seconds([100 + part.key["row"]], []) == pytest.approx(seconds(part.without), rel=1e-5)
     for part in played.causes:
         assert found.without_step_seconds([], [part.key["cause"]]) == pytest.approx(seconds(part.without), rel=1e-5)
 

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
+from rankscope.analysis.collectives.communication import communication_parts
 from rankscope.analysis.collectives.links import run_fabric
 from rankscope.analysis.collectives.matched import Matched, match_windows
-from rankscope.analysis.collectives.transfers import communication_parts
 from rankscope.analysis.collectives.windows import Reduction, odd_windows
 from rankscope.analysis.collectives.world import least_ranks
 from rankscope.analysis.costs.waterfall import Costs

@@ -13,10 +13,10 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from rankscope.analysis.collectives.communication import communication_parts, explained_share, longest_extent_us
 from rankscope.analysis.collectives.links import Fabric, ToldLink
 from rankscope.analysis.collectives.matched import Matched, match_ranks
 from rankscope.analysis.collectives.stages import stages_of_records
-from rankscope.analysis.collectives.transfers import communication_parts, explained_share, longest_extent_us
 from rankscope.analysis.collectives.windows import matchable
 from rankscope.analysis.costs.waterfall import Costs
 from rankscope.analysis.costs.window_costs import costs_of_windows

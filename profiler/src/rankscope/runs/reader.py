@@ -11,7 +11,7 @@ import copy
 import errno
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -49,9 +49,6 @@ from rankscope.runs.segments import (
 )
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from rankscope.runs.step_segments import Rows
 
 ATTEMPTS: Final = "attempts"
@@ -168,12 +165,10 @@ class RunReader:
         for rows in blocks:
             yield from records_of(rows, events)
 
-    def step_rows(
-        self, attempt: int, rank: int, *, last: int | None = None, new: Callable[[int], NDArray[np.uint8]] | None = None
-    ) -> Iterator[Rows]:
+    def step_rows(self, attempt: int, rank: int, *, last: int | None = None) -> Iterator[Rows]:
         """Yield the step records of one rank in the order of writing, as arrays of ``step_columns.row_dtype``, many at a time.
 
-        ``last``: number of records at the end that are read; ``None``: all. ``new``: as in ``Segment.read``.
+        ``last``: number of records at the end that are read; ``None``: all.
         """
         from rankscope.runs.step_segments import Segment
 
@@ -184,7 +179,7 @@ class RunReader:
                     last = segment.skip(keep=last)
         for segment in segments:
             try:
-                yield from segment.read() if new is None else segment.read(new)
+                yield from segment.read()
             except FileNotFoundError:
                 continue  # retention removed it since
             except (InputError, OSError):

@@ -153,31 +153,6 @@ def row_dtype() -> np.dtype[Any]:
     return np.dtype([(column.name, f"<{column.format}") for column in COLUMNS])
 
 
-@cache
-def grouped_dtype() -> np.dtype[Any]:
-    """Return a type of the same bytes with a field per group: ``times`` [TIMES, phases], ``meters``, ``counts``, ``memory``."""
-    import numpy as np
-
-    single, types = ("step", "start_unix_ns", "wall_us", "flags", "flops"), row_dtype()
-    groups = {
-        "times": (TIME_COLUMNS[0], ("<f4", (len(TIMES), len(PHASES)))),
-        "meters": (METERS[0], ("<f4", (len(METERS),))),
-        "counts": (COUNTS[0], ("<i8", (len(COUNTS),))),
-        "memory": (MEMORY[0], ("<i8", (len(MEMORY),))),
-    }
-    fields: dict[str, tuple[Any, int]] = {name: (types.fields[name][0], types.fields[name][1]) for name in single}  # type: ignore[index]
-    fields |= {name: (kind, types.fields[first][1]) for name, (first, kind) in groups.items()}  # type: ignore[index]
-    names = list(fields)
-    return np.dtype(
-        {
-            "names": names,
-            "formats": [fields[name][0] for name in names],
-            "offsets": [fields[name][1] for name in names],
-            "itemsize": ROW_BYTES,
-        }
-    )
-
-
 def intact(words: NDArray[np.uint64]) -> NDArray[np.bool_]:
     """Return a mask [rows] of the rows with the right checksum; ``words`` [rows, words] has the checksum last."""
     found: NDArray[np.bool_] = words[:, :-1] @ _weights(words.shape[1] - 1) + _seed() == words[:, -1]

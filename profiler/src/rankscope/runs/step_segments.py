@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -154,6 +154,62 @@ def _dtype(text: bytes, path: Path) -> np.dtype[Any]:
         raise InputError(path, "damaged: its header cannot be read") from error
 
 
+class ColumnRows:
+    """Rows by column: a copy in which the values of a column are adjacent in memory.
+
+    Computing with a column of rows as they are stored takes as long as reading all of each row.
+    """
+
+    def __init__(self, blocks: Iterable[Rows]) -> None:
+        self._words = [_by_column(together) for together in _in_groups(blocks)]
+        """Words of the rows, in parts, [words of a row, rows] each."""
+
+    def __len__(self) -> int:
+        return sum(words.shape[1] for words in self._words)
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Return one of ``COLUMNS``, [rows]."""
+        kind, offset = row_dtype().fields[name][:2]  # type: ignore[index]
+        word, rest = divmod(offset, 8)
+        parts = [words[word].view(kind)[rest // kind.itemsize :: 8 // kind.itemsize] for words in self._words]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def table(self, names: Sequence[str]) -> NDArray[Any]:
+        """Return a copy of several columns of the same type, [columns, rows]."""
+        found = np.empty((len(names), len(self)), row_dtype()[names[0]])
+        for at, name in enumerate(names):
+            found[at] = self.column(name)
+        return found
+
+    def where(self, keep: NDArray[np.bool_]) -> ColumnRows:
+        """Return the rows for which ``keep`` is true."""
+        chosen = ColumnRows([])
+        chosen._words = [np.concatenate(self._words, axis=1).compress(keep, axis=1)]
+        return chosen
+
+
+def _in_groups(blocks: Iterable[Rows]) -> Iterator[list[Rows]]:
+    """Yield consecutive blocks together that have about ``BLOCK_ROWS`` rows or fewer: each costs as much as a thousand rows."""
+    group: list[Rows] = []
+    for rows in blocks:
+        if len(rows) + sum(map(len, group)) > BLOCK_ROWS and group:
+            yield group
+            group = []
+        group.append(rows)
+    if sum(map(len, group)):
+        yield group
+
+
+def _by_column(blocks: Sequence[Rows]) -> NDArray[np.uint64]:
+    """Return the rows of some blocks as 64-bit words, [words of a row, rows]."""
+    words = np.empty((ROW_BYTES // 8, sum(map(len, blocks))), np.uint64)
+    first = 0
+    for rows in blocks:
+        words[:, first : first + len(rows)] = rows.view("<u8").reshape(len(rows), len(words)).T
+        first += len(rows)
+    return words
+
+
 def joined_rows(parts: Sequence[Rows]) -> Rows:
     """Concatenate rows, as bytes: numpy's comparison of the row types takes as long as copying a thousand rows."""
     return np.concatenate([part.view(np.uint8) for part in parts]).view(row_dtype())
@@ -189,10 +245,6 @@ def read_single_rows(paths: Sequence[Path], steps: NDArray[np.int64]) -> Rows | 
     return rows if len(steps) and np.array_equal(rows["step"], steps) else None
 
 
-def _bytes(count: int) -> NDArray[np.uint8]:
-    return np.empty(count, np.uint8)
-
-
 @dataclass(slots=True)
 class Segment:
     """One file of step records, read incrementally."""
@@ -225,11 +277,8 @@ class Segment:
         self.rows_read = max(self.rows_read, there - keep)
         return max(0, keep - there)
 
-    def read(self, new: Callable[[int], NDArray[np.uint8]] = _bytes) -> Iterator[Rows]:
-        """Yield the unread rows, in blocks. Raises ``InputError`` and ``OSError``.
-
-        ``new``: returns memory for at least so many bytes, in which the rows of a block remain.
-        """
+    def read(self) -> Iterator[Rows]:
+        """Yield the unread rows, in blocks. Raises ``InputError`` and ``OSError``."""
         with open_regular(self.path) as file:
             there = self._rows_in(file)
             if (layout := self.layout) is None:
@@ -237,7 +286,7 @@ class Segment:
             file.seek(layout.position(self.rows_read))
             while self.rows_read < there:
                 wanted = min(BLOCK_ROWS, there - self.rows_read) * layout.row_bytes
-                data = new(wanted)[:wanted].data
+                data = np.empty(wanted, np.uint8).data
                 count = file.readinto(data) // layout.row_bytes  # type: ignore[attr-defined]  # it is a BufferedReader
                 if not count:
                     return  # the file became shorter

@@ -12,7 +12,7 @@ import numpy as np
 from rankscope.analysis.compare.engine import compare_sides, read_sides
 from rankscope.analysis.compare.recording import Recording, read_recording
 from rankscope.analysis.compare.result import CompareResult
-from rankscope.analysis.compare.usable import Usable, walls
+from rankscope.analysis.compare.usable import Usable
 from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.whole import read_json
 from rankscope.dashboards.words.inert import inert_record
@@ -56,8 +56,8 @@ def compare_runs(runs: Sequence[Path], at: int | None, folder: Path, tell: Tell)
 
 def distribution(side: Usable) -> Distribution:
     """Return the distribution of one side's step times."""
-    found = walls(side.table)
-    return Distribution(label=side.label, percentiles_us=np.percentile(found, PERCENTS).tolist() if len(found) else [])
+    walls = side.walls
+    return Distribution(label=side.label, percentiles_us=np.percentile(walls, PERCENTS).tolist() if len(walls) else [])
 
 
 def read_comparison(folder: Path) -> Compared:

@@ -43,7 +43,7 @@ class PageState:
     collective: str | None = None
     """Key of a collective of the window, ``GROUP:SEQUENCE``."""
     without: tuple[str, ...] = ()
-    """Items removed in the what-if: ``rank:3``, ``stage:1``, ``cause:input``."""
+    """Items removed in the what-if: ``rank:3``, ``host:n1``, ``stage:1``, ``cause:input``."""
     gpu: str | None = None
     """UUID of a GPU."""
     gauge: str = "temperature_celsius"
@@ -110,6 +110,11 @@ class _Codec:
 def _range(text: str) -> tuple[int, int] | None:
     found = _RANGE.fullmatch(text)
     return (first, last) if found and (first := int(found[1])) <= (last := int(found[2])) else None
+
+
+def host_item(host: str) -> str:
+    """Return the name of a host among the items of ``PageState.without``, which commas separate."""
+    return f"host:{quote(host, safe='')}"
 
 
 def _items(text: str) -> tuple[str, ...]:

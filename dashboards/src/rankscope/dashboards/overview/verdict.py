@@ -27,7 +27,7 @@ from rankscope.dashboards.model.page import (
     Text,
     badge,
 )
-from rankscope.dashboards.model.state import PageState, run_path
+from rankscope.dashboards.model.state import PageState, host_item, run_path
 from rankscope.dashboards.words import wording
 from rankscope.dashboards.words.causes import CAUSES
 from rankscope.dashboards.words.units import duration
@@ -217,9 +217,10 @@ def _where_to_see(run_id: str, verdict: Verdict) -> Block:
 
 
 def _without(verdict: Verdict) -> tuple[str, ...]:
-    """Return the items to remove in the what-if: the ranks of hosts at fault, if it can remove so many, else the worst rank."""
-    ranks = verdict.ranks if verdict.hosts else [verdict.rank]
-    return tuple(f"rank:{rank}" for rank in ranks) if len(ranks) <= MOST_RANKS else ()
+    """Return the items to remove in the what-if: the hosts at fault, if it can remove so many ranks, else the worst rank."""
+    if not verdict.hosts:
+        return (f"rank:{verdict.rank}",)
+    return tuple(map(host_item, verdict.hosts)) if len(verdict.hosts) == 1 or len(verdict.ranks) <= MOST_RANKS else ()
 
 
 def _findings(findings: list[Finding]) -> Block:

@@ -18,8 +18,10 @@ from rankscope.analysis.whatif.run_answer import whatif_with_chain
 from rankscope.analysis.whatif.step_scenarios import MOST_CAUSES, MOST_RANKS, Combinations, combinations, read_combinations
 from rankscope.base.errors import InputError
 from rankscope.base.process import collector_paused
+from rankscope.base.text import shortened
 from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.data.whole import read_json
+from rankscope.dashboards.model.state import host_item
 from rankscope.dashboards.words.causes import CAUSES
 from rankscope.dashboards.words.inert import inert_record
 from rankscope.runs.named import NamedRun
@@ -117,10 +119,14 @@ def pieces(result: WhatIf) -> list[Piece]:
     phases = result.source.evidence == "steps"
     return [
         *(Piece(f"rank:{row.rank}", "rank", f"rank {row.rank}", row) for row in result.by_rank),
+        *(Piece(host_item(row.host), "host", f"host {shortened(row.host, _HOST_LETTERS)}", row) for row in result.by_host),
         *(Piece(f"stage:{row.stage}", "stage", f"stage {row.stage}", row) for row in result.by_stage),
         *(Piece(f"cause:{row.cause}", "cause", CAUSES[row.cause].label, row) for row in result.by_cause),
         *(Piece(f"op:{row.op}", "phase" if phases else "operation", row.op.replace("_", " "), row) for row in result.by_op),
     ]
+
+
+_HOST_LETTERS: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +149,7 @@ def step_without(scenarios: Scenarios, items: Sequence[str]) -> Thought | None:
     label = joined([known[item].label if item in known else item.replace(":", " ") for item in items])
     if len(items) == 1 and items[0] in known:
         return Thought(label, known[items[0]].effect.without_step_seconds)
+    items = _with_ranks_of_hosts(items, result)
     causes = _named(items, "cause")
     ranks = [int(name) for name in _named(items, "rank") if name.isascii() and name.isdecimal()]
     together = scenarios.combinations
@@ -150,6 +157,12 @@ def step_without(scenarios: Scenarios, items: Sequence[str]) -> Thought | None:
     if together is None or (why := _only_alone(alone) or _why_not(together, items, ranks, causes)):
         return Thought(label, None, _ONE_BY_ONE if together is None else why)
     return Thought(label, together.without_step_seconds(ranks, causes))
+
+
+def _with_ranks_of_hosts(items: Sequence[str], result: WhatIf) -> list[str]:
+    """Return the items with the ranks of each host in its place."""
+    ranks_of = {host_item(row.host): [f"rank:{rank}" for rank in row.ranks] for row in result.by_host}
+    return list(dict.fromkeys(each for item in items for each in ranks_of.get(item, [item])))
 
 
 _ONE_BY_ONE: Final = "From profiled steps only one part can be removed at a time. Choose one listed part, or all stragglers."

@@ -44,7 +44,7 @@ def without(result: WhatIf, thought: Thought | None, pace: Pace, *, price_given:
     ``price_given``: True if the price was entered on the page, False if it was recorded with the run.
     """
     if thought is None:
-        choose = "Choose ranks, causes or phases under “Compare without” to see the step without their slowness."
+        choose = "Choose ranks, hosts, causes or phases under “Compare without” to see the step without their slowness."
         return [Text(result.summary, "reason"), Text(choose, "help")]
     if thought.step_seconds is None:
         return [Text(f"Without {thought.label}: not known. {thought.why}", "reason")]
@@ -240,7 +240,7 @@ def _choice(scenarios: Scenarios, state: PageState) -> Choice:
         label="Compare without",
         options=options if found else [],
         value=list(state.without),
-        nothing="ranks, causes, phases …",
+        nothing="ranks, hosts, causes, phases …",
         width=320,
         many=True,
     )
@@ -279,8 +279,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             name="whatif-ranks-of",
             title="Without each rank",
             help=f"At most {RANKS_SHOWN} slow ranks, largest gain first; the CSV has all. Of two equally slow ranks, fixing one "
-            "gains nothing: click both bars. A removed rank is as the median one, while a rank that the verdict heals still "
-            "varies as the others do: so the verdict's saving differs a little.",
+            f"gains nothing: click both bars. {_VARIES[result.savings_of]}",
             blocks=[
                 Figure(
                     name="whatif-ranks",
@@ -292,6 +291,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                 )
             ],
         ),
+        *([_hosts(run, state)] if result.by_host else []),
         Section(
             name="whatif-parts-of",
             title="Without each cause, phase or stage",
@@ -317,11 +317,36 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
     ]
 
 
+_VARIES: Final = {
+    "verdict": "A rank removed alone still varies as the others do, as in the verdict; together with other parts, it is as the "
+    "median rank.",
+    "graph": "A removed rank is as the median one.",
+}
+
+
+def _hosts(run: RunData, state: PageState) -> Section:
+    return Section(
+        name="whatif-hosts-of",
+        title="Without each host",
+        help=f"Its slow ranks together. At most {RANKS_SHOWN} hosts, largest gain first; the CSV has all.",
+        blocks=[
+            Figure(
+                name="whatif-hosts",
+                label="Bars of the step time without each host",
+                draw=partial(_bars, run, state, kinds=("host",)),
+                height=300,
+                long=True,
+                pick=partial(_toggled, state),
+            )
+        ],
+    )
+
+
 VIEW: Final = View(
     slug="whatif",
     label="What-if",
     help=Help(
-        shows="How long a step would take without a rank, stage, cause, phase or all stragglers, and what that saves.",
+        shows="How long a step would take without a rank, host, stage, cause, phase or all stragglers, and what that saves.",
         formula="Between two collectives the longest own time decides: T = Σ (longest own time + shortest blocked time). Removed "
         "parts take as long as on the median rank. Saved a week = 168 h × ranks × saved ÷ measured step. Simulated are "
         "the typical steps, as for the verdict; a week has rare steps, too.",

@@ -8,7 +8,10 @@ Read ``matched`` first: it runs the stages below and holds their results.
 4. ``blame`` sums the waits that each rank imposes on others, and ``origin`` follows them over process groups to the rank that
    caused them. ``waiting`` has the waits in sends, receives and operations with a root.
 
-Three modules use the matches: ``transfers`` (moving data or waiting, hidden or exposed), ``bandwidth`` (with the rates of
-``links``) and ``figures`` (sizes and shares, for advice; ``transferred`` tells gradients, shards and activations apart).
+Three modules use the matches: ``communication`` (moving data or waiting, hidden or exposed), ``bandwidth`` (with the rates of
+``links``) and ``figures`` (sizes and shares, for advice; ``payload`` tells gradients, shards and activations apart).
+
+A *transfer* is a collective without the waiting for its last rank, a *message* a send with its receive, and a *payload* the kind
+of data that an operation carries.
 ``cycles`` finds the steps in Flight Recorder dumps and logs of NCCL Inspector, which do not mark them.
 """

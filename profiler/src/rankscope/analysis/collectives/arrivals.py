@@ -6,7 +6,7 @@ arrivals from ``first[i]`` to ``first[i + 1]``; sums over its ranks are sums ove
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
@@ -19,10 +19,11 @@ from rankscope.analysis.operations import Rule, operation
 from rankscope.runs.records import CollectiveRecord
 
 Numbers = NDArray[np.int64]
+"""Whole numbers. Columns of small ones have 32 bits."""
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
-NONE: Final = -(2**63)
+NONE: Final = -(2**31)
 """In columns of numbers: not recorded."""
 
 RULES: Final[tuple[Rule, ...]] = ("everybody", "from_root", "to_root", "pair")
@@ -82,7 +83,7 @@ class Records:
     """The records themselves, where they were kept to be shown."""
 
 
-_COLUMNS: Final = CollectiveRecord.__struct_fields__
+_FIELDS: Final = CollectiveRecord.__struct_fields__
 _LONGEST_NS: Final = 2.0**60
 """36 years; damaged records have longer spans, which are not whole numbers of 64 bits."""
 
@@ -91,54 +92,73 @@ def records_of(by_rank: Iterable[tuple[int, Iterable[CollectiveRecord]]], *, kee
     """Convert the records of each rank to columns. Ranks ascend; without ``keep`` each rank's records can be dropped at once."""
     groups, teams, ops, types = _Numbering(), _Numbering(), _Numbering(), _Numbering()
     ranks: list[int] = []
-    parts: dict[str, list[NDArray[Any]]] = {}
+    columns = {name: Column(dtype) for name, dtype in _DTYPES.items()}
     kept: list[CollectiveRecord] = []
-    for rank, held in by_rank:
-        rows = list(held)
+    for rank, records in by_rank:
+        rows = list(records)
         ranks.append(rank)
         if not rows:
             continue
-        column = dict(zip(_COLUMNS, zip(*map(msgspec.structs.astuple, rows), strict=True), strict=True))
-        enqueue, start = _numbers(column["enqueue_unix_ns"]), _numbers(column["start_unix_ns"])
-        on_cpu = np.array([stream is None for stream in column["stream"]], dtype=np.bool_)
-        spans = column["compute_spans_us"]
+        values = dict(zip(_FIELDS, zip(*map(msgspec.structs.astuple, rows), strict=True), strict=True))
+        enqueue, start = (_numbers(values[name], np.int64) for name in ("enqueue_unix_ns", "start_unix_ns"))
+        on_cpu = np.array([stream is None for stream in values["stream"]], dtype=np.bool_)
+        spans = values["compute_spans_us"]
         count = np.fromiter(map(len, spans), np.int64, len(rows))
         flat = np.array([span for some in spans for span in some], dtype=np.float64).reshape(-1, 2)
         edges = np.rint(np.clip(flat * 1000, -_LONGEST_NS, _LONGEST_NS)).astype(np.int64) + np.repeat(enqueue, count)[:, None]
-        found = {
-            "rank": np.full(len(rows), rank, np.int64),
-            "step": _numbers(column["step"]),
-            "group": groups.of(column["group"]),
-            "team": teams.of_lists(column["group_ranks"]),
-            "size": _numbers(column["group_size"]),
-            "index": _numbers(column["index"]),
-            "sequence": _numbers(column["sequence"]),
-            "op": ops.of(column["op"]),
-            "dtype": types.of(column["dtype"]),
-            "bytes": _numbers(column["bytes"]),
+        converted = {
+            "rank": np.full(len(rows), rank),
+            "group": groups.of(values["group"]),
+            "team": teams.of_lists(values["group_ranks"]),
+            "op": ops.of(values["op"]),
+            "dtype": types.of(values["dtype"]),
             "arrival": np.where(on_cpu, enqueue, start),
             "start": start,
-            "end": _numbers(column["end_unix_ns"]),
             "on_cpu": on_cpu,
-            "p2p": np.array(column["p2p"], dtype=np.bool_),
-            "peer": _numbers(column["peer"]),
-            "root": _numbers(column["root"]),
+            "p2p": np.array(values["p2p"], dtype=np.bool_),
             "spans": count,
             "span_start": edges[:, 0],
             "span_end": edges[:, 1],
         }
-        for name, values in found.items():
-            parts.setdefault(name, []).append(values)
+        for name, column in columns.items():
+            column.add(converted[name] if name in converted else _numbers(values[_NAMES.get(name, name)], column.dtype))
         if keep:
             kept += rows
-    flags = {"on_cpu", "p2p"}
-    names = [field for field in Records.__dataclass_fields__ if field not in {"ranks", "groups", "members", "ops", "rows"}]
-    whole = {
-        name: np.concatenate(parts.pop(name)) if name in parts else np.zeros(0, np.bool_ if name in flags else np.int64)
-        for name in names
-    }
-    whole["spans"] = np.concatenate([[0], np.cumsum(whole["spans"])])
+    whole = {name: column.values() for name, column in columns.items()}
+    whole["spans"] = offsets(whole["spans"])
     return Records(ranks, groups.names, teams.names, ops.names, **whole, rows=kept if keep else None)
+
+
+_NAMES: Final = {"size": "group_size", "end": "end_unix_ns"}
+"""Columns whose names differ from those of the records."""
+
+_DTYPES: Final[dict[str, type[Any]]] = {
+    **dict.fromkeys(("rank", "group", "team", "size", "index", "op", "dtype", "peer", "root"), np.int32),
+    **dict.fromkeys(("step", "sequence", "bytes", "arrival", "start", "end", "spans", "span_start", "span_end"), np.int64),
+    **dict.fromkeys(("on_cpu", "p2p"), np.bool_),
+}
+
+
+class Column:
+    """Column that grows in place: the parts of thousands of ranks would leave as many holes in memory when they are joined."""
+
+    def __init__(self, dtype: type[Any]) -> None:
+        self.dtype = dtype
+        self._values: NDArray[Any] = np.empty(0, dtype)
+        self._count = 0
+
+    def add(self, values: NDArray[Any]) -> None:
+        """Append values."""
+        past = self._count + len(values)
+        if past > len(self._values):
+            self._values.resize(max(past, len(self._values) * 5 // 4), refcheck=False)
+        self._values[self._count : past] = values
+        self._count = past
+
+    def values(self) -> NDArray[Any]:
+        """Return all values; none can be added after that."""
+        self._values.resize(self._count, refcheck=False)
+        return self._values
 
 
 class _Numbering:
@@ -155,7 +175,7 @@ class _Numbering:
         for name in dict.fromkeys(names):
             if name is not None:
                 self._numbers.setdefault(name, len(self._numbers))
-        return np.array([NONE if name is None else self._numbers[name] for name in names], dtype=np.int64)
+        return np.array([NONE if name is None else self._numbers[name] for name in names], dtype=np.int32)
 
     def of_lists(self, lists: Sequence[list[int] | None]) -> Numbers:
         """Return numbers for lists by their content; each object is looked at once, as many records share a long list."""
@@ -163,15 +183,16 @@ class _Numbering:
             key: self._numbers.setdefault(tuple(some), len(self._numbers)) if some else NONE
             for key, some in {id(some): some for some in lists}.items()
         }
-        return np.array([number[id(some)] for some in lists], dtype=np.int64)
+        return np.array([number[id(some)] for some in lists], dtype=np.int32)
 
 
-def _numbers(values: Sequence[int | None]) -> Numbers:
+def _numbers(values: Sequence[int | None], dtype: type[Any]) -> NDArray[Any]:
     given = [NONE if value is None else value for value in values] if None in values else values
     try:
-        return np.array(given, dtype=np.int64)
+        return np.array(given, dtype=dtype)
     except OverflowError:  # damage
-        return np.array([min(max(value, NONE), -NONE - 1) for value in given if value is not None], dtype=np.int64)
+        limits = np.iinfo(dtype)
+        return np.array([min(max(value, limits.min), limits.max) for value in given if value is not None], dtype=dtype)
 
 
 def numbered(*columns: Numbers) -> tuple[Numbers, Numbers]:
@@ -341,7 +362,7 @@ class Arrivals:
 
     def agree(self, values: Numbers) -> Flags:
         """Return whether the values [arrivals] of each instance that are recorded are the same."""
-        least = self.least(np.where(values == NONE, -NONE - 1, values))
+        least = self.least(np.where(values == NONE, np.iinfo(values.dtype).max, values))
         return np.asarray(self.most(values) <= least)
 
     def busy(self, arrivals: NDArray[np.intp]) -> tuple[Numbers, Numbers, Numbers]:
@@ -376,8 +397,3 @@ def arrivals_at(records: Records, row: Numbers, count: Numbers, *, pairs: bool =
 
 
 NO_ARRIVALS: Final = arrivals_at(records_of([]), np.zeros(0, np.int64), np.zeros(0, np.int64))
-
-
-def as_records(by_rank: Mapping[int, Iterable[CollectiveRecord]] | Records) -> Records:
-    """Return columns of the records by rank."""
-    return by_rank if isinstance(by_rank, Records) else records_of(sorted(by_rank.items(), key=lambda one: one[0]))

@@ -9,28 +9,41 @@ Waits for a root, or of a root, come from ``waiting``. Waits in sends and receiv
 between the stages of a pipeline most of them are its schedule.
 
 A wait is charged to its origin: a rank that was last because another group had kept it waiting is a victim itself (``origin``).
+
+Steps do not depend on each other, so they are processed in blocks: the memory beyond the result is that of a block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rankscope.analysis.collectives.arrivals import FROM_ROOT, Arrivals, Flags, Floats, Numbers, combined, numbered, offsets, sums
+from rankscope.analysis.collectives.arrivals import (
+    FROM_ROOT,
+    Arrivals,
+    Column,
+    Floats,
+    Numbers,
+    combined,
+    numbered,
+    offsets,
+    sums,
+)
 from rankscope.analysis.collectives.clock import Clocks
-from rankscope.analysis.collectives.origin import Meeting, charge_origins
+from rankscope.analysis.collectives.origin import Lateness, charge_origins
 from rankscope.analysis.collectives.spans import Spans, covered, unions
 from rankscope.analysis.collectives.waiting import NOBODY_WAITED, Waits
 
 Group = tuple[str | None, tuple[int, ...]]
 """Name and members of a process group."""
 
-Row = tuple[float, float, int]
-"""Imposed wait in microseconds, its exposed part in microseconds, and the number of steps with such a wait."""
+_BLOCK: Final = 2**16
+"""Number of arrivals in a block of steps, unless one step has more."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +77,29 @@ class WaitsAt:
 
 
 @dataclass(frozen=True)
+class Pairs:
+    """Imposed wait per process group, origin and victim, [pairs], ordered by these. Overlapping waits count once in a group."""
+
+    groups: list[Group]
+    """Groups with imposed wait."""
+    group: Numbers
+    """Place in ``groups``."""
+    origin: Numbers
+    victim: Numbers
+    imposed_us: Floats
+    exposed_us: Floats
+    steps: Numbers
+    """Number of steps with such a wait."""
+
+    def __len__(self) -> int:
+        return len(self.group)
+
+
+_NOTHING: Final = np.zeros(0, np.int64)
+NO_PAIRS: Final = Pairs([], _NOTHING, _NOTHING, _NOTHING, np.zeros(0), np.zeros(0), _NOTHING)
+
+
+@dataclass(frozen=True)
 class Blame:
     """Waits of all ranks, in microseconds."""
 
@@ -78,10 +114,7 @@ class Blame:
     wait_us: dict[int, float]
     """Per rank: time in collectives beyond ``transfer_us``."""
     at: WaitsAt
-    rows: dict[Group, dict[tuple[int, int], Row]] = field(default_factory=dict)
-    """Imposed wait per process group and (origin, victim). Overlapping waits count once within a group."""
-    imposed_at_us: dict[tuple[int, int], float] = field(default_factory=dict)
-    """``imposed_us`` by (rank, step), where there was any."""
+    pairs: Pairs = NO_PAIRS
 
     @cached_property
     def steps(self) -> list[int]:
@@ -95,8 +128,7 @@ class Blame:
         return self.imposed_us[rank] / total if total > 0 else None
 
 
-@dataclass(frozen=True)
-class _Charges:
+class _Charges(NamedTuple):
     """Waits, or parts of one, and the ranks that they are charged to, [charges]."""
 
     arrival: Numbers
@@ -109,54 +141,41 @@ class _Charges:
     amount: Floats
     """Nanoseconds, before the span was cut to whole ones."""
 
-    def chosen(self, wanted: Flags) -> _Charges:
-        return _Charges(self.arrival[wanted], self.origin[wanted], self.start[wanted], self.end[wanted], self.amount[wanted])
-
-
-class _Lateness(NamedTuple):
-    """How long each arrival waited for the last one, in nanoseconds."""
-
-    last: Numbers
-    """The arrival that came last, [instances]."""
-    wait: Numbers
-    counted: Numbers
-    """The waits above the clocks' residual, else 0."""
-    exposed: Numbers
-    """The part of these that no compute hid."""
-
 
 def assign_blame(matches: Arrivals, clocks: Clocks, ranks: Sequence[int], directed: Waits = NOBODY_WAITED) -> Blame:
     """Return the imposed wait of every rank of ``ranks``; ``directed``: waits in operations that are not among ``matches``."""
-    ordered = sorted(ranks)
+    ordered = np.array(sorted(ranks), dtype=np.int64)
     threshold = clocks.residual_ns or 0.0
-    late = _lateness(matches, clocks, threshold)
-    charges = _charged(matches, clocks, late, threshold)
-    every = matches.joined(directed.judged)
-    of_roots = _of_roots(directed, len(matches.row))
-    imposed, bare, imposed_at, rows = _sums(every, _joined(charges, of_roots), ordered)
-    transfer, waiting = _times(matches, directed, ordered)
-    wait = np.concatenate([late.counted, np.zeros(len(directed.judged.row), np.int64)])
-    wait[of_roots.arrival] = of_roots.end - of_roots.start
-    exposed = np.concatenate([late.exposed, _exposed_ns(directed.judged, wait[len(matches.row) :])])
-    gains_of_roots = _gains_of_roots(every, directed, of_roots)
-    whole = np.arange(len(every)) < len(matches)
-    whole[gains_of_roots[0]] = True
-    gains = _gains(matches, late, charges, threshold)
-    instance, rank = (np.concatenate([gains[at], gains_of_roots[at]]) for at in (0, 1))
-    gain_us = np.concatenate([gains[2], gains_of_roots[2]])
-    return Blame(
-        ranks=ordered,
-        imposed_us=imposed,
-        exposed_us=bare,
-        transfer_us=transfer,
-        wait_us=waiting,
-        at=_waits_at(every, whole, (wait, exposed), (instance, rank, gain_us), ordered),
-        rows=rows,
-        imposed_at_us=imposed_at,
+    times, pairs, waits = np.zeros((4, len(ordered))), _PairSums(ordered), _WaitColumns(ordered)
+    for block, of_block in _blocks(matches, directed):
+        late = _lateness(block, clocks, threshold)
+        charges = _charged(block, clocks, late, threshold)
+        of_roots = _of_roots(of_block, len(block.row))
+        every = block.joined(of_block.judged)
+        imposed = pairs.add(every, _joined(charges, of_roots))
+        times += np.stack([*imposed, *_times(block, of_block, ordered)])
+        waits.add(every, (late, of_block), _gains(block, late, charges, threshold), of_roots)
+    imposed_us, exposed_us, transfer_us, wait_us = (
+        dict(zip(ordered.tolist(), (ns / 1000).tolist(), strict=True)) for ns in times
     )
+    return Blame(ordered.tolist(), imposed_us, exposed_us, transfer_us, wait_us, waits.result(), pairs.result())
 
 
-def _lateness(matches: Arrivals, clocks: Clocks, threshold: float) -> _Lateness:
+def _blocks(matches: Arrivals, directed: Waits) -> Iterator[tuple[Arrivals, Waits]]:
+    """Yield matches and directed waits of blocks of steps, ascending."""
+    judged = directed.judged
+    step = np.concatenate([matches.step, judged.step])
+    if not len(step):
+        return
+    _, place = np.unique(step, return_inverse=True)
+    arrivals = np.cumsum(sums(place, np.concatenate([matches.count, judged.count]), int(place.max()) + 1))
+    block = (np.concatenate([[0], arrivals[:-1]]) // _BLOCK)[place]
+    for number in np.unique(block):
+        of_block = block == number
+        yield matches.chosen(of_block[: len(matches)]), directed.chosen(of_block[len(matches) :])
+
+
+def _lateness(matches: Arrivals, clocks: Clocks, threshold: float) -> Lateness:
     """Return the waits on a clock that the ranks of a collective share."""
     on_cpu = matches.most(matches.records.on_cpu[matches.row])[matches.instance]
     arrival = -matches.inside_ns
@@ -166,7 +185,7 @@ def _lateness(matches: Arrivals, clocks: Clocks, threshold: float) -> _Lateness:
     last = matches.most(np.where(arrival == latest, np.arange(len(arrival)), -1))
     wait = latest - arrival
     counted = np.where(wait > threshold, wait, 0)
-    return _Lateness(last, wait, counted, _exposed_ns(matches, counted))
+    return Lateness(last, wait, counted, _exposed_ns(matches, counted))
 
 
 def _exposed_ns(some: Arrivals, wait: Numbers) -> Numbers:
@@ -178,73 +197,38 @@ def _exposed_ns(some: Arrivals, wait: Numbers) -> Numbers:
     return exposed
 
 
-def _charged(matches: Arrivals, clocks: Clocks, late: _Lateness, threshold: float) -> _Charges:
+def _charged(matches: Arrivals, clocks: Clocks, late: Lateness, threshold: float) -> _Charges:
     """Return what each wait is charged to."""
-    wait = late.counted
-    split = _split(matches, clocks, late, threshold) if _share_ranks(matches) else _NO_CHARGES
-    whole = wait > 0
-    whole[split.arrival] = False
+    when = clocks.corrected(matches.rank[late.last], matches.arrival_ns[late.last])
+    parts = charge_origins(matches, late, when, threshold)
+    whole = late.counted > 0
+    whole[parts.arrival] = False
     at = np.flatnonzero(whole)
     start = matches.arrival_ns[at]
     origin = matches.rank[late.last[matches.instance[at]]]
-    return _joined(_Charges(at, origin, start, start + wait[at], wait[at].astype(np.float64)), split)
+    charges = _Charges(at, origin, start, start + late.counted[at], late.counted[at].astype(np.float64))
+    # The origin with the largest charge comes last, as its delay must be removed for the others to continue earlier.
+    first = np.flatnonzero(np.diff(parts.arrival, prepend=-1))
+    rounded = np.rint(parts.amount).astype(np.int64)
+    until = np.cumsum(rounded)
+    until -= np.repeat(until[first] - rounded[first], np.diff(np.append(first, len(until))))
+    start = matches.arrival_ns[parts.arrival]
+    stop = start + late.counted[parts.arrival]
+    end = np.minimum(start + until, stop)
+    return _joined(charges, _Charges(parts.arrival, parts.origin, np.minimum(end, start + until - rounded), end, parts.amount))
 
 
 def _joined(one: _Charges, other: _Charges) -> _Charges:
-    return _Charges(*(np.concatenate([getattr(one, name), getattr(other, name)]) for name in _Charges.__dataclass_fields__))
-
-
-_NOTHING = np.zeros(0, np.int64)
-_NO_CHARGES = _Charges(_NOTHING, _NOTHING, _NOTHING, _NOTHING, np.zeros(0))
-
-
-def _share_ranks(matches: Arrivals) -> bool:
-    """Return whether any rank is in several teams: else whoever came last caused the wait."""
-    members = [rank for team in matches.teams for rank in team]
-    return len(set(members)) < len(members)
-
-
-def _split(matches: Arrivals, clocks: Clocks, late: _Lateness, threshold: float) -> _Charges:
-    """Return the parts of the waits that are not charged to the last rank alone."""
-    when = clocks.corrected(matches.rank[late.last], matches.arrival_ns[late.last])
-    found: list[tuple[int, int, int, int, float]] = []
-    order = np.argsort(matches.step, kind="stable")
-    edges = np.flatnonzero(np.diff(matches.step[order])) + 1
-    for step in np.split(order, edges):
-        meetings: list[Meeting] = []
-        shares: list[dict[int, float]] = []
-        places: list[dict[int, int]] = []
-        for at in step.tolist():
-            first, past, culprit = int(matches.first[at]), int(matches.first[at + 1]), int(late.last[at])
-            ranks, here = matches.rank[first:past].tolist(), late.wait[first:past].tolist()
-            bare = late.exposed[first:past].tolist()
-            waited = {rank: wait for rank, wait in zip(ranks, here, strict=True) if wait > 0}
-            meetings.append(
-                Meeting(int(matches.step[at]), matches.teams[matches.team[at]], ranks[culprit - first], int(when[at]), waited)
-            )
-            shares.append({rank: ns / wait for rank, wait, ns in zip(ranks, here, bare, strict=True) if wait > 0})
-            places.append(dict(zip(ranks, range(first, past), strict=True)))
-        charged = charge_origins(meetings, shares, least_ns=threshold)
-        for meeting, place, charges in zip(meetings, places, charged, strict=True):
-            for victim, charge in charges.items():
-                begin = int(matches.arrival_ns[place[victim]])
-                stop = begin + meeting.waits_ns[victim]
-                # The origin with the largest charge comes last, as its delay must be removed for the others to continue earlier.
-                for origin, amount in sorted(charge.items(), key=lambda part: part[1]):
-                    end = min(begin + round(amount), stop)
-                    found.append((place[victim], origin, begin, end, amount))
-                    begin = end
-    if not found:
-        return _NO_CHARGES
-    arrivals, origins, begins, ends, amounts = zip(*found, strict=True)
-    return _Charges(np.array(arrivals), np.array(origins), np.array(begins), np.array(ends), np.array(amounts, np.float64))
+    if not len(other.arrival):
+        return one
+    return _Charges(*(np.concatenate(both) for both in zip(one, other, strict=True)))
 
 
 _Gains = tuple[Numbers, Numbers, Floats]
 """Instance, rank and microseconds of each gain."""
 
 
-def _gains(matches: Arrivals, late: _Lateness, charges: _Charges, threshold: float) -> _Gains:
+def _gains(matches: Arrivals, late: Lateness, charges: _Charges, threshold: float) -> _Gains:
     """Return the gains at collectives of all ranks: the wait of the rank that waited least, by what it is charged to."""
     wait, place = late.wait, np.arange(len(late.wait))
     others = np.where(place == late.last[matches.instance], np.iinfo(np.int64).max, wait)
@@ -252,8 +236,8 @@ def _gains(matches: Arrivals, late: _Lateness, charges: _Charges, threshold: flo
     soonest = matches.least(np.where(others == least, place, len(place)))
     is_soonest = np.zeros(len(wait), np.bool_)
     is_soonest[soonest[wait[soonest] > threshold]] = True
-    chosen = charges.chosen(is_soonest[charges.arrival])
-    return matches.instance[chosen.arrival], chosen.origin, chosen.amount / 1000
+    chosen = is_soonest[charges.arrival]
+    return matches.instance[charges.arrival[chosen]], charges.origin[chosen], charges.amount[chosen] / 1000
 
 
 def _of_roots(directed: Waits, offset: int) -> _Charges:
@@ -279,60 +263,86 @@ def _gains_of_roots(every: Arrivals, directed: Waits, of_roots: _Charges) -> _Ga
     return instance[first][whole], of_roots.origin[first][whole], gain[whole] / 1000
 
 
-def _times(matches: Arrivals, directed: Waits, ranks: Sequence[int]) -> tuple[dict[int, float], dict[int, float]]:
-    """Return each rank's time in collectives without waiting, and with waiting."""
+def _times(matches: Arrivals, directed: Waits, ranks: Numbers) -> tuple[Floats, Floats]:
+    """Return each rank's time in collectives without waiting, and with waiting, in nanoseconds."""
     transfer, waiting = np.zeros(len(ranks)), np.zeros(len(ranks))
     shortest = matches.shortest_ns[matches.instance]
     waited = directed.end - directed.start
-    for times, rank, ns in (
+    for total, rank, ns in (
         (transfer, matches.rank, shortest),
         (waiting, matches.rank, matches.inside_ns - shortest),
         (transfer, directed.judged.rank, directed.judged.inside_ns),
         (waiting, directed.waiter, waited),
         (transfer, directed.waiter, -waited),
     ):
-        times[:] += sums(np.searchsorted(ranks, rank), ns, len(ranks))
-    return dict(zip(ranks, (transfer / 1000).tolist(), strict=True)), dict(zip(ranks, (waiting / 1000).tolist(), strict=True))
+        total += sums(np.searchsorted(ranks, rank), ns, len(ranks))  # noqa: PLW2901  # in place
+    return transfer, waiting
 
 
-def _sums(
-    every: Arrivals, charges: _Charges, ranks: Sequence[int]
-) -> tuple[dict[int, float], dict[int, float], dict[tuple[int, int], float], dict[Group, dict[tuple[int, int], Row]]]:
-    """Return the imposed waits and their exposed parts by rank, those by rank and step, and those by group and pair."""
-    victim, step = every.rank[charges.arrival], every.step[every.instance[charges.arrival]]
-    group_first, group = numbered(every.group, every.team)
-    group = group[every.instance[charges.arrival]]
-    place, start, end = every.busy(np.arange(len(every.row)))
-    code = combined(np.append(victim, every.rank[place]), np.append(step, every.step[every.instance[place]]))
-    busy = unions((code[len(victim) :], start, end))
-    of_victim = code[: len(victim)]
-    first, number = numbered(charges.origin, victim, step)
-    whole, bare = _measured(number, first, charges, of_victim, busy)
-    origin = charges.origin[first]
-    column = np.searchsorted(ranks, origin)
-    imposed, exposed = (sums(column, ns, len(ranks)) / 1000 for ns in (whole, bare))
-    at_first, at = numbered(origin, step[first])
-    imposed_at = sums(at, whole, len(at_first)) / 1000
-    rows_first, rows_number = numbered(group, charges.origin, victim, step)
-    if len(rows_first) > len(first):
-        whole, bare = _measured(rows_number, rows_first, charges, of_victim, busy)
-    rows: dict[Group, dict[tuple[int, int], Row]] = {}
-    pair_first, pair = numbered(group[rows_first], charges.origin[rows_first], victim[rows_first])
-    both = (sums(pair, ns, len(pair_first)) / 1000 for ns in (whole, bare))
-    chosen = rows_first[pair_first]
-    columns = (group[chosen], charges.origin[chosen], victim[chosen], *both, np.bincount(pair, minlength=len(pair_first)))
-    names = [(every.group_names[every.group[at]], every.teams[every.team[at]]) for at in group_first.tolist()]
-    for number_of, cause, waiter, us, bare_us, steps in sorted(
-        zip(*(one.tolist() for one in columns), strict=True), key=lambda row: row[0]
-    ):
-        rows.setdefault(names[number_of], {})[cause, waiter] = (us, bare_us, steps)
-    keys = zip(origin[at_first].tolist(), step[first][at_first].tolist(), strict=True)
-    return (
-        dict(zip(ranks, imposed.tolist(), strict=True)),
-        dict(zip(ranks, exposed.tolist(), strict=True)),
-        dict(zip(keys, imposed_at.tolist(), strict=True)),
-        rows,
-    )
+class _PairSums:
+    """Sums of imposed waits by process group, origin and victim, over blocks of steps."""
+
+    def __init__(self, ranks: Numbers) -> None:
+        self._ranks = ranks
+        self._groups: dict[Group, int] = {}
+        self._key = _NOTHING
+        """Group, origin and victim as one number, ascending, [pairs]."""
+        self._sums = [_NOTHING, _NOTHING, _NOTHING]
+        """Nanoseconds of imposed wait and of its exposed part, and number of steps, each [pairs]."""
+
+    def add(self, every: Arrivals, charges: _Charges) -> tuple[Floats, Floats]:
+        """Add charges; return the imposed wait of each rank and its exposed part: overlapping waits of all groups count once."""
+        instance = every.instance[charges.arrival]
+        victim, step = every.rank[charges.arrival], every.step[instance]
+        place, start, end = every.busy(np.arange(len(every.row)))
+        code = combined(np.append(victim, every.rank[place]), np.append(step, every.step[every.instance[place]]))
+        busy = unions((code[len(victim) :], start, end))
+        origin, count = np.searchsorted(self._ranks, charges.origin), len(self._ranks)
+        key = (self._numbers(every)[instance] * count + origin) * count + np.searchsorted(self._ranks, victim)
+        first, number = numbered(key, step)
+        whole, bare = _measured(number, first, charges, code, busy)
+        self._merge(key[first], whole, bare)
+        of_ranks, number = numbered(origin, victim, step)
+        if len(of_ranks) < len(first):
+            whole, bare = _measured(number, of_ranks, charges, code, busy)
+            first = of_ranks
+        return sums(origin[first], whole, count), sums(origin[first], bare, count)
+
+    def _numbers(self, every: Arrivals) -> Numbers:
+        """Return the number of the group of each instance."""
+        first, number = numbered(every.group, every.team)
+        names = [(every.group_names[every.group[at]], every.teams[every.team[at]]) for at in first.tolist()]
+        return np.array([self._groups.setdefault(name, len(self._groups)) for name in names], dtype=np.int64)[number]
+
+    def _merge(self, key: Numbers, whole: Numbers, bare: Numbers) -> None:
+        """Add waits of single steps to the sums."""
+        keys = np.concatenate([self._key, key])
+        keys.sort(kind="stable")
+        keys = keys[np.append(np.diff(keys) != 0, np.ones(min(1, len(keys)), np.bool_))]
+        before, place = np.searchsorted(keys, self._key), np.searchsorted(keys, key)
+        for at, added in enumerate((whole, bare, np.ones_like(whole))):
+            merged = np.zeros(len(keys), np.int64)
+            merged[before] = self._sums[at]
+            np.add.at(merged, place, added)
+            self._sums[at] = merged
+        self._key = keys
+
+    def result(self) -> Pairs:
+        """Return the sums in microseconds."""
+        count = max(1, len(self._ranks))
+        used, group = np.unique(self._key // count**2, return_inverse=True)
+        groups = list(self._groups)
+        ranks: NDArray[Any] = self._ranks.astype(np.int32)
+        whole, bare, steps = self._sums
+        return Pairs(
+            groups=[groups[at] for at in used.tolist()],
+            group=group.astype(np.int32),
+            origin=ranks[self._key // count % count],
+            victim=ranks[self._key % count],
+            imposed_us=whole / 1000,
+            exposed_us=bare / 1000,
+            steps=steps,
+        )
 
 
 def _measured(number: Numbers, first: Numbers, charges: _Charges, of_victim: Numbers, busy: Spans) -> tuple[Numbers, Numbers]:
@@ -345,23 +355,43 @@ def _measured(number: Numbers, first: Numbers, charges: _Charges, of_victim: Num
     return whole, exposed
 
 
-def _waits_at(every: Arrivals, whole: Flags, waits: tuple[Numbers, Numbers], gains: _Gains, ranks: Sequence[int]) -> WaitsAt:
-    """Return the ``waits`` and their exposed parts at the instances where ``whole``, ordered by step."""
-    wait, exposed = waits
-    order = np.flatnonzero(whole)
-    order = order[np.argsort(every.step[order], kind="stable")]
-    count = every.count[order]
-    first = offsets(count)
-    arrival = np.repeat(every.first[:-1][order] - first[:-1], count) + np.arange(int(count.sum()))
-    number = np.zeros(len(every), np.int64)
-    number[order] = np.arange(len(order))
-    return WaitsAt(
-        step=every.step[order],
-        first=first,
-        member=np.searchsorted(ranks, every.rank[arrival]),
-        waited_us=wait[arrival] / 1000,
-        exposed_us=exposed[arrival] / 1000,
-        gain_of=number[gains[0]],
-        gain_by=np.searchsorted(ranks, gains[1]),
-        gain_us=gains[2],
-    )
+class _WaitColumns:
+    """Columns of the waits at collectives, over blocks of steps."""
+
+    def __init__(self, ranks: Numbers) -> None:
+        self._ranks = ranks
+        self._numbers = {name: Column(np.int64) for name in ("step", "count", "gain_of")}
+        self._places = {name: Column(np.int32) for name in ("member", "gain_by")}
+        self._times = {name: Column(np.float64) for name in ("waited_us", "exposed_us", "gain_us")}
+        self._instances = 0
+
+    def add(self, every: Arrivals, waits: tuple[Lateness, Waits], gains: _Gains, of_roots: _Charges) -> None:
+        """Add the waits at the collectives of all ranks, and at operations with a root that all ranks waited for."""
+        late, directed = waits
+        judged = directed.judged
+        wait = np.concatenate([late.counted, np.zeros(len(judged.row), np.int64)])
+        wait[of_roots.arrival] = of_roots.end - of_roots.start
+        exposed = np.concatenate([late.exposed, _exposed_ns(judged, wait[len(late.wait) :])])
+        by_roots = _gains_of_roots(every, directed, of_roots)
+        whole = np.arange(len(every)) < len(late.last)
+        whole[by_roots[0]] = True
+        order = np.flatnonzero(whole)
+        order = order[np.argsort(every.step[order], kind="stable")]
+        count = every.count[order]
+        arrival = np.repeat(every.first[:-1][order] - offsets(count)[:-1], count) + np.arange(int(count.sum()))
+        number = np.zeros(len(every), np.int64)
+        number[order] = np.arange(len(order)) + self._instances
+        self._instances += len(order)
+        instance, rank, gain_us = (np.concatenate(both) for both in zip(gains, by_roots, strict=True))
+        for name, values in (("step", every.step[order]), ("count", count), ("gain_of", number[instance])):
+            self._numbers[name].add(values)
+        for name, ranks in (("member", every.rank[arrival]), ("gain_by", rank)):
+            self._places[name].add(np.searchsorted(self._ranks, ranks))
+        for name, us in (("waited_us", wait[arrival] / 1000), ("exposed_us", exposed[arrival] / 1000), ("gain_us", gain_us)):
+            self._times[name].add(us)
+
+    def result(self) -> WaitsAt:
+        """Return the waits."""
+        columns = {**self._numbers, **self._places, **self._times}
+        first = offsets(columns.pop("count").values())
+        return WaitsAt(first=first, **{name: column.values() for name, column in columns.items()})

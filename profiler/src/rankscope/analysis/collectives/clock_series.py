@@ -2,14 +2,14 @@
 
 The fit uses medians and least absolute deviations, because some readings are outliers. First the series is cut where the clock
 was set: at jumps that no drift explains. Each stretch between two cuts gets the simplest model that its readings support: an
-offset; an offset and a drift; or, for a clock whose pace is being adjusted, straight lines between knots. Each parameter is
-penalised by Schwarz's criterion for Laplace noise: 2 n ln(mean absolute deviation) + weight · parameters · ln n.
+offset; an offset and a drift; or, for a clock whose pace is being adjusted, straight lines from window to window. Each parameter
+is penalised by Schwarz's criterion for Laplace noise: 2 n ln(mean absolute deviation) + weight · parameters · ln n.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -156,21 +156,13 @@ def _fit(at: Floats, offset: Floats, window: NDArray[np.int64]) -> Stretch:
         price = _price(offset - level - drift * (at - ends[0]), 2)
         if price < least:
             best, least = Stretch(ends, level + drift * (ends - ends[0]), drift), price
-    flat = offset - at_times([best], at)
-    if len(at) < _ENOUGH or np.median(np.abs(np.diff(flat))) > _LASTS * np.median(np.abs(flat)):
-        return best
-    for group in _partitions(len(at), window):
+    changes = np.diff(window, prepend=window[:1]) != 0
+    if 0 < 3 * changes.sum() < len(at):
+        group = np.cumsum(changes)
         knots = Stretch(_middles(at, group), medians(offset, group), best.drift)
-        price = _price(offset - at_times([knots], at), len(knots.at))
-        if price < least:
-            best, least = knots, price
+        if _price(offset - at_times([knots], at), len(knots.at)) < least:
+            best = knots
     return best
-
-
-_LASTS: Final = 1.25
-"""Smallest ratio of successive differences to residuals for which residuals count as independent. Independent values differ by
-1.4 times their own size or more; with a lower ratio, residuals persist from one reading to the next.
-"""
 
 
 def _price(residual: Floats, parameters: int) -> float:
@@ -200,21 +192,6 @@ def _drift(at: Floats, offset: Floats) -> float | None:
     total = np.cumsum(weight[order])
     drift = float(pace[order][np.searchsorted(total, total[-1] / 2)])
     return drift if abs(drift) <= MAX_DRIFT else None
-
-
-def _partitions(count: int, window: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Yield groupings of consecutive readings: by window, and into 2, 4, 8 … groups of equal size."""
-    changes = np.diff(window, prepend=window[:1]) != 0
-    if 0 < 3 * changes.sum() < count:
-        yield np.cumsum(changes)
-    groups = 2
-    while 4 * groups <= min(count, 4 * _MOST):
-        yield np.arange(count) * groups // count
-        groups *= 2
-
-
-_MOST: Final = 512
-"""Largest number of knots between two settings of a clock."""
 
 
 @dataclass(frozen=True, slots=True)

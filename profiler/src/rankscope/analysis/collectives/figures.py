@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import get_args
+from collections.abc import Collection, Mapping
 
 import msgspec
 import numpy as np
 
-from rankscope.analysis.collectives.transferred import Coordinates, Transfer, exposed_us, transfers_of
+from rankscope.analysis.collectives.arrivals import Floats, Numbers, Records, combined, sums
+from rankscope.analysis.collectives.payload import PAYLOADS, UNKNOWN, Coordinates, exposed_ns, payloads_of
 from rankscope.analysis.result.costs import PartSource
-from rankscope.runs.records import CollectiveRecord
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -28,12 +26,9 @@ Figures = Mapping[str, Figure]
 
 
 def figures_of_collectives(
-    collectives: Sequence[Sequence[CollectiveRecord]],
-    source: PartSource,
-    coordinates: Coordinates | None = None,
-    staged: Sequence[bool] | None = None,
+    records: Records, source: PartSource, coordinates: Coordinates | None = None, unstaged: Collection[int] = ()
 ) -> dict[str, Figure]:
-    """Return the size of messages, and the shares of what they transfer. ``collectives`` and ``staged``: as of ``transfers_of``.
+    """Return the size of messages, and the shares of what they carry. ``coordinates`` and ``unstaged``: as of ``payloads_of``.
 
     ``collectives.…_share``: of the time in collectives. ``exposed.…``: of the time in collectives, sends and receives that no
     compute covers.
@@ -41,24 +36,25 @@ def figures_of_collectives(
     norm) do not count. ``messages``: number of messages of this size that the bytes of a step would fill.
     """
     found: dict[str, Figure] = {}
-    rows = [row for one in collectives for row in one if not row.p2p]
-    sizes = np.sort([float(row.bytes) for row in rows if row.bytes is not None and row.bytes > 0])
+    sizes = np.sort(records.bytes[~records.p2p & (records.bytes > 0)]).astype(np.float64)
     if len(sizes):
-        sums = np.cumsum(sizes)
-        median = float(sizes[np.searchsorted(sums, sums[-1] / 2)])
-        steps = len({(rank, row.step) for rank, one in enumerate(collectives) for row in one if not row.p2p})
+        total = np.cumsum(sizes)
+        median = float(sizes[np.searchsorted(total, total[-1] / 2)])
+        steps = len(np.unique(combined(records.rank[~records.p2p], records.step[~records.p2p])))
         found["collectives.median_bytes"] = Figure(median, "bytes", source)
-        found["collectives.messages"] = Figure(float(sums[-1]) / steps / median, "per step", source)
-    times: dict[Transfer | None, float] = defaultdict(float)
-    bare: dict[Transfer | None, float] = defaultdict(float)
-    for one, transfers in zip(collectives, transfers_of(collectives, coordinates or {}, staged), strict=True):
-        for row, transfer in zip(one, transfers, strict=True):
-            bare[transfer] += exposed_us(row)
-            if not row.p2p:
-                times[transfer] += row.end_unix_ns - row.start_unix_ns
-    if (total := sum(times.values())) > 0:
-        found["collectives.sharding_share"] = Figure(times["shards"] / total, source=source)
-        found["collectives.all_reduce_share"] = Figure(times["gradients"] / total, source=source)
-    if (total := sum(bare.values())) > 0:
-        found |= {f"exposed.{name}": Figure(bare[name] / total, source=source) for name in get_args(Transfer)}
-    return found
+        found["collectives.messages"] = Figure(float(total[-1]) / steps / median, "per step", source)
+    payload = payloads_of(records, coordinates or {}, unstaged)
+    times, bare = (
+        dict(zip(PAYLOADS, shares.tolist(), strict=False)) if (shares := _shares(payload[chosen], ns[chosen])) is not None else {}
+        for ns, chosen in ((records.end - records.start, ~records.p2p), (exposed_ns(records), np.ones(len(payload), np.bool_)))
+    )
+    if times:
+        found["collectives.sharding_share"] = Figure(times["shards"], source=source)
+        found["collectives.all_reduce_share"] = Figure(times["gradients"], source=source)
+    return found | {f"exposed.{name}": Figure(share, source=source) for name, share in bare.items()}
+
+
+def _shares(payload: Numbers, ns: Numbers) -> Floats | None:
+    """Return the share of each payload in the time of operations; ``None`` where these take none."""
+    total = sums(payload, ns, UNKNOWN + 1)
+    return total / total.sum() if total.sum() > 0 else None

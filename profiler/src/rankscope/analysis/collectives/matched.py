@@ -8,14 +8,15 @@ from typing import Literal
 
 import msgspec
 
+from rankscope.analysis.collectives.arrivals import NONE
 from rankscope.analysis.collectives.bandwidth import Samples, samples
 from rankscope.analysis.collectives.blame import Blame, assign_blame
 from rankscope.analysis.collectives.clock import Clocks, consistent, fit_clocks
 from rankscope.analysis.collectives.figures import Figures, figures_of_collectives
 from rankscope.analysis.collectives.links import run_fabric
 from rankscope.analysis.collectives.matching import Matching, match_collectives
+from rankscope.analysis.collectives.payload import Coordinates
 from rankscope.analysis.collectives.stages import stages_of_records
-from rankscope.analysis.collectives.transferred import Coordinates
 from rankscope.analysis.collectives.waiting import Waits, waits_of
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.runs.records import CollectiveRecord, RankInfo
@@ -45,13 +46,11 @@ class Matched(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def figures(self) -> Figures:
         """Sizes and shares of the operations."""
-        stages = stages_of_records(self.collectives)
+        records = self.matching.matches.records
         # Records of gloo name neither the group nor the other end of a message.
-        staged = [
-            rank in stages or not any(row.p2p and (row.group_ranks or row.peer is not None) for row in rows)
-            for rank, rows in self.collectives.items()
-        ]
-        return figures_of_collectives(list(self.collectives.values()), self.source, self.coordinates, staged)
+        named = records.rank[records.p2p & ((records.team != NONE) | (records.peer != NONE))]
+        unstaged = set(named.tolist()) - stages_of_records(self.collectives).keys()
+        return figures_of_collectives(records, self.source, self.coordinates, unstaged)
 
 
 def match_ranks(

@@ -19,9 +19,9 @@ from rankscope.analysis.collectives.arrivals import (
     Numbers,
     Records,
     arrivals_at,
-    as_records,
     combined,
     numbered,
+    records_of,
 )
 from rankscope.analysis.operations import operation
 from rankscope.runs.records import CollectiveRecord
@@ -66,7 +66,7 @@ def match_collectives(by_rank: Mapping[int, Iterable[CollectiveRecord]] | Record
     ranks are not recorded are assumed to span the world. With fewer recorded ranks than ``world_size``, nothing in such groups
     can be matched, because a missing rank may have arrived last. Sends and receives are matched by ``_pairs``.
     """
-    records = as_records(by_rank)
+    records = by_rank if isinstance(by_rank, Records) else records_of(sorted(by_rank.items()))
     cells = _Cells(records, np.flatnonzero(~records.p2p))
     every, excluded = cells.judged(cells.instances())
     obstacle = _obstacles(every, cells, world_size)
@@ -241,7 +241,7 @@ def _pairs(records: Records, world_size: int | None) -> tuple[Arrivals, Counter[
 
     Messages between two ranks of a group do not overtake each other. Sequence numbers are not usable: they count each rank's own
     operations with all its peers. The record names the other end; in a group or world of two it can only be the other rank.
-    Where one end recorded more operations than the other, none of them is paired. Returns also the number of transfers that
+    Where one end recorded more operations than the other, none of them is paired. Returns also the number of messages that
     could not be paired, by reason, and of those whose records do not identify the other end.
     """
     row = np.flatnonzero(records.p2p)
@@ -250,7 +250,7 @@ def _pairs(records: Records, world_size: int | None) -> tuple[Arrivals, Counter[
     kinds = [(records.ops.index(name) if name in records.ops else -1) for name in ("send", "recv")]
     is_send = records.op[row] == kinds[0]
     usable = (peer != NONE) & (is_send | (records.op[row] == kinds[1]))
-    # Every transfer has two ends, so two records.
+    # Every message has two ends, so two records.
     unknown = (int((~usable).sum()) + 1) // 2
     row, peer, is_send = row[usable], peer[usable], is_send[usable]
     rank = records.rank[row]

@@ -17,16 +17,22 @@ def unions(spans: Spans) -> Spans:
         return number, start, end
     order = np.lexsort((start, number))
     number, start, end = number[order], start[order], end[order]
-    # The latest end so far in each set: as its place among all ends, which cannot overflow.
-    ends = np.sort(end)
-    latest = np.searchsorted(ends, end)
-    sets = np.cumsum(np.concatenate([[0], number[1:] != number[:-1]])) * len(ends)
-    latest = np.maximum.accumulate(latest + sets)
+    if ((number[1:] != number[:-1]) | (start[1:] > end[:-1])).all():
+        return number, start, end
+    ended = latest(number, end)
     begins = np.ones(len(number), np.bool_)
-    begins[1:] = (number[1:] != number[:-1]) | (start[1:] > ends[(latest - sets)[:-1]])
+    begins[1:] = (number[1:] != number[:-1]) | (start[1:] > ended[:-1])
     first = np.flatnonzero(begins)
     last = np.append(first[1:], len(number)) - 1
-    return number[first], start[first], ends[(latest - sets)[last]]
+    return number[first], start[first], ended[last]
+
+
+def latest(number: Numbers, end: Numbers) -> Numbers:
+    """Return the latest end so far of each set; the spans of a set follow each other."""
+    # As places among all ends, which cannot overflow.
+    ends = np.sort(end)
+    sets = np.cumsum(np.concatenate([[0], number[1:] != number[:-1]])) * len(ends)
+    return np.asarray(ends[np.maximum.accumulate(np.searchsorted(ends, end) + sets) - sets])
 
 
 def covered(spans: Spans, by: Spans) -> Numbers:

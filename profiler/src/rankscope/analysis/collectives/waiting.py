@@ -54,6 +54,16 @@ class Waits:
         """Whether each wait is in a send or receive."""
         return np.asarray(self.judged.rule[self.instance] == PAIR)
 
+    def chosen(self, wanted: Flags) -> Waits:
+        """Return the waits in the instances where ``wanted``."""
+        if wanted.all():
+            return self
+        inside = np.repeat(wanted, self.judged.count)
+        rows = inside[self.arrival]
+        origin, start, end, since = (values[rows] for values in (self.origin, self.start, self.end, self.since))
+        arrival = (np.cumsum(inside) - 1)[self.arrival[rows]]
+        return Waits(self.judged.chosen(wanted), self.transfer_ns[wanted], arrival, origin, start, end, since, self.excluded)
+
 
 NOBODY_WAITED: Final = Waits()
 

@@ -41,16 +41,20 @@ def read_sides(
     paths: Sequence[Path], *, at: int | None = None, read: Callable[[Path], Recording] = read_recording
 ) -> list[Usable]:
     """Read the sides of a comparison from disk; see ``compare``."""
-    recordings = _read(paths, read)
-    if at is not None:
-        return _split(recordings[0], at)
-    return [usable(recording, _label(number)) for number, recording in enumerate(recordings)]
+    sides: list[Usable] = []
+    for number, path in enumerate(paths):
+        recording = _read(path, read, sides)
+        if at is not None:
+            return _split(recording, at)
+        # Reduced before the next one is read: two large runs would not fit into memory.
+        sides.append(usable(recording, _label(number)))
+    return sides
 
 
 def compare_sides(sides: Sequence[Usable], *, min_change: float = MIN_CHANGE, gpu_hour: Cost | None = None) -> CompareResult:
     """Compare sides that have been read; see ``compare``. Two sides of one recording are before and after."""
     mode: Mode = "pairs"
-    if sides[0].recording is sides[1].recording:
+    if sides[0].recording.identity == sides[1].recording.identity:
         mode = "before_after"
     elif len({side.recording.world_size for side in sides}) > 1:
         mode = "scaling"
@@ -65,17 +69,16 @@ def compare_sides(sides: Sequence[Usable], *, min_change: float = MIN_CHANGE, gp
     )
 
 
-def _read(paths: Sequence[Path], read: Callable[[Path], Recording]) -> list[Recording]:
-    found: dict[tuple[str, int], Recording] = {}
-    for path in paths:
-        try:
-            recording = read(path)
-        except OSError as error:
-            raise InputError(error.filename or path, error.strerror or str(error)) from error
-        if (first := found.get(recording.identity)) is not None:
-            raise InputError(path, f"the same run as {first.path}, attempt {recording.attempt}: it would be compared with itself")
-        found[recording.identity] = recording
-    return list(found.values())
+def _read(path: Path, read: Callable[[Path], Recording], sides: Sequence[Usable]) -> Recording:
+    """Read a run that is none of ``sides``."""
+    try:
+        recording = read(path)
+    except OSError as error:
+        raise InputError(error.filename or path, error.strerror or str(error)) from error
+    same = next((side.recording for side in sides if side.recording.identity == recording.identity), None)
+    if same is not None:
+        raise InputError(path, f"the same run as {same.path}, attempt {recording.attempt}: it would be compared with itself")
+    return recording
 
 
 def _split(recording: Recording, at: int) -> list[Usable]:

@@ -12,9 +12,8 @@ from rankscope.analysis.compare.rank_shifts import comparable_ranks, rank_shifts
 from rankscope.analysis.compare.recording import Recording
 from rankscope.analysis.compare.result import Comparison, Per, Quantity, Throughput
 from rankscope.analysis.compare.shift import Series
-from rankscope.analysis.compare.usable import Basis, Usable, WorkName, walls
+from rankscope.analysis.compare.usable import Basis, Usable, WorkName
 from rankscope.analysis.compare.wording import summarise
-from rankscope.analysis.evidence.steps import StepTable
 
 _CLEARLY: Final = 0.01
 _LONGEST: Final = 200
@@ -28,13 +27,12 @@ def compare_pair(a: Usable, b: Usable, *, min_change: float) -> Comparison:
     """Compare ``b`` with ``a``. If their steps differ in work, times are per token or sample instead of per step."""
     basis: Basis = "own" if a.has_own and b.has_own else "wall"
     per, work_a, work_b = _per(a, b)
-    table_a, table_b = a.table, b.table
-    wall_a, wall_b = walls(table_a) / work_a, walls(table_b) / work_b
+    wall_a, wall_b = a.walls / work_a, b.walls / work_b
     step_us = float(wall_a.mean()) if len(wall_a) else 0.0
     pieces: dict[str, tuple[Series, Series]] = {}
     if len(wall_a) and len(wall_b):
-        pieces = with_rest(_parts(table_a, basis, work_a), _parts(table_b, basis, work_b), wall_a, wall_b)
-    inside = _inside(table_a, table_b, work_a, work_b)
+        pieces = with_rest(_parts(a, basis, work_a), _parts(b, basis, work_b), wall_a, wall_b)
+    inside = _inside(a, b, work_a, work_b)
     windows_a, windows_b = windows(a), windows(b)
     profiled = [name for name in WINDOW if name in windows_a and name in windows_b]
     ranks = comparable_ranks(a, b)
@@ -88,18 +86,14 @@ def _per(a: Usable, b: Usable) -> tuple[Per, float, float]:
     return "step", 1.0, 1.0
 
 
-def _parts(table: StepTable, basis: Basis, work: float) -> dict[str, Series]:
-    return {name: series / work for name, series in parts(table, basis).items()}
+def _parts(side: Usable, basis: Basis, work: float) -> dict[str, Series]:
+    return {name: series / work for name, series in parts(side, basis).items()}
 
 
-def _inside(table_a: StepTable, table_b: StepTable, work_a: float, work_b: float) -> dict[str, tuple[Series, Series]]:
+def _inside(a: Usable, b: Usable, work_a: float, work_b: float) -> dict[str, tuple[Series, Series]]:
     """Return the series within the parts that all ranks have in all steps: a missing value is not in any other series."""
-    found = {}
-    for name in INSIDE:
-        of_a, of_b = table_a.matrix(name), table_b.matrix(name)
-        if of_a.size and of_b.size and np.isfinite(of_a).all() and np.isfinite(of_b).all():
-            found[name] = (of_a.mean(axis=0) / work_a, of_b.mean(axis=0) / work_b)
-    return found
+    whole = [name for name in INSIDE if name in a.means and name in b.means and name not in a.partial | b.partial]
+    return {name: (a.means[name] / work_a, b.means[name] / work_b) for name in whole}
 
 
 def _window_quantities(
@@ -153,8 +147,7 @@ def per_second(side: Usable, unit: WorkName) -> float | None:
 
 def step_time(side: Usable) -> float | None:
     """Return the mean step time in microseconds over ranks and steps; ``None`` without a usable step."""
-    found = walls(side.table)
-    return float(found.mean()) if len(found) else None
+    return float(side.walls.mean()) if len(side.walls) else None
 
 
 def differs(a: Usable, b: Usable) -> list[str]:

@@ -11,10 +11,10 @@ import numpy as np
 from rankscope.analysis.compare.recording import Recording
 from rankscope.analysis.compare.result import Unit
 from rankscope.analysis.compare.shift import Series
-from rankscope.analysis.compare.usable import Basis, Usable, mean_over_ranks
+from rankscope.analysis.compare.usable import Basis, Usable
 from rankscope.analysis.costs.memory import memory_samples
-from rankscope.analysis.costs.recorder_cost import recorder_share
-from rankscope.analysis.evidence.steps import METRICS, StepTable
+from rankscope.analysis.evidence.order import of_blocks
+from rankscope.analysis.evidence.steps import METRICS
 from rankscope.runs.records import PHASES, StepBreakdown
 
 REST: Final = "rest"
@@ -64,7 +64,7 @@ SINGLE: Final[dict[str, Kind]] = {
 }
 
 
-def parts(table: StepTable, basis: Basis) -> dict[str, Series]:
+def parts(side: Usable, basis: Basis) -> dict[str, Series]:
     """Return the known parts of the step; they add up to the step's mean wall time, or to less.
 
     Basis ``own``: own time per phase, waiting (blocked while another rank had own work to do), and communication (the rest of
@@ -72,12 +72,16 @@ def parts(table: StepTable, basis: Basis) -> dict[str, Series]:
     waiting rank is longer.
     """
     names = [f"own_{phase}_us" if basis == "own" else f"{phase}_us" for phase in PHASES]
-    found = {name: series for name in names if (series := mean_over_ranks(table.matrix(name))) is not None}
+    found = {name: side.means[name] for name in names if name in side.means}
     if basis == "own":
-        own, blocked = table.matrix("own_us"), table.matrix("blocked_us")
-        waiting = np.minimum(own.max(axis=0) - own, blocked)
-        found["waiting_us"] = waiting.mean(axis=0)
-        found["communication_us"] = (blocked - waiting).mean(axis=0)
+
+        def waiting_and_rest(steps: slice) -> tuple[Series, Series]:
+            own, blocked = (side.table.some(name, steps).astype(np.float64) for name in ("own_us", "blocked_us"))
+            waiting = np.minimum(own.max(axis=0) - own, blocked)
+            return waiting.mean(axis=0), (blocked - waiting).mean(axis=0)
+
+        each = of_blocks((len(side.table.ranks), len(side.table.steps)), waiting_and_rest)
+        found["waiting_us"], found["communication_us"] = map(np.concatenate, zip(*each, strict=True))
     return found
 
 
@@ -140,7 +144,7 @@ def single(side: Usable, name: str) -> float | None:
     if name in ("recorder_share", "peak_allocated_bytes") and not _is_whole(recording, first, end):
         return None  # both cover all steps since the process began
     if name == "recorder_share":
-        return recorder_share(recording.table, recording.infos)
+        return side.recorder_share
     found = [memory_samples(samples, name) for samples in recording.table.memory.values()]
     inside = [values[(first <= steps) & (steps < end)] for steps, values in found]
     return max((float(values.max()) for values in inside if len(values)), default=None)

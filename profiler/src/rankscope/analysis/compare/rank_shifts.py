@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.compare.judging import as_shift, both_statistics, outcome
 from rankscope.analysis.compare.result import Outcome, RankShift
-from rankscope.analysis.compare.shift import Series, cut
+from rankscope.analysis.compare.shift import cut
 from rankscope.analysis.compare.usable import Usable
 from rankscope.analysis.evidence.compared import Judged, imposed_wait
 from rankscope.analysis.evidence.peers import peer_groups
-from rankscope.analysis.evidence.steps import Matrix
+from rankscope.analysis.evidence.steps import Matrix, Stored
 from rankscope.analysis.inference.excess import excess
 from rankscope.runs.records import PHASES, Phase
 
@@ -44,25 +44,35 @@ def rank_shifts(
     """
     if not ranks:
         return []
-    own_a, own_b = (_compared(side, ranks, "own_us") / of_step for side, of_step in zip((a, b), work, strict=True))
-    excess_a, excess_b = (_excess(side, ranks, "own_us") / of_step for side, of_step in zip((a, b), work, strict=True))
-    imposed_a, imposed_b = (_imposed(side, ranks, of_step) for side, of_step in zip((a, b), work, strict=True))
+    own_a, own_b = (_own_times(side, ranks) for side in (a, b))
+    excess_a, excess_b = (
+        _excess(side, ranks, own) / of_step for side, own, of_step in zip((a, b), (own_a, own_b), work, strict=True)
+    )
     against = [both_statistics(*cut(*pair), level) for pair in zip(excess_a, excess_b, strict=True)]
+    own_means = [
+        [float((times.astype(np.float64) / of_step).mean()) for times in own]
+        for own, of_step in zip((own_a, own_b), work, strict=True)
+    ]
     outcomes = [
-        _agreed(outcome(tested.all, matters, "lower"), own, level, matters)
+        _agreed(outcome(tested.all, matters, "lower"), own, work, level, matters)
         for tested, *own in zip(against, own_a, own_b, strict=True)
     ]
-    changed = bool({"worse", "better"} & set(outcomes))
-    phases = {phase: _phase_change(a, b, ranks, phase, work) for phase in PHASES} if changed else {}
+    excess_means = [excess.mean(axis=1).tolist() for excess in (excess_a, excess_b)]
+    del own_a, own_b, excess_a, excess_b  # each as large as a table
+    imposed_a, imposed_b = (_imposed(side, ranks, of_step) for side, of_step in zip((a, b), work, strict=True))
+    phases: dict[Phase, NDArray[np.float64]] = {}
+    if {"worse", "better"} & set(outcomes):
+        before, after = (_phase_excess(side, ranks, of_step) for side, of_step in zip((a, b), work, strict=True))
+        phases = {phase: after[phase] - before[phase] for phase in PHASES}
     return [
         RankShift(
             rank=rank,
             host_a=_host(a, rank),
             host_b=_host(b, rank),
-            own_a_us=float(own_a[row].mean()),
-            own_b_us=float(own_b[row].mean()),
-            excess_a_us=float(excess_a[row].mean()),
-            excess_b_us=float(excess_b[row].mean()),
+            own_a_us=own_means[0][row],
+            own_b_us=own_means[1][row],
+            excess_a_us=excess_means[0][row],
+            excess_b_us=excess_means[1][row],
             imposed_a_us=imposed_a[rank],
             imposed_b_us=imposed_b[rank],
             typical=as_shift(against[row].typical, level),
@@ -85,21 +95,24 @@ def slower_hosts(rows: list[RankShift]) -> list[str]:
     return sorted(host for host, on in of_host.items() if 1 < len(on) < len(rows) and all(row.outcome == "worse" for row in on))
 
 
-def _agreed(found: Outcome, own: list[Series], level: float, matters: float) -> Outcome:
+def _agreed(found: Outcome, own: list[Stored], work: tuple[float, float], level: float, matters: float) -> Outcome:
     """Return the outcome against the peers; a change is undecided unless the rank's own time has the same outcome."""
     if found not in ("worse", "better", "mixed"):
         return found
-    itself = outcome(both_statistics(*cut(*own), level).all, matters, "lower")
+    a, b = (times.astype(np.float64) / of_step for times, of_step in zip(own, work, strict=True))
+    itself = outcome(both_statistics(*cut(a, b), level).all, matters, "lower")
     return found if itself == found else "undecided"
 
 
-def _phase_change(a: Usable, b: Usable, ranks: list[int], phase: Phase, work: tuple[float, float]) -> NDArray[np.float64]:
-    """Return the change of each rank's mean excess in the phase."""
-    of_a, of_b = (
-        _excess(side, ranks, f"own_{phase}_us").mean(axis=1) / of_step for side, of_step in zip((a, b), work, strict=True)
-    )
-    change: NDArray[np.float64] = of_b - of_a
-    return change
+def _phase_excess(side: Usable, ranks: list[int], work: float) -> dict[Phase, NDArray[np.float64]]:
+    """Return the mean excess of each rank in each phase, [ranks], per unit of work."""
+    names = [f"own_{phase}_us" for phase in PHASES]
+    # A table of its own, so that the phases of this side are dropped before those of the other are read.
+    table = side.table.rows(np.searchsorted(side.table.ranks, ranks), names)
+    return {
+        phase: _excess(side, ranks, np.nan_to_num(table.stored(name))).mean(axis=1) / work
+        for phase, name in zip(PHASES, names, strict=True)
+    }
 
 
 def _phase(changes: dict[Phase, float]) -> Phase | None:
@@ -109,13 +122,14 @@ def _phase(changes: dict[Phase, float]) -> Phase | None:
     return phase if changes[phase] * whole >= _CLEAR * whole**2 > 0 else None
 
 
-def _excess(side: Usable, ranks: list[int], metric: str) -> Matrix:
-    """Return the metric above the median of the other ranks that do the same work, [ranks, steps] in the order of ``ranks``."""
-    values = _compared(side, ranks, metric)
-    found = np.zeros_like(values)
+def _excess(side: Usable, ranks: list[int], values: Stored) -> Matrix:
+    """Return ``values`` above the median of the other ranks that do the same work, [ranks, steps] in the order of ``ranks``."""
     place = {rank: number for number, rank in enumerate(ranks)}
-    for group in peer_groups(ranks, side.recording.infos):
-        at = [place[rank] for rank in group]
+    groups = [[place[rank] for rank in group] for group in peer_groups(ranks, side.recording.infos)]
+    if len(groups) == 1:
+        return excess(values)
+    found = np.zeros(values.shape)
+    for at in groups:
         found[at] = excess(values[at])
     return found
 
@@ -131,9 +145,8 @@ def _imposed(side: Usable, ranks: list[int], work: float) -> dict[int, float]:
     return found
 
 
-def _compared(side: Usable, ranks: list[int], metric: str) -> Matrix:
-    values: Matrix = np.nan_to_num(side.table.matrix(metric)[np.searchsorted(side.table.ranks, ranks)])
-    return values
+def _own_times(side: Usable, ranks: list[int]) -> Stored:
+    return side.table.some("own_us", slice(None), np.searchsorted(side.table.ranks, ranks))
 
 
 def _host(side: Usable, rank: int) -> str | None:

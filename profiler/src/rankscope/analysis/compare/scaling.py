@@ -10,7 +10,7 @@ from rankscope.analysis.compare.pair import per_second
 from rankscope.analysis.compare.quantities import PARTS, parts, with_rest
 from rankscope.analysis.compare.result import Loss, Scaling, ScalingRow
 from rankscope.analysis.compare.shift import Series, compare_blocks, cut
-from rankscope.analysis.compare.usable import WORK_NAMES, Basis, Usable, WorkName, cost_per_million, priced, walls
+from rankscope.analysis.compare.usable import WORK_NAMES, Basis, Usable, WorkName, cost_per_million, priced
 from rankscope.analysis.compare.wording import percent
 from rankscope.analysis.result.analysis import Cost
 
@@ -68,7 +68,7 @@ def _rank_time(side: Usable, work: WorkName, series: Series) -> Series:
 
 
 def _walls(side: Usable, work: WorkName) -> Series:
-    return _rank_time(side, work, walls(side.table))
+    return _rank_time(side, work, side.walls)
 
 
 def _interval(side: Usable, reference: Usable, work: WorkName, level: float) -> tuple[float | None, float | None]:
@@ -86,7 +86,7 @@ def _losses(side: Usable, reference: Usable, work: WorkName) -> list[Loss]:
     """
     basis: Basis = "own" if side.has_own and reference.has_own else "wall"
     of_reference, of_side = (
-        {name: _rank_time(one, work, series) for name, series in parts(one.table, basis).items()} for one in (reference, side)
+        {name: _rank_time(one, work, series) for name, series in parts(one, basis).items()} for one in (reference, side)
     )
     wall_reference, wall = _walls(reference, work), _walls(side, work)
     pieces = with_rest(of_reference, of_side, wall_reference, wall)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.compare.recording import Recording
+from rankscope.analysis.costs.recorder_cost import recorder_share
 from rankscope.analysis.evidence.peers import batch_of
-from rankscope.analysis.evidence.steps import METRICS, Matrix, StepTable
+from rankscope.analysis.evidence.steps import METRICS, StepTable
 from rankscope.analysis.evidence.typical import after_warm_up
 from rankscope.analysis.result.analysis import Cost
-from rankscope.analysis.trace.possible import MAX_US
 from rankscope.runs.records import RankInfo, RunInfo
 
 WorkName = Literal["samples", "tokens", "input_elements"]
@@ -27,6 +27,8 @@ MOSTLY: Final = 0.9
 """Minimum fraction of steps with own times for own times to be compared; the other steps are then left out."""
 LONGEST_GAP: Final = 128
 """Or largest number of steps from one with own times to the next: on devices, of short steps, one of each 2 to 64 has them."""
+_RANKS: Final = 64
+"""Number of ranks whose metrics are read at a time."""
 FEWEST: Final = 8
 """Minimum number of steps with own times in that case."""
 
@@ -37,15 +39,28 @@ class Usable:
 
     label: str
     recording: Recording
+    """Without the matrices of its table."""
     steps: tuple[int, int]
     """First recorded step, and the step after the last recorded one."""
     table: StepTable
-    """Compared ranks and steps only: every wall time is known."""
+    """Compared ranks and steps only, with own and blocked times; other metrics are read on request."""
     left_out: dict[str, int]
     has_own: bool
     """True if the own time of every rank is known in all steps of ``table``."""
+    recorder_share: float | None
+    """Cost of the recorder as a share of all steps of the recording."""
+    means: dict[str, NDArray[np.float64]]
+    """Mean over the ranks, [steps], of each metric that any of them has. A rank without a value counts as 0, because that time of
+    its step is in another phase."""
+    partial: frozenset[str]
+    """Metrics that some rank lacks in some step."""
     work: dict[WorkName, float | None]
     """Work per step of the whole job."""
+
+    @property
+    def walls(self) -> NDArray[np.float64]:
+        """Wall time of each step, mean over the ranks; empty if no step is usable."""
+        return self.means.get("wall_us", np.empty(0))
 
 
 def _is_enough(own_known: NDArray[np.bool_]) -> bool:
@@ -68,16 +83,17 @@ def usable(recording: Recording, label: str, *, first: int = 0, end: int | None 
     warm = inside & ~after_warm_up(count)
     profiled = inside & ~warm & table.profiled.any(axis=0)
     keep = inside & ~warm & ~profiled
-    there = _there(table)
+    there = table.stored("wall_us") > 0
     per_rank = (there & keep).sum(axis=1)
     rows = np.flatnonzero((per_rank > 0) & (2 * per_rank >= per_rank.max(initial=0)))
     complete = there[rows].all(axis=0)
     incomplete = keep & ~complete
     kept = table.columns(keep & complete).rows(rows)
-    own_known: NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(kept.matrix("own_us")), axis=0)
+    own_known: NDArray[np.bool_] = np.logical_and.reduce(kept.known("own_us"), axis=0)
     has_own = _is_enough(own_known)
     if has_own:
         kept = kept.columns(own_known)
+    means, partial, amounts = _reduced(kept)
     numbers = table.steps[inside]
     left_out = {
         "warm_up": int(warm.sum()),
@@ -87,56 +103,53 @@ def usable(recording: Recording, label: str, *, first: int = 0, end: int | None 
     }
     return Usable(
         label=label,
-        recording=recording,
+        recording=replace(recording, table=table.without(METRICS)),
         steps=(int(numbers[0]), int(numbers[-1]) + 1) if len(numbers) else (first, first),
-        table=kept,
+        table=kept.without(METRICS.keys() - {"own_us", "blocked_us"}),
         left_out={name: count for name, count in left_out.items() if count},
         has_own=has_own,
-        work={name: work_per_step(kept, name, recording.infos, recording.world_size) for name in WORK_NAMES},
+        recorder_share=recorder_share(table, recording.infos),
+        means=means,
+        partial=frozenset(partial),
+        work={name: work_per_step(amounts[name], recording.infos, recording.world_size) for name in WORK_NAMES},
     )
 
 
-def _there(table: StepTable) -> NDArray[np.bool_]:
-    """Return a mask [ranks, steps] of the recorded steps that took time and whose times are all plausible."""
-    there: NDArray[np.bool_] = table.matrix("wall_us") > 0
-    for name, metric in METRICS.items():
-        if metric.unit == "us":
-            # A comparison with NaN is False, so an unknown time does not count as damage.
-            there &= np.logical_not(np.abs(table.matrix(name)) > MAX_US)
-    return there
+def _reduced(
+    table: StepTable,
+) -> tuple[dict[str, NDArray[np.float64]], set[str], dict[WorkName, dict[int, float | None]]]:
+    """Return ``means`` and ``partial`` of a side, and the mean work of each rank per step, ``None`` where it is unknown.
 
-
-def mean_over_ranks(values: Matrix) -> NDArray[np.float64] | None:
-    """Average [ranks, steps] over the ranks to [steps]; ``None`` if no rank has a value.
-
-    A rank without a value counts as 0, because that time of its step is in another phase.
+    Ranks are read in parts, because all metrics of a large run would not fit into memory.
     """
-    known = np.isfinite(values)
-    if not known.any():
-        return None
-    mean: NDArray[np.float64] = np.where(known, values, 0.0).mean(axis=0)
-    return mean
+    sums: dict[str, NDArray[np.float64]] = {}
+    partial: set[str] = set()
+    amounts: dict[WorkName, dict[int, float | None]] = {name: {} for name in WORK_NAMES}
+    for part in table.parts(_RANKS):
+        for name in METRICS:
+            values = part.matrix(name)
+            known = np.isfinite(values)
+            if not known.all():
+                partial.add(name)
+            if known.any():
+                sums[name] = sums.get(name, 0.0) + np.where(known, values, 0.0).sum(axis=0)
+            if name in WORK_NAMES:
+                rows = zip(part.ranks.tolist(), values, known, strict=True)
+                amounts[name] |= {rank: float(row[has].mean()) if has.any() else None for rank, row, has in rows}
+    return {name: total / len(table.ranks) for name, total in sums.items()}, partial, amounts
 
 
-def walls(table: StepTable) -> NDArray[np.float64]:
-    """Return the wall time of each step of a ``Usable`` table, mean over its ranks; empty if no step is usable."""
-    found = mean_over_ranks(table.matrix("wall_us"))
-    return np.empty(0) if found is None else found
-
-
-def work_per_step(table: StepTable, name: WorkName, infos: Mapping[int, RankInfo], world_size: int) -> float | None:
-    """Return the mean work of a step of the job over the steps of ``table``; ``None`` if no rank recorded it.
+def work_per_step(amounts: Mapping[int, float | None], infos: Mapping[int, RankInfo], world_size: int) -> float | None:
+    """Return the mean work of a step of the job from that of each rank; ``None`` if no rank recorded it.
 
     Ranks that work on the same samples (``batch_of``) count once. Ranks without records are assumed to do as much as the others.
     """
     groups: dict[tuple[object, ...], list[float]] = {}
-    values = table.matrix(name)
-    for row, rank in enumerate(table.ranks.tolist()):
-        known = values[row][np.isfinite(values[row])]
-        groups.setdefault(batch_of(rank, infos.get(rank)), []).extend([float(known.mean())] if len(known) else [])
+    for rank, amount in amounts.items():
+        groups.setdefault(batch_of(rank, infos.get(rank)), []).extend([] if amount is None else [amount])
     found = [float(np.mean(group)) for group in groups.values() if group]
     total = float(np.mean(found)) * len(groups) if found else 0.0
-    return total * world_size / len(table.ranks) if total > 0 else None
+    return total * world_size / len(amounts) if total > 0 else None
 
 
 def priced(given: Cost | None, info: RunInfo) -> Cost | None:

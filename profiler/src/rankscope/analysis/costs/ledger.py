@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from rankscope.analysis.collectives.blame import Blame, Group, Row
+from rankscope.analysis.collectives.arrivals import Floats, Numbers, sums
+from rankscope.analysis.collectives.blame import Blame, Pairs
 from rankscope.analysis.evidence.compared import Judged, waits
 from rankscope.analysis.result.costs import (
     MAX_GROUPS,
@@ -22,7 +23,7 @@ from rankscope.analysis.result.costs import (
 
 def ledger_of_blame(blame: Blame, source: LedgerSource) -> Ledger | None:
     """Return the wait attribution from matched collectives; ``None`` without any."""
-    return _ledger(blame.rows, source, len(blame.steps)) if blame.steps else None
+    return _ledger(blame.pairs, source, len(blame.steps)) if blame.steps else None
 
 
 def ledger_of_steps(compared: Sequence[Judged]) -> Ledger | None:
@@ -33,68 +34,68 @@ def ledger_of_steps(compared: Sequence[Judged]) -> Ledger | None:
     """
     if not compared:
         return None
-    groups: dict[Group, dict[tuple[int, int], Row]] = {}
-    for judged in compared:
+    columns: list[tuple[Numbers, Numbers, Numbers, Floats, Numbers]] = []
+    for number, judged in enumerate(compared):
         last, wait = waits(judged)
-        rows: dict[tuple[int, int], Row] = {}
+        ranks = np.asarray(judged.ranks)
         for at in np.unique(last):
             mine = wait[:, last == at]
-            total, count = mine.sum(axis=1), (mine > 0).sum(axis=1)
-            for victim in np.flatnonzero(total > 0):
-                rows[judged.ranks[at], judged.ranks[victim]] = (float(total[victim]), float(total[victim]), int(count[victim]))
-        groups[None, tuple(judged.ranks)] = rows
-    return _ledger(groups, "steps", max(judged.own.shape[1] for judged in compared))
+            total = mine.sum(axis=1)
+            victim = np.flatnonzero(total > 0)
+            of_group, origin = np.full(len(victim), number), np.full(len(victim), ranks[at])
+            columns.append((of_group, origin, ranks[victim], total[victim], (mine > 0).sum(axis=1)[victim]))
+    group, origin, victim, imposed_us, steps = map(np.concatenate, zip(*columns, strict=True))
+    pairs = Pairs([(None, tuple(judged.ranks)) for judged in compared], group, origin, victim, imposed_us, imposed_us, steps)
+    return _ledger(pairs, "steps", max(judged.own.shape[1] for judged in compared))
 
 
-def _ledger(groups: Mapping[Group, dict[tuple[int, int], Row]], source: LedgerSource, steps: int) -> Ledger:
-    """Return the wait attribution from the rows of all process groups over ``steps`` steps.
+def _ledger(pairs: Pairs, source: LedgerSource, steps: int) -> Ledger:
+    """Return the wait attribution from the pairs of all process groups over ``steps`` steps.
 
     The largest rows are listed one by one, the rest is summed up.
     """
-    sums = {key: _sum(rows.values()) for key, rows in groups.items()}
-    shown = sorted(groups, key=lambda key: (-sums[key][1], -sums[key][0], key[0] or "", key[1]))[:MAX_GROUPS]
-    everything = [
-        LedgerRow(group=at, origin=origin, victim=victim, imposed_us=imposed, imposed_exposed_us=exposed, steps=count)
-        for at, key in enumerate(shown)
-        for (origin, victim), (imposed, exposed, count) in groups[key].items()
-    ]
-    everything.sort(key=lambda row: (-row.imposed_exposed_us, -row.imposed_us, row.group, row.origin, row.victim))
-    matrix = everything[:MAX_LEDGER_ROWS]
-    whole = _sum((sums[key][0], sums[key][1], len(rows)) for key, rows in groups.items())
-    told = _sum((row.imposed_us, row.imposed_exposed_us, 1) for row in matrix)
-    left = whole[2] - told[2]
+    count = len(pairs.groups)
+    imposed, exposed = (sums(pairs.group, us, count) for us in (pairs.imposed_us, pairs.exposed_us))
+    # To the nanosecond, because sums of the same waits differ by their rounding.
+    whole = [(-round(exposed[at], 3), -round(imposed[at], 3)) for at in range(count)]
+    order = sorted(range(count), key=lambda at: (whole[at], pairs.groups[at][0] or "", pairs.groups[at][1]))
+    place = np.full(count, count)
+    shown = order[:MAX_GROUPS]
+    place[shown] = np.arange(len(shown))
+    at = np.lexsort((pairs.victim, pairs.origin, place[pairs.group], -pairs.imposed_us, -pairs.exposed_us))
+    listed = at[place[pairs.group[at]] < count][:MAX_LEDGER_ROWS]
+    columns = (place[pairs.group], pairs.origin, pairs.victim, pairs.imposed_us, pairs.exposed_us, pairs.steps)
+    rest = len(pairs) - len(listed)
     return Ledger(
         source=source,
         steps=steps,
-        groups=len(groups),
-        by_group=[_group(key, groups[key], sums[key]) for key in shown],
-        matrix=matrix,
+        groups=count,
+        by_group=[
+            GroupLedger(
+                group=pairs.groups[group][0],
+                size=len(pairs.groups[group][1]),
+                ranks=list(pairs.groups[group][1][:MAX_RANKS]),
+                imposed_us=float(imposed[group]),
+                imposed_exposed_us=float(exposed[group]),
+                worst=_worst(pairs, group),
+            )
+            for group in shown
+        ],
+        matrix=[
+            LedgerRow(group=group, origin=origin, victim=victim, imposed_us=us, imposed_exposed_us=exposed_us, steps=times)
+            for group, origin, victim, us, exposed_us, times in zip(*(column[listed].tolist() for column in columns), strict=True)
+        ],
         rest=LedgerRest(
-            rows=left,
-            imposed_us=max(0.0, whole[0] - told[0]) if left else 0.0,
-            imposed_exposed_us=max(0.0, whole[1] - told[1]) if left else 0.0,
+            rows=rest,
+            imposed_us=max(0.0, float(imposed.sum() - pairs.imposed_us[listed].sum())) if rest else 0.0,
+            imposed_exposed_us=max(0.0, float(exposed.sum() - pairs.exposed_us[listed].sum())) if rest else 0.0,
         ),
     )
 
 
-def _group(key: Group, rows: dict[tuple[int, int], Row], total: Row) -> GroupLedger:
-    name, members = key
-    charged: dict[int, tuple[float, float]] = {}
-    for (origin, _), (imposed, exposed, _) in rows.items():
-        before = charged.get(origin, (0.0, 0.0))
-        charged[origin] = (before[0] + exposed, before[1] + imposed)
-    return GroupLedger(
-        group=name,
-        size=len(members),
-        ranks=list(members[:MAX_RANKS]),
-        imposed_us=total[0],
-        imposed_exposed_us=total[1],
-        worst=max(charged, key=lambda rank: (charged[rank], -rank), default=None),
-    )
-
-
-def _sum(rows: Iterable[Row]) -> Row:
-    imposed, exposed, count = 0.0, 0.0, 0
-    for row in rows:
-        imposed, exposed, count = imposed + row[0], exposed + row[1], count + row[2]
-    return imposed, exposed, count
+def _worst(pairs: Pairs, group: int) -> int | None:
+    """Return the rank that others waited for most in a group; ``None`` without any."""
+    mine = pairs.group == group
+    origins, place = np.unique(pairs.origin[mine], return_inverse=True)
+    charged = (sums(place, us[mine], len(origins)) for us in (pairs.imposed_us, pairs.exposed_us))
+    return int(origins[np.lexsort((-origins, *charged))[-1]]) if len(origins) else None

@@ -73,5 +73,5 @@ _parts_us = attrgetter("window_us", "compute_us", "exposed_communication_us", "e
 
 def _waited(blame: Blame, without: Collection[int]) -> float:
     """Return the waiting that no compute hid, summed over all victims ``without`` some."""
-    of_them = sum(row[1] for rows in blame.rows.values() for (_, victim), row in rows.items() if victim in without)
-    return max(0.0, sum(blame.exposed_us.values()) - of_them)
+    of_them = blame.pairs.exposed_us[np.isin(blame.pairs.victim, list(without))].sum()
+    return max(0.0, float(sum(blame.exposed_us.values()) - of_them))

@@ -46,7 +46,7 @@ def overlapping_by_gaps(matches: Arrivals, kept: Mapping[int, Sequence[tuple[Cal
     out, because their longest wait is their only one. So are pauses with sends and receives, in which a rank waits, too. Groups
     of one form, as of several replicas, run beside compute only if all do: own times of ranks in them are compared.
     """
-    transfers = {rank: sorted(call.ended_ns / 1000 for call, _ in calls if call.is_transfer) for rank, calls in kept.items()}
+    messages = {rank: sorted(call.ended_ns / 1000 for call, _ in calls if call.is_transfer) for rank, calls in kept.items()}
     ended_us = {
         (rank, call.group, call.sequence): call.ended_ns / 1000
         for rank, calls in kept.items()
@@ -59,9 +59,9 @@ def overlapping_by_gaps(matches: Arrivals, kept: Mapping[int, Sequence[tuple[Cal
     for row in np.split(order, edges) if len(order) else []:
         found[int(matches.group[row[0]])].append(row)
     names = matches.group_names
-    beside = {group for group, rows in found.items() if _is_beside_compute(matches, rows, ended_us, transfers)}
+    beside = {group for group, rows in found.items() if _is_beside_compute(matches, rows, ended_us, messages)}
     forms = {group: _form(matches, rows[0]) for group, rows in found.items()}
-    blocking = {forms[group] for group in found.keys() - beside} if any(transfers.values()) else set()
+    blocking = {forms[group] for group in found.keys() - beside} if any(messages.values()) else set()
     return {names[group] for group in beside if forms[group] not in blocking}
 
 
@@ -75,7 +75,7 @@ def _is_beside_compute(
     matches: Arrivals,
     steps: Iterable[Numbers],
     ended_us: Mapping[tuple[int, str, int], float],
-    transfers: Mapping[int, Sequence[float]],
+    messages: Mapping[int, Sequence[float]],
 ) -> bool:
     """Return whether most of the waiting, by place in the step, is at places that look so. ``steps``: instances of each step."""
     places: defaultdict[int, defaultdict[int, list[tuple[float, float, float]]]] = defaultdict(lambda: defaultdict(list))
@@ -90,7 +90,7 @@ def _is_beside_compute(
                 continue
             for one, other in zip(range(first[before], first[before + 1]), range(first[after], first[after + 1]), strict=True):
                 ends = [ended_us.get((rank[at], group, sequence[at])) for at in (one, other)]
-                pause = _pause(ends, inside[other] / 1000, transfers[rank[one]])
+                pause = _pause(ends, inside[other] / 1000, messages[rank[one]])
                 if pause is not None:
                     places[place][rank[one]].append((inside[one] / 1000, pause, min(waits[one], waits[other]) / 1000))
     beside = total = 0.0
@@ -104,13 +104,13 @@ def _is_beside_compute(
     return 2 * beside > total
 
 
-def _pause(ends: Sequence[float | None], inside_us: float, transfers: Sequence[float]) -> float | None:
+def _pause(ends: Sequence[float | None], inside_us: float, messages: Sequence[float]) -> float | None:
     """Return the time from the end of a collective to the start of the next on one rank, in microseconds.
 
-    ``None`` where it is not known, or a send or receive ended in between (``transfers``: their ends, ascending).
+    ``None`` where it is not known, or a send or receive ended in between (``messages``: their ends, ascending).
     """
     before, after = ends
-    if before is None or after is None or bisect(transfers, before) < bisect(transfers, after):
+    if before is None or after is None or bisect(messages, before) < bisect(messages, after):
         return None
     return after - inside_us - before
 

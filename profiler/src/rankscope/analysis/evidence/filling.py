@@ -54,8 +54,8 @@ class Filling:
 
     @classmethod
     def of_steps(cls, steps: NDArray[np.int64], ranks: Iterable[int]) -> Self:
-        """Return an empty table of these ``steps`` and ``ranks``."""
-        made = cls(steps=steps, start=np.zeros((0, len(steps)), np.int64), profiled=np.zeros((0, len(steps)), np.bool_))
+        """Return an empty table of these ``steps`` and ``ranks``, without starts."""
+        made = cls(steps=steps, start=None, profiled=np.zeros((0, len(steps)), np.bool_))
         made.add_ranks(ranks)
         return made
 
@@ -137,6 +137,8 @@ class Filling:
         self.memory[rank] = samples
 
     def _end(self, columns: RankColumns) -> None:
+        if "wall_us" not in columns.values:
+            return
         ends = columns.start + columns.values["wall_us"].astype(np.float64) * 1000
         self.last_end_unix_ns = float(np.fmax.reduce(ends, initial=self.last_end_unix_ns))
 

@@ -34,10 +34,6 @@ class Lateness:
         """Time that the job would save if no rank were late."""
         return self.leaders.largest - self.middle
 
-    def without(self, row: int) -> Times:
-        """Return the longest time if the rank in ``row`` takes as long as the rank in the middle, at most."""
-        return np.maximum(np.where(self.leaders.rows == row, self.leaders.second, self.leaders.largest), self.middle)
-
     @classmethod
     def joined(cls, parts: Sequence[Lateness]) -> Lateness:
         """Return that of consecutive parts as one."""

@@ -85,11 +85,6 @@ class Leaders:
     ordered: NDArray[np.floating[Any]]
     """Result of ``ordered`` for the requested places, [places, steps]."""
 
-    @property
-    def second(self) -> NDArray[np.float64]:
-        """Second largest value; minus infinity if there is no other."""
-        return self.largest - self.ahead
-
     @classmethod
     def joined(cls, parts: Iterable[Leaders]) -> Leaders:
         """Return those of consecutive parts as one."""

@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.trace.possible import LAST_STEP, are_possible_steps
+from rankscope.analysis.trace.possible import LAST_STEP, MAX_US, are_possible_steps
 from rankscope.runs.records import PHASES, StepEvent
 from rankscope.runs.step_columns import (
     COUNTS,
@@ -20,16 +20,14 @@ from rankscope.runs.step_columns import (
     MEMORY,
     METERS,
     PROFILED,
-    TIMES,
-    grouped_dtype,
 )
-from rankscope.runs.step_segments import Rows
+from rankscope.runs.step_segments import ColumnRows, Rows
 
 _MOST: Final = 2**62
 """Limit of counts; a larger one is damage."""
-_MOST_US: Final = 1e30
-"""Limit of all other values, whatever their unit; a larger one is damage."""
-_IN_USE: Final = [MEMORY.index("allocated_bytes"), MEMORY.index("resident_bytes")]
+_MOST_OTHER: Final = 1e30
+"""Limit of all other values than times, whatever their unit; a larger one is damage."""
+_IN_USE: Final = ("allocated_bytes", "resident_bytes")
 
 STEP_METRICS: Final = ("wall_us", "own_us", "blocked_us")
 """Times of whole steps, which every analysis uses of all ranks."""
@@ -94,42 +92,46 @@ class RankColumns:
 
     @classmethod
     def of(cls, blocks: Iterable[Rows], metrics: Collection[str] = ALL_METRICS) -> Self:
-        """Return the columns of all ``blocks`` of rows, with those of ``ALL_METRICS`` and ``BLOCKED_METRICS`` in ``metrics``.
+        """Return the columns of all ``blocks`` of rows; see ``of_columns``."""
+        return cls.of_columns(ColumnRows(blocks), metrics)
+
+    @classmethod
+    def of_columns(cls, rows: ColumnRows, metrics: Collection[str] = ALL_METRICS) -> Self:
+        """Return the columns of ``rows``, with those of ``ALL_METRICS`` and ``BLOCKED_METRICS`` in ``metrics``.
 
         Memory samples are included if ``metrics`` has any name in ``MEMORY``.
         """
-        parts = [_Part(rows, metrics) for rows in blocks if len(rows)]
-        return cls._joined(parts, metrics) if parts else cls()
+        if not len(rows):
+            return cls()
+        possible = _possible(rows)
+        damaged = len(rows) - int(np.count_nonzero(possible))
+        rows = rows.where(possible) if damaged else rows
+        flags, counts = rows.column("flags"), rows.table(COUNTS)
+        # Sums of absurd times may overflow; they are then unknown like these times.
+        with np.errstate(over="ignore", invalid="ignore"):
+            values, equal = _values(rows, flags, counts, _computed(metrics))
+        named = _named(_computed(metrics), values, metrics)
+        # Only where ``PHASE_us`` is requested, too.
+        same = frozenset(name for name in equal & named.keys() if name.removeprefix("own_") in metrics)
+        meters = _named(METER_METRICS, _meters(rows, counts), metrics) if _some(METER_METRICS, metrics) else {}
+        return cls(
+            step=rows.column("step").copy(),  # a view would keep all columns in memory
+            start=rows.column("start_unix_ns").copy(),
+            profiled=flags & PROFILED != 0,
+            values={name: column for name, column in named.items() if name not in same} | meters,
+            same=same,
+            memory=_memory(rows) if _some(MEMORY, metrics) else no_memory(),
+            damaged=damaged,
+            postponed=_known(rows, flags, counts, [name for name in POSTPONED_METRICS if name not in metrics]),
+        )
 
     @classmethod
     def of_each(cls, rows: Rows, counts: Sequence[int]) -> list[Self]:
         """Return the columns of each of several ranks from their consecutive ``rows``; ``counts`` per rank, none of them 0."""
-        part = _Part(rows, ALL_METRICS)
+        together = ColumnRows([rows])
         firsts = np.cumsum([0, *counts[:-1]])
-        parts = cls._joined([part], ALL_METRICS).cut(np.add.reduceat(part.possible, firsts, dtype=np.intp))
-        return [replace(one, damaged=count - len(one.step)) for one, count in zip(parts, counts, strict=True)]
-
-    @classmethod
-    def _joined(cls, parts: Sequence[_Part], metrics: Collection[str]) -> Self:
-        """Concatenate the columns of ``parts``, with ``metrics`` only."""
-        offsets = np.cumsum([0, *(len(part.step) for part in parts[:-1])])
-        for part, offset in zip(parts, offsets, strict=True):
-            part.memory[:, 0] += offset
-        same = frozenset.intersection(*(part.same for part in parts))
-        # Only where ``PHASE_us`` is requested, too.
-        same = frozenset(name for name in same if name in metrics and name.removeprefix("own_") in metrics)
-        values = _named(_computed(metrics), [part.values for part in parts], metrics)
-        return cls(
-            step=np.concatenate([part.step for part in parts]),
-            start=np.concatenate([part.start for part in parts]),
-            profiled=np.concatenate([part.profiled for part in parts]),
-            values={name: column for name, column in values.items() if name not in same}
-            | _named(METER_METRICS, [part.meters for part in parts], metrics),
-            same=frozenset(name for name in same if name in values),
-            memory=np.concatenate([part.memory for part in parts]),
-            damaged=sum(int(np.count_nonzero(~part.possible)) for part in parts),
-            postponed=frozenset().union(*(part.postponed for part in parts)),
-        )
+        parts = cls.of_columns(together).cut(np.add.reduceat(_possible(together), firsts, dtype=np.intp))
+        return [replace(part, damaged=count - len(part.step)) for part, count in zip(parts, counts, strict=True)]
 
     def cut(self, counts: NDArray[np.intp]) -> list[Self]:
         """Split the entries into consecutive parts of ``counts`` entries."""
@@ -176,33 +178,12 @@ class RankColumns:
         )
 
 
-class _Part:
-    """Columns of one block of rows."""
-
-    __slots__ = ("memory", "meters", "possible", "postponed", "profiled", "same", "start", "step", "values")
-
-    def __init__(self, rows: Rows, metrics: Collection[str]) -> None:
-        groups = rows.view(grouped_dtype())
-        # Columns next to each other in memory are copied together, for each pass over the rows takes long.
-        self.step, self.start, counts = _integers(groups)
-        self.possible = are_possible_steps({"step": self.step, "start_unix_ns": self.start, "wall_us": groups["wall_us"].copy()})
-        self.possible &= (counts < _MOST).all(axis=0)
-        if not self.possible.all():
-            groups = groups[self.possible]
-            self.step, self.start, counts = _integers(groups)
-        flags = groups["flags"].copy()
-        self.profiled: NDArray[np.bool_] = flags & PROFILED != 0
-        # Sums of absurd times may overflow; they are then unknown like these times.
-        with np.errstate(over="ignore", invalid="ignore"):
-            self.values, self.same = _values(groups, flags, counts, _computed(metrics))
-        self.meters = _meters(groups, counts) if _some(METER_METRICS, metrics) else np.empty((0, len(groups)), np.float32)
-        self.postponed = _known(groups, flags, counts, [name for name in POSTPONED_METRICS if name not in metrics])
-        self.memory = _memory(groups["memory"]) if _some(MEMORY, metrics) else no_memory()
-
-
-def _integers(groups: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the steps and starts, [rows], and ``COUNTS``, [counts, rows]."""
-    return groups["step"].copy(), groups["start_unix_ns"].copy(), np.array(groups["counts"].T, order="C")
+def _possible(rows: ColumnRows) -> NDArray[np.bool_]:
+    """Return which rows have possible times and numbers, [rows]."""
+    possible = are_possible_steps({name: rows.column(name) for name in ("step", "start_unix_ns", "wall_us")})
+    for name in COUNTS:
+        possible &= rows.column(name) < _MOST
+    return possible
 
 
 def _some(names: Sequence[str], metrics: Collection[str]) -> bool:
@@ -231,7 +212,7 @@ def times_of_tags(events: Iterable[StepEvent]) -> TagTimes:
     times: TagTimes = {}
     for event in events:
         for tag in TIMED_TAGS:
-            if tag in event.tags and 0 <= event.step <= LAST_STEP and 0 <= (us := event.sections_us.get(tag, -1.0)) < _MOST_US:
+            if tag in event.tags and 0 <= event.step <= LAST_STEP and 0 <= (us := event.sections_us.get(tag, -1.0)) < MAX_US:
                 times.setdefault(tag, {})[event.step] = us
     return times
 
@@ -243,17 +224,17 @@ def _computed(metrics: Collection[str]) -> tuple[str, ...]:
 
 
 def _values(
-    groups: Rows, flags: NDArray[np.uint32], counts: NDArray[np.int64], names: Sequence[str]
+    rows: ColumnRows, flags: NDArray[np.uint32], counts: NDArray[np.int64], names: Sequence[str]
 ) -> tuple[NDArray[np.float32], frozenset[str]]:
     """Return the metrics of ``_computed`` [metrics, rows], and those that equal another, see ``RankColumns.same``.
 
     ``StepRecord`` defines ``own_us`` and similar metrics.
     """
-    found = np.empty((len(names), len(groups)), np.float32)
+    found = np.empty((len(names), len(rows)), np.float32)
     for at, name in enumerate(("samples", "tokens")):
         found[at] = _count(counts, name)
-    found[2] = groups["flops"]
-    return found, _times(groups, flags, *np.split(found, [3, 6, 6 + len(PHASE_METRICS)])[1:])
+    found[2] = rows.column("flops")
+    return found, _times(rows, flags, *np.split(found, [3, 6, 6 + len(PHASE_METRICS)])[1:])
 
 
 def _count(counts: NDArray[np.int64], name: str) -> NDArray[np.floating[Any]]:
@@ -262,28 +243,28 @@ def _count(counts: NDArray[np.int64], name: str) -> NDArray[np.floating[Any]]:
 
 
 def _times(
-    groups: Rows,
+    rows: ColumnRows,
     flags: NDArray[np.uint32],
     found: NDArray[np.float32],
     of_phases: NDArray[np.float32],
     of_blocked: NDArray[np.float32],
 ) -> frozenset[str]:
     """Fill in ``STEP_METRICS``, and, unless empty, ``PHASE_METRICS`` and ``BLOCKED_METRICS``; return those that equal another."""
-    wall: NDArray[np.float64] = groups["wall_us"].copy()
+    wall: NDArray[np.float64] = rows.column("wall_us")
     has_blocked = flags & HAS_BLOCKED != 0
     # The host runs ahead of its device, and waits for it at some steps only. So the step's time is the device's where it is
     # known, and own and blocked time are the device's where its blocked time is known, too.
     has_device = flags & HAS_DEVICE != 0
     on_device = has_device & (flags & HAS_DEVICE_BLOCKED != 0)
-    blocked = _of_phases(groups, "blocked_us")
-    clock = phases = _of_phases(groups, "phases_us") if len(of_phases) else None
+    blocked = _of_phases(rows, "blocked_")
+    clock = phases = _of_phases(rows) if len(of_phases) else None
     whole, step = wall, wall
     if has_device.any():
-        device = _of_phases(groups, "device_us")
+        device = _of_phases(rows, "device_")
         seen = has_device & np.isfinite(device).any(axis=0)
         step = np.where(seen, np.nansum(device, axis=0, dtype=np.float64), wall)
     if on_device.any():
-        blocked = np.where(on_device, _of_phases(groups, "device_blocked_us"), blocked)
+        blocked = np.where(on_device, _of_phases(rows, "device_blocked_"), blocked)
         clock = None if phases is None else np.where(on_device, device, phases)
         whole = np.where(on_device, step, wall)
         has_blocked |= on_device
@@ -310,39 +291,32 @@ def _waited(blocked: NDArray[np.float32]) -> NDArray[np.bool_]:
     return waited
 
 
-def _of_phases(groups: Rows, field_name: str) -> NDArray[np.float32]:
-    """Return a copy of one of ``TIMES``, [phases, rows], contiguous per phase."""
-    return np.array(groups["times"][:, TIMES.index(field_name)].T, order="C")
+def _of_phases(rows: ColumnRows, prefix: str = "") -> NDArray[np.float32]:
+    """Return a copy of the times of all phases, [phases, rows]: ``blocked_``, ``device_`` … ones by the ``prefix``."""
+    return rows.table([f"{prefix}{phase}_us" for phase in PHASES])
 
 
-def _meters(groups: Rows, counts: NDArray[np.int64]) -> NDArray[np.float32]:
+def _meters(rows: ColumnRows, counts: NDArray[np.int64]) -> NDArray[np.float32]:
     """Return ``METER_METRICS``, [metrics, rows]."""
-    found = np.empty((len(METER_METRICS), len(groups)), np.float32)
-    found[: len(METERS)] = groups["meters"].T
-    for at, name in enumerate(_ELEMENTS, len(METERS)):
-        found[at] = _count(counts, name)
-    return found
+    return np.concatenate([rows.table(METERS), np.array([_count(counts, name) for name in _ELEMENTS], np.float32)])
 
 
-def _known(groups: Rows, flags: NDArray[np.uint32], counts: NDArray[np.int64], names: Sequence[str]) -> frozenset[str]:
+def _known(rows: ColumnRows, flags: NDArray[np.uint32], counts: NDArray[np.int64], names: Sequence[str]) -> frozenset[str]:
     """Return those of the ``POSTPONED_METRICS`` in ``names`` that may have known values."""
     on_device = (flags & (HAS_DEVICE | HAS_DEVICE_BLOCKED)) == HAS_DEVICE | HAS_DEVICE_BLOCKED
     on_host = (flags & HAS_BLOCKED != 0) & ~on_device
     has_device, all_on_host = bool(on_device.any()), bool(on_host.all())
-    times, found = groups["times"], set()
+    found = set()
     for name in names:
-        if name in METERS:
-            known = _any_known(groups["meters"][:, METERS.index(name)])
-        elif name in _ELEMENTS:
+        if name in _ELEMENTS:
             known = bool((counts[COUNTS.index(name)] >= 0).any())
+        elif name.startswith("own_"):
+            phase = name.removeprefix("own_")
+            column = rows.column(phase)
+            known = _any_known(column if all_on_host else column[on_host])
+            known = known or (has_device and _any_known(rows.column(f"device_{phase}")[on_device]))
         else:
-            at = PHASE_METRICS.index(name) % len(PHASES)
-            column = times[:, TIMES.index("phases_us"), at]
-            if name.startswith("own_"):
-                known = _any_known(column if all_on_host else column[on_host])
-                known = known or (has_device and _any_known(times[on_device, TIMES.index("device_us"), at]))
-            else:
-                known = _any_known(column)
+            known = _any_known(rows.column(name))
         if known:
             found.add(name)
     return frozenset(found)
@@ -352,30 +326,25 @@ def _any_known(column: NDArray[np.float32]) -> bool:
     return len(column) > 0 and (not np.isnan(column[0]) or not bool(np.isnan(column).all()))
 
 
-def _named(
-    names: Sequence[str], parts: Sequence[NDArray[np.float32]], metrics: Collection[str]
-) -> dict[str, NDArray[np.float32]]:
-    """Return the columns of those ``metrics`` that have any known value; absurd values count as unknown.
+def _named(names: Sequence[str], values: NDArray[np.float32], metrics: Collection[str]) -> dict[str, NDArray[np.float32]]:
+    """Return those ``metrics`` among ``names`` that have any known value; absurd values count as unknown.
 
-    ``parts``: arrays [metrics, rows] of all ``names``, or of the first of them.
+    ``values``: the columns of all ``names``, [names, rows].
     """
-    names = names[: len(parts[0])]
     chosen = [at for at, name in enumerate(names) if name in metrics]
-    if not chosen:
-        return {}
     if len(chosen) < len(names):
-        parts, names = [part[chosen] for part in parts], [names[at] for at in chosen]
-    values = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-    absurd = np.abs(values) >= _MOST_US
+        values, names = values[chosen], [names[at] for at in chosen]
+    most = np.array([MAX_US if name.endswith("_us") else _MOST_OTHER for name in names], np.float32)
+    absurd = np.abs(values) >= most[:, None]
     if absurd.any():
         values[absurd] = np.nan
     known = np.logical_not(np.isnan(values).all(axis=1))
     return {name: row for name, row, is_known in zip(names, values, known, strict=True) if is_known}
 
 
-def _memory(values: NDArray[np.int64]) -> NDArray[np.float64]:
+def _memory(rows: ColumnRows) -> NDArray[np.float64]:
     """Return the samples [samples, row and ``MEMORY``] of the rows that have memory usage; negative numbers become NaN."""
-    sampled = np.flatnonzero((values[:, _IN_USE] >= 0).any(axis=1))
-    samples = values[sampled].astype(np.float64)
+    sampled = np.flatnonzero(np.logical_or.reduce([rows.column(name) >= 0 for name in _IN_USE]))
+    samples = np.array([rows.column(name)[sampled] for name in MEMORY], np.float64)
     samples[samples < 0] = np.nan
-    return np.column_stack([sampled, samples])
+    return np.column_stack([sampled, *samples])

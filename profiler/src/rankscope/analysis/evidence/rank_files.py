@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import groupby, islice
 from operator import itemgetter
 from typing import Final, TypeVar
@@ -18,15 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.filling import Filling
-from rankscope.analysis.evidence.rank_columns import ALL_METRICS, POSTPONED_METRICS, RankColumns, tags_of, times_of_tags
+from rankscope.analysis.evidence.rank_columns import ALL_METRICS, RankColumns, tags_of, times_of_tags
 from rankscope.analysis.evidence.recent import Recent
 from rankscope.base.errors import InputError
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import StepEvent
 from rankscope.runs.segments import list_segments
-from rankscope.runs.step_columns import ROW_BYTES
-from rankscope.runs.step_segments import BLOCK_ROWS, Rows, joined_rows, read_single_rows
+from rankscope.runs.step_segments import ColumnRows, Rows, joined_rows, read_single_rows
 
 _AHEAD: Final = 2
 """Ranks read ahead per thread; results that wait for the consumer take up memory."""
@@ -61,15 +58,14 @@ def load_ranks(
     ``recent``: the steps that are read; ``None``: all.
     """
 
-    def load(own: RunReader, rank: int, new: _New) -> tuple[list[Rows], list[StepEvent]]:
-        blocks = list(own.step_rows(attempt, rank, last=None if recent is None else recent.most_steps, new=new))
+    def load(own: RunReader, rank: int) -> tuple[ColumnRows, list[StepEvent]]:
+        blocks = own.step_rows(attempt, rank, last=None if recent is None else recent.most_steps)
+        rows = ColumnRows(blocks if recent is None else (block[block["step"] >= recent.first_step] for block in blocks))
         # Read after the rows: a step's event is written before its row.
-        return blocks, list(own.events(attempt, rank))
+        return rows, list(own.events(attempt, rank))
 
-    for rank, (blocks, events) in _side_by_side(reader, load, ranks, report):
-        if recent is not None:
-            blocks = [block[block["step"] >= recent.first_step] for block in blocks]  # noqa: PLW2901
-        yield rank, RankColumns.of(_together(blocks), metrics).tagged(tags_of(events), times_of_tags(events))
+    for rank, (rows, events) in _side_by_side(reader, load, ranks, report):
+        yield rank, RankColumns.of_columns(rows, metrics).tagged(tags_of(events), times_of_tags(events))
 
 
 class OnRequest:
@@ -84,10 +80,15 @@ class OnRequest:
         self._steps = steps
         self.known = known
         self._parts: list[Filling] = []
+        self._starts: dict[int, NDArray[np.int64]] = {}
         self._of_rank: dict[int, tuple[int, int]] = {}
         """Part and row of each rank that was read."""
         self._reading = threading.Lock()
         self._places: tuple[NDArray[np.int64], NDArray[np.intp], dict[str, NDArray[np.float32]]] | None = None
+
+    def unread(self, metrics: Collection[str]) -> OnRequest:
+        """Return a reader of the same table that has read nothing yet, and reads only ``metrics``."""
+        return OnRequest(self._reader, self._attempt, self._steps, {name for name in self.known if name in metrics})
 
     def matrix(self, metric: str, ranks: Sequence[int], columns: NDArray[np.intp] | slice) -> NDArray[np.float32]:
         """Return one metric, [ranks, columns]."""
@@ -111,42 +112,47 @@ class OnRequest:
         order = np.argsort(ranks, kind="stable")
         firsts = np.flatnonzero(np.diff(ranks[order], prepend=-1))
         parts = dict(zip(ranks[order[firsts]].tolist(), np.split(order, firsts[1:]), strict=True))
-        whole = []
+        few: dict[int, Rows] = {}
         for rank, places in parts.items():
-            few = None if rank in self._of_rank or len(places) > _FEW else self._few(rank, self._steps[columns[places]])
-            if few is None:
-                whole.append(rank)
-                continue
-            for name, values in few.items():
-                found[name][places] = values
+            if rank not in self._of_rank and len(places) <= _FEW:
+                unique, at = np.unique(self._steps[columns[places]], return_inverse=True)
+                if (rows := self._single_rows(rank, unique)) is not None:
+                    few[rank] = rows[at]
+        single = RankColumns.of([joined_rows(list(few.values()))] if few else [], self.known)
+        if single.damaged:
+            few, single = {}, RankColumns()
+        if few:
+            places = np.concatenate([parts[rank] for rank in few])
+            for name in self.known & single.metrics.keys():
+                found[name][places] = single.metrics[name]
+        whole = [rank for rank in parts if rank not in few]
         self._read(whole)
         for rank in whole:
             part, row = self._of_rank[rank]
-            for name, at in found.items():
+            for name, at_places in found.items():
                 if (matrix := self._parts[part].metric(name)) is not None:
-                    at[parts[rank]] = matrix[row, columns[parts[rank]]]
+                    at_places[parts[rank]] = matrix[row, columns[parts[rank]]]
         return found
 
-    def _few(self, rank: int, steps: NDArray[np.int64]) -> dict[str, NDArray[np.float32]] | None:
-        """Return the metrics of a rank in a few steps, [steps] each; ``None`` if rows cannot be found by position."""
-        unique, places = np.unique(steps, return_inverse=True)
+    def _single_rows(self, rank: int, steps: NDArray[np.int64]) -> Rows | None:
+        """Return the rows of a rank in a few ``steps``, ascending; ``None`` if they cannot be found by position."""
         try:
             paths = list_segments(rank_dir(self._reader.path, self._attempt, rank), "steps")
-            rows = read_single_rows(paths, unique)
+            return read_single_rows(paths, steps)
         except (InputError, OSError):
             return None
-        columns = None if rows is None else RankColumns.of([rows], POSTPONED_METRICS)
-        if columns is None or columns.damaged:
-            return None
-        return {name: values[places] for name, values in columns.metrics.items() if name in self.known}
 
     def starts(self, rank: int, columns: NDArray[np.intp] | slice) -> NDArray[np.int64]:
         """Return the starts of a rank's steps in Unix nanoseconds, [columns]; 0 where there is no record."""
-        self._read([rank])
-        part, row = self._of_rank[rank]
-        started = self._parts[part].start
-        assert started is not None
-        return started[row, columns]
+        if rank not in self._starts:
+            rows = ColumnRows(self._reader.quiet().step_rows(self._attempt, rank))
+            columns_of_rank = RankColumns.of_columns(rows, ())
+            there = np.isin(columns_of_rank.step, self._steps)  # the run may have gone on
+            started = np.zeros(len(self._steps), np.int64)
+            started[np.searchsorted(self._steps, columns_of_rank.step[there])] = columns_of_rank.start[there]
+            self._starts[rank] = started
+        found: NDArray[np.int64] = self._starts[rank][columns]
+        return found
 
     def _read(self, ranks: Sequence[int]) -> None:
         # Several threads may call at once.
@@ -154,15 +160,14 @@ class OnRequest:
             missing = [rank for rank in ranks if rank not in self._of_rank]
             if not missing:
                 return
-            reader = copy.copy(self._reader)
-            reader.skipped = {}  # those of steps were counted when the table was read
+            reader = self._reader.quiet()  # what is damaged was counted when the table was read
 
-            def load(own: RunReader, rank: int, new: _New) -> list[Rows]:
-                return list(own.step_rows(self._attempt, rank, new=new))
+            def load(own: RunReader, rank: int) -> ColumnRows:
+                return ColumnRows(own.step_rows(self._attempt, rank))
 
             part = Filling.of_steps(self._steps, missing)
-            for rank, blocks in _side_by_side(reader, load, missing, ignore):
-                columns = RankColumns.of(_together(blocks), ("wall_us", *POSTPONED_METRICS))
+            for rank, rows in _side_by_side(reader, load, missing, ignore):
+                columns = RankColumns.of_columns(rows, self.known)
                 if not np.array_equal(columns.step, self._steps):
                     columns = columns.where(np.isin(columns.step, self._steps))  # the run may have gone on
                 part.add(rank, columns)
@@ -170,61 +175,30 @@ class OnRequest:
             self._of_rank |= {rank: (len(self._parts) - 1, row) for row, rank in enumerate(part.ranks)}
 
 
-_New = Callable[[int], NDArray[np.uint8]]
-"""Function that returns memory for at least so many bytes."""
-
-
-class _Buffers:
-    """Memory of blocks of rows, used again and again: the kernel needs longer to provide new memory than to read a file."""
-
-    def __init__(self) -> None:
-        self._free: list[NDArray[np.uint8]] = []
-
-    def new(self, taken: list[NDArray[np.uint8]], rest: list[NDArray[np.uint8]], count: int) -> NDArray[np.uint8]:
-        """Return memory for ``count`` bytes: of ``rest``, what is left of the last buffer, or of one that joins ``taken``."""
-        if not rest or len(rest[0]) < count:
-            buffer = self._free.pop() if self._free else np.empty(BLOCK_ROWS * ROW_BYTES, np.uint8)
-            taken.append(buffer if len(buffer) >= count else np.empty(count, np.uint8))
-            rest[:] = taken[-1:]
-        found, rest[0] = rest[0][:count], rest[0][count:]
-        return found
-
-    def give_back(self, taken: list[NDArray[np.uint8]]) -> None:
-        """Use this memory again."""
-        self._free += taken
-
-
-def _together(blocks: list[Rows]) -> list[Rows]:
-    """Return the blocks, as one if they are small: each costs as much as a thousand rows."""
-    return [joined_rows(blocks)] if len(blocks) > 1 and sum(map(len, blocks)) <= BLOCK_ROWS else blocks
-
-
 def _side_by_side(
-    reader: RunReader, load: Callable[[RunReader, int, _New], _T], ranks: Sequence[int], report: Report
+    reader: RunReader, load: Callable[[RunReader, int], _T], ranks: Sequence[int], report: Report
 ) -> Iterator[tuple[int, _T]]:
-    """Yield each rank with the result of ``load``, in order. The memory that ``load`` requests is valid until the next one.
+    """Yield each rank with the result of ``load``, in order.
 
-    Each call of ``load`` gets its own reader, whose counts are added to those of ``reader``. It should only read and check: these
-    are few long calls without the GIL. Many short ones, as columns need, are slower in two threads than in one.
+    Each call of ``load`` gets its own reader, whose counts are added to those of ``reader``. It should only read, check and copy:
+    these are few long calls without the GIL. Many short ones are slower in two threads than in one.
     """
     if not ranks:
         return
     # Freeing an array of this size makes malloc reuse memory freed later, which new pages would take longer than the work in it.
     np.empty(_KEPT_BYTES, np.uint8)
-    buffers = _Buffers()
 
-    def loaded(rank: int) -> tuple[_T, RunReader, list[NDArray[np.uint8]]]:
-        own, taken = reader.quiet(), list[NDArray[np.uint8]]()
-        return load(own, rank, partial(buffers.new, taken, [])), own, taken
+    def loaded(rank: int) -> tuple[_T, RunReader]:
+        own = reader.quiet()
+        return load(own, rank), own
 
     threads = min(len(os.sched_getaffinity(0)), len(ranks))
     with ThreadPoolExecutor(threads, thread_name_prefix="steps") as pool:
         more = iter(ranks)
         waiting = deque(pool.submit(loaded, rank) for rank in islice(more, threads * _AHEAD))
         for done, rank in enumerate(ranks, start=1):
-            result, own, taken = waiting.popleft().result()
+            result, own = waiting.popleft().result()
             waiting.extend(pool.submit(loaded, one) for one in islice(more, 1))
             reader.take_over(own.skipped, own.unusable)
             report(done, len(ranks))
             yield rank, result
-            buffers.give_back(taken)

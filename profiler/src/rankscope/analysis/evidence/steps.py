@@ -11,8 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.filling import Filling
-from rankscope.analysis.evidence.order import of_blocks
-from rankscope.analysis.evidence.rank_columns import LOADED_METRICS, METER_METRICS, RankColumns, no_memory, tags_of, times_of_tags
+from rankscope.analysis.evidence.order import ALL, of_blocks
+from rankscope.analysis.evidence.rank_columns import (
+    ALL_METRICS,
+    LOADED_METRICS,
+    METER_METRICS,
+    RankColumns,
+    no_memory,
+    tags_of,
+    times_of_tags,
+)
 from rankscope.analysis.evidence.rank_files import OnRequest, Report, ignore, load_ranks
 from rankscope.analysis.evidence.recent import MOST_RECORDS, Earlier, earlier_part, recent_part
 from rankscope.base.errors import InputError
@@ -73,9 +81,12 @@ class Matrices(Mapping[str, Matrix]):
         ranks: NDArray[np.int64],
         kept: NDArray[np.intp],
         meters: OnRequest | None = None,
+        rows: NDArray[np.intp] | slice = ALL,
     ) -> None:
         self._stored = stored
         self._ranks = ranks
+        self._rows = rows
+        """Rows of ``stored`` that are those of ``ranks``: all, or an array of places."""
         self._kept = kept
         self._meters = meters
         self._asked: tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.int64], NDArray[np.intp]] | None = None
@@ -91,7 +102,7 @@ class Matrices(Mapping[str, Matrix]):
         """Return ``stored`` for some of the steps, and only for the ranks in ``rows`` if given."""
         columns = self._columns(steps)
         if metric in self._stored:
-            found: NDArray[np.float32] = self._stored[metric][:, columns]
+            found: NDArray[np.float32] = self._stored[metric][:, columns][self._rows]
             return found if rows is None else found[rows]
         if metric not in METRICS:
             raise KeyError(metric)
@@ -121,12 +132,18 @@ class Matrices(Mapping[str, Matrix]):
 
     def columns(self, keep: NDArray[np.bool_]) -> Matrices:
         """Return the matrices of the steps where ``keep`` is true."""
-        return Matrices(self._stored, self._ranks, self._kept[keep], self._meters)
+        return Matrices(self._stored, self._ranks, self._kept[keep], self._meters, self._rows)
 
-    def rows(self, keep: NDArray[np.intp]) -> Matrices:
-        """Return the matrices of the ranks in the rows ``keep``."""
-        stored = {name: matrix[keep] for name, matrix in self._stored.items()}
-        return Matrices(stored, self._ranks[keep], self._kept, self._meters)
+    def rows(self, keep: NDArray[np.intp], metrics: Collection[str]) -> Matrices:
+        """Return the matrices of the ranks in the rows ``keep``; what they read on request, they keep for themselves."""
+        meters = None if self._meters is None else self._meters.unread(metrics)
+        rows = keep if isinstance(self._rows, slice) else self._rows[keep]
+        return Matrices(self._stored, self._ranks[keep], self._kept, meters, rows)
+
+    def without(self, metrics: Collection[str]) -> Matrices:
+        """Return the same without what is stored of ``metrics``."""
+        stored = {name: matrix for name, matrix in self._stored.items() if name not in metrics}
+        return Matrices(stored, self._ranks, self._kept, self._meters, self._rows)
 
     def at(self, metric: str, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> NDArray[np.float32]:
         """Return a metric at places, given as a row and a column each: [places]."""
@@ -145,7 +162,8 @@ class Matrices(Mapping[str, Matrix]):
     def of_rank(self, metric: str, row: int) -> NDArray[np.float32]:
         """Return one row of a matrix."""
         if metric in self._stored:
-            found: NDArray[np.float32] = self._stored[metric][row, self._columns(slice(None))]
+            place = row if isinstance(self._rows, slice) else self._rows[row]
+            found: NDArray[np.float32] = self._stored[metric][place, self._columns(slice(None))]
             return found
         read: NDArray[np.float32] = self.some(metric, slice(None), np.array([row]))[0]
         return read
@@ -308,12 +326,18 @@ class StepTable:
             memory={rank: rows[_among(rows[:, 0], self.steps[keep])] for rank, rows in self.memory.items()},
         )
 
-    def rows(self, keep: NDArray[np.intp]) -> StepTable:
-        """Return the table of the ranks in the rows ``keep``."""
+    def parts(self, ranks: int) -> Iterator[StepTable]:
+        """Yield tables of so many ranks each: what is read on request for one of them is dropped with it."""
+        every = np.arange(len(self.ranks))
+        for first in range(0, len(every), ranks):
+            yield self.rows(every[first : first + ranks])
+
+    def rows(self, keep: NDArray[np.intp], metrics: Collection[str] = ALL_METRICS) -> StepTable:
+        """Return the table of the ranks in the rows ``keep``, and of what is read on request the ``metrics``."""
         return replace(
             self,
             ranks=self.ranks[keep],
-            values=self.values.rows(keep)
+            values=self.values.rows(keep, metrics)
             if isinstance(self.values, Matrices)
             else {name: matrix[keep] for name, matrix in self.values.items()},
             start_unix_ns=None if self.start_unix_ns is None else self.start_unix_ns[keep],
@@ -321,6 +345,12 @@ class StepTable:
             tags={name: matrix[keep] for name, matrix in self.tags.items()},
             memory={rank: rows for rank, rows in self.memory.items() if rank in self.ranks[keep]},
         )
+
+    def without(self, metrics: Collection[str]) -> StepTable:
+        """Return the table without the matrices of ``metrics``, of which some may be read on request."""
+        if isinstance(self.values, Matrices):
+            return replace(self, values=self.values.without(metrics))
+        return self
 
     @property
     def has_record(self) -> NDArray[np.bool_]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -40,18 +40,17 @@ class Blockers:
         """Return the meetings to which all ranks came and that still do not end."""
         return [meeting for meeting in dict.fromkeys(self.oldest.values()) if not self.blocks[meeting]]
 
-    def deadlocks(self) -> list[list[int]]:
-        """Return the circles of ranks that wait for each other and for no other rank."""
-        graph: dict[object, list[object]] = {rank: [meeting] for rank, meeting in self.oldest.items()}
-        for meeting, blocked in self.blocks.items():
-            graph[meeting] = [rank for rank, why in blocked.items() if rank in self.oldest and why != "untold"]
-        found: list[list[int]] = []
-        for component in strongly_connected(graph):
-            inside = set(component)
-            meetings = [one for one in component if isinstance(one, Meeting)]
-            if len(inside) > 1 and all(rank in inside for meeting in meetings for rank in self.blocks[meeting]):
-                found.append(sorted(one for one in component if isinstance(one, int)))
-        return found
+    def deadlock(self) -> list[int]:
+        """Return the ranks that wait for each other and for no other rank, ascending; empty without such a circle."""
+        waiting = dict(self.oldest)
+        while True:
+            meetings = set(waiting.values())
+            closed = {meeting for meeting in meetings if self.blocks[meeting] and self.blocks[meeting].keys() <= waiting.keys()}
+            awaited = {rank for meeting in closed for rank, why in self.blocks[meeting].items() if why != "untold"}
+            left = {rank: meeting for rank, meeting in waiting.items() if meeting in closed and rank in awaited}
+            if len(left) == len(waiting):
+                return sorted(left)
+            waiting = left
 
     def chain_to(self, rank: int) -> list[int]:
         """Return a chain of ranks, each waiting for the next, from the furthest one to ``rank``."""
@@ -175,40 +174,3 @@ def _lost(meetings: Sequence[Meeting], moments: Moments) -> dict[int, list[Meeti
         if len(missed) >= LOST:
             found.setdefault(rank, []).extend(missed)
     return found
-
-
-def strongly_connected(graph: Mapping[object, Iterable[object]]) -> list[list[object]]:
-    """Return the strongly connected components of a directed graph (Tarjan 1972), without recursion."""
-    index: dict[object, int] = {}
-    low: dict[object, int] = {}
-    stack: list[object] = []
-    on_stack: set[object] = set()
-    components: list[list[object]] = []
-    for root in graph:
-        if root in index:
-            continue
-        work = [(root, iter(graph.get(root, ())))]
-        index[root] = low[root] = len(index)
-        stack.append(root)
-        on_stack.add(root)
-        while work:
-            node, successors = work[-1]
-            following = next(successors, None)
-            if following is None:
-                work.pop()
-                if work:
-                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
-                if low[node] == index[node]:
-                    component: list[object] = []
-                    while not component or component[-1] is not node:
-                        component.append(stack.pop())
-                    on_stack.difference_update(component)
-                    components.append(component)
-            elif following not in index:
-                index[following] = low[following] = len(index)
-                stack.append(following)
-                on_stack.add(following)
-                work.append((following, iter(graph.get(following, ()))))
-            elif following in on_stack:
-                low[node] = min(low[node], index[following])
-    return components

@@ -18,6 +18,7 @@ from rankscope.analysis.hang.mismatch import find_mismatches
 from rankscope.analysis.hang.progress import Lines
 from rankscope.analysis.hang.records import Dump, Record
 from rankscope.analysis.hang.result import (
+    MOST_LISTED,
     Culprit,
     HangCause,
     HangKind,
@@ -31,8 +32,6 @@ from rankscope.analysis.hang.result import (
 from rankscope.analysis.hang.wording import advice, detail_of, summary_of
 from rankscope.base.text import ranks_text
 
-MOST_LISTED: Final = 1024
-"""Maximum number of ranks in one list of the result."""
 LARGEST_WORLD: Final = 1_000_000
 """Largest plausible world size; a larger one in a file is ignored."""
 
@@ -199,14 +198,13 @@ def _by_start(evidence: Evidence) -> Found | None:
 def _by_circle(evidence: Evidence) -> Found | None:
     """Find a deadlock and name its ranks outside the meeting in which most of them wait; all of them without a majority."""
     blockers = evidence.blockers
-    for circle in blockers.deadlocks():
-        places: dict[Meeting, list[int]] = {}
-        for rank in circle:
-            places.setdefault(blockers.oldest[rank], []).append(rank)
-        most = max(places.values(), key=len)
-        odd = [rank for rank in circle if rank not in most] if 2 * len(most) > len(circle) else circle
-        return "deadlock", [Accusation(rank, "deadlock", blockers.oldest[rank]) for rank in odd]
-    return None
+    circle = blockers.deadlock()
+    places: dict[Meeting, list[int]] = {}
+    for rank in circle:
+        places.setdefault(blockers.oldest[rank], []).append(rank)
+    most = max(places.values(), key=len, default=[])
+    odd = [rank for rank in circle if rank not in most] if 2 * len(most) > len(circle) else circle
+    return ("deadlock", [Accusation(rank, "deadlock", blockers.oldest[rank]) for rank in odd]) if circle else None
 
 
 def _by_standstill(evidence: Evidence) -> Found | None:

@@ -15,6 +15,10 @@ HangKind = Literal["hang", "no_hang", "insufficient_data"]
 HangCause = Literal[
     "not_arrived", "lost_device", "not_started", "mismatch", "deadlock", "no_dump", "stuck", "unreachable", "nccl_error"
 ]
+RasWhy = Literal["behind", "mismatch", "left", "unreachable", "dead", "error"]
+
+MOST_LISTED: Final = 1024
+"""Maximum number of ranks in one list of the result."""
 
 
 class ProcessGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,7 +145,7 @@ class RasRank(msgspec.Struct, frozen=True, kw_only=True):
     pid: int | None
     gpu: int | None
     """NVML index."""
-    why: Literal["behind", "mismatch", "left", "unreachable", "dead", "error"]
+    why: RasWhy
     """``behind``: launched fewer collectives than others. ``mismatch``: as many, of other kinds. ``left``: its process answers
     and no longer has the communicator. ``unreachable``: its process does not answer. ``dead``: for more than 60 s. ``error``:
     NCCL reports an error there.

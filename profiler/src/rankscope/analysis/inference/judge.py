@@ -24,7 +24,7 @@ from rankscope.analysis.evidence.compared import OwnTimes
 from rankscope.analysis.evidence.order import leaders, ordered
 from rankscope.analysis.evidence.steps import Matrix, Stored
 from rankscope.analysis.inference.excess import Measure, excess, mean_excess, measures_of
-from rankscope.analysis.inference.healing import Gain, as_in_other_steps, far_steps, gain_of
+from rankscope.analysis.inference.healing import Gain, as_in_other_steps, far_steps, gain_of, hosts_of, taking_part
 from rankscope.analysis.inference.noise import noise_of
 from rankscope.analysis.inference.significance import (
     LIMIT,
@@ -50,10 +50,6 @@ FAR: Final = 0.3
 _LIMITED: Final = 0.5
 """Least mean of the limited excess of a slow rank, in multiples of that of the excess itself: a rank that is slow in half of the
 steps has at most half of the limit."""
-
-_TAKES_PART: Final = 0.25
-"""Minimum mean excess of a rank of a slow host that is named with it, as a share of the mean over those of its ranks that have
-more than the median."""
 
 _WAITED_FOR: Final = 0.1
 """Minimum wait that a rank named beside others imposes, as a share of the mean over these ranks."""
@@ -136,12 +132,7 @@ class _Case:
         self.measures = measures_of(self.own, self.limit, self.blocks)
         self.excess = mean_excess(self.own, np.arange(len(self.own)))
         """Mean excess of each rank, [ranks]."""
-        places: dict[str, list[int]] = {}
-        for row, rank in enumerate(self.ranks):
-            if rank in hosts:
-                places.setdefault(hosts[rank], []).append(row)
-        # A host is more than a rank where it has several, and there are other hosts.
-        self.hosts = {host: rows for host, rows in places.items() if len(rows) > 1} if len(places) > 1 else {}
+        self.hosts = hosts_of(self.ranks, hosts)
 
     def slow_ranks(self) -> list[_Outliers]:
         """Return the ranks whose excess chance does not explain, most significant first."""
@@ -174,16 +165,11 @@ class _Case:
         found = []
         while (ahead := ranks_ahead(own, measures, floor, over, self.limit)) is not None and ahead.p_value <= LIMIT:
             floor[ahead.rows] = True
-            rows = [row for at in ahead.rows for row in self._taking_part(list(rest.values())[at])]
+            rows = [row for at in ahead.rows for row in taking_part(self.excess, list(rest.values())[at])]
             found.append(_Outliers(rows, ahead.p_value, self.measures[-1]))
         for one in found:
             self.slow[one.rows] = True
         return found
-
-    def _taking_part(self, rows: Sequence[int]) -> list[int]:
-        over = self.excess[rows]
-        most = over[over >= np.median(over)].mean()
-        return [row for row, one in zip(rows, over.tolist(), strict=True) if one >= _TAKES_PART * most]
 
     def named(self, tested: Sequence[_Outliers]) -> Slow | None:
         """Return the slow ranks if healing them saves enough; without those tested last that take away the certainty."""
@@ -230,7 +216,7 @@ class _Case:
             ranks=[self.ranks[row] for row in rows],
             hosts=whole,
             pattern=pattern,
-            gain_us=max(0.0, estimate.mean),
+            gain_us=gain.mean_us,
             gain_low_us=max(0.0, low) if steps >= FEWEST_BATCHES else None,
             gain_high_us=high if steps >= FEWEST_BATCHES else None,
             excess_us=float(over_usual[affected].mean()) if affected.any() else 0.0,
@@ -266,13 +252,13 @@ class _Case:
     def _with_hosts(self, rows: list[int]) -> tuple[list[int], list[str]]:
         """Return the rows with those that take part on a host most of whose ranks are slow, and these hosts."""
         whole = self._whole_hosts(set(rows))
-        together = set(rows).union(*(self._taking_part(self.hosts[host]) for host in whole))
+        together = set(rows).union(*(taking_part(self.excess, self.hosts[host]) for host in whole))
         return sorted(together), whole
 
     def _whole_hosts(self, slow: set[int]) -> list[str]:
         """Return the hosts most of whose ranks are slow, and more than chance puts there if slow ranks are placed at random."""
         most = {host: rows for host, rows in self.hosts.items() if 2 * len(slow & set(rows)) > len(rows)}
-        every = {host for host, rows in most.items() if len(self._taking_part(rows)) == len(rows)}
+        every = {host for host, rows in most.items() if len(taking_part(self.excess, rows)) == len(rows)}
         there = sum(len(self.hosts[host]) for host in every)
         if 2 * there > len(slow):
             return sorted(most)

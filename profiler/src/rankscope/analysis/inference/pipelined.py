@@ -14,7 +14,6 @@ The bound is the least of what the evidence gives:
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -22,6 +21,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.collectives.arrivals import numbered, sums
 from rankscope.analysis.collectives.blame import Blame
 from rankscope.analysis.collectives.waiting import Waits
 from rankscope.analysis.evidence.compared import Judged
@@ -134,11 +134,8 @@ def waits_for(
     ranks: Sequence[int], steps: int, stages: Mapping[int, int | None], waited_us: Mapping[int, float], blame: Blame
 ) -> WaitedFor:
     """Return the evidence of ``ranks`` with the same work, from ``waited_for_us`` and ``blame``."""
-    waited: Counter[int] = Counter()
-    for rows in blame.rows.values():
-        for (_, victim), (imposed_us, _, _) in rows.items():
-            waited[victim] += round(imposed_us)
-    return WaitedFor(stages, ranks, steps, waited_us, float(max(waited.values(), default=0)) if blame.rows else None)
+    waited = np.bincount(blame.pairs.victim, weights=np.rint(blame.pairs.imposed_us))
+    return WaitedFor(stages, ranks, steps, waited_us, float(waited.max()) if len(waited) else None)
 
 
 def waited_for_us(blame: Blame, waits: Waits) -> dict[int, float]:
@@ -149,11 +146,12 @@ def waited_for_us(blame: Blame, waits: Waits) -> dict[int, float]:
     of_pairs = waits.is_of_pair
     for origin, ns in zip(waits.origin[of_pairs].tolist(), (waits.end - waits.start)[of_pairs].tolist(), strict=True):
         waited[origin] = waited.get(origin, 0.0) + ns / 1000
-    by_pair: Counter[tuple[int, int]] = Counter()
-    for rows in blame.rows.values():
-        by_pair.update({pair: round(imposed_us) for pair, (imposed_us, _, _) in rows.items()})
-    longest: dict[int, int] = {}
-    for (origin, _), us in by_pair.items():
+    pairs = blame.pairs
+    first, number = numbered(pairs.origin, pairs.victim)
+    longest: dict[int, float] = {}
+    for origin, us in zip(
+        pairs.origin[first].tolist(), sums(number, np.rint(pairs.imposed_us), len(first)).tolist(), strict=True
+    ):
         longest[origin] = max(longest.get(origin, 0), us)
     return {origin: waited.get(origin, 0.0) + longest.get(origin, 0) for origin in waited.keys() | longest.keys()}
 

@@ -11,6 +11,7 @@ from typing import Final, TypedDict
 
 import numpy as np
 
+from rankscope.analysis.collectives.arrivals import sums
 from rankscope.analysis.collectives.blame import Blame
 from rankscope.analysis.collectives.matched import Matched
 from rankscope.analysis.collectives.windows import Reduction
@@ -183,8 +184,8 @@ def diagnosis_of_late(
 
 def _among(ranks: Sequence[int], blame: Blame) -> float:
     """Return the exposed waits of ``ranks`` for each other, in microseconds."""
-    rows = (row for of_group in blame.rows.values() for row in of_group.items())
-    return sum(exposed for (origin, victim), (_, exposed, _) in rows if origin in ranks and victim in ranks)
+    pairs = blame.pairs
+    return float(pairs.exposed_us[np.isin(pairs.origin, ranks) & np.isin(pairs.victim, ranks)].sum())
 
 
 def imposed_evidence(blame: Blame, ranks: Sequence[int]) -> list[Evidence]:
@@ -243,8 +244,9 @@ def _at_hand(count: int, what: str, steps: int) -> str:
 
 def _where(blame: Blame, rank: int) -> str | None:
     """Return the process group in which others waited most for a rank; ``None`` where there is only one group."""
-    waits = {group: sum(row[1] for (origin, _), row in rows.items() if origin == rank) for group, rows in blame.rows.items()}
-    return max(waits, key=lambda group: waits[group])[0] if len(waits) > 1 else None
+    pairs = blame.pairs
+    waits = sums(pairs.group, pairs.exposed_us * (pairs.origin == rank), len(pairs.groups))
+    return pairs.groups[int(waits.argmax())][0] if len(waits) > 1 else None
 
 
 def diagnosis_by_own_times(

@@ -57,8 +57,7 @@ def export_perfetto(
         plan = source.plan
         writer = TraceWriter(write, base_ns=plan.base_ns)
         places = _write_ranks(source, writer, progress)
-        source.write_hosts(writer)
-        source.finish()
+        source.finish(writer)
     except OSError as error:
         if error.filename is None:  # not from reading an input
             raise

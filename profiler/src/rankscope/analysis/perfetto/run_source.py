@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -14,9 +15,18 @@ from rankscope.analysis.collectives.matching import match_collectives
 from rankscope.analysis.perfetto import hardware_tracks
 from rankscope.analysis.perfetto.chrome_json import TraceWriter
 from rankscope.analysis.perfetto.hardware_tracks import gpu_name, write_hardware
-from rankscope.analysis.perfetto.raw_trace import RawTrace, Threshold, read_raw_trace, threshold, write_raw
+from rankscope.analysis.perfetto.raw_trace import RawTracks, read_raw_trace
 from rankscope.analysis.perfetto.selection import Selection, fitting_steps
-from rankscope.analysis.perfetto.source import Plan, Progress, clock_of, none_of_these, process_name, shared_by_names, step_range
+from rankscope.analysis.perfetto.source import (
+    Plan,
+    Progress,
+    clock_of,
+    none_of_these,
+    process_name,
+    shared_by_names,
+    step_range,
+    widen,
+)
 from rankscope.analysis.perfetto.step_tracks import write_steps
 from rankscope.analysis.perfetto.survey import Survey
 from rankscope.analysis.result.text import counted
@@ -54,9 +64,10 @@ class RunSource:
         self._simulated = self._reader.info.simulated
         self._step_times: dict[int, tuple[int, int]] = {}
         self.plan = self._make_plan(everybody, ranks, left_out)
-        self._raw = self._threshold(ranks, selection, raw, left_out)
+        self._raw_files = self._merged_files(ranks, left_out, asked=selection.chose_steps if raw is None else raw, named=raw)
+        free = selection.max_events - self._survey.events_of(self._steps)
+        self._raw = RawTracks(max(0, free), sum(map(len, self._raw_files.values())))
         self._stride = self._sampling(left_out, selection.max_events)
-        self._unusable = list(self._reader.unusable)
         self._written = 0
         """Number of step records written."""
 
@@ -73,14 +84,16 @@ class RunSource:
             left_out.append(f"{counted(self._reader.skipped_lines, 'damaged line')}: {self._reader.damage()}")
         if survey.damaged:
             left_out.append(f"{counted(survey.damaged, 'record')}: times that make no sense")
-        self._say_unusable(self._reader.unusable, left_out)
         weights = survey.all_weights()
         # A quarter of the events is reserved for hardware samples, if there are any.
         limit = selection.max_events - (selection.max_events // 4 if self._reader.hosts() else 0)
         steps = fitting_steps(weights, survey.profiled, limit)
         if steps is None:
-            found = f"; there are {step_range(survey.outside)}" if survey.outside else ""
-            raise InputError(self._reader.path, f"no such steps were recorded{found}" if found else "no step was recorded")
+            recorded = survey.recorded
+            text = (
+                "no step was recorded" if recorded is None else f"no such steps were recorded; there are {step_range(recorded)}"
+            )
+            raise InputError(self._reader.path, text)
         whole = (min(weights), max(weights) + 1)
         if steps != whole:
             left_out.append(
@@ -88,11 +101,6 @@ class RunSource:
                 f" {selection.max_events:,} are exported; --steps A:B chooses others, --max-events N more"
             )
         return steps
-
-    def _say_unusable(self, files: list[Path], left_out: list[str]) -> None:
-        if files:
-            names = sorted(os.fspath(file.relative_to(self._reader.path)) for file in files)
-            left_out.append(f"{counted(len(names), 'file')} that cannot be read, such as {names[0]}")
 
     def _make_plan(self, everybody: list[int], ranks: list[int], left_out: list[str]) -> Plan:
         steps = (self._steps.start, self._steps.stop)
@@ -153,9 +161,7 @@ class RunSource:
         write_steps(writer, pid, list(rows.values()), correct)
         for row in rows.values():
             start = correct(row.start_unix_ns)
-            end = start + round(row.wall_us * 1000)
-            first, last = self._step_times.get(row.step, (start, end))
-            self._step_times[row.step] = (min(first, start), max(last, end))
+            widen(self._step_times, row.step, start, start + round(row.wall_us * 1000))
         self._write_windows(writer, pid, rank, correct)
 
     def _write_windows(self, writer: TraceWriter, pid: int, rank: int, correct: Callable[[int], int]) -> None:
@@ -182,47 +188,29 @@ class RunSource:
 
     def write_raw(self, writer: TraceWriter, pid: int, rank: int) -> None:
         """Write the rank's kept raw traces, cut to the exported time."""
-        if self._raw is None:
-            return
-        for trace in self._kept(rank):
-            write_raw(writer, pid, trace, self._raw, self.plan.on_common_clock(rank))
+        first, last = (self.plan.clocks.seen_at(rank, time) for time in self._extent)
+        for file in self._raw_files.get(rank, []):
+            try:
+                trace = read_raw_trace(file, (first, last))
+            except InputError as error:
+                self.plan.left_out.append(str(error))
+            else:
+                self._raw.write(writer, pid, trace, self.plan.on_common_clock(rank))
 
-    def _threshold(self, ranks: list[int], selection: Selection, raw: bool | None, left_out: list[str]) -> Threshold | None:
-        kept = 0
+    def _merged_files(self, ranks: list[int], left_out: list[str], *, asked: bool, named: bool | None) -> dict[int, list[Path]]:
+        """Return the raw traces to merge in, by rank. ``named``: true if the user asked for raw traces and for nothing else."""
+        kept: dict[int, list[Path]] = {}
         for rank in ranks:
             try:
-                kept += sum(1 for _ in self._kept_files(rank))
+                kept[rank] = list(self._kept_files(rank))
             except OSError as error:
                 left_out.append(f"{error.filename}: {error.strerror}")
-        if not kept:
-            if raw:
-                left_out.append("raw traces: none was kept")
-            return None
-        if not (selection.chose_steps if raw is None else raw):
-            left_out.append(f"raw traces: {kept} were kept; --raw merges those of the exported steps in")
-            return None
-        sizes = [trace.sizes for rank in ranks for trace in self._kept(rank, left_out)]
-        weights = self._survey.all_weights()
-        taken = sum(weights.get(step, 0) for step in weights if step in self._steps)
-        shown = threshold(sizes, max(0, selection.max_events - taken))
-        left_out += shown.sentences(sizes)
-        return shown
-
-    def _kept(self, rank: int, left_out: list[str] | None = None) -> Iterator[RawTrace]:
-        extent = [self.plan.clocks.seen_at(rank, one) for one in self._extent]
-        try:
-            files = list(self._kept_files(rank))
-        except OSError:
-            files = []  # already reported by _threshold
-        for file in files:
-            try:
-                trace = read_raw_trace(file).within(*extent)
-            except InputError as error:
-                if left_out is not None:
-                    left_out.append(str(error))
-                continue
-            if trace.slices or trace.moments:
-                yield trace
+        count = sum(map(len, kept.values()))
+        if count and not asked:
+            left_out.append(f"raw traces: {count} were kept; --raw merges those of the exported steps in")
+        elif named and not count:
+            left_out.append("raw traces: none was kept")
+        return kept if asked else {}
 
     def _kept_files(self, rank: int) -> Iterator[Path]:
         folder = rank_dir(self._reader.path, self._attempt, rank) / "traces"
@@ -252,38 +240,37 @@ class RunSource:
         """Return the correction of a host's clock, which all its ranks share."""
         return self.plan.on_common_clock(next(rank for rank, info in self._infos.items() if info.host == host))
 
-    def write_hosts(self, writer: TraceWriter) -> None:
-        """Write one process per host with the counters of its GPUs."""
-        for order, host in enumerate(self._hosts()):
-            seen: dict[str, int] = {}
-            samples: list[HardwareSample] = []
-            for sample in self._samples(host):
-                number = seen[gpu_name(sample)] = seen.get(gpu_name(sample), -1) + 1
-                if number % self._stride == 0:
-                    samples.append(sample)
-            if samples:
-                simulated = self._simulated or any(sample.simulated for sample in samples)
-                name = f"host {host} · hardware" + (" · simulated" if simulated else "")
-                pid = writer.process(name, order=len(self.plan.names) + order)
-                write_hardware(writer, pid, samples, self._clock_of(host))
+    def finish(self, writer: TraceWriter, /) -> None:
+        """Write one process per host with the counters of its GPUs; add to the plan what was left out.
 
-    def finish(self) -> None:
-        """Check after the export that the run is still there: readers treat a missing file as removed by retention.
-
-        Adds late problems to the plan. Raises ``InputError`` if a rank's records disappeared or became unreadable.
+        Readers treat a missing file as removed by retention, so whether the run is still there is checked in the end. Raises
+        ``InputError`` if a rank disappeared.
         """
-        path, known = self._reader.path, set(self._unusable)
-        there = RunReader(path).ranks(self._attempt)
-        gone = [rank_dir(path, self._attempt, rank) for rank in self.plan.names if rank not in there]
-        # Kernels are the only stream that is read for the first time while writing.
-        late = [file for file in self._reader.unusable if file not in known]
-        gone += [file for file in late if not file.name.startswith("kernels")]
+        for order, host in enumerate(self._hosts()):
+            self._write_host(writer, host, len(self.plan.names) + order)
+        path = self._reader.path
+        gone = self.plan.names.keys() - set(RunReader(path).ranks(self._attempt))
         if gone:
-            raise InputError(gone[0], "was there when the export began, and cannot be read any more")
-        self._say_unusable(late, self.plan.left_out)
+            lost = rank_dir(path, self._attempt, min(gone))
+            raise InputError(lost, "was there when the export began, and cannot be read any more")
+        if files := sorted({os.fspath(file.relative_to(path)) for file in self._reader.unusable}):
+            self.plan.left_out.append(f"{counted(len(files), 'file')} that cannot be read, such as {files[0]}")
         missing = self._survey.records_of(self._steps) - self._written
         if missing > 0:
             self.plan.left_out.append(f"{counted(missing, 'step record')}: removed while the run was exported")
+        self.plan.left_out.extend(self._raw.sentences())
+
+    def _write_host(self, writer: TraceWriter, host: str, order: int) -> None:
+        numbers: Counter[str] = Counter()
+        samples: list[HardwareSample] = []
+        for sample in self._samples(host):
+            if numbers[gpu_name(sample)] % self._stride == 0:
+                samples.append(sample)
+            numbers[gpu_name(sample)] += 1
+        if samples:
+            simulated = self._simulated or any(sample.simulated for sample in samples)
+            pid = writer.process(f"host {host} · hardware" + (" · simulated" if simulated else ""), order=order)
+            write_hardware(writer, pid, samples, self._clock_of(host))
 
 
 def _gpu(info: RankInfo) -> str | None:

@@ -56,11 +56,14 @@ class Source(Protocol):
     def write_raw(self, writer: TraceWriter, pid: int, rank: int) -> None:
         """Write the tracks of a rank below its collectives."""
 
-    def write_hosts(self, writer: TraceWriter) -> None:
-        """Write the processes of the hosts."""
+    def finish(self, writer: TraceWriter, /) -> None:
+        """Write the processes of the hosts, and add to the plan what was left out. Raises ``InputError`` for lost input."""
 
-    def finish(self) -> None:
-        """Add to the plan the parts that disappeared during the export. Raises ``InputError`` if they are too many."""
+
+def widen(spans: dict[int, tuple[int, int]], step: int, start: int, end: int) -> None:
+    """Widen the span of a step, first start to last end, by another one."""
+    first, last = spans.get(step, (start, end))
+    spans[step] = (min(first, start), max(last, end))
 
 
 def clock_of(

@@ -15,13 +15,11 @@ from numpy.typing import NDArray
 from rankscope.analysis.perfetto.chrome_json import TraceWriter
 from rankscope.analysis.trace.possible import MAX_US
 from rankscope.runs.records import PHASES, Phase, StepRecord
-from rankscope.runs.step_columns import TIMES, grouped_dtype
+from rankscope.runs.step_columns import TIME_COLUMNS
 from rankscope.runs.step_segments import Rows
 
-_CLOCK_SLACK: Final = 0.01
-"""Share of its length by which a step may seem to overlap the next: starts are of an adjusted clock, durations are not."""
-_READING_SLACK_NS: Final = 200_000
-"""Overlap allowed because the two clocks are read tens of microseconds apart; at most a quarter of a step."""
+_OVERLAP: Final = 0.25
+"""Largest share of a step that may overlap the next: starts are of an adjusted clock, durations are of another one."""
 
 _SHOWN: Final = (
     "cpu_us",
@@ -42,13 +40,12 @@ _SHOWN: Final = (
 )
 
 
-_COUNTED: Final = [TIMES.index("phases_us"), TIMES.index("blocked_us")]
+_COUNTED: Final = [name for name in TIME_COLUMNS if not name.startswith("device_")]
 
 
 def weights(rows: Rows) -> NDArray[np.int64]:
     """Return an upper estimate of the events that ``write_steps`` writes for each record, [rows]."""
-    times = rows.view(grouped_dtype())["times"][:, _COUNTED]
-    known: NDArray[np.int64] = np.count_nonzero(~np.isnan(times), axis=(1, 2))
+    known: NDArray[np.int64] = np.count_nonzero([~np.isnan(rows[name]) for name in _COUNTED], axis=0)
     return 2 + known
 
 
@@ -58,8 +55,7 @@ def write_steps(writer: TraceWriter, pid: int, records: Sequence[StepRecord], co
     starts = [correct(record.start_unix_ns) for record in ordered]
     ends = [start + round(record.wall_us * 1000) for start, record in zip(starts, ordered, strict=True)]
     for at in range(len(ordered) - 1):
-        length = ends[at] - starts[at]
-        if 0 < ends[at] - starts[at + 1] <= max(_CLOCK_SLACK * length, min(_READING_SLACK_NS, length / 4)):
+        if 0 < ends[at] - starts[at + 1] <= _OVERLAP * (ends[at] - starts[at]):
             ends[at] = starts[at + 1]
     steps = writer.track(pid, "steps", nest=False)
     for record, start, end in zip(ordered, starts, ends, strict=True):

@@ -36,8 +36,8 @@ class Survey:
     """Profiled step to the number of its collectives on all ranks."""
     damaged: int = 0
     """Number of records with impossible times."""
-    outside: tuple[int, int] | None = None
-    """First of the steps that were not chosen, and the step after the last; ``None``: all were chosen."""
+    recorded: tuple[int, int] | None = None
+    """First recorded step, chosen or not, and the step after the last."""
     _sums: NDArray[Any] = field(default_factory=lambda: np.empty(0, _SUMS))
     """Entries of the chosen steps, ascending."""
 
@@ -52,19 +52,17 @@ class Survey:
         rows = rows[possible]
         self.damaged += len(possible) - len(rows)
         steps: NDArray[np.int64] = rows["step"]
-        chosen = self.selection.has_steps(steps)
-        if not chosen.all():
-            first, last = int(steps[~chosen].min()), int(steps[~chosen].max())
-            before = self.outside or (first, last + 1)
-            self.outside = (min(first, before[0]), max(last + 1, before[1]))
-            rows = rows[chosen]
-        found = np.zeros(len(rows), _SUMS)
-        found["step"] = rows["step"]
-        found["events"] = step_tracks.weights(rows)
-        found["start_ns"] = rows["start_unix_ns"]
-        found["end_ns"] = rows["start_unix_ns"] + np.rint(rows["wall_us"] * 1000).astype(np.int64)
-        found["profiled"] = rows["flags"] & PROFILED != 0
-        return found
+        if len(steps):
+            first, past = self.recorded or (int(steps[0]), 0)
+            self.recorded = (min(first, int(steps.min())), max(past, int(steps.max()) + 1))
+        rows = rows[self.selection.has_steps(steps)]
+        sums = np.zeros(len(rows), _SUMS)
+        sums["step"] = rows["step"]
+        sums["events"] = step_tracks.weights(rows)
+        sums["start_ns"] = rows["start_unix_ns"]
+        sums["end_ns"] = rows["start_unix_ns"] + np.rint(rows["wall_us"] * 1000).astype(np.int64)
+        sums["profiled"] = rows["flags"] & PROFILED != 0
+        return sums
 
     def add_collectives(self, records: Iterable[CollectiveRecord]) -> None:
         """Add the collectives of a rank, chosen or not: finding the origin of a wait needs those of all ranks."""
@@ -80,6 +78,10 @@ class Survey:
     def records_of(self, steps: range) -> int:
         """Return the number of records of ``steps``: one for each step and rank."""
         return int(self._sums["ranks"][self._between(steps.start, steps.stop)].sum())
+
+    def events_of(self, steps: range) -> int:
+        """Return the number of events of ``steps``, collectives included."""
+        return sum(count for step, count in self.all_weights().items() if step in steps)
 
     def all_weights(self) -> dict[int, int]:
         """Return the number of events of each step, collectives included."""
@@ -123,11 +125,11 @@ def _summed(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
     joined = np.concatenate([np.empty(0, _SUMS), *parts])
     joined = joined[np.argsort(joined["step"], kind="stable")]
     firsts = np.flatnonzero(np.diff(joined["step"], prepend=-1))
-    found = joined[firsts]
-    if len(found) < len(joined):
+    sums = joined[firsts]
+    if len(sums) < len(joined):
         for name, together in _TOGETHER.items():
-            found[name] = together.reduceat(joined[name], firsts)
-    return found
+            sums[name] = together.reduceat(joined[name], firsts)
+    return sums
 
 
 _TOGETHER: Final = {

@@ -7,7 +7,7 @@ from typing import Final, get_args
 
 from rankscope.analysis.causes import Cause
 from rankscope.analysis.collectives.figures import Figure, Figures
-from rankscope.analysis.collectives.transferred import Transfer
+from rankscope.analysis.collectives.payload import PAYLOADS
 from rankscope.analysis.costs.figures import derived, figures_of_costs
 from rankscope.analysis.costs.waterfall import Costs, InnerName
 from rankscope.analysis.result.analysis import Kind
@@ -101,7 +101,7 @@ def exposed_transfer(figures: Figures) -> str | None:
 
     Gradients count only where parameters are not sharded, because hybrid sharding reduces gradients differently.
     """
-    most = next((name for name in get_args(Transfer) if (one := figures.get(f"exposed.{name}")) and one.value >= _MOST), None)
+    most = next((name for name in PAYLOADS if (one := figures.get(f"exposed.{name}")) and one.value >= _MOST), None)
     sharding = figures.get("collectives.sharding_share")
     return None if most == "gradients" and (sharding is None or sharding.value >= _SHARDED) else most
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ from rankscope.analysis.whatif.graph import Times
 from rankscope.analysis.whatif.result import (
     CauseEffect,
     Effect,
+    HostEffect,
     OpEffect,
     RankEffect,
     ReplicaEffect,
@@ -82,6 +83,9 @@ class Outcome:
     ranks: Sequence[Part]
     slowest: list[int]
     without_slowest: Times
+    savings_of: Literal["verdict", "graph"] = "graph"
+    """What ranks, hosts and the slowest ranks save, see ``WhatIf``."""
+    hosts: Sequence[Part] = ()
     replicas: Sequence[Part] = ()
     stages: Sequence[Part] = ()
     ops: Sequence[Part] = ()
@@ -151,7 +155,9 @@ def answer(outcome: Outcome, source: WhatIfSource, terms: Terms) -> WhatIf:
         saved_seconds=lost,
         gpu_hours_lost=hours,
         cost=cost,
+        savings_of=outcome.savings_of,
         by_rank=telling.effects(outcome.ranks, RankEffect),
+        by_host=telling.effects(outcome.hosts, HostEffect),
         by_dp_rank=telling.effects(outcome.replicas, ReplicaEffect),
         by_stage=telling.effects(outcome.stages, StageEffect),
         by_op=telling.effects(outcome.ops, OpEffect),

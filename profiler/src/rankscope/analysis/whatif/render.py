@@ -45,6 +45,7 @@ def render_text(result: WhatIf, *, width: int = 100, color: bool = False) -> str
     """Render the headline, the source and a table for each kind of part, in lines of at most ``width`` columns."""
     tables = [
         _table("rank", [(f"{row.rank}{_place(row.stage, row.dp_rank)}", row) for row in result.by_rank], width),
+        _table("host", [(f"{row.host} ({counted(len(row.ranks), 'rank')})", row) for row in result.by_host], width),
         _table("data-parallel rank", [(str(row.dp_rank), row) for row in result.by_dp_rank], width),
         _table("stage", [(str(row.stage), row) for row in result.by_stage], width),
         _table("phase" if result.source.evidence == "steps" else "operation", [(row.op, row) for row in result.by_op], width),
@@ -158,10 +159,10 @@ def _legend(result: WhatIf, width: int) -> str:
         "slowdown: a step with only this as it was and all else ideal, against the ideal one; saved: what a step gains with "
         "only this ideal; share: of all that is lost"
     )
-    if result.source.evidence == "steps":
+    if result.savings_of == "verdict":
         text += (
-            "; an ideal rank is as the typical one, while a rank that the verdict heals still varies as the others do: so the "
-            "verdict's saving differs a little"
+            "; a rank or host without its slowness still varies as the others do, as in the verdict, while in all else an ideal "
+            "rank is as the one in the middle between two meetings"
         )
     if result.by_cause:
         text += (

@@ -76,6 +76,14 @@ class RankEffect(Effect, frozen=True, kw_only=True):
     stage: int | None = None
 
 
+class HostEffect(Effect, frozen=True, kw_only=True):
+    """Effect of the ranks of one host together; only of hosts of several ranks, where there are other hosts."""
+
+    host: str
+    ranks: list[int]
+    """Ranks of the host that take part in its slowness, as in the verdict; all where none does."""
+
+
 class ReplicaEffect(Effect, frozen=True, kw_only=True):
     """Effect of all ranks of one position in the data-parallel dimension."""
 
@@ -136,18 +144,24 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     slowdown: float | None = None
     """S: ``step_seconds`` / ``ideal_step_seconds``."""
     m_worker: float | None = None
-    """M_W: share of the loss that is gone when the slowest 3 % of the ranks (at least one) are made ideal."""
+    """M_W: share of the loss that is gone when the slowest 3 % of the ranks (at least one) are healed, see
+    ``savings_of``."""
     m_stage: float | None = None
     """M_S: share of the loss that is gone when the last pipeline stage is made ideal; ``None`` without a pipeline."""
     slowest_ranks: list[int] = []
-    """Ranks that ``m_worker`` makes ideal."""
+    """Ranks that ``m_worker`` is of."""
     saved_seconds: float | None = None
     """Seconds per step saved without any straggler."""
     gpu_hours_lost: float | None = None
     """GPU-hours lost to all stragglers: ``saved_seconds`` x ``trained_steps`` x ``world_size`` of the source."""
     cost: Cost | None = None
+    savings_of: Literal["verdict", "graph"] = "graph"
+    """What ranks and hosts save: as the ``verdict`` computes it, from the same own times and steps, so that a healed one still
+    varies as the others do; or as played on the ``graph``, with ideal ones."""
     by_rank: list[RankEffect] = []
     """Effects of at most 64 ranks; as in the other lists but ``by_cause``, the largest slowdown comes first."""
+    by_host: list[HostEffect] = []
+    """Effects of at most 64 hosts."""
     by_dp_rank: list[ReplicaEffect] = []
     by_stage: list[StageEffect] = []
     by_op: list[OpEffect] = []

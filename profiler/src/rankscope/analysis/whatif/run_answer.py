@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.costs.rare_steps import rare_time
-from rankscope.analysis.evidence.compared import MINIMUM_STEPS, comparable
+from rankscope.analysis.evidence.compared import MINIMUM_STEPS, judge
 from rankscope.analysis.evidence.damage import table_warnings
 from rankscope.analysis.evidence.peers import peer_groups
 from rankscope.analysis.evidence.rank_columns import LOADED_METRICS, TIME_METRICS
@@ -23,7 +23,8 @@ from rankscope.analysis.statistics import lower_median
 from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible_collective
 from rankscope.analysis.whatif.causes import CAUSE_METRICS, Causes
 from rankscope.analysis.whatif.graph import Times
-from rankscope.analysis.whatif.outcome import TOO_LITTLE, Outcome, Part, Terms, answer, insufficient
+from rankscope.analysis.whatif.healed import Healed
+from rankscope.analysis.whatif.outcome import TOO_LITTLE, Outcome, Terms, answer, insufficient
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
 from rankscope.analysis.whatif.step_graph import GRAPH_METRICS, build_step_graph
 from rankscope.analysis.whatif.step_scenarios import MOST_CAUSES, StepScenarios, play_steps
@@ -133,24 +134,25 @@ def _from_steps(
     typical = typical_steps(table, infos)
     if typical.per_entry > 1:
         typical = _up_to_meetings(reader, table, infos)
-    found = comparable(typical.table, ranks)
-    if found is None:
+    judged = judge(typical.table, ranks)
+    if judged is None:
         return insufficient(source, _missing(source, table)), None
-    rows, keep = found
-    graph = build_step_graph(typical.table.columns(keep), rows)
+    count = len(judged.steps)
+    graph = build_step_graph(judged.table, judged.rows)
     if graph is None:
         told = "no rank ever waited for another, as far as the step records tell, so it is not known where they meet"
         return insufficient(source, told), None
-    missing = (source.world_size or 0) - len(rows)
-    steps = min(round(typical.per_entry * int(keep.sum())), len(table.steps))
+    compared = judged.ranks
+    missing = (source.world_size or 0) - len(compared)
+    steps = min(round(typical.per_entry * count), len(table.steps))
     source = msgspec.structs.replace(
         source,
-        ranks=len(rows),
+        ranks=len(compared),
         steps=steps,
         steps_left_out=len(table.steps) - steps,
         rare_steps=int(typical.rare.sum()),
         rare_share=rare_time(typical).share,
-        estimated_share=0.0 if graph.gaps is None else len(graph.gaps.rows) / (len(rows) * int(keep.sum())),
+        estimated_share=0.0 if graph.gaps is None else len(graph.gaps.rows) / (len(compared) * count),
         warnings=source.warnings
         + (
             [f"{missing} of {source.world_size} ranks are not in it: what they did counts as communication"]
@@ -158,14 +160,14 @@ def _from_steps(
             else []
         ),
     )
-    compared = table.ranks[rows].tolist()
+    hosts = {rank: info.host for rank, info in infos.items()}
     causes = Causes(graph, _busy_above(reader, table.attempt, compared) if terms.accelerated else None)
-    played = play_steps(causes)
+    played = play_steps(causes, Healed(judged, hosts))
     if not played.measured.any():
         return insufficient(source, _NO_TIME), None
     costly = sorted(played.causes, key=lambda part: -_total(part.lost))
     chain = Chain(causes, compared, [part.key["cause"] for part in costly[:MOST_CAUSES]])
-    return answer(_outcome(played, chain, infos), source, terms), chain
+    return answer(_outcome(played, chain, hosts), source, terms), chain
 
 
 _NO_TIME: Final = "the steps took no time by the clock that they were measured with"
@@ -216,19 +218,17 @@ def _missing(source: WhatIfSource, table: StepTable) -> str:
     return f"{len(table.steps)} steps recorded, {MINIMUM_STEPS} steps after warm-up with own times of half of the ranks needed"
 
 
-def _outcome(played: StepScenarios, chain: Chain, infos: dict[int, RankInfo]) -> Outcome:
-    def named(part: Part) -> Part:
-        rank = chain.ranks[part.key["row"]]
-        return replace(part, key={"rank": rank, "host": infos[rank].host if rank in infos else None})
-
+def _outcome(played: StepScenarios, chain: Chain, hosts: Mapping[int, str]) -> Outcome:
     return Outcome(
         steps=chain.causes.graph.table.steps,
         measured=played.measured,
         actual=played.actual,
         ideal=played.ideal,
-        ranks=[named(part) for part in played.ranks],
-        slowest=[chain.ranks[row] for row in played.slowest],
+        ranks=[replace(part, key={**part.key, "host": hosts.get(part.key["rank"])}) for part in played.ranks],
+        hosts=played.hosts,
+        slowest=played.slowest,
         without_slowest=played.without_slowest,
+        savings_of="verdict",
         ops=played.phases,
         causes=played.causes,
         seconds=_SECONDS,

@@ -1,8 +1,10 @@
 """Step times on a graph of step records: as they were, ideal, and with ranks, phases or causes ideal or as they were.
 
-A step is a chain of stretches, each as long as its longest rank (``step_graph``). If some ranks are made ideal, the longest of
-the others decides. So the few longest ranks of every stretch are stored for every set of causes that may be made ideal. They
-answer any combination fast, and exactly as all ranks would.
+A step is a chain of stretches, each as long as its longest rank (``step_graph``). What a rank or host alone saves is what the
+verdict says of it (``inference.healing``): healed, it varies as the others do.
+
+If some ranks and causes are made ideal together, the longest of the others decides. So the few longest ranks of every stretch are
+stored for every set of causes that may be made ideal. They answer any combination fast, and exactly as all ranks would.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from rankscope.analysis.evidence.order import leading
 from rankscope.analysis.evidence.steps import Matrix
 from rankscope.analysis.whatif.causes import Causes
 from rankscope.analysis.whatif.graph import Times
+from rankscope.analysis.whatif.healed import Healed
 from rankscope.analysis.whatif.outcome import MAX_RANKS, Part, slowest_count
 from rankscope.analysis.whatif.step_graph import Block
 
@@ -48,9 +51,11 @@ class StepScenarios:
     actual: Times
     ideal: Times
     ranks: list[Part]
-    """Ranks with the longest time above the typical, longest first. ``key``: the ``row`` of the graph."""
+    """Ranks with the longest time above the typical, longest first."""
+    hosts: list[Part]
+    """Hosts, the same."""
     slowest: list[int]
-    """Rows of the slowest 3 % of the ranks."""
+    """The slowest 3 % of the ranks."""
     without_slowest: Times
     phases: list[Part]
     causes: list[Part]
@@ -71,17 +76,28 @@ class _Played:
     """Part of each cause in ``late.lost``, [causes, stretches]."""
 
 
-def play_steps(causes: Causes) -> StepScenarios:
-    """Play all scenarios on the graph of ``causes``: each rank, phase and cause alone."""
-    graph = causes.graph
+def play_steps(causes: Causes, healed: Healed) -> StepScenarios:
+    """Play all scenarios on the graph of ``causes``: each rank, host, phase and cause alone. ``healed``: of the graph's ranks."""
+    graph, ranks = causes.graph, healed.ranks
     played = graph.of_blocks(lambda block: _play(block, causes))
     above = np.sum([one.above for one in played], axis=0)
     late = Lateness.joined([one.late for one in played])
-    order = np.argsort(-above, kind="stable")
-    slowest = order[: slowest_count(len(order))]
-    shown = order[:MAX_RANKS]
-    rest = graph.of_blocks(lambda block: (block.own[:, shown], longest_without(block, slowest)))
-    own = _joined(of_shown for of_shown, _ in rest)
+    actual = graph.times(late.leaders.largest)
+    order = np.argsort(-above, kind="stable").tolist()
+    slowest = [ranks[row] for row in order[: slowest_count(len(order))]]
+    rows_of = {host: np.flatnonzero(np.isin(ranks, members)) for host, members in healed.hosts.items()}
+    hosts = sorted(rows_of, key=lambda host: -above[rows_of[host]].max())[:MAX_RANKS]
+    units = [([row], {"rank": ranks[row]}) for row in order[:MAX_RANKS]]
+    units += [(rows_of[host].tolist(), {"host": host, "ranks": healed.hosts[host]}) for host in hosts]
+    longest = graph.of_blocks(lambda block: np.stack([block.own[:, rows].max(axis=1) for rows, _ in units]))
+    of_units = [
+        Part(
+            key,
+            only=graph.times(np.maximum(own, late.middle)),
+            without=actual - healed.saves_us([ranks[row] for row in rows]),
+        )
+        for (rows, key), own in zip(units, np.concatenate(longest, axis=1), strict=True)
+    ]
     keys: list[dict[str, Any]] = [*({"op": phase} for phase in graph.phases), *({"cause": name} for name in causes.names)]
     parts = [
         Part(key, *(graph.times(_joined(one.parts[at][which] for one in played)) for which in (0, 1)))
@@ -90,18 +106,12 @@ def play_steps(causes: Causes) -> StepScenarios:
     lost = np.concatenate([one.lost for one in played], axis=1)
     return StepScenarios(
         measured=_joined(one.wall for one in played),
-        actual=graph.times(late.leaders.largest),
+        actual=actual,
         ideal=graph.times(late.middle),
-        ranks=[
-            Part(
-                {"row": row},
-                only=graph.times(np.maximum(own[:, at], late.middle)),
-                without=graph.times(late.without(row)),
-            )
-            for at, row in enumerate(shown.tolist())
-        ],
-        slowest=slowest.tolist(),
-        without_slowest=graph.times(np.maximum(_joined(without for _, without in rest), late.middle)),
+        ranks=of_units[: len(units) - len(hosts)],
+        hosts=of_units[len(units) - len(hosts) :],
+        slowest=slowest,
+        without_slowest=actual - healed.saves_us(slowest),
         phases=parts[: len(graph.phases)],
         causes=[
             replace(part, lost=graph.per_step(of_cause)) for part, of_cause in zip(parts[len(graph.phases) :], lost, strict=True)
@@ -128,14 +138,6 @@ def _play(block: Block, causes: Causes) -> _Played:
         parts=parts,
         lost=np.stack([np.zeros(len(last)) if part is None else part[at, last] for part in of_causes]),
     )
-
-
-def longest_without(block: Block, rows: NDArray[np.intp]) -> Times:
-    """Return the longest own time [stretches] of the ranks that are not in ``rows``; 0 without such ranks."""
-    others = block.own.copy()
-    others[:, rows] = 0.0
-    longest: Times = others.max(axis=1)
-    return longest
 
 
 def only_and_without(block: Block, amounts: Matrix | None, stretches: slice | NDArray[np.intp] = slice(None)) -> OnlyAndWithout:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.arrivals import Match, arrival_ns
 from rankscope.analysis.collectives.clock import Clocks
-from rankscope.analysis.collectives.transfers import common_extent
+from rankscope.analysis.collectives.communication import common_extent
 from rankscope.analysis.statistics import lower_median
 from rankscope.analysis.trace.intervals import Spans, measure, union
 from rankscope.analysis.whatif.graph import Graph, Times, build_graph

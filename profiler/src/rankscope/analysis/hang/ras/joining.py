@@ -13,9 +13,9 @@ import msgspec
 
 from rankscope.analysis.hang.diagnosis import analyze_hang
 from rankscope.analysis.hang.ras.asking import WAIT_SECONDS, Answers, is_of, kept_answers, live_answers, runs_here
-from rankscope.analysis.hang.ras.judging import MOST_LISTED, Found, Suspect, differing, judge, rank_row
+from rankscope.analysis.hang.ras.judging import Judgement, Suspect, differing, judge
 from rankscope.analysis.hang.ras.wording import detail_of, names_of, summary_of
-from rankscope.analysis.hang.result import Culprit, HangReport, Operation, RasReport
+from rankscope.analysis.hang.result import MOST_LISTED, Culprit, HangReport, Operation, RasReport
 from rankscope.analysis.hang.wording import advice, operation_text
 from rankscope.analysis.result.text import counted
 from rankscope.base.errors import InputError
@@ -39,7 +39,7 @@ class _Job:
     attempt: int | None = None
     infos: Mapping[int, RankInfo] = field(default_factory=dict)
     world_size: int | None = None
-    found: Found | None = None
+    judgement: Judgement | None = None
     ras: RasReport | None = None
     error: InputError | None = None
     """Reason for having no answer, where one was expected."""
@@ -50,27 +50,27 @@ class _Job:
         before = answers.snapshots[0] if len(answers.snapshots) > 1 else None
         latest, given = answers.snapshots[-1], answers.given[-1]
         pids = {rank: info.pid for rank, info in self.infos.items()}
-        found = judge(latest, before, world_size=self.world_size, pids=pids)
-        self.found, self.warnings = found, self.warnings + answers.warnings
-        self.world_size = found.places.world_size
+        judgement = judge(latest, before, world_size=self.world_size, pids=pids)
+        self.judgement, self.warnings = judgement, self.warnings + answers.warnings
+        self.world_size = judgement.ranks.world_size
         self.ras = RasReport(
             address=given.address,
             live=answers.live,
             asked_unix_ns=given.asked_unix_ns,
             answers=len(answers.given),
             interval_s=answers.interval_s,
-            moved=found.moved,
+            moved=judgement.moved,
             nccl_version=latest.nccl_version,
             format=given.format,
             communicators=latest.total,
             gpus=latest.gpus,
             timeouts=latest.timeouts,
-            kind=found.kind,
-            cause=found.cause,
-            culprits=sorted(_global(found)),
-            certain=found.certain,
-            summary=summary_of(found, latest, answers.interval_s),
-            differing=differing(found),
+            kind=judgement.kind,
+            cause=judgement.cause,
+            culprits=sorted(_by_rank(judgement.named)),
+            certain=judgement.certain,
+            summary=summary_of(judgement, latest, answers.interval_s),
+            differing=differing(judgement),
         )
 
 
@@ -135,12 +135,12 @@ def _live(job: _Job, address: str | None, wait_s: float) -> Answers:
 def _by_ras(job: _Job) -> HangReport:
     """Return the report on a job without dumps."""
     assert job.ras is not None
-    assert job.found is not None
+    assert job.judgement is not None
     report = HangReport(
         kind=job.ras.kind,
         cause=job.ras.cause,
         culprits=job.ras.culprits,
-        suspects=[] if job.ras.kind == "hang" else _suspects(job.found),
+        suspects=[] if job.ras.kind == "hang" else sorted(_by_rank(job.judgement.suspects))[:MOST_LISTED],
         collective=None,
         group=None,
         chain=[],
@@ -229,44 +229,39 @@ def _key(operation: Operation) -> tuple[str, int, str]:
 
 
 def _evidence(job: _Job, place: Operation | None) -> list[Culprit]:
-    assert job.found is not None
-    known = _global(job.found)
+    judgement = job.judgement
+    assert judgement is not None
     return [
         Culprit(
             rank=rank,
-            host=job.infos[rank].host if rank in job.infos else rank_row(job.found.places, one).host,
-            cause=job.found.cause or "not_arrived",
-            certain=job.found.certain,
+            host=job.infos[rank].host if rank in job.infos else suspect.row.host,
+            cause=judgement.cause or "not_arrived",
+            certain=judgement.certain,
             awaited_in=place,
             awaited_by=[],
             last_sequence=None,
             last=None,
-            detail=detail_of(job.found, one),
+            detail=detail_of(judgement, suspect),
         )
-        for rank, one in sorted(known.items())
+        for rank, suspect in sorted(_by_rank(judgement.named).items())
     ]
 
 
-def _global(found: Found) -> dict[int, Suspect]:
-    """Return the named ranks whose global rank is known."""
+def _by_rank(suspects: Sequence[Suspect]) -> dict[int, Suspect]:
+    """Return the suspects whose global rank is known, each in the first communicator."""
     known: dict[int, Suspect] = {}
-    for one in found.named:
-        if (rank := found.places.of(one.communicator, one.rank)) is not None:
-            known.setdefault(rank, one)
+    for suspect in suspects:
+        if suspect.row.global_rank is not None:
+            known.setdefault(suspect.row.global_rank, suspect)
     return known
 
 
-def _suspects(found: Found) -> list[int]:
-    known = {found.places.of(one.communicator, one.rank) for one in found.suspects} - {None}
-    return sorted(rank for rank in known if rank is not None)[:MOST_LISTED]
-
-
 def _limits(job: _Job) -> list[str]:
-    assert job.found is not None
-    return [_UNCOUNTED] if any(one.why == "behind" for one in job.found.named) else []
+    assert job.judgement is not None
+    return [_UNCOUNTED] if any(suspect.row.why == "behind" for suspect in job.judgement.named) else []
 
 
 def _advice(report: HangReport, job: _Job) -> list[str]:
-    assert job.found is not None
+    assert job.judgement is not None
     hosts = {rank: info.host for rank, info in job.infos.items()}
-    return advice(report, run=job.run, hosts=hosts, named=names_of(job.found, hosts))
+    return advice(report, run=job.run, hosts=hosts, named=names_of(job.judgement, hosts))

@@ -8,10 +8,10 @@ import msgspec
 
 from rankscope.analysis.hang.ras.snapshot import (
     LARGEST,
-    Absent,
     AnswerError,
     Communicator,
     Device,
+    Loss,
     Member,
     Snapshot,
     State,
@@ -64,9 +64,16 @@ class _RankRow(_Place, frozen=True, kw_only=True):
     status: _RankStatus = _RankStatus()
     collective_counts: dict[_Text, _Count] = {}
 
+    def member(self) -> Member:
+        return Member(self.device(), _state(self.status), self.collective_counts, _error(self.status))
+
 
 class _MissingRow(_Place, frozen=True, kw_only=True):
     status: _MissingStatus = _MissingStatus()
+
+    def member(self) -> Member:
+        loss: Loss = "dead" if self.status.considered_dead else "unreachable" if self.status.unresponsive else "left"
+        return Member(self.device(), loss=loss)
 
 
 class _Communicator(msgspec.Struct, frozen=True):
@@ -109,17 +116,12 @@ def read_json(text: str) -> Snapshot:
 
 
 def _communicator(one: _Communicator) -> Communicator:
+    rows: list[_RankRow | _MissingRow] = [*one.ranks, *one.missing_ranks]
     return Communicator(
         name=one.hash,
         key=f"{one.hash}:{one.secondary_hash}",
         size=one.size,
-        members={
-            row.rank: Member(row.device(), _state(row.status), row.collective_counts, _error(row.status)) for row in one.ranks
-        },
-        absent={
-            row.rank: Absent(row.device(), reachable=not row.status.unresponsive, dead=row.status.considered_dead)
-            for row in one.missing_ranks
-        },
+        members={row.rank: row.member() for row in rows},
     )
 
 

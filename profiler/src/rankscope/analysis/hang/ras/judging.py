@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
-from rankscope.analysis.hang.ras.places import Places, find_places
 from rankscope.analysis.hang.ras.snapshot import Communicator, Device, Snapshot
-from rankscope.analysis.hang.result import HangCause, HangKind, RasCommunicator, RasRank
+from rankscope.analysis.hang.result import MOST_LISTED, HangCause, HangKind, RasCommunicator, RasRank, RasWhy
 
-MOST_LISTED: Final = 1024
 MOST_COMMUNICATORS: Final = 64
 
-Why = Literal["behind", "mismatch", "left", "unreachable", "dead", "error"]
-Who = int | Device | tuple[str, int]
+Identity = int | Device | tuple[str, int]
 """A rank in all its communicators: its global rank, else its device, else its rank in one communicator."""
 
 
@@ -24,109 +21,152 @@ class Suspect:
     """A rank that differs in a communicator."""
 
     communicator: Communicator
-    rank: int
-    why: Why
+    row: RasRank
+    """Its row in the result."""
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalRanks:
+    """Which communicators are of the whole job, and the global ranks of devices."""
+
+    world_size: int | None
+    whole: frozenset[str]
+    """Keys of the communicators of the whole job: their ranks are the global ones, as torch makes them."""
+    by_device: Mapping[Device, int]
+    by_pid: Mapping[int, int]
+    """Global rank by process id, where the run records one rank with it."""
+
+    def of(self, communicator: Communicator, rank: int) -> int | None:
+        """Return the global rank, or ``None`` if it is unknown."""
+        if communicator.key in self.whole:
+            return rank
+        device = communicator.members[rank].device
+        return None if device is None else self.by_device.get(device, self.by_pid.get(device.pid))
+
+    def identity(self, communicator: Communicator, rank: int) -> Identity:
+        """Return what identifies the rank in all communicators, as far as it is known."""
+        known = self.of(communicator, rank)
+        return known if known is not None else communicator.members[rank].device or (communicator.key, rank)
 
 
 @dataclass(slots=True)
-class Found:
+class Judgement:
     """What the snapshots show."""
 
-    places: Places
+    ranks: GlobalRanks
     moved: bool | None
     suspects: list[Suspect]
-    waiting: dict[str, int]
-    """Number of ranks that wait for those behind, by key of the communicator."""
     kind: HangKind = "insufficient_data"
     cause: HangCause | None = None
     named: list[Suspect] = field(default_factory=list)
     certain: bool = False
 
+    def suspected(self, *reasons: RasWhy) -> list[Suspect]:
+        """Return the suspects for some reasons."""
+        return [suspect for suspect in self.suspects if suspect.row.why in reasons]
+
+    def name(self, cause: HangCause, named: list[Suspect], *, certain: bool = False) -> None:
+        """Name ranks, those in the communicators with most waiting ranks first."""
+        self.kind, self.cause, self.certain = "hang", cause, certain
+        self.named = sorted(named, key=lambda suspect: (*_order(suspect.communicator), suspect.row.rank))
+
 
 def judge(
     latest: Snapshot, before: Snapshot | None, *, world_size: int | None = None, pids: Mapping[int, int] | None = None
-) -> Found:
-    """Judge one or two snapshots; see ``find_places`` for the rest. A pure function.
+) -> Judgement:
+    """Judge one or two snapshots. A pure function. ``world_size`` and ``pids`` (rank to process id): of the run, where known.
 
     Only ranks that are behind in both snapshots, while no rank launches anything, hang: a job that trains has ranks that are
     behind at every moment.
     """
-    places = find_places(latest, world_size=world_size, pids=pids or {})
-    suspects = [suspect for one in latest.communicators for suspect in _suspects(one)]
-    waiting = {one.key: _waiting(one) for one in latest.communicators}
-    found = Found(places, None if before is None else _moved(before, latest), suspects, waiting)
-    lost = [one for one in suspects if one.why in ("unreachable", "dead")]
-    if lost and found.moved is not True:
-        lasting = before is not None and all(_was_lost(before, one) for one in lost)
-        _name(found, "unreachable", lost, certain=lasting or all(one.why == "dead" for one in lost))
-    elif found.moved:
-        found.kind = "insufficient_data" if lost else "no_hang"
+    ranks = global_ranks(latest, world_size=world_size, pids=pids or {})
+    suspects = [suspect for communicator in latest.communicators for suspect in _suspects(communicator, ranks)]
+    judgement = Judgement(ranks, None if before is None else _moved(before, latest), suspects)
+    lost = judgement.suspected("unreachable", "dead")
+    if lost and judgement.moved is not True:
+        lasting = before is not None and all(_was_lost(before, suspect) for suspect in lost)
+        judgement.name("unreachable", lost, certain=lasting or all(suspect.row.why == "dead" for suspect in lost))
+    elif judgement.moved:
+        judgement.kind = "insufficient_data" if lost else "no_hang"
     elif before is not None:
-        _judge_standing(found)
-    return found
+        _judge_standing(judgement)
+    return judgement
 
 
-def _judge_standing(found: Found) -> None:
+def global_ranks(snapshot: Snapshot, *, world_size: int | None, pids: Mapping[int, int]) -> GlobalRanks:
+    """Find the communicators of the whole job, and the global ranks of devices."""
+    world = world_size or snapshot.gpus
+    whole = [communicator for communicator in snapshot.communicators if communicator.size == world]
+    by_device: dict[Device, int] = {}
+    unique = Counter(pids.values())
+    # Several GPUs of one process are several ranks, which the run records as one.
+    shared = Counter(device.pid for device in snapshot.devices())
+    by_pid = {pid: rank for rank, pid in pids.items() if unique[pid] == 1 and shared[pid] == 1}
+    for communicator in whole:
+        for rank, member in communicator.members.items():
+            if member.device is not None and by_device.setdefault(member.device, rank) != rank:
+                # A group of all ranks in another order: which one has the global ranks is unknown.
+                return GlobalRanks(world, frozenset(), {}, by_pid)
+    return GlobalRanks(world, frozenset(communicator.key for communicator in whole), by_device, by_pid)
+
+
+def _judge_standing(judgement: Judgement) -> None:
     """Judge a job in which nothing moved."""
-    errors = [one for one in found.suspects if one.why == "error"]
+    errors = judgement.suspected("error")
     # Where a rank fails, NCCL reports a remote error on the others.
-    own = [one for one in errors if "remote" not in (one.communicator.members[one.rank].error or "")]
-    behind = [one for one in found.suspects if one.why in ("behind", "left")]
-    mismatched = [one for one in found.suspects if one.why == "mismatch"]
+    own = [suspect for suspect in errors if "remote" not in (suspect.row.error or "")]
+    behind = judgement.suspected("behind", "left")
+    mismatched = judgement.suspected("mismatch")
     if own:
-        _name(found, "nccl_error", own, certain=True)
+        judgement.name("nccl_error", own, certain=True)
     elif behind:
-        roots = _roots(found, behind)
-        _name(found, "not_arrived" if roots else "deadlock", roots or behind)
+        roots = _roots(judgement.ranks, behind)
+        judgement.name("not_arrived" if roots else "deadlock", roots or behind)
     elif mismatched:
-        _name(found, "mismatch", mismatched, certain=True)
+        judgement.name("mismatch", mismatched, certain=True)
     elif errors:
-        _name(found, "nccl_error", [])
+        judgement.name("nccl_error", [])
 
 
-def _name(found: Found, cause: HangCause, named: list[Suspect], *, certain: bool = False) -> None:
-    found.kind, found.cause, found.certain = "hang", cause, certain
-    found.named = sorted(named, key=lambda one: (-found.waiting[one.communicator.key], one.communicator.key, one.rank))
-
-
-def _suspects(one: Communicator) -> list[Suspect]:
-    found = [
-        Suspect(one, rank, "dead" if absent.dead else "left" if absent.reachable else "unreachable")
-        for rank, absent in one.absent.items()
-        # A communicator that its ranks are leaving is no sign of a hang.
-        if not absent.reachable or any(member.state in ("running", "initializing") for member in one.members.values())
+def _suspects(communicator: Communicator, ranks: GlobalRanks) -> list[Suspect]:
+    # A communicator that its ranks are leaving is no sign of a hang.
+    is_used = any(member.state in ("running", "initializing") for member in communicator.members.values())
+    reasons: list[tuple[int, RasWhy]] = [
+        (rank, member.loss)
+        for rank, member in communicator.members.items()
+        if member.loss is not None and (member.loss != "left" or is_used)
     ]
-    found += [Suspect(one, rank, "error") for rank, member in one.members.items() if member.error is not None]
-    counted = {rank: member for rank, member in one.members.items() if member.counts}
-    least, most = _extent(one)
-    if least < most:
-        found += [Suspect(one, rank, "behind") for rank, member in counted.items() if member.launched == least]
-    else:
-        ways = Counter(tuple(sorted(member.counts.items())) for member in counted.values())
-        usual = max(ways, key=lambda way: ways[way], default=())
-        if len(ways) > 1:
-            alone = 2 * ways[usual] > len(counted)
-            found += [
-                Suspect(one, rank, "mismatch")
-                for rank, member in counted.items()
-                if not alone or tuple(sorted(member.counts.items())) != usual
-            ]
-    return found
+    reasons += [(rank, "error") for rank, member in communicator.members.items() if member.error is not None]
+    counted = communicator.counted
+    if waiting := set(communicator.waiting):
+        reasons += [(rank, "behind") for rank in counted if rank not in waiting]
+    ways = Counter(tuple(sorted(member.counts.items())) for member in counted.values())
+    if len(ways) > 1 and not waiting:
+        usual = max(ways, key=lambda way: ways[way])
+        has_majority = 2 * ways[usual] > len(counted)
+        odd = [rank for rank, member in counted.items() if not has_majority or tuple(sorted(member.counts.items())) != usual]
+        reasons += [(rank, "mismatch") for rank in odd]
+    return [Suspect(communicator, _row(communicator, rank, why, ranks)) for rank, why in reasons]
 
 
-def _extent(one: Communicator) -> tuple[int, int]:
-    launched = [member.launched for member in one.members.values() if member.counts]
-    return min(launched, default=0), max(launched, default=0)
-
-
-def _waiting(one: Communicator) -> int:
-    least, _ = _extent(one)
-    return sum(member.launched > least for member in one.members.values() if member.counts)
+def _row(communicator: Communicator, rank: int, why: RasWhy, ranks: GlobalRanks) -> RasRank:
+    member = communicator.members[rank]
+    device = member.device
+    return RasRank(
+        rank=rank,
+        global_rank=ranks.of(communicator, rank),
+        host=None if device is None else device.host,
+        pid=None if device is None else device.pid,
+        gpu=None if device is None else device.gpu,
+        why=why,
+        launched=dict(member.counts) if member.counts else None,
+        error=member.error,
+    )
 
 
 def _moved(before: Snapshot, latest: Snapshot) -> bool | None:
     """Return whether any rank launched a collective in between; ``None`` where the answers do not tell."""
-    earlier, later = (_counts(one) for one in (before, latest))
+    earlier, later = (_counts(snapshot) for snapshot in (before, latest))
     if earlier != later:
         # In text, the communicators in which ranks differ come and go as the job moves.
         return True
@@ -134,73 +174,49 @@ def _moved(before: Snapshot, latest: Snapshot) -> bool | None:
 
 
 def _counts(snapshot: Snapshot) -> dict[tuple[str, int], object]:
-    found: dict[tuple[str, int], object] = {(one.key, -1): one.halves for one in snapshot.communicators if one.halves}
-    for one in snapshot.communicators:
-        found |= {(one.key, rank): dict(row.counts) for rank, row in one.members.items() if any(row.counts.values())}
-    return found
+    counts: dict[tuple[str, int], object] = {}
+    for communicator in snapshot.communicators:
+        if communicator.halves:
+            counts[communicator.key, -1] = communicator.halves
+        for rank, member in communicator.members.items():
+            if any(member.counts.values()):
+                counts[communicator.key, rank] = dict(member.counts)
+    return counts
 
 
 def _was_lost(before: Snapshot, suspect: Suspect) -> bool:
-    earlier = next((one for one in before.communicators if one.key == suspect.communicator.key), None)
-    absent = None if earlier is None else earlier.absent.get(suspect.rank)
-    return absent is not None and not absent.reachable
+    members = next((row.members for row in before.communicators if row.key == suspect.communicator.key), {})
+    return suspect.row.rank in members and members[suspect.row.rank].loss in ("unreachable", "dead")
 
 
-def _roots(found: Found, behind: list[Suspect]) -> list[Suspect]:
+def _roots(ranks: GlobalRanks, behind: Sequence[Suspect]) -> list[Suspect]:
     """Return those that are behind and wait in no other communicator themselves."""
-    waits: set[Who] = set()
-    for communicator in {one.communicator.key: one.communicator for one in behind}.values():
-        least, _ = _extent(communicator)
-        waits |= {
-            who(found.places, communicator, rank)
-            for rank, member in communicator.members.items()
-            if member.counts and member.launched > least
-        }
-    return [one for one in behind if who(found.places, one.communicator, one.rank) not in waits]
+    communicators = {suspect.communicator.key: suspect.communicator for suspect in behind}
+    waits = {ranks.identity(row, rank) for row in communicators.values() for rank in row.waiting}
+    return [suspect for suspect in behind if ranks.identity(suspect.communicator, suspect.row.rank) not in waits]
 
 
-def who(places: Places, communicator: Communicator, rank: int) -> Who:
-    """Return what identifies the rank in all communicators, as far as it is known."""
-    known = places.of(communicator, rank)
-    if known is not None:
-        return known
-    return communicator.device(rank) or (communicator.key, rank)
+def _order(communicator: Communicator) -> tuple[int, str]:
+    return -len(communicator.waiting), communicator.key
 
 
-def differing(found: Found) -> list[RasCommunicator]:
+def differing(judgement: Judgement) -> list[RasCommunicator]:
     """Return the communicators in which ranks differ, those with most waiting ranks first."""
     by_key: dict[str, list[Suspect]] = {}
-    for one in found.suspects:
-        by_key.setdefault(one.communicator.key, []).append(one)
-    keys = sorted(by_key, key=lambda key: (-found.waiting[key], key))[:MOST_COMMUNICATORS]
-    return [_communicator(found, by_key[key]) for key in keys]
-
-
-def _communicator(found: Found, suspects: list[Suspect]) -> RasCommunicator:
-    one = suspects[0].communicator
-    counted = [member for member in one.members.values() if member.counts]
-    furthest = max(counted, key=lambda member: member.launched, default=None)
-    return RasCommunicator(
-        hash=one.name,
-        size=one.size,
-        whole_job=one.key in found.places.whole,
-        furthest=None if furthest is None else dict(furthest.counts),
-        waiting=found.waiting[one.key] if counted else None,
-        ranks=[rank_row(found.places, suspect) for suspect in suspects[:MOST_LISTED]],
-    )
-
-
-def rank_row(places: Places, suspect: Suspect) -> RasRank:
-    """Return the row of the result for a rank that differs."""
-    one, rank = suspect.communicator, suspect.rank
-    device, member = one.device(rank), one.members.get(rank)
-    return RasRank(
-        rank=rank,
-        global_rank=places.of(one, rank),
-        host=None if device is None else device.host,
-        pid=None if device is None else device.pid,
-        gpu=None if device is None else device.gpu,
-        why=suspect.why,
-        launched=dict(member.counts) if member is not None and member.counts else None,
-        error=None if member is None else member.error,
-    )
+    for suspect in judgement.suspects:
+        by_key.setdefault(suspect.communicator.key, []).append(suspect)
+    rows = []
+    for suspects in sorted(by_key.values(), key=lambda suspects: _order(suspects[0].communicator))[:MOST_COMMUNICATORS]:
+        communicator = suspects[0].communicator
+        furthest = communicator.furthest
+        rows.append(
+            RasCommunicator(
+                hash=communicator.name,
+                size=communicator.size,
+                whole_job=communicator.key in judgement.ranks.whole,
+                furthest=None if furthest is None else dict(furthest),
+                waiting=None if furthest is None else len(communicator.waiting),
+                ranks=[suspect.row for suspect in suspects[:MOST_LISTED]],
+            )
+        )
+    return rows

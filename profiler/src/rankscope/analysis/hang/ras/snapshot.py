@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final, Literal, NamedTuple
 
 LARGEST: Final = 262_144
 """Largest plausible size of a communicator."""
 
 State = Literal["running", "initializing", "finalizing", "aborting"]
+Loss = Literal["left", "unreachable", "dead"]
 
 
 class Device(NamedTuple):
@@ -24,16 +26,19 @@ class Device(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Rank of a communicator whose process answered."""
+    """Rank of a communicator."""
 
     device: Device | None
-    state: State | None
+    state: State | None = None
     """``None``: unknown, in text that does not list the rank."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Launched collectives by kind. Text has only the kinds in which ranks differ; RAS never counts sends, receives, nor
     collectives in CUDA graphs."""
     error: str | None = None
     """Error that NCCL reports on this rank."""
+    loss: Loss | None = None
+    """Why no data came about the rank: its process answered, and did not list the communicator; its process did not answer; RAS
+    has given the process up, after 60 s without contact."""
 
     @property
     def launched(self) -> int:
@@ -41,20 +46,9 @@ class Member:
         return sum(self.counts.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Absent:
-    """Rank of a communicator about which no data came."""
-
-    device: Device | None
-    reachable: bool
-    """True if its process answered, and did not list the communicator."""
-    dead: bool = False
-    """True if RAS has given the process up, after 60 s without contact."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Communicator:
-    """A communicator, its members and absent ranks by rank in it."""
+    """A communicator, its members by rank in it."""
 
     name: str
     """Hash, as in NCCL's log."""
@@ -62,18 +56,24 @@ class Communicator:
     """Both hashes, where known: the first need not be unique."""
     size: int
     members: Mapping[int, Member]
-    absent: Mapping[int, Absent]
     halves: tuple[str, ...] = ()
     """Sets of ranks that text does not list, as where each is half of the communicator: ``4 ranks: AllReduce 41``."""
 
-    def device(self, rank: int) -> Device | None:
-        """Return the device of a rank, if the answer lists it."""
-        member, absent = self.members.get(rank), self.absent.get(rank)
-        return member.device if member is not None else absent.device if absent is not None else None
+    @cached_property
+    def counted(self) -> dict[int, Member]:
+        """Members with counts."""
+        return {rank: member for rank, member in self.members.items() if member.counts}
 
-    def devices(self) -> dict[int, Device]:
-        """Return the known devices by rank."""
-        return {rank: device for rank in (*self.members, *self.absent) if (device := self.device(rank)) is not None}
+    @cached_property
+    def waiting(self) -> list[int]:
+        """Ranks that launched collectives which the ranks furthest behind have not."""
+        least = min((member.launched for member in self.counted.values()), default=0)
+        return [rank for rank, member in self.counted.items() if member.launched > least]
+
+    @cached_property
+    def furthest(self) -> Mapping[str, int] | None:
+        """Counts of the first rank of those that are furthest; ``None`` without counts."""
+        return max(self.counted.values(), key=lambda member: member.launched).counts if self.counted else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,8 @@ class Snapshot:
 
 def devices_of(communicators: Iterable[Communicator]) -> set[Device]:
     """Return the known devices of the communicators."""
-    return {device for one in communicators for device in one.devices().values()}
+    members = (member for communicator in communicators for member in communicator.members.values())
+    return {member.device for member in members if member.device is not None}
 
 
 class AnswerError(ValueError):

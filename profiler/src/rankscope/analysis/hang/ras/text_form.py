@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
-from rankscope.analysis.hang.ras.snapshot import LARGEST, Absent, AnswerError, Communicator, Device, Member, Snapshot, State
+from rankscope.analysis.hang.ras.snapshot import LARGEST, AnswerError, Communicator, Device, Member, Snapshot, State
 
 _VERSION: Final = re.compile(r"NCCL version (\S{1,64})")
 _ROW: Final = re.compile(r" *(\d{1,6}) +(\d{1,9}) +(\d{1,9}) +([\d-]{1,20}) +(\d{1,9}) +(\d{1,9}) +(\w{1,20}) +([\w,]{1,60})")
@@ -209,11 +209,12 @@ def _communicator(name: str, draft: _Draft, dead: set[tuple[str, int]]) -> Commu
                 draft.errors.get(rank),
             )
             for rank in sorted(listed - draft.absent.keys())
-        },
+        }
+        | {rank: _lost(draft.devices.get(rank), dead, answered=answered) for rank, answered in sorted(draft.absent.items())},
         halves=tuple(draft.halves),
-        absent={
-            rank: Absent(device, reachable=reachable, dead=device is not None and (device.host, device.pid) in dead)
-            for rank, reachable in sorted(draft.absent.items())
-            for device in [draft.devices.get(rank)]
-        },
     )
+
+
+def _lost(device: Device | None, dead: set[tuple[str, int]], *, answered: bool) -> Member:
+    is_dead = device is not None and (device.host, device.pid) in dead
+    return Member(device, loss="dead" if is_dead else "left" if answered else "unreachable")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from rankscope.analysis.hang.ras.judging import Found, Suspect, rank_row
+from rankscope.analysis.hang.ras.judging import Judgement, Suspect
 from rankscope.analysis.hang.ras.snapshot import Communicator, Snapshot
 from rankscope.analysis.hang.result import RasRank
 from rankscope.analysis.result.text import counted, first_of
@@ -14,29 +14,29 @@ from rankscope.base.text import ranks_text, span
 _SHOWN: Final = 4
 
 
-def summary_of(found: Found, latest: Snapshot, interval_s: float | None) -> str:
-    """Summarize what was found in one sentence."""
+def summary_of(judgement: Judgement, latest: Snapshot, interval_s: float | None) -> str:
+    """Summarize the judgement in one sentence."""
     over = "" if interval_s is None else f" in {span(interval_s)}"
-    if found.kind == "hang":
-        return _hang(found, over)
-    if found.moved:
-        lost = _named(found, [one for one in found.suspects if one.why in ("unreachable", "dead")])
+    if judgement.kind == "hang":
+        return _hang(judgement, over)
+    if judgement.moved:
+        lost = _named(judgement, judgement.suspected("unreachable", "dead"))
         gone = f", but no contact to {lost}" if lost else ""
         return f"{'Not enough data for a verdict' if lost else 'No hang'}: the ranks launched collectives{over}{gone}."
     if interval_s is None:
-        behind = _named(found, [one for one in found.suspects if one.why == "behind"])
+        behind = _named(judgement, judgement.suspected("behind"))
         seen = f"{behind} {_are(behind)} behind at that moment, as also happens" if behind else "no rank was behind, as also"
         return f"Not enough data for a verdict: NCCL RAS answered once only; {seen} in a job that trains."
-    return f"Not enough data for a verdict: {_standing(found, latest, over)}."
+    return f"Not enough data for a verdict: {_standing(judgement, latest, over)}."
 
 
-def _standing(found: Found, latest: Snapshot, over: str) -> str:
+def _standing(judgement: Judgement, latest: Snapshot, over: str) -> str:
     if not latest.total:
         return "NCCL RAS knows no communicator: the job has not begun to communicate, or has ended"
-    if halves := next((one for one in latest.communicators if one.halves), None):
-        ranks = "; ".join(halves.halves[:_SHOWN])
-        return f"ranks of {place_of(found, halves)} differ ({ranks}); NCCL before 2.28.7 does not list which, as they are so many"
-    if found.moved is None:
+    if halved := next((communicator for communicator in latest.communicators if communicator.halves), None):
+        place, ranks = place_of(judgement, halved), "; ".join(halved.halves[:_SHOWN])
+        return f"ranks of {place} differ ({ranks}); NCCL before 2.28.7 does not list which, as they are so many"
+    if judgement.moved is None:
         return "NCCL RAS shows no difference between the ranks, nor whether they go on: this NCCL or job has no counts for that"
     return (
         f"all ranks launched the same collectives, and none{over}: they compute, do what NCCL RAS does not count (sends and "
@@ -44,46 +44,38 @@ def _standing(found: Found, latest: Snapshot, over: str) -> str:
     )
 
 
-def _hang(found: Found, over: str) -> str:
-    who = _named(found, found.named)
-    who = who[:1].upper() + who[1:]
+def _hang(judgement: Judgement, over: str) -> str:
+    ranks, is_one = _named(judgement, judgement.named), len(judgement.named) == 1
+    upper = ranks[:1].upper() + ranks[1:]
     still = f"no rank launched anything{over}"
-    match found.cause:
+    match judgement.cause:
         case "unreachable":
-            dead = all(one.why == "dead" for one in found.named)
-            gone = "NCCL's processes gave up on it" if len(found.named) == 1 else "NCCL's processes gave up on them"
-            return f"{who} {'does' if len(found.named) == 1 else 'do'} not answer NCCL's other processes" + (
-                f"; {gone} after a minute without contact." if dead else ": stopped, dead, or cut off from the network."
+            dead = all(suspect.row.why == "dead" for suspect in judgement.named)
+            gone = f"NCCL's processes gave up on {'it' if is_one else 'them'} after a minute without contact."
+            return f"{upper} {'does' if is_one else 'do'} not answer NCCL's other processes" + (
+                f"; {gone}" if dead else ": stopped, dead, or cut off from the network."
             )
-        case "nccl_error" if found.named:
-            errors = sorted({found_error(one) for one in found.named})
-            return f"NCCL reports an error on {_named(found, found.named)}: {', '.join(errors)}."
+        case "nccl_error" if judgement.named:
+            errors = sorted({suspect.row.error or "unknown" for suspect in judgement.named})
+            return f"NCCL reports an error on {ranks}: {', '.join(errors)}."
         case "nccl_error":
             return "NCCL reports on ranks that another process failed; which one NCCL RAS does not show."
         case "mismatch":
-            place = place_of(found, found.named[0].communicator)
-            return f"{who} launched other kinds of collectives in {place} than the others, and {still}."
+            place = place_of(judgement, judgement.named[0].communicator)
+            return f"{upper} launched other kinds of collectives in {place} than the others, and {still}."
         case "deadlock":
-            return f"Deadlock: ranks are behind in one communicator and wait in another ({_named(found, found.named)}); {still}."
+            return f"Deadlock: ranks are behind in one communicator and wait in another ({ranks}); {still}."
         case _:
-            return f"{who} {_behind(found, found.named[0])}, and {still}."
+            return f"{upper} {'has' if is_one else 'have'} {_behind(judgement, judgement.named[0])}, and {still}."
 
 
-def found_error(one: Suspect) -> str:
-    """Return the error of a rank as text."""
-    return one.communicator.members[one.rank].error or "unknown"
-
-
-def _behind(found: Found, first: Suspect) -> str:
-    one = first.communicator
-    place = place_of(found, one)
-    waiting = counted(found.waiting[one.key], "rank")
-    verb = "has" if len(found.named) == 1 else "have"
-    if first.why == "left":
-        return f"{verb} left {place}, in which others still are"
-    furthest = max((member for member in one.members.values() if member.counts), key=lambda member: member.launched)
-    kinds = missing_of(one.members[first.rank].counts, furthest.counts)
-    return f"{verb} not launched {kinds} of {place}, which {waiting} did"
+def _behind(judgement: Judgement, first: Suspect) -> str:
+    communicator = first.communicator
+    place = place_of(judgement, communicator)
+    if first.row.why == "left":
+        return f"left {place}, in which others still are"
+    kinds = missing_of(first.row.launched or {}, communicator.furthest or {})
+    return f"not launched {kinds} of {place}, which {counted(len(communicator.waiting), 'rank')} did"
 
 
 def missing_of(less: Mapping[str, int], more: Mapping[str, int]) -> str:
@@ -91,29 +83,29 @@ def missing_of(less: Mapping[str, int], more: Mapping[str, int]) -> str:
     kinds = []
     for kind, count in more.items():
         if (had := less.get(kind, 0)) < count:
-            name = "collective" if kind == "collective" else kind
-            kinds.append(f"{name} {had + 1}" if count == had + 1 else f"{name} {had + 1} to {count}")
+            kinds.append(f"{kind} {had + 1}" if count == had + 1 else f"{kind} {had + 1} to {count}")
     return ", ".join(kinds) or "collectives"
 
 
-def place_of(found: Found, one: Communicator) -> str:
+def place_of(judgement: Judgement, communicator: Communicator) -> str:
     """Describe a communicator: ``the communicator of all 8 ranks``, ``communicator 0xab12 (4 ranks)``."""
-    if one.key in found.places.whole:
-        return f"the communicator of all {counted(one.size, 'rank')}"
-    return f"communicator {one.name} ({counted(one.size, 'rank')})"
+    if communicator.key in judgement.ranks.whole:
+        return f"the communicator of all {counted(communicator.size, 'rank')}"
+    return f"communicator {communicator.name} ({counted(communicator.size, 'rank')})"
 
 
-def _named(found: Found, suspects: list[Suspect]) -> str:
+def _named(judgement: Judgement, suspects: Sequence[Suspect]) -> str:
     """Name ranks: by global rank where all are known, else also by communicator, process and node."""
-    rows = [(one, rank_row(found.places, one)) for one in suspects]
-    known = sorted({row.global_rank for _, row in rows if row.global_rank is not None})
-    others = [
-        f"rank {row.rank} of {place_of(found, one.communicator)}{where(row)}" for one, row in rows if row.global_rank is None
-    ]
-    return " and ".join(filter(None, [ranks_text(known) if known else "", first_of(others, _SHOWN) if others else ""]))
+    ranks = sorted({suspect.row.global_rank for suspect in suspects if suspect.row.global_rank is not None})
+    others = [_local(judgement, suspect) for suspect in suspects if suspect.row.global_rank is None]
+    return " and ".join(filter(None, [ranks_text(ranks) if ranks else "", first_of(others, _SHOWN) if others else ""]))
 
 
-def where(row: RasRank) -> str:
+def _local(judgement: Judgement, suspect: Suspect) -> str:
+    return f"rank {suspect.row.rank} of {place_of(judgement, suspect.communicator)}{_process(suspect.row)}"
+
+
+def _process(row: RasRank) -> str:
     """Describe process, node and GPU of a rank; empty if unknown."""
     if row.pid is None:
         return ""
@@ -133,27 +125,27 @@ _DETAILS: Final = {
 }
 
 
-def detail_of(found: Found, one: Suspect) -> str:
+def detail_of(judgement: Judgement, suspect: Suspect) -> str:
     """Describe the evidence against one rank in a sentence."""
-    row = rank_row(found.places, one)
-    if one.why == "error":
-        text = f"NCCL reports: {found_error(one)}"
-    elif one.why == "behind":
+    row = suspect.row
+    if row.why == "error":
+        text = f"NCCL reports: {row.error}"
+    elif row.why == "behind":
         launched = ", ".join(f"{count:,} {kind}" for kind, count in (row.launched or {}).items() if count) or "nothing"
-        text = f"has launched {launched} of {place_of(found, one.communicator)}"
-        text += f"; {counted(found.waiting[one.communicator.key], 'rank')} launched more"
+        text = f"has launched {launched} of {place_of(judgement, suspect.communicator)}"
+        text += f"; {counted(len(suspect.communicator.waiting), 'rank')} launched more"
     else:
-        text = _DETAILS[one.why]
-    return text + where(row)
+        text = _DETAILS[row.why]
+    return text + _process(row)
 
 
-def names_of(found: Found, hosts: Mapping[int, str]) -> list[str]:
+def names_of(judgement: Judgement, hosts: Mapping[int, str]) -> list[str]:
     """Return a name of each named rank that says where it is."""
     names = []
-    for one in found.named:
-        row = rank_row(found.places, one)
+    for suspect in judgement.named:
+        row = suspect.row
         if row.global_rank is None:
-            names.append(f"rank {row.rank} of {place_of(found, one.communicator)}{where(row)}")
+            names.append(_local(judgement, suspect))
         else:
             host = hosts.get(row.global_rank, row.host)
             process = "" if row.pid is None else f" (process {row.pid})"

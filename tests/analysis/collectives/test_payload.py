@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from rankscope.analysis.collectives.arrivals import records_of
 from rankscope.analysis.collectives.figures import figures_of_collectives
-from rankscope.analysis.collectives.transferred import Transfer, exposed_us, transfers_of
+from rankscope.analysis.collectives.payload import PAYLOADS, Coordinates, Payload, exposed_ns, payloads_of
 from rankscope.runs.records import CollectiveRecord
 
 MIB = 1 << 20
@@ -40,13 +41,12 @@ def one(
     )
 
 
-def kinds(rows: Sequence[CollectiveRecord]) -> set[Transfer | None]:
-    (found,) = transfers_of([rows], {})
-    return set(found)
+def kinds(rows: Sequence[CollectiveRecord], layout: Coordinates | None = None) -> set[Payload | None]:
+    return {(*PAYLOADS, None)[number] for number in payloads_of(records_of([(0, rows)]), layout or {}).tolist()}
 
 
 def test_exposed_is_what_no_compute_covers() -> None:
-    assert exposed_us(one("all_reduce", 10, 30, compute=[(0, 12), (28, 50)])) == pytest.approx(16)
+    assert exposed_ns(records_of([(0, [one("all_reduce", 10, 30, compute=[(0, 12), (28, 50)])])])).tolist() == [16_000]
 
 
 @pytest.mark.parametrize(
@@ -66,18 +66,18 @@ def test_exposed_is_what_no_compute_covers() -> None:
         ("broadcast", [0, 4], None),
     ],
 )
-def test_the_dimensions_of_a_group_tell_what_it_transfers(op: str, ranks: list[int] | None, kind: Transfer | None) -> None:
-    assert transfers_of([[one(op, ranks=ranks)]], LAYOUT) == [[kind]]
+def test_the_dimensions_of_a_group_tell_what_it_carries(op: str, ranks: list[int] | None, kind: Payload | None) -> None:
+    assert kinds([one(op, ranks=ranks)], LAYOUT) == {kind}
 
 
 @pytest.mark.parametrize(("ranks", "kind"), [([0, 8], "stages"), ([0, 2], None)])
-def test_sends_are_between_stages_where_the_layout_says_so(ranks: list[int], kind: Transfer | None) -> None:
-    assert transfers_of([[one("send", ranks=ranks, p2p=True)]], LAYOUT) == [[kind]]
+def test_sends_are_between_stages_where_the_layout_says_so(ranks: list[int], kind: Payload | None) -> None:
+    assert kinds([one("send", ranks=ranks, p2p=True)], LAYOUT) == {kind}
 
 
 def test_one_place_along_a_dimension_is_no_parallelism() -> None:
     layout = {rank: {"dp": rank, "tp": 0} for rank in range(4)}
-    assert transfers_of([[one("all_reduce")]], layout) == [["gradients"]]
+    assert kinds([one("all_reduce")], layout) == {"gradients"}
 
 
 def test_without_a_layout_reductions_beside_compute_or_back_to_back_are_gradients() -> None:
@@ -104,7 +104,7 @@ def test_shares_are_of_the_exposed_time() -> None:
         one("all_reduce", 100, 130),
         one("send", 130, 190, p2p=True),
     ]
-    found = {name: figure.value for name, figure in figures_of_collectives([rows], "windows").items()}
+    found = {name: figure.value for name, figure in figures_of_collectives(records_of([(0, rows)]), "windows").items()}
     assert found["exposed.shards"] == pytest.approx(0.1)
     assert found["exposed.gradients"] == pytest.approx(0.3)
     assert found["exposed.stages"] == pytest.approx(0.6)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.collectives_by_hand import matched
 
-from rankscope.analysis.collectives.transfers import communication_parts
+from rankscope.analysis.collectives.communication import communication_parts
 from rankscope.runs.records import CollectiveRecord
 
 COLLECTIVES = st.lists(
