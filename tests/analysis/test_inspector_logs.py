@@ -272,7 +272,7 @@ def test_a_huge_communicator_does_not_fill_the_memory(tmp_path: Path) -> None:
 
 
 def test_only_the_last_operations_of_long_logs_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankscope.analysis.durations.inspector.MAX_CALLS", 8 * 60)
+    monkeypatch.setattr("rankscope.analysis.durations.nccl_inspector.MAX_CALLS", 8 * 60)
     monkeypatch.setattr(logs, "_HEAD_BYTES", 1000)
     monkeypatch.setattr(logs, "_USUAL_RECORD_BYTES", 500)
     analysis = analyze([write_logs(job(steps=60), tmp_path / "logs")])

@@ -27,10 +27,10 @@ from tests.nccl.layouts import TOKENS, LayoutJob
 from tests.nccl.traces import BASE_NS, ON_HOST, clocks
 from tests.step_files import append
 
-from rankscope.analysis.durations.blocks import blocks_of_calls, blocks_of_log
-from rankscope.analysis.durations.flight import calls_of_dump
-from rankscope.analysis.durations.follow import LogFollower
+from rankscope.analysis.durations.blocks import blocks_of
+from rankscope.analysis.durations.flight_recorder import calls_of_dump
 from rankscope.analysis.hang.files import find_dumps, read_dump
+from rankscope.profiler.helper.collectives.log_follower import LogFollower
 from rankscope.runs.durations import DurationBlock, DurationSource
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import AttemptInfo, PhaseTimes, Pipeline, RankInfo, RunInfo, StepRecord
@@ -155,7 +155,7 @@ def logged(job: LayoutJob, folder: Path, *, verbose: bool = True) -> Iterator[li
         follower = LogFollower(folder / f"{host}-pid{pid}.log", pid=pid, is_own=True)
         while follower.read():
             pass
-        yield list(blocks_of_log(follower.log, follower.take()))
+        yield list(blocks_of("nccl_inspector", follower.take()))
 
 
 def dumped(job: LayoutJob, folder: Path) -> Iterator[list[DurationBlock]]:
@@ -164,4 +164,4 @@ def dumped(job: LayoutJob, folder: Path) -> Iterator[list[DurationBlock]]:
     write_dumps(job, folder)
     for file in sorted(find_dumps([folder])[0], key=lambda one: one.rank):
         dump = read_dump(file.path, backend=None, whole_history=True)
-        yield list(blocks_of_calls(calls_of_dump(dump, dump.records)))
+        yield list(blocks_of("flight_recorder", calls_of_dump(dump, dump.records)))

@@ -2,29 +2,60 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankscope.analysis.collectives.arrivals import NONE
 from rankscope.analysis.collectives.cycles import Issued, steps_of
 
 
-def issued(kinds: str, *, group: str = "0", pause: int = 10) -> list[Issued]:
+class Operation(NamedTuple):
+    """Operation of one rank."""
+
+    key: tuple[str, int]
+    kind: str | int
+    created_ns: int
+    backward: bool = False
+
+
+def issued(kinds: str, *, group: str = "0", pause: int = 10) -> list[Operation]:
     """Return operations by letters, capital ones as autograd's; a space is a pause."""
-    found: list[Issued] = []
+    operations: list[Operation] = []
     at = 0
     for kind in kinds:
         if kind == " ":
             at += pause
             continue
         at += 1
-        found.append(Issued((group, len(found) + 1), kind, at, backward=kind.isupper()))
-    return found
+        operations.append(Operation((group, len(operations) + 1), kind, at, kind.isupper()))
+    return operations
+
+
+def steps(*ranks: list[Operation]) -> list[list[int | None]]:
+    """Return the steps of the operations of each rank; ``None`` outside of steps."""
+    every = [operation for rank in ranks for operation in rank]
+    number: dict[object, int] = {}
+    first = np.cumsum([0, *map(len, ranks)])
+    columns = Issued(
+        first,
+        key=np.array([number.setdefault(one.key, len(number)) for one in every], np.int64),
+        group=np.array([number.setdefault(one.key[0], len(number)) for one in every], np.int64),
+        kind=np.array([number.setdefault(one.kind, len(number)) for one in every], np.int64),
+        created_ns=np.array([one.created_ns for one in every], np.int64),
+        backward=np.array([one.backward for one in every], np.bool_),
+        elements=np.zeros(len(every), np.int64),
+    )
+    result = [None if step == NONE else step for step in steps_of(columns).tolist()]
+    return [result[begin:end] for begin, end in pairwise(first.tolist())]
 
 
 @pytest.mark.parametrize(
-    ("kinds", "steps"),
+    ("kinds", "expected"),
     [
         ("ab ab ab ab ab", [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]),
         # the pause decides where a step begins
@@ -50,24 +81,24 @@ def issued(kinds: str, *, group: str = "0", pause: int = 10) -> list[Issued]:
         ("a a a a a", [0, 1, 2, 3, 4]),
     ],
 )
-def test_a_step_is_the_shortest_sequence_that_repeats(kinds: str, steps: list[int | None]) -> None:
-    assert steps_of({0: issued(kinds)}) == {0: steps}
+def test_a_step_is_the_shortest_sequence_that_repeats(kinds: str, expected: list[int | None]) -> None:
+    assert steps(issued(kinds)) == [expected]
 
 
 @pytest.mark.parametrize(
     "kinds", ["", "a", "abcdefghij", "ab ab ab", "aabbaabc", f" {'a' * 40}{'B' * 40}C" * 3, f" {'a' * 40}b" * 3]
 )
 def test_what_does_not_repeat_has_no_steps(kinds: str) -> None:
-    assert steps_of({0: issued(kinds)}) == {}
+    assert set(steps(issued(kinds))[0]) <= {None}
 
 
 def test_ranks_number_a_step_alike_whatever_they_still_have() -> None:
     whole = issued("ab " * 12)
     cut = whole[9:]
-    found = steps_of({0: whole, 1: cut})
+    found = steps(whole, cut)
     assert found[1] == found[0][9:]
     # also where the first rank has less
-    found = steps_of({0: cut, 1: whole})
+    found = steps(cut, whole)
     assert found[1][9:] == [step if step is not None else found[0][at] for at, step in enumerate(found[0])]
 
 
@@ -78,18 +109,18 @@ def test_ranks_of_other_groups_follow_those_that_share_one() -> None:
         mine = []
         for step in range(8):
             at = 100 * step
-            mine += [Issued((f"tp{row}", 3 * step + layer), "tp", at + layer) for layer in range(3)]
-            mine.append(Issued(("dp", step), "dp", at + 10))
+            mine += [Operation((f"tp{row}", 3 * step + layer), "tp", at + layer) for layer in range(3)]
+            mine.append(Operation(("dp", step), "dp", at + 10))
         rows.append(mine)
-    found = steps_of({0: rows[0], 1: rows[1][7:]})
+    found = steps(rows[0], rows[1][7:])
     assert found[0] == [step for step in range(8) for _ in range(4)]
     assert found[1][1:] == found[0][8:]
 
 
 @given(st.lists(st.integers(0, 3), max_size=60), st.integers(0, 59))
 def test_any_order_gets_steps_that_do_not_decrease(kinds: list[int], cut: int) -> None:
-    row = [Issued(("0", at), kind, at) for at, kind in enumerate(kinds)]
-    for steps in steps_of({0: row, 1: row[cut:]}).values():
-        known = [step for step in steps if step is not None]
+    row = [Operation(("0", at), kind, at) for at, kind in enumerate(kinds)]
+    for of_rank in steps(row, row[cut:]):
+        known = [step for step in of_rank if step is not None]
         assert known == sorted(known)
         assert len(set(known)) == 0 or max(np.diff(sorted(set(known))), default=1) >= 1

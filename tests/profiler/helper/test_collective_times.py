@@ -15,9 +15,9 @@ import msgspec
 import pytest
 from tests.profiler.first_words import hello, step
 
-from rankscope.analysis.durations import follow
 from rankscope.profiler.flight_files import DURATIONS, done_file, dump_file, write_file
 from rankscope.profiler.helper.collectives import collective_times, flight_times, inspector_log
+from rankscope.profiler.helper.collectives import log_follower as follow
 from rankscope.profiler.helper.collectives.collective_times import MOST_WAITING, CollectiveTimes
 from rankscope.profiler.helper.duties import Surroundings
 from rankscope.runs.durations import PART, TRANSFER, DurationBlock

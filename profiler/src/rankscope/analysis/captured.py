@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import Final
 
 from rankscope.analysis.collectives.communication import communication_parts
@@ -20,8 +19,8 @@ from rankscope.analysis.report.ranks import rank_result
 from rankscope.analysis.result.analysis import Analysis, Source
 from rankscope.analysis.trace.possible import are_possible_steps, is_possible_breakdown, is_possible_collective
 from rankscope.analysis.verdict.bottleneck import shares_of
-from rankscope.analysis.verdict.builders import Missing, Setting, among, rarely_slow
-from rankscope.analysis.verdict.job_verdict import Case, verdict_of
+from rankscope.analysis.verdict.builders import Missing, Setting, among
+from rankscope.analysis.verdict.job_verdict import Case, verdict_of, with_judgement
 from rankscope.analysis.verdict.slow_links import with_slow_links
 from rankscope.runs.control import MAX_STEPS
 from rankscope.runs.reader import RunReader
@@ -128,21 +127,19 @@ def _case(held: Mapping[int, Reduction], matched: Matched, costs: Costs | None, 
     profile = profile_of_windows(held, matched, setting.world_size, setting.hosts)
     if profile is None:
         return Case(setting, {}, missing=Missing("none of these steps has been profiled", "short_capture", lead=None))
-    case = Case(setting, shares_of(costs, matched.figures))
-    if setting.world_size == 1:
-        return case
     judgement = profile.judge()
-    if judgement.suspects:
-        return replace(case, doubt=rarely_slow(judgement.suspects, "capture more steps", "short_capture"))
-    if judgement.straggler is not None:
-        diagnosis = profile.describe(judgement.straggler)
-        return replace(
-            case,
-            diagnosis=diagnosis,
-            shares_without=shares_of(_costs(held, matched, setting.world_size, without=diagnosis.ranks)),
-        )
-    if not matched.matching.matches and not judgement.is_tested:
-        missing = "no collective of these steps could be matched across the ranks"
-        return replace(case, missing=Missing(missing, "short_capture", lead="On the ranks at hand "))
     restriction = "" if judgement.is_tested else among(len(matched.blame.ranks), setting.world_size, "matched collectives")
-    return replace(case, calm=f"In these steps no rank makes the others wait beyond chance{restriction}")
+    missing = "no collective of these steps could be matched across the ranks"
+    unmatched = Missing(missing, "short_capture", lead="On the ranks at hand ")
+    return with_judgement(
+        Case(
+            setting,
+            shares_of(costs, matched.figures),
+            calm=f"In these steps no rank makes the others wait beyond chance{restriction}",
+        ),
+        judgement,
+        profile.describe,
+        more=Missing("capture more steps", "short_capture"),
+        shares_without=lambda ranks: shares_of(_costs(held, matched, setting.world_size, without=ranks)),
+        unmatched=None if matched.matching.matches or setting.world_size == 1 else unmatched,
+    )

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from rankscope.analysis.collectives.links import ToldLink
-from rankscope.analysis.durations.logs import holds_logs, local_files
+from rankscope.analysis.durations.log_files import local_files
 from rankscope.analysis.parallel.workers import ALONE, Engine
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.trace.locations import Location, location
@@ -105,18 +105,18 @@ def _durations_in(paths: Sequence[Location]) -> DurationSource | None:
     """Return which source of durations ``paths`` name; ``None`` for traces. Traces beside them count first."""
     local = [path for path in paths if isinstance(path, Path)]
     files = local_files(local)
-    if len(local) < len(paths) or not files or any(file.name.endswith((".json.gz", ".json.zst")) for file in files):
+    if len(local) < len(paths) or not files or any(map(_is_trace, files)):
         return None
-    if holds_logs(files):
-        return None if any(file.suffix == ".json" and b'"traceEvents"' in _head(file) for file in files) else "nccl_inspector"
-    from rankscope.analysis.hang.files import dumps_among
+    from rankscope.analysis.durations.sources import source_of
 
-    return "flight_recorder" if dumps_among(files) else None
+    return source_of(files)
 
 
-def _head(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(_HEAD)
+def _is_trace(file: Path) -> bool:
+    if file.suffix != ".json":
+        return file.name.endswith((".json.gz", ".json.zst"))
+    with file.open("rb") as opened:
+        return b'"traceEvents"' in opened.read(_HEAD)
 
 
 _HEAD: Final = 1 << 16

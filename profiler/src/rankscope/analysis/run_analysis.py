@@ -100,7 +100,7 @@ def analysis_of(
     setting = replace(setting, judged_ranks=verdict.judged_ranks)
     rare = rare_steps_of(run)
     verdict, findings = with_rare_steps(verdict, findings, rare, setting, costs(()))
-    late = durations is not None and verdict.evidence_source == durations.source
+    late = durations is not None and verdict.evidence_source == durations.evidence.source.kind
     has_collectives = any(reduction.collectives for reduction in run.windows.values())
     collectives = matching_result(run.matched, run_fabric(run.infos, links)) if has_collectives else NO_COLLECTIVES
     breakdowns = {rank: reduction.breakdowns for rank, reduction in run.windows.items()}
@@ -112,7 +112,7 @@ def analysis_of(
     verdict = msgspec.structs.replace(verdict, next=ended.advise(verdict, run.hosts))
     there = table.has_record
     if durations is not None and late:
-        attribution = attribution_of_blame(durations.compared.matched.blame, durations.source)
+        attribution = attribution_of_blame(durations.evidence.matched.blame, durations.evidence.source.kind)
     elif run.matching.matches:
         attribution = attribution_of_blame(run.blame, "windows")
     else:

@@ -8,6 +8,7 @@ import shlex
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -31,8 +32,8 @@ from rankscope.analysis.report.ranks import rank_result
 from rankscope.analysis.result.analysis import Analysis, Source
 from rankscope.analysis.trace.locations import Location, common_folder
 from rankscope.analysis.verdict.bottleneck import shares_of
-from rankscope.analysis.verdict.builders import Lack, Missing, Setting, among, insufficient, rarely_slow
-from rankscope.analysis.verdict.job_verdict import Answer, Case, verdict_of
+from rankscope.analysis.verdict.builders import Lack, Missing, Setting, among, insufficient
+from rankscope.analysis.verdict.job_verdict import Answer, Case, verdict_of, with_judgement
 from rankscope.analysis.verdict.slow_links import with_slow_links
 from rankscope.analysis.verdict.unnamed_communication import with_unnamed_waits, without_communication
 
@@ -248,21 +249,23 @@ def _case(traces: Sequence[RankTrace], matched: Matched, costs: Costs | None, ex
     breakdowns = {trace.rank: trace.reduction.breakdowns for trace in traces}
     profile = Profile(matched, times, breakdowns, _extent_us(traces, matched), hosts=setting.hosts)
     judgement = profile.judge()
-    straggler = judgement.straggler
-    if judgement.suspects:
-        return replace(case, doubt=rarely_slow(judgement.suspects, "trace more steps"))
-    if (doubt := contradiction(straggler, matched, profile.window_us, known_share=explained or 0.0)) is not None:
-        return replace(case, doubt=Missing(doubt, "damaged"))
-    if straggler is not None:
-        diagnosis = profile.describe(straggler, seen="step" if setting.steps else "window", explained=explained)
-        without = shares_of(_costs(traces, matched, without=diagnosis.ranks))
-        return replace(case, diagnosis=diagnosis, shares_without=without)
-    if not matches and not judgement.is_tested:
-        return replace(case, missing=_unmatched(traces, world_size))
     restriction = among(len(traces), setting.world_size, "traces")
     if explained is not None and explained < MOST_COMMUNICATION and not judgement.is_tested:
         restriction += f" in the collectives that could be matched, which are {explained:.0%} of the communication"
-    return replace(case, unproven=_too_damaged(traces), calm=f"{case.calm}{restriction}")
+    doubt = contradiction(judgement.straggler, matched, profile.window_us, known_share=explained or 0.0)
+    return with_judgement(
+        replace(
+            case,
+            doubt=None if doubt is None else Missing(doubt, "damaged"),
+            unproven=_too_damaged(traces),
+            calm=f"{case.calm}{restriction}",
+        ),
+        judgement,
+        partial(profile.describe, seen="step" if setting.steps else "window", explained=explained),
+        more=Missing("trace more steps"),
+        shares_without=lambda ranks: shares_of(_costs(traces, matched, without=ranks)),
+        unmatched=None if matches else _unmatched(traces, world_size),
+    )
 
 
 def _too_damaged(traces: Sequence[RankTrace]) -> Missing | None:

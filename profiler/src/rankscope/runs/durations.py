@@ -20,6 +20,66 @@ AUTOGRAD: Final = 4
 DurationSource = Literal["flight_recorder", "nccl_inspector"]
 """Sources of durations of collectives: torch's Flight Recorder with timing, and the logs of the NCCL Inspector plugin."""
 
+RECORD_IT: Final = "record the job with `rankscope run`"
+"""Way to more evidence where a job is not recorded."""
+
+
+class SourceOfDurations(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a source, and its words in messages."""
+
+    kind: DurationSource
+    is_exact: bool
+    """True if it has the order of operations of different groups, and shows which of them run beside compute."""
+    title: str
+    """Its name in a sentence."""
+    inputs: str
+    """Its files in a sentence."""
+    one: str
+    """Input of one rank, such as "dump"."""
+    many: str
+    missing: str
+    """Note on ranks without one; ``{found}`` and ``{world_size}`` are filled in."""
+    more_steps: str
+    """Way to more steps."""
+    together: str
+    """Way to the same collectives of all ranks."""
+    more_order: str
+    """Way to the order of operations of different groups."""
+    more_evidence: str = RECORD_IT
+    """Way to evidence that durations do not hold."""
+
+
+DURATION_SOURCES: Final[dict[DurationSource, SourceOfDurations]] = {
+    source.kind: source
+    for source in (
+        SourceOfDurations(
+            kind="nccl_inspector",
+            is_exact=False,
+            title="NCCL Inspector",
+            inputs="logs of NCCL Inspector",
+            one="log",
+            many="logs",
+            missing="logs of {found} of {world_size} ranks: communicators with a missing rank are left out",
+            more_steps="let the job train for more steps",
+            together="use NCCL 2.30 or later, or a shorter NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS",
+            more_order=f"set NCCL_INSPECTOR_DUMP_VERBOSE=1, or {RECORD_IT}",
+        ),
+        SourceOfDurations(
+            kind="flight_recorder",
+            is_exact=True,
+            title="the Flight Recorder",
+            inputs="Flight Recorder dumps",
+            one="dump",
+            many="dumps",
+            missing="dumps of {found} of {world_size} ranks: groups with a missing rank are left out",
+            more_steps="set TORCH_FR_BUFFER_SIZE to several times the operations of a step",
+            together="dump all ranks at about the same time",
+            more_order=RECORD_IT,
+        ),
+    )
+}
+"""The sources, in the order in which files are taken for theirs."""
+
 
 class DurationGroup(msgspec.Struct, frozen=True, omit_defaults=True):
     """Process group of the operations of a ``DurationBlock``."""

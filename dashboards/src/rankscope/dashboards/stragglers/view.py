@@ -95,8 +95,6 @@ _IMPOSED_IN: Final = {
     "windows": "In the profiled steps",
     "steps": "In all steps that were judged; what compute hides takes a profiled window",
     "traces": "In the traces",
-    "flight_recorder": _BY_DURATIONS,
-    "nccl_inspector": _BY_DURATIONS,
     None: "In no step so far",
 }
 
@@ -289,8 +287,8 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         Section(
             name="imposed",
             title="Who made others wait",
-            help=f"{_IMPOSED_IN[run.analysis.imposed_wait_source]}. Wait that each rank imposed, summed over the ranks that "
-            "waited. What compute did not hide cost time: fix the longest bar first.",
+            help=f"{_IMPOSED_IN.get(run.analysis.imposed_wait_source, _BY_DURATIONS)}. Wait that each rank imposed, summed over "
+            "the ranks that waited. What compute did not hide cost time: fix the longest bar first.",
             blocks=[
                 Legend([("exposed_communication", "Cost time"), ("overlap", "Hidden by compute")]),
                 Figure(

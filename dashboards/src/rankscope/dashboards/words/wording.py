@@ -8,6 +8,7 @@ from rankscope.analysis.result.analysis import Kind
 from rankscope.analysis.result.text import counted
 from rankscope.base.text import factor
 from rankscope.dashboards.words import units
+from rankscope.runs.durations import DURATION_SOURCES
 
 if TYPE_CHECKING:
     from rankscope.dashboards.data.source import Stale, Status
@@ -21,8 +22,7 @@ EVIDENCE: Final[dict[str, str]] = {
     "steps": "step records",
     "windows": "profiled steps",
     "traces": "traces",
-    "flight_recorder": "durations of collectives (Flight Recorder)",
-    "nccl_inspector": "durations of collectives (NCCL Inspector)",
+    **{kind: f"durations of collectives ({source.title.removeprefix('the ')})" for kind, source in DURATION_SOURCES.items()},
 }
 """Records that a verdict or figure rests on, by their source."""
 

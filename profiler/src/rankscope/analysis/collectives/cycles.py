@@ -6,13 +6,14 @@ alike on all ranks by the collectives that ranks share, and by time where they s
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
+
+from rankscope.analysis.collectives.arrivals import NONE, Flags, Numbers
 
 REPEATS: Final = 4
 """Minimum number of steps."""
@@ -20,165 +21,173 @@ MOSTLY: Final = 0.8
 """Minimum share of operations that are the same one step later. Evaluations and start-up differ."""
 _SEARCHED: Final = 50_000
 """Number of last operations in which a step is searched."""
+_UNSEEN: Final = NONE + 1
+"""Step of a collective that no rank so far has issued."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Issued:
-    """Operation as a rank issued it."""
+    """Operations as columns, [operations]; those of a rank follow each other in the order in which it issued them."""
 
-    key: tuple[str, int] | None
-    """Group and sequence number, the same on all members; ``None``: the operation cannot be matched across ranks."""
-    kind: Hashable
-    """Properties that repeat from step to step: group, operation, sizes, and whether autograd issued it."""
-    created_ns: int
-    backward: bool = False
-    """True if autograd issued it."""
-    elements: int = 0
+    first: Numbers
+    """Offset of the first operation of each rank, and at last the number of all, [ranks + 1]."""
+    key: Numbers
+    """Number of the collective, from 0, the same on all members; -1: it cannot be matched across ranks."""
+    group: Numbers
+    kind: Numbers
+    """Number of the properties that repeat from step to step: group, operation, sizes, and whether autograd issued it."""
+    created_ns: Numbers
+    backward: Flags
+    """Whether autograd issued it."""
+    elements: Numbers
     """Number of elements that it reduces; 0 for other operations."""
 
+    def of_rank(self, place: int) -> Issued:
+        """Return the operations of one rank."""
+        return self.at(np.arange(self.first[place], self.first[place + 1]))
 
-Cut = Callable[[Sequence[Issued]], list[int | None] | None]
+    def at(self, row: Numbers) -> Issued:
+        """Return the operations of one rank at the places ``row``."""
+        columns = (self.key, self.group, self.kind, self.created_ns, self.backward, self.elements)
+        return Issued(np.array([0, len(row)]), *(column[row] for column in columns))  # type: ignore[arg-type]
+
+    @cached_property
+    def holders(self) -> tuple[Numbers, Numbers]:
+        """Return the place of the rank of each operation with a key, by key, and the offset of each key."""
+        rank = np.repeat(np.arange(len(self.first) - 1), np.diff(self.first))
+        order = np.argsort(self.key, kind="stable")
+        edges = np.searchsorted(self.key[order], np.arange(int(self.key.max(initial=-1)) + 2))
+        return rank[order], edges
+
+
+Cut = Callable[[Issued], Numbers | None]
 """Function from one rank's operations to their steps; ``None`` where none repeats."""
 
 
-def steps_of(ranks: Mapping[int, Sequence[Issued]]) -> dict[int, list[int | None]]:
-    """Return the step of each operation of each rank, in order; ``None`` outside of steps, as before the first.
-
-    Numbers begin at 0. The dictionary is empty where no rank's operations repeat.
-    """
-    return _steps_of(ranks, _cut, apart=True)
+def steps_of(issued: Issued) -> Numbers:
+    """Return the step of each operation, from 0; ``NONE`` outside of steps, as before the first, and where nothing repeats."""
+    return _steps_of(issued, _cut, apart=True)
 
 
-def steps_by_group(ranks: Mapping[int, Sequence[Issued]], *, apart: bool = False) -> dict[int, list[int | None]]:
+def steps_by_group(issued: Issued, *, apart: bool = False) -> Numbers:
     """Return the same as ``steps_of`` where only the order within each group is exact.
 
     The group whose operations repeat least often marks the steps of a rank: mostly the one that reduces gradients, at the end of
     a step. So operations of other groups belong to the step of the next operation of that group. ``apart``: see ``_steps_of``.
     """
-    return _steps_of(ranks, _cut_by_group, apart=apart)
+    return _steps_of(issued, _cut_by_group, apart=apart)
 
 
-def _steps_of(ranks: Mapping[int, Sequence[Issued]], cut: Cut, *, apart: bool) -> dict[int, list[int | None]]:
+def _steps_of(issued: Issued, cut: Cut, *, apart: bool) -> Numbers:
     """Return the steps; ``apart``: also of ranks that share no operation with the first ones."""
-    known: dict[tuple[str, int], int | None] = {}
-    found: dict[int, list[int | None]] = {}
-    holders: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
-    for rank, issued in ranks.items():
-        for one in issued:
-            if one.key is not None:
-                holders[one.key].append(rank)
-    # Number of operations of the other ranks that are known by those of the ranks before.
-    shared = dict.fromkeys(ranks, 0)
+    steps = np.full(len(issued.key), NONE)
+    holders, edges = issued.holders
+    step_of_key = np.full(len(edges), _UNSEEN)  # the last is of the key -1
+    # Number of operations that are known by those of the ranks before; -1 for these.
+    shared = np.zeros(len(issued.first) - 1, np.int64)
     starts: dict[int, int] = {}
-    while shared:
-        rank = max(shared, key=lambda other: shared[other])
-        if shared[rank]:
-            steps = _like(ranks[rank], known, cut)
+    while (shared >= 0).any():
+        place = int(shared.argmax())
+        of_rank: Numbers | None
+        if shared[place]:
+            of_rank = _like(issued.of_rank(place), step_of_key, cut)
         else:
-            rank, steps = _first_cut({one: ranks[one] for one in shared}, starts, cut)
-            if not steps or (found and not apart):
+            remaining = np.flatnonzero(shared == 0).tolist() if apart or (shared >= 0).all() else []
+            cuts = ((other, cut(issued.of_rank(other))) for other in remaining)
+            place, of_rank = next(((other, found) for other, found in cuts if found is not None), (-1, None))
+            if of_rank is None:
                 break
-        found[rank] = steps
-        del shared[rank]
-        for one, step in zip(ranks[rank], steps, strict=True):
-            if step is not None:
-                starts.setdefault(step, one.created_ns)
-            if one.key is not None and one.key not in known:
-                known[one.key] = step
-                shared.update({other: shared[other] + 1 for other in holders[one.key] if other in shared})
-    return found
+            of_rank = _at_times(of_rank, issued.of_rank(place), starts)
+        mine = issued.of_rank(place)
+        steps[issued.first[place] : issued.first[place + 1]] = of_rank
+        shared[place] = -1
+        numbers, begins = np.unique(of_rank, return_index=True)
+        for step, begin in zip(numbers.tolist(), begins.tolist(), strict=True):
+            if step != NONE:
+                starts.setdefault(step, int(mine.created_ns[begin]))
+        new = np.flatnonzero((mine.key >= 0) & (step_of_key[mine.key] == _UNSEEN))[::-1]
+        step_of_key[mine.key[new]] = of_rank[new]
+        for key in np.unique(mine.key[new]).tolist():
+            others = holders[edges[key] : edges[key + 1]]
+            shared[others] += shared[others] >= 0
+    return steps
 
 
-def _first_cut(ranks: Mapping[int, Sequence[Issued]], starts: Mapping[int, int], cut: Cut) -> tuple[int, list[int | None]]:
-    """Return the first rank whose operations repeat, and its steps; no steps if there is none."""
-    for rank in sorted(ranks):
-        steps = cut(ranks[rank])
-        if steps is not None:
-            return rank, _at_times(steps, ranks[rank], starts)
-    return -1, []
-
-
-def _at_times(steps: list[int | None], issued: Sequence[Issued], starts: Mapping[int, int]) -> list[int | None]:
-    """Return steps that share no operation with those known, as with other stages of a pipeline, numbered by their times.
+def _at_times(steps: Numbers, issued: Issued, starts: dict[int, int]) -> Numbers:
+    """Return steps numbered by their times, where the rank shares no operation with others, as with other stages of a pipeline.
 
     ``starts``: time of the first operation of each known step.
     """
-    first = next((one.created_ns for one, step in zip(issued, steps, strict=True) if step is not None), None)
-    if not starts or first is None:
+    inside = np.flatnonzero(steps != NONE)
+    if not starts or not len(inside):
         return steps
+    first = int(issued.created_ns[inside[0]])
     shift = min(starts, key=lambda step: abs(starts[step] - first))
-    return [None if step is None else step + shift for step in steps]
+    return np.where(steps == NONE, NONE, steps + shift)
 
 
-def _like(issued: Sequence[Issued], known: Mapping[tuple[str, int], int | None], cut: Cut) -> list[int | None]:
-    """Return the steps of a rank's operations, numbered as those ``known`` of other ranks."""
-    said = [known.get(one.key) if one.key is not None else None for one in issued]
+def _like(issued: Issued, step_of_key: Numbers, cut: Cut) -> Numbers:
+    """Return the steps of a rank's operations, numbered as those of other ranks (``step_of_key``)."""
+    is_seen = (issued.key >= 0) & (step_of_key[issued.key] != _UNSEEN)
+    others = np.where(is_seen, step_of_key[issued.key], NONE)
     own = cut(issued)
     if own is None:
-        return said
-    apart = Counter(step - mine for step, mine in zip(said, own, strict=True) if step is not None and mine is not None)
-    shift = apart.most_common(1)[0][0] if apart else 0
-    return [
-        known[one.key] if one.key is not None and one.key in known else None if mine is None else mine + shift
-        for one, mine in zip(issued, own, strict=True)
-    ]
+        return others
+    both = (others != NONE) & (own != NONE)
+    shifts, first, counts = np.unique(others[both] - own[both], return_index=True, return_counts=True)
+    # Of several that are as frequent, the first.
+    shift = int(shifts[np.lexsort((first, -counts))[0]]) if len(shifts) else 0
+    return np.where(is_seen, others, np.where(own == NONE, NONE, own + shift))
 
 
-def _cut(issued: Sequence[Issued]) -> list[int | None] | None:
+def _cut(issued: Issued) -> Numbers | None:
     """Return the step of each operation of one rank; ``None`` if none repeats."""
-    numbers: dict[Hashable, int] = {}
-    kinds = np.array([numbers.setdefault(one.kind, len(numbers)) for one in issued], dtype=np.int64)
-    found = _cycle(kinds, np.array([one.backward for one in issued], dtype=bool), np.array([one.elements for one in issued]))
-    if found is None:
+    kinds = issued.kind
+    cycle = _cycle(kinds, issued.backward, issued.elements)
+    if cycle is None:
         return None
-    begin, length = found
-    created = np.array([one.created_ns for one in issued], dtype=np.int64)
-    begin += _after_pause(created[begin : begin + 2 * length], length)
+    begin, length = cycle
+    begin += _after_pause(issued.created_ns[begin : begin + 2 * length], length)
     template = kinds[begin : begin + length]
-    steps: list[int | None] = [None] * len(kinds)
+    steps = np.full(len(kinds), NONE)
     at, step = begin % length, 0
     while at + length <= len(kinds):
         if (kinds[at : at + length] == template).all():
-            steps[at : at + length] = [step] * length
+            steps[at : at + length] = step
             at, step = at + length, step + 1
         else:
             at += 1
     return steps
 
 
-def _cut_by_group(issued: Sequence[Issued]) -> list[int | None] | None:
+def _cut_by_group(issued: Issued) -> Numbers | None:
     """Return the step of each operation of one rank, from the operations of one of its groups; ``None`` if none repeats."""
-    places: defaultdict[str, list[int]] = defaultdict(list)
-    for at, one in enumerate(issued):
-        if one.key is not None:
-            places[one.key[0]].append(at)
-    found: dict[int, list[tuple[int, int | None]]] = {}
-    for rows in places.values():
-        steps = _cut([issued[at] for at in rows])
-        inside = [at for at, step in zip(rows, steps or (), strict=False) if step is not None]
-        count = 1 + max((step for step in steps or () if step is not None), default=-1)
+    can_match = issued.key >= 0
+    marks: tuple[int, Numbers, Numbers] | None = None
+    for group in dict.fromkeys(issued.group[can_match].tolist()):
+        places = np.flatnonzero(can_match & (issued.group == group))
+        steps = _cut(issued.at(places))
+        if steps is None:
+            continue
+        inside, count = places[steps != NONE], 1 + int(steps.max())
         # A group that is used for a while only, as by an evaluation, marks no steps.
-        if steps is not None and count >= REPEATS and 2 * (inside[-1] - inside[0]) >= len(issued) - 1:
-            found.setdefault(count, list(zip(rows, steps, strict=True)))
-    if not found:
+        lasts = count >= REPEATS and 2 * (inside[-1] - inside[0]) >= len(issued.key) - 1
+        if lasts and (marks is None or count < marks[0]):
+            marks = count, places, steps
+    if marks is None:
         return None
-    marks = dict(found[min(found)])
-    current: int | None = None
-    every: list[int | None] = []
-    for at in reversed(range(len(issued))):
-        current = marks.get(at, current)
-        every.append(current)
-    return every[::-1]
+    _, places, steps = marks
+    return np.append(steps, NONE)[np.searchsorted(places, np.arange(len(issued.key)))]
 
 
-def _windows(true: NDArray[np.bool_], length: int) -> NDArray[np.bool_]:
+def _windows(true: Flags, length: int) -> Flags:
     """Return at which places ``length`` values in a row are true, for places that have as many behind them."""
     total = np.concatenate([[0], np.cumsum(true)])
-    found: NDArray[np.bool_] = total[length:] - total[:-length] == length
+    found: Flags = total[length:] - total[:-length] == length
     return found
 
 
-def _cycle(kinds: NDArray[np.int64], backward: NDArray[np.bool_], elements: NDArray[np.int64]) -> tuple[int, int] | None:
+def _cycle(kinds: Numbers, backward: Flags, elements: Numbers) -> tuple[int, int] | None:
     """Return the first operation and the number of operations of a typical step; ``None`` where they do not repeat.
 
     A step is the shortest sequence after which most operations are the same, and which contains every operation that autograd
@@ -210,7 +219,7 @@ def _cycle(kinds: NDArray[np.int64], backward: NDArray[np.bool_], elements: NDAr
     return None
 
 
-def _after_pause(created: NDArray[np.int64], length: int) -> int:
+def _after_pause(created: Numbers, length: int) -> int:
     """Return the place, below ``length``, of the operation before which the pause is longest; ``created``: of two steps."""
     pauses = np.diff(created)[:length]
     return (int(pauses.argmax()) + 1) % length if len(pauses) else 0

@@ -19,6 +19,7 @@ from rankscope.analysis.collectives.payload import Coordinates
 from rankscope.analysis.collectives.stages import stages_of_records
 from rankscope.analysis.collectives.waiting import Waits, waits_of
 from rankscope.analysis.collectives.windows import Reduction
+from rankscope.runs.durations import DurationSource
 from rankscope.runs.records import CollectiveRecord, RankInfo
 
 
@@ -35,7 +36,7 @@ class Matched(msgspec.Struct, frozen=True, dict=True):
     blame: Blame
     collectives: Mapping[int, Sequence[CollectiveRecord]]
     """Records by rank."""
-    source: Literal["windows", "traces", "flight_recorder", "nccl_inspector"]
+    source: Literal["windows", "traces", DurationSource]
     coordinates: Coordinates = {}
 
     @cached_property
@@ -60,7 +61,7 @@ def match_ranks(
     clock_names: Mapping[int, str],
     machines: Mapping[int, str],
     world_size: int | None,
-    source: Literal["windows", "traces", "flight_recorder", "nccl_inspector"],
+    source: Literal["windows", "traces", DurationSource],
     coordinates: Coordinates | None = None,
 ) -> Matched:
     """Match the collectives, correct the clocks and assign blame to ``ranks``.

@@ -1,14 +1,10 @@
 """From the durations of collectives on each rank to the rank that the others wait for, without traces or recorder.
 
-Two sources have them: torch's Flight Recorder with timing, and the logs of the NCCL Inspector plugin.
-
-1. ``flight`` and ``inspector`` read a source into ``calls``: operations per rank with their durations. ``logs`` decodes the
-   files of NCCL Inspector, and ``processes`` finds the rank of each of its processes.
-2. ``overlap`` finds the groups whose collectives run beside compute. ``own_times`` has the time of a step outside of
-   communication, for operations that cannot be matched, as in pipelines. ``stages`` has the stages of these in NCCL Inspector's
-   logs.
-3. ``analysis`` infers steps, matches collectives and assigns blame. ``case`` has the judgement, with the doubts that durations
-   raise.
-4. ``follow`` reads a log that is still written, and ``blocks`` has the columns in which helpers store durations with a run.
-   ``of_run`` judges a run by them.
+1. A source is a module with the name of its ``DurationSource``: ``flight_recorder`` reads dumps, ``nccl_inspector`` logs, and
+   ``blocks`` what helpers stored with a run. Each hands over ``Durations`` (``sources``): operations as columns (``calls``).
+   ``log_files`` and ``logs`` decode the files of NCCL Inspector, ``processes`` finds the rank of each of its processes, and
+   ``stages`` the stages of its pipelines.
+2. ``analysis`` infers steps, matches collectives and assigns blame. ``overlap`` finds the groups whose collectives run beside
+   compute. ``own_times`` has the time of a step outside of communication, for operations that cannot be matched, as in pipelines.
+3. ``verdict/durations_case.py`` judges. ``of_run`` has the durations of a run, in the steps of the run.
 """

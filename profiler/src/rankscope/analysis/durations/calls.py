@@ -1,96 +1,203 @@
-"""Operations of all ranks with their durations, from any source."""
+"""Operations of all ranks with their durations, from any source: rows as they are read, and columns to compute with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Final, NamedTuple
 
-import msgspec
+import numpy as np
 
+from rankscope.analysis.collectives.arrivals import NONE, Flags, Floats, Numbers, Records, combined, offsets
 from rankscope.analysis.collectives.cycles import Issued
-from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.operations import operation
-from rankscope.runs.durations import DurationSource
+from rankscope.runs.durations import AUTOGRAD, TRANSFER, DurationGroup
 
 MAX_CALLS: Final = 500_000
 """Maximum number of operations of all ranks that are compared, the last ones."""
 
-RECORD_IT: Final = "record the job with `rankscope run`"
-"""Way to more evidence where a job is not recorded."""
-
-Steps = dict[int, list[int | None]]
+LONGEST_US: Final = 86_400_000_000
+"""Time from which on the duration of an operation makes no sense: a day."""
 
 
-class Call(msgspec.Struct, frozen=True, gc=False):
+class Row(NamedTuple):
     """Operation of one rank. Of a source's records only this is kept, because they would fill the memory."""
 
-    issued: Issued
     group: str
     op: str
-    sequence: int
-    is_matchable: bool
-    """False for sends and receives, and for groups whose members are unknown."""
-    elements: int
-    bytes: int | None
+    number: int
+    """Number in the group; in logs of NCCL Inspector among those of its kind there."""
+    size: int
+    """Elements of the input, from NCCL Inspector bytes; of a batch the number of its parts."""
+    issued_ns: int
+    """Time at which the host issued it; 0 where unknown."""
+    ended_ns: int
+    """End on the rank's clock; 0 where unknown."""
     duration_us: float | None
-    is_part: bool
-    """True for a send or receive of a batch, whose duration is that of the batch."""
-    ended_ns: int = 0
-    """End on the rank's clock in unix nanoseconds; 0 where unknown."""
-
-    @property
-    def is_transfer(self) -> bool:
-        """True for a send, a receive, or a batch of them."""
-        return operation(self.op).is_p2p
+    flags: int = 0
+    """``TRANSFER``, ``PART`` and ``AUTOGRAD`` of ``rankscope.runs.durations``."""
+    bytes: int | None = None
+    """Bytes of all inputs and outputs of an all-to-all."""
 
 
 @dataclass(slots=True)
 class RankCalls:
-    """Operations of one rank in the order in which they were issued."""
+    """Operations of one rank."""
 
-    calls: list[Call] = field(default_factory=list)
-    members: dict[str, list[int]] = field(default_factory=dict)
-    """Members by name of the group, where the source lists them."""
+    rows: list[Row] = field(default_factory=list)
+    groups: dict[str, DurationGroup] = field(default_factory=dict)
+    """Process groups by name."""
     damaged: int = 0
     """Number of records that could not be used."""
 
-
-@dataclass(frozen=True, slots=True)
-class Wording:
-    """Words for a source in messages."""
-
-    one: str
-    """Input of one rank, such as "dump"."""
-    many: str
-    missing: str
-    """Note on ranks without one; ``{found}`` and ``{world_size}`` are filled in."""
-    more_steps: str
-    """Way to more steps."""
-    together: str
-    """Way to the same collectives of all ranks."""
-    more_order: str
-    """Way to the order of operations of different groups."""
-    more_evidence: str = RECORD_IT
-    """Way to evidence that durations do not hold."""
+    @property
+    def has_durations(self) -> bool:
+        """Whether any operation has a duration."""
+        return any(row.duration_us is not None for row in self.rows)
 
 
-@dataclass(frozen=True, slots=True)
-class Durations:
-    """Operations of all ranks with their durations."""
+@dataclass(frozen=True)
+class Calls:
+    """Operations of all ranks as columns, [calls]; those of a rank follow each other in the order in which it issued them."""
 
-    kind: DurationSource
-    ranks: Mapping[int, RankCalls]
-    world_size: int
-    wording: Wording
-    steps_of: Callable[[Mapping[int, Sequence[Issued]]], Steps]
-    """Function that infers the step of each operation of each rank."""
-    warnings: list[str]
-    hidden: Mapping[int, int] = field(default_factory=dict)
-    """Number of collectives per rank that the source left out, where known."""
-    names: Mapping[int, str] = field(default_factory=dict)
-    """Process of each rank, where ranks are numbers that only this analysis gives."""
-    stages: Mapping[int, int | None] = field(default_factory=dict)
-    """Pipeline stage of each rank, where the source shows that from all sends and receives; empty otherwise."""
-    hang: HangReport | None = None
-    """Report on a hang, or on long waits whose reason the source does not show."""
+    ranks: list[int]
+    """All ranks, ascending, also those without an operation."""
+    groups: list[str]
+    teams: list[tuple[int, ...]]
+    ops: list[str]
+    rank: Numbers
+    group: Numbers
+    """Index into ``groups``. Groups of different ranks may have one name."""
+    team: Numbers
+    """Index into ``teams``; ``NONE`` where the members of the group are not known."""
+    op: Numbers
+    """Index into ``ops``."""
+    number: Numbers
+    size: Numbers
+    issued_ns: Numbers
+    ended_ns: Numbers
+    duration_us: Floats
+    """NaN where unknown."""
+    flags: Numbers
+    bytes: Numbers
+
+    @cached_property
+    def place(self) -> Numbers:
+        """Place of the rank of each operation."""
+        return np.searchsorted(self.ranks, self.rank)
+
+    @cached_property
+    def first(self) -> Numbers:
+        """Offset of the first operation of each rank, and at last the number of all, [ranks + 1]."""
+        return offsets(np.bincount(self.place, minlength=len(self.ranks)))
+
+    def of_ranks(self) -> Iterator[tuple[int, slice]]:
+        """Yield each rank with the places of its operations."""
+        for rank, begin, end in zip(self.ranks, self.first[:-1].tolist(), self.first[1:].tolist(), strict=True):
+            yield rank, slice(begin, end)
+
+    def has(self, flag: int) -> Flags:
+        """Return which operations have a flag."""
+        return np.asarray(self.flags & flag != 0)
+
+    def called(self, *names: str) -> Flags:
+        """Return which operations have one of these names."""
+        return np.isin(self.op, [at for at, name in enumerate(self.ops) if name in names])
+
+    def of_family(self, family: str) -> Flags:
+        """Return which operations belong to a family."""
+        return np.isin(self.op, [at for at, name in enumerate(self.ops) if operation(name).family == family])
+
+    @cached_property
+    def is_matchable(self) -> Flags:
+        """False for sends and receives, and for groups whose members are unknown; torch calls the group of all ranks "0"."""
+        whole = [at for at, name in enumerate(self.groups) if name.rpartition(":")[2] == "0"]
+        return np.asarray(~self.has(TRANSFER) & ((self.team != NONE) | np.isin(self.group, whole)))
+
+    def chosen(self, wanted: Flags) -> Calls:
+        """Return the operations where ``wanted``."""
+        names = ("rank", "group", "team", "op", "number", "size", "issued_ns", "ended_ns", "duration_us", "flags", "bytes")
+        return replace(self, **{name: getattr(self, name)[wanted] for name in names})
+
+    def issued(self, varying: Flags) -> Issued:
+        """Return the operations as they were issued. ``varying``: those whose sizes may differ from step to step."""
+        key = np.full(len(self.rank), -1)
+        key[self.is_matchable] = np.unique(combined(self.group, self.number)[self.is_matchable], return_inverse=True)[1]
+        reducing = np.isin(self.op, [at for at, name in enumerate(self.ops) if operation(name).reduces_equal])
+        backward = self.has(AUTOGRAD)
+        kind = combined(self.group, self.op, np.where(varying, 0, self.size), backward.astype(np.int64))
+        kind = np.unique(kind, return_inverse=True)[1]
+        return Issued(self.first, key, self.group, kind, self.issued_ns, backward, np.where(reducing, self.size, 0))
+
+    def records(self, step: Numbers, index: Numbers, start_ns: Numbers) -> Records:
+        """Return the operations as records of collectives that begin at ``start_ns``, the ``index``-th of ``step``."""
+        unknown = np.full(len(self.rank), NONE)
+        false = np.zeros(len(self.rank), np.bool_)
+        nothing = np.zeros(0, np.int64)
+        return Records(
+            self.ranks,
+            self.groups,
+            self.teams,
+            self.ops,
+            rank=self.rank,
+            step=step,
+            group=self.group,
+            team=self.team,
+            size=unknown,
+            index=index,
+            sequence=self.number,
+            op=self.op,
+            dtype=unknown,
+            bytes=self.bytes,
+            arrival=start_ns,
+            start=start_ns,
+            end=start_ns + np.rint(1000 * self.duration_us).astype(np.int64),
+            on_cpu=false,
+            p2p=false,
+            peer=unknown,
+            root=unknown,
+            spans=np.zeros(len(self.rank) + 1, np.int64),
+            span_start=nothing,
+            span_end=nothing,
+            rows=None,
+        )
+
+
+def calls_of(ranks: Mapping[int, RankCalls]) -> Calls:
+    """Return the operations of all ranks as columns."""
+    groups: dict[str, int] = {}
+    teams: dict[tuple[int, ...], int] = {}
+    ops: dict[str, int] = {}
+    place: list[int] = []
+    team: list[int] = []
+    rows: list[Row] = []
+    for rank in sorted(ranks):
+        of_rank = ranks[rank]
+        number = {
+            name: teams.setdefault(tuple(group.ranks), len(teams))
+            for name, group in of_rank.groups.items()
+            if group.ranks is not None
+        }
+        place += [rank] * len(of_rank.rows)
+        team += [number.get(row.group, NONE) for row in of_rank.rows]
+        rows += of_rank.rows
+    columns = zip(*rows, strict=True) if rows else [()] * len(Row._fields)
+    group, op, numbers, size, issued_ns, ended_ns, duration_us, flags, bytes_ = columns
+    return Calls(
+        sorted(ranks),
+        rank=np.array(place, np.int64),
+        team=np.array(team, np.int64),
+        group=np.array([groups.setdefault(name, len(groups)) for name in group], np.int64),
+        op=np.array([ops.setdefault(name, len(ops)) for name in op], np.int64),
+        number=np.array(numbers, np.int64),
+        size=np.array(size, np.int64),
+        issued_ns=np.array(issued_ns, np.int64),
+        ended_ns=np.array(ended_ns, np.int64),
+        duration_us=np.array([np.nan if us is None else us for us in duration_us], np.float64),
+        flags=np.array(flags, np.int64),
+        bytes=np.array([NONE if size is None else size for size in bytes_], np.int64),
+        groups=list(groups),
+        teams=list(teams),
+        ops=list(ops),
+    )

@@ -2,49 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
+import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from rankscope.analysis.collectives.arrivals import NONE, Numbers
 from rankscope.analysis.collectives.figures import Figures
-from rankscope.analysis.durations.analysis import Compared, compare_durations
-from rankscope.analysis.durations.blocks import StepsAt, in_steps_of_run, stored_durations
+from rankscope.analysis.collectives.world import least_ranks_of_groups
+from rankscope.analysis.durations.analysis import compare_durations
+from rankscope.analysis.durations.blocks import calls_of_blocks, is_usable, last_blocks
 from rankscope.analysis.durations.calls import MAX_CALLS
-from rankscope.analysis.durations.case import duration_case
+from rankscope.analysis.durations.sources import Durations, reader
 from rankscope.analysis.inference.explained import explained
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.inference.signals import Signals
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.verdict.builders import Setting
+from rankscope.analysis.verdict.durations_case import DurationEvidence, duration_case
 from rankscope.analysis.verdict.job_verdict import Case
 from rankscope.analysis.verdict.reasons import signals_beside_windows
 from rankscope.base.errors import InputError
 from rankscope.base.text import ranks_text
-from rankscope.runs.durations import DurationSource
+from rankscope.runs.durations import DurationBlock
 
 _CAPTURE = "capture some steps with `rankscope capture`"
 _SLACK_NS = 1_000_000
-_NAMES: dict[DurationSource, str] = {"flight_recorder": "the Flight Recorder", "nccl_inspector": "NCCL Inspector"}
 
 
 @dataclass(frozen=True, slots=True)
 class RunDurations:
     """Durations of the collectives of a run, compared."""
 
-    source: DurationSource
-    compared: Compared
+    evidence: DurationEvidence
     by_time: bool
     """True if steps are those of the run; otherwise they are inferred from repeating operations, and numbered from 0."""
 
     def case(self, run: RunEvidence, setting: Setting, shares: Figures) -> Case:
         """Return the judgement on the ranks. ``setting``, ``shares``: those of the run."""
-        are_known = self.compared.evidence.steps is not None
+        are_known = self.evidence.in_steps
         setting = replace(
             setting,
-            source=self.source,
-            steps=self.compared.steps if self.by_time else setting.steps if are_known else None,
+            source=self.evidence.source.kind,
+            steps=self.evidence.steps if self.by_time else setting.steps if are_known else None,
             step_count=setting.step_count if are_known else 1,
             unit="step" if are_known else "window",
         )
@@ -54,7 +56,7 @@ class RunDurations:
             return signals_beside_windows(run, ranks, gain_us, affected=affected if self.by_time else None)
 
         return duration_case(
-            self.compared.evidence,
+            self.evidence,
             setting,
             shares=shares,
             signals_of=signals_of,
@@ -68,25 +70,44 @@ def durations_of_run(run: RunEvidence, *, most: int = MAX_CALLS) -> tuple[RunDur
         return None, []
     warnings = [*_missing(run)]
     try:
-        found = stored_durations(run.durations, run.world_size or len(run.ranks), most=most)
+        durations = _stored_durations(run.durations, run.world_size or len(run.ranks), most=most)
     except InputError as error:
         return None, [*warnings, f"durations of collectives are of no use: {error.reason}"]
-    if found is None:
+    if durations is None:
         return None, warnings
-    durations, are_issued = found
-    wording = durations.wording
-    durations = replace(
-        durations,
-        wording=replace(wording, more_evidence=_CAPTURE, more_order=wording.more_order.replace(wording.more_evidence, _CAPTURE)),
-    )
-    timed = in_steps_of_run(durations, _steps_at(run)) if are_issued else durations
-    compared = compare_durations(timed)
-    by_time = are_issued and compared.evidence.steps is not None and bool(compared.matched.matching.matches)
-    if are_issued and not by_time:
+    source = durations.source
+    more_order = source.more_order.replace(source.more_evidence, _CAPTURE)
+    source = msgspec.structs.replace(source, more_evidence=_CAPTURE, more_order=more_order)
+    durations = replace(durations, source=source)
+    timed = _in_steps_of_run(durations, run)
+    evidence = compare_durations(durations if timed is None else timed)
+    by_time = timed is not None and evidence.in_steps and bool(evidence.matched.matching.matches)
+    if timed is not None and not by_time:
         durations.warnings.clear()
-        compared = compare_durations(durations)
-    result = RunDurations(durations.kind, compared, by_time)
-    return result, [*warnings, *compared.warnings, _coverage(run, result)]
+        evidence = compare_durations(durations)
+    result = RunDurations(evidence, by_time)
+    return result, [*warnings, *evidence.warnings, _coverage(run, result)]
+
+
+def _stored_durations(
+    blocks: Mapping[int, Sequence[DurationBlock]], world_size: int, *, most: int = MAX_CALLS
+) -> Durations | None:
+    """Return the durations of a run from the blocks of its ranks.
+
+    Of all ranks together at most the last ``most`` operations count. Blocks of the source of most ranks are used. ``None`` where
+    there are none. Raises ``InputError`` if no operation has a duration.
+    """
+    ranks = {rank: [block for block in rows if is_usable(block)] for rank, rows in blocks.items()}
+    sources = [rows[-1].source for rows in ranks.values() if rows]
+    if not sources:
+        return None
+    source = max(sources, key=sources.count)
+    each = max(1, most // len(ranks))
+    calls = {rank: calls_of_blocks(rows) for rank, every in ranks.items() if (rows := last_blocks(every, source, each))}
+    groups = [group for of_rank in calls.values() for group in of_rank.groups.values()]
+    members = [group.ranks for group in groups if group.ranks]
+    world_size = max(world_size, least_ranks_of_groups([calls, *members], [group.size or 0 for group in groups]))
+    return reader(source).stored_durations(calls, world_size)
 
 
 def _missing(run: RunEvidence) -> Sequence[str]:
@@ -104,37 +125,63 @@ def _missing(run: RunEvidence) -> Sequence[str]:
     return warnings
 
 
-def _coverage(run: RunEvidence, found: RunDurations) -> str:
-    ranks, evidence = len(found.compared.matched.blame.ranks), found.compared.evidence
-    steps = "steps that are not known" if evidence.steps is None else f"{evidence.steps:,} of {len(run.table.steps):,} steps"
-    inferred = "" if found.by_time or evidence.steps is None else ", inferred from repeating operations"
+def _coverage(run: RunEvidence, durations: RunDurations) -> str:
+    evidence = durations.evidence
+    ranks, count = len(evidence.matched.blame.ranks), evidence.step_count
+    steps = "steps that are not known" if count is None else f"{count:,} of {len(run.table.steps):,} steps"
+    inferred = "" if durations.by_time or count is None else ", inferred from repeating operations"
     share = "" if evidence.explained is None else f", {evidence.explained:.0%} of the communication"
     return (
-        f"the step records do not know own times; durations of collectives ({_NAMES[found.source]}) cover "
+        f"the step records do not know own times; durations of collectives ({evidence.source.title}) cover "
         f"{ranks} of {counted(run.world_size or len(run.ranks), 'rank')}, {steps}{inferred}{share}"
     )
 
 
-def _steps_at(run: RunEvidence) -> StepsAt:
-    """Return the function from a rank and times to the steps that the rank's host was in."""
-    known = {}
-    walls = run.table.stored("wall_us")
-    for row, rank in enumerate(run.ranks):
-        there = np.flatnonzero(np.isfinite(walls[row]))
-        starts = run.table.starts(row)[there]
-        order = np.argsort(starts, kind="stable")
-        there, starts = there[order], starts[order]
-        steps, ends = run.table.steps[there], starts + (1000 * walls[row][there].astype(np.float64)).astype(np.int64)
-        # The time of a step may be that of the device, while the host was in the step until the next one began.
-        ends[:-1] = np.where(np.diff(steps) == 1, np.maximum(ends[:-1], starts[1:]), ends[:-1])
-        known[rank] = (starts, ends, steps)
+def _in_steps_of_run(durations: Durations, run: RunEvidence) -> Durations | None:
+    """Return the durations in the steps that the run has recorded, by the times at which the host issued the operations.
 
-    def steps_at(rank: int, unix_ns: NDArray[np.int64]) -> list[int | None]:
-        if rank not in known or not len(known[rank][0]):
-            return [None] * len(unix_ns)
-        starts, ends, steps = known[rank]
-        at = np.searchsorted(starts, unix_ns, side="right") - 1
-        inside = (at >= 0) & (unix_ns < ends[at] + _SLACK_NS)
-        return [step if there else None for step, there in zip(steps[at].tolist(), inside.tolist(), strict=True)]
+    Operations are left out in steps of which any rank has only a part, as at the ends of what was recorded. ``None`` where these
+    times are not known.
+    """
+    calls = durations.calls
+    if not durations.is_timed:
+        return None
+    step = np.full(len(calls.rank), NONE)
+    for rank, part in calls.of_ranks():
+        step[part] = _steps_at(run, rank, calls.issued_ns[part])
+    # One collective is in one step, even if hosts issue it at the border of two: that of the first rank.
+    key = calls.issued(calls.is_matchable).key
+    matched = np.flatnonzero((key >= 0) & (step != NONE))
+    of_key = np.zeros(int(key.max(initial=-1)) + 1, np.int64)
+    of_key[key[matched[::-1]]] = step[matched[::-1]]
+    step[matched] = of_key[key[matched]]
+    whole = set.intersection(*(_whole(step[part]) for _, part in calls.of_ranks()))
+    kept = (step == NONE) | np.isin(step, list(whole))
+    steps = step[kept] if whole else np.full(int(kept.sum()), NONE)
+    return replace(durations, calls=calls.chosen(kept), steps_of=lambda _: steps)
 
-    return steps_at
+
+def _whole(step: Numbers) -> set[int]:
+    """Return the steps that have about as many operations as most have."""
+    numbers, counts = np.unique(step[step != NONE], return_counts=True)
+    return set(numbers[counts >= _MOSTLY * np.median(counts)].tolist()) if len(counts) else set()
+
+
+_MOSTLY: Final = 0.9
+
+
+def _steps_at(run: RunEvidence, rank: int, unix_ns: Numbers) -> Numbers:
+    """Return the steps that the host of a rank was in at some times; ``NONE`` where it was in none."""
+    row = run.ranks.index(rank) if rank in run.ranks else None
+    walls = None if row is None else run.table.stored("wall_us")[row]
+    recorded = np.zeros(0, np.int64) if walls is None else np.flatnonzero(np.isfinite(walls))
+    if row is None or walls is None or not len(recorded):
+        return np.full(len(unix_ns), NONE)
+    starts = run.table.starts(row)[recorded]
+    order = np.argsort(starts, kind="stable")
+    recorded, starts = recorded[order], starts[order]
+    steps, ends = run.table.steps[recorded], starts + (1000 * walls[recorded].astype(np.float64)).astype(np.int64)
+    # The time of a step may be that of the device, while the host was in the step until the next one began.
+    ends[:-1] = np.where(np.diff(steps) == 1, np.maximum(ends[:-1], starts[1:]), ends[:-1])
+    at = np.searchsorted(starts, unix_ns, side="right") - 1
+    return np.where((at >= 0) & (unix_ns < ends[at] + _SLACK_NS), steps[at], NONE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
@@ -11,9 +11,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.collectives.arrivals import NONE, Arrivals, Numbers, combined
-from rankscope.analysis.durations.calls import Call
-from rankscope.analysis.operations import operation
+from rankscope.analysis.collectives.arrivals import Arrivals, Numbers, combined, sums
+from rankscope.analysis.durations.calls import Calls
+from rankscope.runs.durations import AUTOGRAD
 
 _MORE: Final = 100
 _QUEUED_US: Final = 100.0
@@ -24,35 +24,32 @@ _SLOPE: Final = -0.5
 """Change of a pause with the time in the collective before it. It is -1 beside compute, 0 where compute waits."""
 
 
-def overlapping_by_autograd(calls: Iterable[Sequence[tuple[Call, int]]]) -> set[str]:
+def overlapping_by_autograd(calls: Calls) -> set[str]:
     """Return the groups whose collectives run beside compute: those that reduce gradients, or gather sharded parameters.
 
     In such a group autograd reduces ``_MORE`` times as many elements as the script, which may reduce a loss. Where the script
     reduces more (tensor parallelism), compute waits for the result.
     """
-    reduced: Counter[tuple[str, bool]] = Counter()
-    for row in calls:
-        for call, _ in row:
-            if call.is_matchable and operation(call.op).family != "all_gather":
-                reduced[call.group, call.issued.backward] += call.elements
-    return {group for group, backward in reduced if backward and _MORE * reduced[group, False] < reduced[group, True]}
+    counts = calls.is_matchable & ~calls.of_family("all_gather")
+    backward = calls.has(AUTOGRAD)
+    by_autograd, by_script = (
+        sums(calls.group[some], calls.size[some], len(calls.groups)) for some in (counts & backward, counts & ~backward)
+    )
+    return {calls.groups[at] for at in np.flatnonzero(_MORE * by_script < by_autograd).tolist()}
 
 
-def overlapping_by_gaps(matches: Arrivals, kept: Mapping[int, Sequence[tuple[Call, int]]]) -> set[str]:
+def overlapping_by_gaps(matches: Arrivals, ended_ns: Numbers, messages: Mapping[int, Sequence[float]]) -> set[str]:
     """Return the groups whose collectives run beside compute, by the pauses between their collectives.
 
     Where compute waits for a collective, a rank computes for as long after a long wait as after a short one. Where it does not, a
     wait takes up the pause: it is shorter by the wait, or nothing of it is left. Groups with one collective per step are left
     out, because their longest wait is their only one. So are pauses with sends and receives, in which a rank waits, too. Groups
     of one form, as of several replicas, run beside compute only if all do: own times of ranks in them are compared.
+
+    ``ended_ns``: end of each record on its rank's clock. ``messages``: ends of sends and receives of each rank in microseconds,
+    ascending.
     """
-    messages = {rank: sorted(call.ended_ns / 1000 for call, _ in calls if call.is_transfer) for rank, calls in kept.items()}
-    ended_us = {
-        (rank, call.group, call.sequence): call.ended_ns / 1000
-        for rank, calls in kept.items()
-        for call, _ in calls
-        if call.ended_ns
-    }
+    ended_us = (ended_ns[matches.row] / 1000).tolist()
     order = np.lexsort((matches.records.index[matches.leader], matches.step, matches.group))
     edges = np.flatnonzero(np.diff(combined(matches.group[order], matches.step[order]))) + 1
     found: defaultdict[int, list[Numbers]] = defaultdict(list)
@@ -74,23 +71,19 @@ def _form(matches: Arrivals, row: Numbers) -> tuple[int, frozenset[tuple[int, in
 def _is_beside_compute(
     matches: Arrivals,
     steps: Iterable[Numbers],
-    ended_us: Mapping[tuple[int, str, int], float],
+    ended_us: Sequence[float],
     messages: Mapping[int, Sequence[float]],
 ) -> bool:
     """Return whether most of the waiting, by place in the step, is at places that look so. ``steps``: instances of each step."""
     places: defaultdict[int, defaultdict[int, list[tuple[float, float, float]]]] = defaultdict(lambda: defaultdict(list))
     waits = (matches.inside_ns - matches.shortest_ns[matches.instance]).tolist()
     inside, first, rank = matches.inside_ns.tolist(), matches.first.tolist(), matches.rank.tolist()
-    sequence = np.where(matches.records.sequence == NONE, 0, matches.records.sequence)[matches.row].tolist()
-    name = matches.group_names
     for row in steps:
-        group = name[int(matches.group[row[0]])]
         for place, (before, after) in enumerate(pairwise(row.tolist())):
             if matches.team[before] != matches.team[after]:
                 continue
             for one, other in zip(range(first[before], first[before + 1]), range(first[after], first[after + 1]), strict=True):
-                ends = [ended_us.get((rank[at], group, sequence[at])) for at in (one, other)]
-                pause = _pause(ends, inside[other] / 1000, messages[rank[one]])
+                pause = _pause(ended_us[one], ended_us[other], inside[other] / 1000, messages[rank[one]])
                 if pause is not None:
                     places[place][rank[one]].append((inside[one] / 1000, pause, min(waits[one], waits[other]) / 1000))
     beside = total = 0.0
@@ -104,15 +97,14 @@ def _is_beside_compute(
     return 2 * beside > total
 
 
-def _pause(ends: Sequence[float | None], inside_us: float, messages: Sequence[float]) -> float | None:
+def _pause(before_us: float, after_us: float, inside_us: float, messages: Sequence[float]) -> float | None:
     """Return the time from the end of a collective to the start of the next on one rank, in microseconds.
 
     ``None`` where it is not known, or a send or receive ended in between (``messages``: their ends, ascending).
     """
-    before, after = ends
-    if before is None or after is None or bisect(messages, before) < bisect(messages, after):
+    if not before_us or not after_us or bisect(messages, before_us) < bisect(messages, after_us):
         return None
-    return after - inside_us - before
+    return after_us - inside_us - before_us
 
 
 def _slope(rows: Iterable[NDArray[np.float64]]) -> float:

@@ -25,15 +25,15 @@ class Processes:
 
     def members(self) -> dict[str, list[int]]:
         """Return the ranks of each communicator, with ``MISSING`` where not all are known."""
-        found: dict[str, dict[int, int]] = {}
+        ranks: dict[str, dict[int, int]] = {}
         sizes: dict[str, int] = {}
         for rank, log in self.ranks.items():
-            for communicator, (place, size) in log.communicators.items():
-                found.setdefault(communicator, {})[place] = rank
-                sizes[communicator] = size
+            for name, group in log.groups.items():
+                ranks.setdefault(name, {})[group.place or 0] = rank
+                sizes[name] = group.size or 1
         return {
-            communicator: [places[place] for place in sorted(places)] + [MISSING] * (len(places) < sizes[communicator])
-            for communicator, places in found.items()
+            name: [places[place] for place in sorted(places)] + [MISSING] * (len(places) < sizes[name])
+            for name, places in ranks.items()
         }
 
 
@@ -44,12 +44,12 @@ def identify(logs: Sequence[ProcessLog], warnings: list[str]) -> Processes:
     counts.
     """
     chosen = _last_job(_newest(logs, warnings), warnings)
-    largest = max(size for log in chosen for _, size in log.communicators.values())
+    largest = max(group.size or 1 for log in chosen for group in log.groups.values())
     ranks: dict[int, ProcessLog] = {}
-    shared = set.intersection(*(set(log.communicators) for log in chosen))
-    if any(log.communicators[one][1] == largest for log in chosen for one in shared):
+    shared = set.intersection(*(set(log.groups) for log in chosen))
+    if any(log.groups[name].size == largest for log in chosen for name in shared):
         for log in chosen:
-            places = {place for place, size in log.communicators.values() if size == largest}
+            places = {group.place or 0 for group in log.groups.values() if group.size == largest}
             if len(places) == 1:
                 ranks.setdefault(places.pop(), log)
         if len(ranks) == len(chosen):
@@ -83,12 +83,12 @@ def _last_job(logs: Sequence[ProcessLog], warnings: list[str]) -> list[ProcessLo
         return name
 
     for log in logs:
-        first, *others = log.communicators
+        first, *others = log.groups
         for other in others:
             parents[root(other)] = root(first)
     jobs: dict[str, list[ProcessLog]] = {}
     for log in logs:
-        jobs.setdefault(root(next(iter(log.communicators))), []).append(log)
+        jobs.setdefault(root(next(iter(log.groups))), []).append(log)
     last = max(jobs.values(), key=lambda job: max(log.last_us for log in job))
     began = min(log.first_us for log in last)
     kept = [log for job in jobs.values() if max(one.last_us for one in job) >= began for log in job]

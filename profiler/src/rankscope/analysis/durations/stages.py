@@ -6,14 +6,16 @@ Torch sends batches on the communicator of the process group, and single message
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
-import msgspec
+import numpy as np
 
-from rankscope.analysis.durations.calls import Call, RankCalls
+from rankscope.analysis.collectives.arrivals import NONE
+from rankscope.analysis.durations.calls import Calls
+from rankscope.runs.durations import TRANSFER
 
 _MOST_PARTS: Final = 4
 """Largest number of sends and receives in one batch of a pipeline: both with the stage before and the one after."""
@@ -21,42 +23,47 @@ _BESIDE: Final = 0.1
 """Share of the time of single sends from which compute goes on during them."""
 
 
-def pipeline_stages(ranks: Mapping[int, RankCalls]) -> dict[int, int | None]:
+def pipeline_stages(calls: Calls) -> dict[int, int | None]:
     """Return the stage of each rank; empty unless all ranks are in pipelines of one form, of which several run the same stages.
 
     Where all ranks send and receive alike, as in ring attention, they do the same work, and the stage of each is ``None``.
     A rank that sends and receives in several process groups, as for pipeline and context parallelism, has no known stage.
     """
-    groups = {rank: {call.group for call in one.calls if call.is_transfer} for rank, one in ranks.items()}
-    parts = max((call.elements for one in ranks.values() for call in one.calls if call.is_transfer), default=0)
-    if not groups or not all(groups.values()) or parts > _MOST_PARTS:
+    messages = calls.chosen(calls.has(TRANSFER))
+    if len(np.unique(messages.rank)) < max(1, len(calls.ranks)) or messages.size.max() > _MOST_PARTS:
         return {}
-    if _is_exchange(ranks.values()):
-        return dict.fromkeys(ranks)
-    members = {group: tuple(ranks[rank].members.get(group, ())) for rank, names in groups.items() for group in names}
-    if any(rank not in groups for places in members.values() for rank in places):
+    if _is_exchange(messages):
+        return dict.fromkeys(calls.ranks)
+    places = set(zip(messages.rank.tolist(), messages.group.tolist(), messages.team.tolist(), strict=True))
+    members = {team: () if team == NONE else calls.teams[team] for _, _, team in sorted(places)}
+    if any(rank not in calls.ranks for ranks in members.values() for rank in ranks):
         return {}
-    if all(len(names) == 1 for names in groups.values()):
+    if len(places) == len(calls.ranks):
         pipelines = [*dict.fromkeys(members.values())]
     elif all(len(pair) == 2 for pair in members.values()):
         pipelines = _chains(set(members.values()))
     else:
         return {}
     stages: dict[int, int | None] = {rank: stage for pipeline in pipelines for stage, rank in enumerate(pipeline)}
-    is_alike = len({len(pipeline) for pipeline in pipelines}) == 1 and len(stages) == sum(map(len, pipelines)) == len(ranks)
+    is_alike = len({len(pipeline) for pipeline in pipelines}) == 1 and len(stages) == sum(map(len, pipelines)) == len(calls.ranks)
     return stages if is_alike and len(pipelines) > 1 else {}
 
 
-def _is_exchange(ranks: Iterable[RankCalls]) -> bool:
+def _is_exchange(messages: Calls) -> bool:
     """Return whether all ranks send and receive alike, as in ring attention.
 
     Either all their batches have several parts, or each rank only sends to one and only receives from another.
     """
-    transfers = [[call for call in one.calls if call.is_transfer] for one in ranks]
-    if all(call.elements > 1 for mine in transfers for call in mine):
+    if (messages.size > 1).all():
         return True
-    ways = [{op: {call.group for call in mine if call.op == op} for op in ("send", "recv")} for mine in transfers]
-    return all(len(way["send"]) == 1 == len(way["recv"]) and way["send"] != way["recv"] for way in ways)
+    groups = [
+        {rank: set(messages.group[part][some[part]].tolist()) for rank, part in messages.of_ranks()}
+        for some in map(messages.called, ("send", "recv"))
+    ]
+    return all(
+        len(sent) == 1 == len(received) and sent != received
+        for sent, received in zip(*(of_rank.values() for of_rank in groups), strict=True)
+    )
 
 
 def _chains(pairs: Iterable[Sequence[int]]) -> list[tuple[int, ...]]:
@@ -81,25 +88,23 @@ def _chains(pairs: Iterable[Sequence[int]]) -> list[tuple[int, ...]]:
     return chains if sum(map(len, chains)) == len(after) else []
 
 
-def block_on_sends(ranks: Mapping[int, RankCalls]) -> None:
-    """Mark single sends as batches, for which compute waits, unless other messages start during them.
+def block_on_sends(calls: Calls) -> Calls:
+    """Return the operations with single sends as batches, for which compute waits, unless other messages start during them.
 
     NCCL does not know whether compute waits for a send. Where it does, no receive can start before the end of the send.
     """
+    is_send = calls.called("send")
+    end_us = calls.ended_ns / 1000
+    start_us = end_us - np.nan_to_num(calls.duration_us)
     total = beside = 0.0
-    for one in ranks.values():
-        starts = sorted((_start_us(call), call.group) for call in one.calls if call.is_transfer)
-        for call in one.calls:
-            if call.op == "send" and call.duration_us is not None:
-                begin, end = _start_us(call), call.ended_ns / 1000
-                inside = starts[bisect_left(starts, (begin, "")) : bisect_left(starts, (end, ""))]
-                total += call.duration_us
-                beside += call.duration_us * any(group != call.group for _, group in inside)
+    for _, part in calls.of_ranks():
+        starts, groups = (column[part][calls.has(TRANSFER)[part]] for column in (start_us, calls.group))
+        order = np.argsort(starts, kind="stable")
+        starts, groups = starts[order], groups[order]
+        for at in np.flatnonzero(is_send[part] & np.isfinite(calls.duration_us[part])) + part.start:
+            inside = slice(*np.searchsorted(starts, (start_us[at], end_us[at])))
+            total += calls.duration_us[at]
+            beside += calls.duration_us[at] * bool((groups[inside] != calls.group[at]).any())
     if beside > _BESIDE * total:
-        return
-    for one in ranks.values():
-        one.calls = [msgspec.structs.replace(call, op="coalesced") if call.op == "send" else call for call in one.calls]
-
-
-def _start_us(call: Call) -> float:
-    return call.ended_ns / 1000 - (call.duration_us or 0.0)
+        return calls
+    return replace(calls, ops=["coalesced" if name == "send" else name for name in calls.ops])

@@ -237,10 +237,8 @@ def _imposed_table(analysis: Analysis, width: int) -> str:
         "steps": "step records",
         "windows": "collectives of the profiled steps",
         "traces": "collectives",
-        "flight_recorder": "durations of collectives",
-        "nccl_inspector": "durations of collectives",
     }
-    where = sources[analysis.imposed_wait_source or "steps"]
+    where = sources.get(analysis.imposed_wait_source or "steps", "durations of collectives")
     title = f"imposed wait, summed over the ranks that waited (from {where})"
     lines = [*textwrap.wrap(title, width), *aligned(cells)]
     if len(rows) > 8:

@@ -14,6 +14,7 @@ from rankscope.analysis.result.collectives import CollectiveBandwidth, DirectedW
 from rankscope.analysis.result.costs import Advice, Ledger, Memory, PipelineResult, Throughput, Waterfall
 from rankscope.analysis.result.data_quality import DataQuality
 from rankscope.analysis.result.detail import CommunicationPart, RankDetail
+from rankscope.runs.durations import DurationSource
 from rankscope.runs.records import DeviceKind, Phase, WindowBasis
 
 ANALYSIS_SCHEMA: Final = "rankscope.analysis/1"
@@ -42,7 +43,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 class Source(msgspec.Struct, frozen=True, kw_only=True):
     """Source of the analysis, and how complete it was."""
 
-    kind: Literal["run", "traces", "flight_recorder", "nccl_inspector"]
+    kind: Literal["run", "traces", DurationSource]
     path: str
     ranks: int
     """Number of ranks with evidence."""
@@ -225,7 +226,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     steps_needed: int | None = None
     """Number of steps, about, of a run in which a suspected rank would be named if its excess stays the same. ``None``: no
     estimate."""
-    evidence_source: Literal["steps", "windows", "traces", "flight_recorder", "nccl_inspector"] | None = None
+    evidence_source: Literal["steps", "windows", "traces", DurationSource] | None = None
     confidence: float | None = None
     """Confidence in the ranks, or in that there are none; 0 to 1."""
     cause_confidence: float | None = None
@@ -324,7 +325,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     collectives: CollectiveMatching
     imposed_wait: list[ImposedWait]
     """Most imposed first."""
-    imposed_wait_source: Literal["steps", "windows", "traces", "flight_recorder", "nccl_inspector"] | None = None
+    imposed_wait_source: Literal["steps", "windows", "traces", DurationSource] | None = None
     """Source of ``imposed_wait``; ``None`` when that is empty. Windows cover a few steps in detail, step records all steps."""
     ledger: Ledger | None = None
     """Wait attribution: delays by origin and victim, per process group; ``None`` if no source shows them."""

@@ -6,6 +6,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from rankscope.runs.durations import DurationSource
+
 PartName = Literal[
     "ideal",
     "compute",
@@ -17,7 +19,7 @@ PartName = Literal[
     "pipeline_bubble",
     "unexplained",
 ]
-PartSource = Literal["steps", "windows", "traces", "flight_recorder", "nccl_inspector"]
+PartSource = Literal["steps", "windows", "traces", DurationSource]
 
 MEANING: Final[dict[PartName, str]] = {
     "ideal": "the floating-point operations of the step at the device's peak",
@@ -73,7 +75,7 @@ MAX_GROUPS: Final = 64
 MAX_RANKS: Final = 64
 """Maximum number of listed members of a group."""
 
-LedgerSource = Literal["steps", "windows", "traces", "flight_recorder", "nccl_inspector"]
+LedgerSource = Literal["steps", "windows", "traces", DurationSource]
 
 
 class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):

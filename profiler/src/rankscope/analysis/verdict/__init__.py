@@ -1,7 +1,7 @@
 """From slow ranks and costs to the verdict, the findings and the advice.
 
 Read ``job_verdict`` first: it makes the verdict from a ``Case``, that is, the diagnosis and the doubts about it. ``run_verdict``
-fills the case of a run, from step records or else from profiled windows; ``trace_analysis``, ``captured`` and ``durations.case``
+fills the case of a run, from step records or else from profiled windows; ``trace_analysis``, ``captured`` and ``durations_case``
 those of other sources. ``builders`` writes the sentences and computes what was lost. ``reasons`` has the diagnosis of a rank by
 step records.
 

@@ -18,6 +18,7 @@ from rankscope.analysis.result.costs import Advice, AdviceEvidence
 from rankscope.analysis.result.text import counted, first_of, joined, units_text
 from rankscope.analysis.verdict.advice_rows import RECORD, SHOW, Row
 from rankscope.analysis.verdict.advice_table import TABLE
+from rankscope.runs.durations import DURATION_SOURCES
 from rankscope.runs.records import Phase
 
 _NODE: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})?")
@@ -76,7 +77,7 @@ class Subject:
 
 
 _OF_HOST_OR_DEVICE: Final[frozenset[Cause | None]] = frozenset({"host", "compute", "unknown"})
-_OF_ALL_STEPS: Final = ("steps", "flight_recorder", "nccl_inspector")
+_OF_ALL_STEPS: Final = ("steps", *DURATION_SOURCES)
 _OF_HOST: Final[frozenset[Phase | None]] = frozenset({"data", "between_steps"})
 
 

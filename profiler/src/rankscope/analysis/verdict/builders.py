@@ -7,7 +7,7 @@ They write the sentences and compute slowdown, GPU-hours and money. Which outcom
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 import msgspec
@@ -23,8 +23,9 @@ from rankscope.analysis.verdict.advice import Subject, next_actions, reason_of
 from rankscope.analysis.verdict.advice_rows import ROTATING
 from rankscope.analysis.verdict.bottleneck import SHOWN, exposed_transfer, largest_besides_compute, limit_of, unknown_share
 from rankscope.base.text import duration, ranks_text, share_bound
+from rankscope.runs.durations import DURATION_SOURCES, DurationSource
 
-EvidenceSource = Literal["steps", "windows", "traces", "flight_recorder", "nccl_inspector"]
+EvidenceSource = Literal["steps", "windows", "traces", DurationSource]
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,8 +256,7 @@ _BASIS: Final[dict[str | None, str]] = {
     "steps": "step records",
     "windows": "profiled windows",
     "traces": "traces",
-    "flight_recorder": "Flight Recorder dumps",
-    "nccl_inspector": "logs of NCCL Inspector",
+    **{kind: source.inputs for kind, source in DURATION_SOURCES.items()},
 }
 """Sources of a share, in words."""
 
@@ -271,9 +271,9 @@ def ranks_were(ranks: Sequence[int]) -> str:
     return f"{ranks_text(ranks)} {'was' if len(ranks) == 1 else 'were'}"
 
 
-def rarely_slow(suspects: Sequence[int], more: str, lack: Lack | None = None) -> Missing:
+def rarely_slow(suspects: Sequence[int], more: Missing) -> Missing:
     """Return what is missing for ranks that were slow, but too rarely to exclude chance. ``more``: what to do about it."""
-    return Missing(f"{ranks_were(suspects)} last, but so rarely that it may be chance; {more}", lack)
+    return replace(more, what=f"{ranks_were(suspects)} last, but so rarely that it may be chance; {more.what}")
 
 
 def limits(shares: Figures, setting: Setting, *, lead: str, confidence: float | None = None) -> list[Finding]:

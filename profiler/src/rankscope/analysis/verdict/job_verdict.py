@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from rankscope.analysis.collectives.figures import Figures
+from rankscope.analysis.evidence.device_times import DeviceOwnTimes
 from rankscope.analysis.inference.diagnosis import Diagnosis
+from rankscope.analysis.inference.judgement import Judgement
+from rankscope.analysis.inference.profiled import DeviceStraggler
 from rankscope.analysis.result.analysis import Finding, Verdict
-from rankscope.analysis.verdict.builders import Missing, Setting, insufficient, limits, no_straggler, straggler
+from rankscope.analysis.verdict.builders import Missing, Setting, insufficient, limits, no_straggler, rarely_slow, straggler
 
 Answer = tuple[Verdict, list[Finding]]
 """A verdict, and all findings, most costly first."""
@@ -44,6 +47,31 @@ class Case:
         if self.missing is not None or self.setting.world_size == 1:
             return self.missing
         return self.doubt or (self.unproven if self.diagnosis is None else None)
+
+
+def with_judgement(
+    case: Case,
+    judgement: Judgement[DeviceOwnTimes],
+    describe: Callable[[DeviceStraggler], Diagnosis],
+    *,
+    more: Missing,
+    shares_without: Callable[[Sequence[int]], Figures | None] = lambda _: None,
+    unmatched: Missing | None = None,
+) -> Case:
+    """Return the case of profiled steps, or of durations, with the answer of the judge.
+
+    ``describe`` describes a straggler. ``more``: what to do about ranks that were slow too rarely to exclude chance.
+    ``shares_without``: shares of the step's parts without some ranks. ``unmatched``: what is missing where neither own times nor
+    matched collectives could be tested.
+    """
+    if judgement.suspects:
+        return replace(case, doubt=rarely_slow(judgement.suspects, more))
+    if judgement.straggler is not None:
+        if case.doubt is not None:
+            return case
+        diagnosis = describe(judgement.straggler)
+        return replace(case, diagnosis=diagnosis, shares_without=shares_without(diagnosis.ranks))
+    return case if unmatched is None or judgement.is_tested else replace(case, missing=unmatched)
 
 
 def verdict_of(case: Case) -> Answer:

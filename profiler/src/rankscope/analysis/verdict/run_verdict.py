@@ -34,9 +34,9 @@ from rankscope.analysis.inference.significance import LIMIT
 from rankscope.analysis.inference.slow import MINIMUM_EFFECT
 from rankscope.analysis.verdict.bottleneck import LimitRow, limit_of, shares_of
 from rankscope.analysis.verdict.bubble import bubble_explained
-from rankscope.analysis.verdict.builders import Lack, Missing, Setting, among, finding_of_moving, limits, rarely_slow
+from rankscope.analysis.verdict.builders import Lack, Missing, Setting, among, finding_of_moving, limits
 from rankscope.analysis.verdict.endings import endings
-from rankscope.analysis.verdict.job_verdict import Answer, Case, verdict_of
+from rankscope.analysis.verdict.job_verdict import Answer, Case, verdict_of, with_judgement
 from rankscope.analysis.verdict.reasons import diagnosis_of_moving, diagnosis_of_slow, signals_beside_windows
 from rankscope.base.text import duration, ranks_text, share_bound
 
@@ -285,20 +285,21 @@ def _case_of_windows(run: RunEvidence, case: Case) -> Case | None:
     has_matches, straggler = bool(run.matching.matches), judgement.straggler
     if not has_matches and (straggler is None or straggler.times is None) and not judgement.is_tested:
         return None
-    if judgement.suspects:
-        doubt = rarely_slow(judgement.suspects, "more profiled steps are needed", "few_windows")
-        return replace(case, doubt=replace(doubt, lead=None))
-    if straggler is not None:
-        return replace(case, setting=setting, diagnosis=_diagnosis_by_windows(run, profile, straggler))
-    if _reporting(run) < 2:
-        # A few profiled steps are not evidence for all the steps without a record.
-        lacking = _lacking(run)
-        return replace(
-            case, missing=replace(lacking, what=f"{lacking.what}; in the profiled steps no rank was late beyond chance")
-        )
     compared = len(np.unique(run.matching.matches.rank))
     restriction = "" if judgement.is_tested else among(compared, setting.world_size, "matched collectives")
-    return replace(case, setting=setting, calm=f"In the profiled steps no rank makes the others wait beyond chance{restriction}")
+    calm = f"In the profiled steps no rank makes the others wait beyond chance{restriction}"
+    case = with_judgement(
+        replace(case, setting=setting, calm=calm),
+        judgement,
+        lambda straggler: _diagnosis_by_windows(run, profile, straggler),
+        more=Missing("more profiled steps are needed", "few_windows", lead=None),
+    )
+    if case.doubt is None and case.diagnosis is None and _reporting(run) < 2:
+        # A few profiled steps are not evidence for all the steps without a record.
+        lacking = _lacking(run)
+        what = f"{lacking.what}; in the profiled steps no rank was late beyond chance"
+        return replace(case, missing=replace(lacking, what=what))
+    return case
 
 
 def _diagnosis_by_windows(run: RunEvidence, profile: Profile, straggler: DeviceStraggler) -> Diagnosis:

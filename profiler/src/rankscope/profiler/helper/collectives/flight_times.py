@@ -90,8 +90,8 @@ class FlightTimes:
 
     def _take(self, said: str, asked: float) -> Iterator[DurationBlock]:
         """Yield the blocks of the dumps that were written after ``asked``; ``said``: what the rank said of them."""
-        from rankscope.analysis.durations.blocks import blocks_of_calls
-        from rankscope.analysis.durations.flight import calls_of_dump
+        from rankscope.analysis.durations.blocks import blocks_of
+        from rankscope.analysis.durations.flight_recorder import calls_of_dump
         from rankscope.analysis.hang.files import read_dump
         from rankscope.base.errors import InputError
 
@@ -114,7 +114,7 @@ class FlightTimes:
         self._pace(asked, last, int(cost) if cost.isdecimal() else 0)
         self._next = max(self._next, last)
         lost, damaged = self._lost_now, dump.damaged
-        for block in blocks_of_calls(calls_of_dump(dump, new)):
+        for block in blocks_of(self.kind, calls_of_dump(dump, new)):
             yield msgspec.structs.replace(block, lost=lost, damaged=damaged)
             lost = damaged = 0
 

@@ -17,7 +17,7 @@ from rankscope.runs.durations import DurationBlock, DurationSource
 from rankscope.runs.paths import inspector_dir
 
 if TYPE_CHECKING:
-    from rankscope.analysis.durations.follow import LogFollower
+    from rankscope.profiler.helper.collectives.log_follower import LogFollower
 
 LOOK_SECONDS: Final = 1.0
 NOTHING_SECONDS: Final = 60.0
@@ -61,7 +61,7 @@ class InspectorLog:
                     f"no log of NCCL Inspector appeared in {self._folder}; does NCCL load the plugin (NCCL_DEBUG=INFO)?"
                 )
             return
-        from rankscope.analysis.durations.blocks import blocks_of_log
+        from rankscope.analysis.durations.blocks import blocks_of
 
         while True:
             try:
@@ -69,7 +69,7 @@ class InspectorLog:
             except FileNotFoundError:
                 self._log, self._since = None, now
                 return
-            for block in blocks_of_log(self._log.log, self._log.take()):
+            for block in blocks_of(self.kind, self._log.take()):
                 yield self._counted(block)
             # A log that does not shrink costs disk space, which the user sees, but no durations.
             with suppress(OSError):
@@ -82,7 +82,7 @@ class InspectorLog:
         for host in dict.fromkeys((rank.host, rank.host.partition(".")[0])):
             path = self._folder / f"{host}-pid{rank.pid}.log"
             if path.exists():
-                from rankscope.analysis.durations.follow import LogFollower
+                from rankscope.profiler.helper.collectives.log_follower import LogFollower
 
                 return LogFollower(path, pid=rank.pid, is_own=self._is_own)
         return None

@@ -6,54 +6,70 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
-from rankscope.analysis.collectives.cycles import Issued, steps_of
+from rankscope.analysis.collectives.arrivals import Numbers
+from rankscope.analysis.collectives.cycles import steps_of
 from rankscope.analysis.collectives.message_size import element_bytes
 from rankscope.analysis.collectives.world import least_ranks_of_groups
-from rankscope.analysis.durations.calls import MAX_CALLS, RECORD_IT, Call, Durations, RankCalls, Wording
+from rankscope.analysis.durations.calls import LONGEST_US, MAX_CALLS, Calls, RankCalls, Row, calls_of
+from rankscope.analysis.durations.sources import Durations
 from rankscope.analysis.hang.diagnosis import analyze_hang, waits_long
-from rankscope.analysis.hang.files import DumpFile, find_dumps, newer_versions, read_dump
+from rankscope.analysis.hang.files import DumpFile, dumps_among, find_dumps, newer_versions, read_dump
 from rankscope.analysis.hang.job_dumps import Origin, dumps_of_one_job, origin_of
 from rankscope.analysis.hang.records import Dump, Record, text
+from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.operations import operation, operation_name
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.trace.possible import MOST_BYTES
 from rankscope.base.errors import InputError
 from rankscope.base.text import ranks_text
+from rankscope.runs.durations import AUTOGRAD, DURATION_SOURCES, PART, TRANSFER, DurationGroup
 
 _SLOWER: Final = 60
 """Time to read a byte of a dump, relative to a byte of a trace."""
-_LONGEST_MS: Final = 86_400_000.0
 _SLACK_MS: Final = 10.0
 _TIMING: Final = "set TORCH_NCCL_ENABLE_TIMING=1 and TORCH_FR_BUFFER_SIZE=8000 when the job starts"
 
 
-FLIGHT_WORDING: Final = Wording(
-    one="dump",
-    many="dumps",
-    missing="dumps of {found} of {world_size} ranks: groups with a missing rank are left out",
-    more_steps="set TORCH_FR_BUFFER_SIZE to several times the operations of a step",
-    together="dump all ranks at about the same time",
-    more_order=RECORD_IT,
-)
+def holds(files: Sequence[Path]) -> bool:
+    """Return whether there are dumps among files."""
+    return dumps_among(files)
 
 
-def read_flight_durations(paths: Sequence[Path], engine: Engine) -> Durations:
+def read_durations(paths: Sequence[Path], engine: Engine) -> Durations:
     """Read the dumps of a job, one file per rank. Raises ``InputError`` for dumps without durations in which no rank waits."""
     files, warnings = find_dumps(paths)
     ranks, any_waits = _read_calls(files, warnings, engine)
     report = analyze_hang(paths) if any_waits else None
     hang = report if report is not None and (report.kind == "hang" or report.waiting) else None
-    without = [rank for rank, one in ranks.items() if all(call.duration_us is None for call in one.calls)]
+    without = [rank for rank, of_rank in ranks.items() if not of_rank.has_durations]
     if hang is None and len(without) == len(ranks):
         raise InputError(files[0].path, f"no collective has a duration, so nobody's wait is known; {_TIMING}")
     if 0 < len(without) < len(ranks):
         warnings.append(f"no durations from {ranks_text(without)}; {_TIMING}")
-    world_size = least_ranks_of_groups([ranks, *(members for one in ranks.values() for members in one.members.values())])
-    return Durations("flight_recorder", ranks, world_size, FLIGHT_WORDING, steps_of, warnings, hang=hang)
+    members = [group.ranks or () for of_rank in ranks.values() for group in of_rank.groups.values()]
+    return _durations(ranks, least_ranks_of_groups([ranks, *members]), warnings, hang)
+
+
+def stored_durations(ranks: Mapping[int, RankCalls], world_size: int) -> Durations:
+    """Return the durations of the operations that were stored with a run."""
+    for of_rank in ranks.values():
+        # Operations that ended late were stored later.
+        of_rank.rows.sort(key=attrgetter("issued_ns"))
+    return _durations(ranks, world_size, [], None)
+
+
+def _durations(ranks: Mapping[int, RankCalls], world_size: int, warnings: list[str], hang: HangReport | None) -> Durations:
+    return Durations(DURATION_SOURCES["flight_recorder"], calls_of(ranks), world_size, _steps_of, warnings, hang=hang)
+
+
+def _steps_of(calls: Calls) -> Numbers:
+    # The sizes of an all-to-all may follow the data, and then differ from step to step.
+    return steps_of(calls.issued(calls.of_family("all_to_all")))
 
 
 def _read_calls(files: Sequence[DumpFile], warnings: list[str], engine: Engine) -> tuple[dict[int, RankCalls], bool]:
@@ -72,22 +88,22 @@ def _read_calls(files: Sequence[DumpFile], warnings: list[str], engine: Engine) 
             errors.append(result)
         else:
             read[file.path] = result
-    for origin in dumps_of_one_job([found.origin for found in read.values()], warnings):
-        found = read[origin.path]
-        one = ranks.setdefault(origin.rank, RankCalls())
-        one.calls += found.calls.calls
-        one.members |= found.calls.members
-        one.damaged += found.calls.damaged
-        any_waits |= found.waits_long
-        versions.add(found.newer_version)
+    for origin in dumps_of_one_job([dump.origin for dump in read.values()], warnings):
+        dump = read[origin.path]
+        of_rank = ranks.setdefault(origin.rank, RankCalls())
+        of_rank.rows += dump.calls.rows
+        of_rank.groups |= dump.calls.groups
+        of_rank.damaged += dump.calls.damaged
+        any_waits |= dump.waits_long
+        versions.add(dump.newer_version)
     if not ranks:
         raise errors[0]
     warnings += [f"left out: {error}" for error in errors]
     warnings += newer_versions(versions)
-    if damaged := {rank: one.damaged for rank, one in ranks.items() if one.damaged}:
+    if damaged := {rank: of_rank.damaged for rank, of_rank in ranks.items() if of_rank.damaged}:
         count = counted(sum(damaged.values()), "record")
         warnings.append(f"{count} in the dumps of {ranks_text(sorted(damaged))} left out, which make no sense")
-    if any(len(one.calls) == most for one in ranks.values()):
+    if any(len(of_rank.rows) == most for of_rank in ranks.values()):
         warnings.append(f"at most the last {most:,} operations of each rank are compared")
     return ranks, any_waits
 
@@ -113,10 +129,10 @@ def _read_one(file: DumpFile, *, most: int) -> ReadDump | InputError:
 
 
 def calls_of_dump(dump: Dump, records: Sequence[Record]) -> RankCalls:
-    """Return some operations of a dump, with the members of all groups in it."""
-    backend = dump.backend or ""
-    members = {_group(backend, name): list(config.ranks) for name, config in dump.configs.items() if config.ranks}
-    return RankCalls([_call(record, members) for record in records], members, dump.damaged)
+    """Return some operations of a dump, with all groups in it."""
+    members = {_group(dump.backend or "", name): config.ranks for name, config in dump.configs.items() if config.ranks}
+    groups = {name: DurationGroup(name, ranks=list(ranks)) for name, ranks in members.items()}
+    return RankCalls([_row(record) for record in records], groups, dump.damaged)
 
 
 def _group(backend: str, name: str) -> str:
@@ -124,52 +140,28 @@ def _group(backend: str, name: str) -> str:
     return name if backend == "nccl" else f"{backend}:{name}"
 
 
-def _call(record: Record, members: Mapping[str, list[int]]) -> Call:
+def _row(record: Record) -> Row:
     op = operation_name(record.op)
-    group = _group(record.backend, record.group)
-    transfers = record.is_p2p or operation(op).is_p2p
-    return flight_call(
-        group,
+    is_part = record.is_p2p and record.raw.get("duration_ms") is None
+    by_autograd = text(record.raw.get("thread_name")).startswith("pt_autograd")
+    return Row(
+        _group(record.backend, record.group),
         op,
         record.sequence,
-        # Groups of different ranks may have one name; the one of all ranks is "0".
-        is_matchable=not transfers and (group in members or record.group == "0"),
-        by_autograd=text(record.raw.get("thread_name")).startswith("pt_autograd"),
-        elements=record.elements("input"),
-        bytes=_bytes(record) if op == "all_to_all" else None,
-        created_ns=record.created_ns or 0,
-        duration_us=_duration_us(record),
-        is_part=record.is_p2p and record.raw.get("duration_ms") is None,
+        record.elements("input"),
+        record.created_ns or 0,
+        0,
+        _duration_us(record),
+        TRANSFER * (record.is_p2p or operation(op).is_p2p) | PART * is_part | AUTOGRAD * by_autograd,
+        # Where ranks differ in bytes, as in an uneven all-to-all, the first to leave was not the last to arrive.
+        _bytes(record) if op == "all_to_all" else None,
     )
-
-
-def flight_call(
-    group: str,
-    op: str,
-    sequence: int,
-    *,
-    is_matchable: bool,
-    by_autograd: bool,
-    elements: int,
-    bytes: int | None,  # noqa: A002  # as the field
-    created_ns: int,
-    duration_us: float | None,
-    is_part: bool,
-) -> Call:
-    """Return an operation that the Flight Recorder has recorded; the fields are those of ``Call``."""
-    # The sizes of an all-to-all may follow the data, and then differ from step to step.
-    row = operation(op)
-    kind = (group, op, 0 if row.family == "all_to_all" else elements, by_autograd)
-    key = (group, sequence) if is_matchable else None
-    issued = Issued(key, kind, created_ns, by_autograd, elements if row.reduces_equal else 0)
-    # Where ranks differ in bytes, as in an uneven all-to-all, the first to leave was not the last to arrive.
-    return Call(issued, group, op, sequence, is_matchable, elements, bytes, duration_us, is_part=is_part)
 
 
 def _duration_us(record: Record) -> float | None:
     """Return the duration on the device; ``None`` where it is missing, makes no sense or is longer than the operation existed."""
     took = record.raw.get("duration_ms")
-    if isinstance(took, bool) or not isinstance(took, int | float) or not 0 <= took < _LONGEST_MS:
+    if isinstance(took, bool) or not isinstance(took, int | float) or not 0 <= 1000 * took < LONGEST_US:
         return None
     if record.created_ns is not None and record.completed_ns is not None:
         existed_ms = (record.completed_ns - record.created_ns) / 1e6

@@ -13,7 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from rankscope.analysis.durations.logs import BEGIN, MOST_RECORD_BYTES, LogRecord, ProcessLog
+from rankscope.analysis.durations.calls import RankCalls
+from rankscope.analysis.durations.log_files import BEGIN
+from rankscope.analysis.durations.logs import MOST_RECORD_BYTES, ProcessLog
 from rankscope.runs.segments import open_regular
 
 READ_BYTES: Final = 8 << 20
@@ -59,19 +61,15 @@ class LogFollower:
             data = file.read(READ_BYTES)
         used = self._decode(data)
         self._offset += used
-        if (
-            self.log.pid not in (-1, self._pid)
-            or self.log.crossed > MOST_CROSSED
-            or len(self.log.communicators) > MOST_COMMUNICATORS
-        ):
+        if self.log.pid not in (-1, self._pid) or self.log.crossed > MOST_CROSSED or len(self.log.groups) > MOST_COMMUNICATORS:
             raise ValueError(f"{self.path.name} is no log of one process with one GPU")
         return len(data) == READ_BYTES and used > 0
 
-    def take(self) -> list[LogRecord]:
-        """Return the records read since the last call."""
-        records = list(self.log.records)
-        self.log.records.clear()
-        return records
+    def take(self) -> RankCalls:
+        """Return the operations read since the last call."""
+        rows = list(self.log.rows)
+        self.log.rows.clear()
+        return RankCalls(rows, self.log.groups)
 
     def release(self) -> None:
         """Release the disk space of what was read, once it is enough to be worth it. Raises ``OSError``."""

@@ -12,7 +12,6 @@ import numpy as np
 from rankscope.analysis.collectives.cycles import REPEATS
 from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.collectives.matched import Matched
-from rankscope.analysis.durations.calls import Wording
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes
 from rankscope.analysis.inference.diagnosis import Diagnosis
 from rankscope.analysis.inference.judge import judge_ranks
@@ -31,8 +30,9 @@ from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.result.analysis import Evidence
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.verdict.builders import Missing, Setting, among, ranks_were
-from rankscope.analysis.verdict.job_verdict import Case
+from rankscope.analysis.verdict.job_verdict import Case, with_judgement
 from rankscope.base.text import duration, ranks_text
+from rankscope.runs.durations import SourceOfDurations
 
 _MOST: Final = 0.8
 """Minimum share of the communication in matched collectives for a verdict."""
@@ -50,15 +50,17 @@ class DurationEvidence:
     matched: Matched
     step_us: float
     """Mean time of a step; where steps are not known, of everything."""
-    steps: int | None
-    """Number of steps that count; ``None`` where steps are not known."""
+    numbers: list[int]
+    """Steps that count; a single one where steps are not known."""
+    in_steps: bool
+    """Whether steps are known."""
     overlapping: set[str]
     """Groups whose collectives run beside compute."""
     gathers: bool
     """True if one of them gathers, as with sharded parameters: then a delay may be several times the longest wait of a step."""
     unmatched_us: dict[int, float]
     matched_us: dict[int, float]
-    wording: Wording
+    source: SourceOfDurations
     own: list[DeviceOwnTimes] = field(default_factory=list)
     """Own times of each pipeline stage, or of all ranks. Empty where they are not known."""
     stages: dict[int, int | None] = field(default_factory=dict)
@@ -67,12 +69,21 @@ class DurationEvidence:
     """The same without all time in which ranks of a pipeline may have waited for their sends."""
     is_pipeline: bool = False
     """True if only own times show which rank is late: at collectives, all stages before and after it are late with it."""
-    is_exact: bool = True
-    """True if the source has the order of operations of different groups, and shows which of them run beside compute."""
     waiting: float = 0.0
     """Share of the time in which ranks wait at the matched collectives, the steps with the longest waits left out."""
     hidden: Mapping[int, int] = field(default_factory=dict)
     """Number of collectives per rank that the source left out, where known."""
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def step_count(self) -> int | None:
+        """Number of steps that count; ``None`` where steps are not known."""
+        return len(self.numbers) if self.in_steps else None
+
+    @property
+    def steps(self) -> tuple[int, int] | None:
+        """First step that counts and the one after the last; ``None`` where steps are not known."""
+        return (self.numbers[0], self.numbers[-1] + 1) if self.in_steps and self.numbers else None
 
     def share(self, rank: int) -> float:
         """Return the share of a rank's communication that is in matched collectives."""
@@ -126,14 +137,20 @@ def duration_case(
         blame=None if by_own_times else blame,
         window_us=evidence.window_us,
     )
-    if (doubt := _doubt(judgement, evidence)) is not None:
-        return replace(case, doubt=_lacks(doubt))
-    straggler = judgement.straggler
-    if straggler is not None:
-        return replace(case, diagnosis=explain(_diagnosis(straggler, evidence, setting, signals_of)))
+    doubt = _doubt(judgement, evidence)
     unproven = None if by_own_times else _nobody_unclear(evidence)
-    restriction = among(len(blame.ranks), setting.world_size, evidence.wording.many)
-    return replace(case, unproven=None if unproven is None else _lacks(unproven), calm=f"{case.calm}{restriction}")
+    restriction = among(len(blame.ranks), setting.world_size, evidence.source.many)
+    return with_judgement(
+        replace(
+            case,
+            doubt=None if doubt is None else _lacks(doubt),
+            unproven=None if unproven is None else _lacks(unproven),
+            calm=f"{case.calm}{restriction}",
+        ),
+        judgement,
+        lambda straggler: explain(_diagnosis(straggler, evidence, setting, signals_of)),
+        more=_lacks("repeat with more steps"),
+    )
 
 
 def _lacks(what: str) -> Missing:
@@ -160,7 +177,7 @@ def _diagnosis(
         )
         if evidence.overlapping:
             diagnosis = replace(diagnosis, note=f"{diagnosis.note} {_AT_LEAST}".strip())
-    rows = [] if evidence.steps is None else [Evidence(name="steps_judged", value=float(evidence.steps), unit="steps")]
+    rows = [] if evidence.step_count is None else [Evidence(name="steps_judged", value=float(evidence.step_count), unit="steps")]
     if evidence.explained is not None:
         share = Evidence(name="communication_matched", value=evidence.explained, unit="ratio", detail="of the communication")
         rows.append(share)
@@ -168,12 +185,8 @@ def _diagnosis(
 
 
 def _doubt(judgement: Judgement[DeviceOwnTimes], evidence: DurationEvidence) -> str | None:
-    """Return why the ranks that seem slow may not be at fault; ``None`` where they are, or none seems slow."""
-    straggler, suspects = judgement.straggler, judgement.suspects
-    if suspects and judgement.suspected is not None:
-        return f"{ranks_were(suspects)} slow, but so rarely that it may be chance; repeat with more steps"
-    if suspects:
-        return f"rank {suspects[0]} was last, but at so few collectives that it may be chance; repeat with more steps"
+    """Return why a straggler may not be at fault; ``None`` where it is, or there is none."""
+    straggler = judgement.straggler
     if straggler is None:
         return None
     if straggler.times is None:
@@ -184,7 +197,7 @@ def _doubt(judgement: Judgement[DeviceOwnTimes], evidence: DurationEvidence) -> 
     where = ", in several stages" if evidence.stages.get(others[0]) is not None else ""
     return (
         f"{ranks_were(sorted({*straggler.slow.ranks, *others}))} slow{where}: one may wait for another in messages that are "
-        f"not in the {evidence.wording.many}; {evidence.wording.more_evidence}"
+        f"not in the {evidence.source.many}; {evidence.source.more_evidence}"
     )
 
 
@@ -214,11 +227,12 @@ def _delay_us(evidence: DurationEvidence) -> float:
 def _useless(evidence: DurationEvidence) -> str | None:
     """Return why the durations show for no rank whether it is late; ``None`` where they may."""
     if len(evidence.matched.blame.ranks) < 2:
-        words = evidence.wording
+        words = evidence.source
         return f"the {words.one} of one rank cannot show which rank waits for which; give the {words.many} of all ranks"
     if not evidence.matched.matching.matches:
         return "no collective could be matched across the ranks"
-    if not evidence.is_exact and (apart := [rank for rank in evidence.matched.blame.ranks if rank not in evidence.unmatched_us]):
+    apart = [rank for rank in evidence.matched.blame.ranks if rank not in evidence.unmatched_us]
+    if apart and not evidence.source.is_exact:
         return (
             f"{ranks_text(apart)} {'has' if len(apart) == 1 else 'have'} no collective in the steps of the others; ranks that "
             "meet in sends and receives only, as the stages of a pipeline, are judged where verbose logs of NCCL 2.30 or later "
@@ -226,10 +240,10 @@ def _useless(evidence: DurationEvidence) -> str | None:
         )
     if evidence.step_us <= 0:
         return "the times at which operations were issued make no sense, so the length of a step is not known"
-    if evidence.steps is None and evidence.overlapping:
+    if evidence.step_count is None and evidence.overlapping:
         return (
-            f"the {evidence.wording.many} hold fewer than {REPEATS} steps, or no two are alike, and beside compute one delay "
-            f"shows at many collectives of a step; {evidence.wording.more_steps}"
+            f"the {evidence.source.many} hold fewer than {REPEATS} steps, or no two are alike, and beside compute one delay "
+            f"shows at many collectives of a step; {evidence.source.more_steps}"
         )
     return None
 
@@ -240,7 +254,7 @@ def _untested(evidence: DurationEvidence) -> str | None:
         return None
     return (
         "the own times of some ranks of the pipeline are not known, or of too few steps, and at collectives ranks may be late "
-        f"for ranks of another stage, to which they send and from which they receive; {evidence.wording.more_steps}"
+        f"for ranks of another stage, to which they send and from which they receive; {evidence.source.more_steps}"
     )
 
 
@@ -250,28 +264,28 @@ def _nobody_unclear(evidence: DurationEvidence) -> str | None:
         least = duration(late.gain_us / max(1, len(evidence.matched.blame.steps)))
         return (
             f"{ranks_were(late.ranks)} last at collectives beside compute, by at least {least} per step, but durations do not "
-            f"show how much more of the waiting there delays the others; {evidence.wording.more_evidence}, or trace some steps"
+            f"show how much more of the waiting there delays the others; {evidence.source.more_evidence}, or trace some steps"
         )
     if (explained := evidence.explained or 0.0) < _MOST:
         return f"no rank is last at the matched collectives, but these are {explained:.0%} of the communication. {_IN_THE_REST}"
-    if evidence.steps is None or evidence.steps < ENOUGH_STEPS:
-        seen = "steps are not known" if evidence.steps is None else f"there are {counted(evidence.steps, 'step')}"
+    if evidence.step_count is None or evidence.step_count < ENOUGH_STEPS:
+        seen = "steps are not known" if evidence.step_count is None else f"there are {counted(evidence.step_count, 'step')}"
         return f"no rank is last beyond chance, but {seen}; {ENOUGH_STEPS} or more are needed to say that no rank is late"
-    return _left_out(evidence, evidence.steps)
+    return _left_out(evidence, evidence.step_count)
 
 
 def _left_out(evidence: DurationEvidence, steps: int) -> str | None:
     """Return what the source leaves out that may hide a late rank; ``None`` where there is nothing."""
-    if not evidence.is_exact and evidence.waiting > _MUCH:
+    if not evidence.source.is_exact and evidence.waiting > _MUCH:
         return (
-            f"ranks wait for each other {evidence.waiting:.0%} of the time, but the {evidence.wording.many} do not show for "
-            f"which of them; {evidence.wording.more_order}"
+            f"ranks wait for each other {evidence.waiting:.0%} of the time, but the {evidence.source.many} do not show for "
+            f"which of them; {evidence.source.more_order}"
         )
     rank = max(evidence.hidden, key=lambda one: evidence.hidden[one], default=None)
     if rank is not None and 2 * evidence.hidden[rank] >= steps:
         return (
             f"no rank is last at the matched collectives, but {counted(evidence.hidden[rank], 'collective')} of rank {rank} "
-            f"{'is' if evidence.hidden[rank] == 1 else 'are'} not in the {evidence.wording.many}, and ranks may wait there"
+            f"{'is' if evidence.hidden[rank] == 1 else 'are'} not in the {evidence.source.many}, and ranks may wait there"
         )
     return None
 
@@ -296,13 +310,13 @@ def _doubt_of_late(late: Slow, evidence: DurationEvidence) -> str | None:
     if len(late.ranks) > 1 and any(groups[rank] > 1 for rank in late.ranks):
         return (
             f"{ranks_text(late.ranks)} come last, but they meet in several groups beside compute, where durations do not show "
-            f"which of them waited for another; {evidence.wording.more_evidence}"
+            f"which of them waited for another; {evidence.source.more_evidence}"
         )
-    shared = None if evidence.is_exact or len(late.ranks) < 2 else _shared(late, evidence.matched)
+    shared = None if evidence.source.is_exact or len(late.ranks) < 2 else _shared(late, evidence.matched)
     if shared is not None:
         return (
-            f"{ranks_text(late.ranks)} come last, but they meet in group {shared}, and the {evidence.wording.many} do not show "
-            f"whether one of them makes the others late; {evidence.wording.more_evidence}"
+            f"{ranks_text(late.ranks)} come last, but they meet in group {shared}, and the {evidence.source.many} do not show "
+            f"whether one of them makes the others late; {evidence.source.more_evidence}"
         )
     return None
 
