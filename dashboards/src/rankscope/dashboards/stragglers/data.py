@@ -147,10 +147,13 @@ def _told_apart(groups: Sequence[WaitGroup]) -> list[WaitGroup]:
 
 
 def _window_groups(run: RunEvidence) -> Iterator[WaitGroup]:
-    for (name, members), rows in run.blame.rows.items():
-        pairs = ((origin, victim, row[0]) for (origin, victim), row in rows.items())
+    pairs = run.blame.pairs
+    for at, (name, members) in enumerate(pairs.groups):
+        chosen = pairs.group == at
+        origins, victims, waits_us = (values[chosen].tolist() for values in (pairs.origin, pairs.victim, pairs.imposed_us))
         label = f"{name or 'group without a name'} · {_members(members)}"
-        yield _group(run, label, sorted({*members, *(origin for origin, _ in rows)}), pairs, ranks=len(members))
+        axis = sorted({*members, *origins})
+        yield _group(run, label, axis, zip(origins, victims, waits_us, strict=True), ranks=len(members))
 
 
 def _directed_groups(run: RunEvidence) -> list[WaitGroup]:
@@ -331,12 +334,12 @@ def _ranks(run: RunEvidence, charges: Sequence[_Charged], *, windows: bool) -> l
     direct: dict[int, float] = {}
     knock_on: dict[int, float] = {}
     exposed: dict[int, float] = {}
-    for (_, members), rows in run.blame.rows.items():
-        inside = frozenset(members)
-        for (origin, _), (imposed, bare, _) in rows.items():
-            of = direct if origin in inside else knock_on
-            of[origin] = of.get(origin, 0.0) + imposed
-            exposed[origin] = exposed.get(origin, 0.0) + bare
+    pairs = run.blame.pairs
+    columns = (pairs.group, pairs.origin, pairs.imposed_us, pairs.exposed_us)
+    for group, origin, imposed, bare in zip(*(column.tolist() for column in columns), strict=True):
+        of = direct if origin in pairs.groups[group][1] else knock_on
+        of[origin] = of.get(origin, 0.0) + imposed
+        exposed[origin] = exposed.get(origin, 0.0) + bare
     by_cause: dict[int, dict[str, float]] = {}
     last_in: dict[int, int] = {}
     for charge in charges:

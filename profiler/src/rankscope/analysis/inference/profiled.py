@@ -5,7 +5,7 @@ They have own times on devices, and the waits at matched collectives.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypedDict
 
@@ -64,29 +64,61 @@ class Profile:
         groups = device_own_times(self.times, self.blame)
         return judge(groups, hosts=self.hosts, at_most_us=at_most_us, blame=self.blame, window_us=self.window_us)
 
-    def describe(self, straggler: DeviceStraggler, *, seen: str = "step", explained: float | None = None) -> Diagnosis:
-        """Describe a straggler by the evidence of these steps alone. Times are per step.
+    def describe(
+        self,
+        straggler: DeviceStraggler,
+        *,
+        seen: str = "step",
+        explained: float | None = None,
+        signals_of: SignalsOf | None = None,
+        stage: int | None = None,
+    ) -> Diagnosis:
+        """Describe a straggler. Times are per step.
 
         ``seen``: name of the unit that the waits count, for messages. ``explained``: the share of the communication that they
-        rest on, where known.
+        rest on, where known. ``signals_of`` returns the signals in step records of the same job; by default those of the profiled
+        steps count. ``stage``: pipeline stage of the worst rank; by default that of its trace.
         """
         slow, worst = straggler.slow, straggler.slow.ranks[0]
-        if straggler.times is not None:
-            stage = self.times[worst].stage
-            signals = device_step_signals(straggler, self.times)
-            diagnosis = diagnosis_by_own_times(straggler, signals, self.blame, stage=stage, per_window=self.steps == 1)
-            alike, affected = straggler.times.ranks, straggler.slow_steps
+        trace = self.times.get(worst)
+        by_own_times = straggler.times is not None
+        signals = device_step_signals(straggler, self.times) if by_own_times else self._late_signals(slow)
+        if signals_of is not None:
+            affected = frozenset(straggler.slow_steps) if by_own_times else self._late_steps(slow)
+            signals = replace(signals_of(slow.ranks, signals.own_us, affected), transfer_us=signals.transfer_us)
+        if by_own_times:
+            stage = trace.stage if stage is None and trace is not None else stage
+            diagnosis = _diagnosis_by_own_times(straggler, signals, self.blame, stage=stage, per_window=self.steps == 1)
         else:
-            signals = late_signals(slow, self.breakdowns, self.blame, steps=self.steps)
-            affected = sorted(self.times[worst].own_us) if worst in self.times else []
-            # Stages of a pipeline do different work.
-            alike = [rank for rank in self.times if worst in self.times and self.times[rank].stage == self.times[worst].stage]
-            peers = [rank for rank in alike if rank not in slow.ranks]
-            signals = with_traces(signals, self.times, worst, peers, affected, per=len(affected) / self.steps)
             diagnosis = diagnosis_of_late(
                 slow, self.blame, self.window_us, signals, steps=self.steps, seen=seen, explained=explained
             )
-        return with_kernels(diagnosis, self.times, alike, affected)
+        if trace is None:
+            return diagnosis
+        steps = straggler.slow_steps if by_own_times else sorted(trace.own_us)
+        return with_kernels(
+            diagnosis, self.times, self._alike(trace) if straggler.times is None else straggler.times.ranks, steps
+        )
+
+    def _alike(self, trace: DeviceTimes) -> list[int]:
+        """Return the ranks of the same stage: stages of a pipeline do different work."""
+        return [rank for rank, times in self.times.items() if times.stage == trace.stage]
+
+    def _late_steps(self, slow: Slow) -> frozenset[int] | None:
+        return late_steps(slow, self.blame) if self.steps > 1 else None
+
+    def _late_signals(self, slow: Slow) -> Signals:
+        signals = late_signals(slow, self.breakdowns, self.blame, steps=self.steps)
+        worst = slow.ranks[0]
+        if worst not in self.times:
+            return signals
+        peers = [rank for rank in self._alike(self.times[worst]) if rank not in slow.ranks]
+        steps = self.times[worst].own_us
+        return with_traces(signals, self.times, worst, peers, steps, per=len(steps) / self.steps)
+
+
+SignalsOf = Callable[[Sequence[int], float, Collection[int] | None], Signals]
+"""Function from slow ranks, their excess per step, and their slow steps if not all, to the signals of the worst."""
 
 
 def profile_of_windows(
@@ -107,7 +139,7 @@ def device_step_signals(straggler: DeviceStraggler, times: Mapping[int, DeviceTi
     rank = slow.ranks[0]
     ranks = [] if straggler.times is None else straggler.times.ranks
     peers = [peer for peer in ranks if peer not in slow.ranks]
-    breakdowns = {each: [row for row in times[each].by_step if row.step in steps] for each in (rank, *peers)}
+    breakdowns = {each: [row for row in times[each].by_step if row.step in steps] for each in (rank, *peers) if each in times}
     busy = busy_excess(rank, breakdowns)
     return with_traces(Signals(own_us=slow.excess_us, device_busy_us=busy), times, rank, peers, steps)
 
@@ -249,7 +281,7 @@ def _where(blame: Blame, rank: int) -> str | None:
     return pairs.groups[int(waits.argmax())][0] if len(waits) > 1 else None
 
 
-def diagnosis_by_own_times(
+def _diagnosis_by_own_times(
     straggler: DeviceStraggler, signals: Signals, blame: Blame, *, stage: int | None, per_window: bool = False
 ) -> Diagnosis:
     """Describe a straggler by own times. Times are per step, or ``per_window`` of all steps.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -17,15 +17,7 @@ from rankscope.analysis.inference.diagnosis import Diagnosis
 from rankscope.analysis.inference.judge import judge_ranks
 from rankscope.analysis.inference.judgement import Judgement, are_tested, judge
 from rankscope.analysis.inference.late import find_late
-from rankscope.analysis.inference.profiled import (
-    ENOUGH_STEPS,
-    DeviceStraggler,
-    diagnosis_by_own_times,
-    diagnosis_of_late,
-    late_signals,
-    late_steps,
-)
-from rankscope.analysis.inference.signals import Signals
+from rankscope.analysis.inference.profiled import ENOUGH_STEPS, DeviceStraggler, Profile, SignalsOf
 from rankscope.analysis.inference.slow import Slow
 from rankscope.analysis.result.analysis import Evidence
 from rankscope.analysis.result.text import counted
@@ -104,10 +96,6 @@ class DurationEvidence:
         return float(np.mean(shares)) if shares else None
 
 
-SignalsOf = Callable[[Sequence[int], float, Collection[int] | None], Signals]
-"""Function from late ranks, their gain per step, and their late steps if not all, to the signals of the cause."""
-
-
 def duration_case(
     evidence: DurationEvidence,
     setting: Setting,
@@ -160,23 +148,16 @@ def _lacks(what: str) -> Missing:
 def _diagnosis(
     straggler: DeviceStraggler, evidence: DurationEvidence, setting: Setting, signals_of: SignalsOf | None
 ) -> Diagnosis:
-    slow, blame = straggler.slow, evidence.matched.blame
-    if straggler.times is not None:
-        signals = Signals(own_us=slow.excess_us)
-        if signals_of is not None:
-            signals = signals_of(slow.ranks, slow.excess_us, frozenset(straggler.slow_steps))
-        diagnosis = diagnosis_by_own_times(straggler, signals, blame, stage=evidence.stages.get(slow.ranks[0]))
-    else:
-        steps = max(1, len(blame.steps))
-        signals = late_signals(slow, {}, blame, steps=steps)
-        if signals_of is not None:
-            recorded = signals_of(slow.ranks, signals.own_us, late_steps(slow, blame) if steps > 1 else None)
-            signals = replace(recorded, transfer_us=signals.transfer_us)
-        diagnosis = diagnosis_of_late(
-            slow, blame, evidence.window_us, signals, steps=steps, seen=setting.unit, explained=evidence.explained
-        )
-        if evidence.overlapping:
-            diagnosis = replace(diagnosis, note=f"{diagnosis.note} {_AT_LEAST}".strip())
+    steps = max(1, len(evidence.matched.blame.steps)) if straggler.times is None else len(straggler.times.steps)
+    diagnosis = Profile(evidence.matched, {}, {}, evidence.window_us, steps).describe(
+        straggler,
+        seen=setting.unit,
+        explained=evidence.explained,
+        signals_of=signals_of,
+        stage=evidence.stages.get(straggler.slow.ranks[0]),
+    )
+    if straggler.times is None and evidence.overlapping:
+        diagnosis = replace(diagnosis, note=f"{diagnosis.note} {_AT_LEAST}".strip())
     rows = [] if evidence.step_count is None else [Evidence(name="steps_judged", value=float(evidence.step_count), unit="steps")]
     if evidence.explained is not None:
         share = Evidence(name="communication_matched", value=evidence.explained, unit="ratio", detail="of the communication")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -20,15 +21,7 @@ from rankscope.analysis.inference.judge import LEVEL, Suspect
 from rankscope.analysis.inference.judgement import Bound, GroupJudgement, Judgement, judge
 from rankscope.analysis.inference.moving import MOST_WAITING, Moving, moving_waits
 from rankscope.analysis.inference.pipelined import saved_at_most_us, schedule_of
-from rankscope.analysis.inference.profiled import (
-    DeviceStraggler,
-    Profile,
-    device_step_signals,
-    diagnosis_by_own_times,
-    diagnosis_of_late,
-    late_steps,
-    profile_of_windows,
-)
+from rankscope.analysis.inference.profiled import DeviceStraggler, Profile, profile_of_windows
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.inference.significance import LIMIT
 from rankscope.analysis.inference.slow import MINIMUM_EFFECT
@@ -304,17 +297,9 @@ def _case_of_windows(run: RunEvidence, case: Case) -> Case | None:
 
 def _diagnosis_by_windows(run: RunEvidence, profile: Profile, straggler: DeviceStraggler) -> Diagnosis:
     """Describe a straggler in the profiled windows by the signals in the step records."""
-    slow = straggler.slow
-    if straggler.times is not None:
-        signals = signals_beside_windows(run, slow.ranks, slow.excess_us)
-        signals = replace(signals, device_busy_us=device_step_signals(straggler, profile.times).device_busy_us)
-        diagnosis = diagnosis_by_own_times(straggler, signals, run.blame, stage=stage_of(run.infos.get(slow.ranks[0])))
-    else:
-        # The waits are summed over the profiled steps; verdicts are per step.
-        slow_steps = late_steps(slow, run.blame)
-        gain = slow.gain_us / profile.steps if slow_steps is None else slow.excess_us / len(run.blame.steps)
-        signals = signals_beside_windows(run, slow.ranks, gain, slow_steps)
-        diagnosis = diagnosis_of_late(slow, run.blame, profile.window_us, signals, steps=profile.steps)
+    diagnosis = profile.describe(
+        straggler, signals_of=partial(signals_beside_windows, run), stage=stage_of(run.infos.get(straggler.slow.ranks[0]))
+    )
     # A few profiled steps can fall between two hardware readings, so readings of all steps are used.
     every = np.ones(len(run.table.steps), dtype=bool)
     return explained(diagnosis, run.data, every, every)
