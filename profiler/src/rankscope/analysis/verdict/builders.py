@@ -73,7 +73,7 @@ class Missing:
     lack: Lack | None = None
     steps_needed: int | None = None
     """Number of steps, about, that a run needs for a verdict."""
-    lead: str | None = ""
+    lead: str | None = None
     """Beginning of the sentence on what limits the step; ``None``: what was recorded does not show that."""
 
 

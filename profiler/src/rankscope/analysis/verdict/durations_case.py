@@ -112,7 +112,7 @@ def duration_case(
     blame = evidence.matched.blame
     case = Case(setting, shares or {})
     if (missing := _useless(evidence) or _untested(evidence)) is not None:
-        return replace(case, missing=_lacks(missing))
+        return replace(case, missing=Missing(missing))
     # Where most communication is of ranks that cannot be matched, the time outside of communication shows who is late.
     by_own_times = (evidence.is_pipeline or (evidence.explained or 0.0) < _MOST) and are_tested(evidence.own)
 
@@ -131,18 +131,14 @@ def duration_case(
     return with_judgement(
         replace(
             case,
-            doubt=None if doubt is None else _lacks(doubt),
-            unproven=None if unproven is None else _lacks(unproven),
+            doubt=None if doubt is None else Missing(doubt),
+            unproven=None if unproven is None else Missing(unproven),
             calm=f"{case.calm}{restriction}",
         ),
         judgement,
         lambda straggler: explain(_diagnosis(straggler, evidence, setting, signals_of)),
-        more=_lacks("repeat with more steps"),
+        more=Missing("repeat with more steps"),
     )
-
-
-def _lacks(what: str) -> Missing:
-    return Missing(what, lead=None)
 
 
 def _diagnosis(

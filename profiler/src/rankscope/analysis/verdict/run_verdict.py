@@ -27,7 +27,7 @@ from rankscope.analysis.inference.significance import LIMIT
 from rankscope.analysis.inference.slow import MINIMUM_EFFECT
 from rankscope.analysis.verdict.bottleneck import LimitRow, limit_of, shares_of
 from rankscope.analysis.verdict.bubble import bubble_explained
-from rankscope.analysis.verdict.builders import Lack, Missing, Setting, among, finding_of_moving, limits
+from rankscope.analysis.verdict.builders import Missing, Setting, among, finding_of_moving, limits
 from rankscope.analysis.verdict.endings import endings
 from rankscope.analysis.verdict.job_verdict import Answer, Case, verdict_of, with_judgement
 from rankscope.analysis.verdict.reasons import diagnosis_of_moving, diagnosis_of_slow, signals_beside_windows
@@ -87,10 +87,10 @@ def _case(
     if not steps:
         yet = "" if run.liveness == "over" else " yet"
         missing = f"no step has been recorded{yet}" if run.ranks else f"no rank has recorded anything{yet}"
-        return Case(setting, {}, missing=_missing(missing))
+        return Case(setting, {}, missing=Missing(missing, "few_steps"))
     case = Case(setting, shares_of(costs(()), run.matched.figures))
     if run.world_size == 1:
-        few = _missing(f"{steps} steps recorded, {MINIMUM_STEPS} needed")
+        few = Missing(f"{steps} steps recorded, {MINIMUM_STEPS} needed", "few_steps")
         return replace(case, missing=few if steps < MINIMUM_STEPS else None)
     if not run.compared:
         return _case_without_own_times(run, case, None if by_durations is None else by_durations(setting, case.shares))
@@ -115,11 +115,6 @@ def _case(
     return replace(case, setting=setting, diagnosis=diagnosis, shares_without=without, besides=besides)
 
 
-def _missing(what: str, lack: Lack = "few_steps", *, needed: int | None = None) -> Missing:
-    """Return what is missing, where the little that was recorded does not show what limits the step."""
-    return Missing(what, lack, needed, lead=None)
-
-
 def _case_without_own_times(run: RunEvidence, case: Case, by_durations: Case | None) -> Case:
     """Return the case where step records cannot decide: durations of collectives are of all steps, windows of some."""
     if by_durations is not None and by_durations.lacking is None:
@@ -139,14 +134,14 @@ def _lacking(run: RunEvidence) -> Missing:
     """Return what the step records lack for the comparison of ranks."""
     reporting = _reporting(run)
     if reporting < 2:
-        return _missing(f"step records of {reporting} rank only, of a world of {run.world_size or 'unknown size'}", "few_ranks")
+        return Missing(f"step records of {reporting} rank only, of a world of {run.world_size or 'unknown size'}", "few_ranks")
     if not np.isfinite(run.table.stored("own_us")).any():
-        return _missing("the step records do not separate own time from waiting, and no profiled window decides", "few_windows")
+        return Missing("the step records do not separate own time from waiting, and no profiled window decides", "few_windows")
     if all(len(peers) == 1 for peers in peer_groups(run.ranks, run.infos)):
         alone = "every pipeline stage is on one rank, so its own time has none to be compared with"
-        return _missing(alone, "one_rank_per_stage")
+        return Missing(alone, "one_rank_per_stage")
     steps = len(run.table.steps)
-    return _missing(f"{steps} steps recorded, {MINIMUM_STEPS} steps complete on all ranks after warm-up needed")
+    return Missing(f"{steps} steps recorded, {MINIMUM_STEPS} steps complete on all ranks after warm-up needed", "few_steps")
 
 
 def _case_without_straggler(run: RunEvidence, case: Case, judgement: Judgement[Judged]) -> Case:
@@ -157,7 +152,7 @@ def _case_without_straggler(run: RunEvidence, case: Case, judgement: Judgement[J
     suspect = None if suspected is None else suspected.answer.suspect
     if suspected is not None and suspect is not None and not _is_one_in_turn(suspect, suspected.times, moving):
         needed = _in_run(suspect.steps_needed)
-        return replace(case, doubt=_missing(_suspected(suspect, suspected.times), needed=needed))
+        return replace(case, doubt=Missing(_suspected(suspect, suspected.times), "few_steps", needed))
     compared = setting.judged_ranks or 0
     restriction = among(compared, setting.world_size, "records")
     # A rank that is slow at no cost, as its pipeline's schedule leaves time for it, raises no doubt.
@@ -179,7 +174,7 @@ def _case_without_straggler(run: RunEvidence, case: Case, judgement: Judgement[J
     unproven = _waits_for_unseen(run, setting, shares, limit)
     if unproven is None and limit is None and (sure < _SURE or at_most >= MOST_WAITING):
         steps = setting.judged_steps
-        unproven = _missing(f"a {unit} may cost up to {at_most:.0%} of the step, as far as the {steps} steps show")
+        unproven = Missing(f"a {unit} may cost up to {at_most:.0%} of the step, as far as the {steps} steps show", "few_steps")
     why = case.calm
     if not is_pipeline:  # what a rank costs in a pipeline depends on its schedule
         why = f"No {unit} costs more than {share_bound(at_most, upper=True)} of the step"
@@ -227,7 +222,7 @@ def _waits_for_unseen(
         return None
     unseen = setting.world_size - compared
     which = "the other rank" if unseen == 1 else f"one of the {unseen} other ranks"
-    return _missing(
+    return Missing(
         f"the {compared} ranks with enough records wait {waiting.value:.0%} of the step, all at the same time: for "
         f"communication, or for {which}",
         "few_ranks",
@@ -285,7 +280,7 @@ def _case_of_windows(run: RunEvidence, case: Case) -> Case | None:
         replace(case, setting=setting, calm=calm),
         judgement,
         lambda straggler: _diagnosis_by_windows(run, profile, straggler),
-        more=Missing("more profiled steps are needed", "few_windows", lead=None),
+        more=Missing("more profiled steps are needed", "few_windows"),
     )
     if case.doubt is None and case.diagnosis is None and _reporting(run) < 2:
         # A few profiled steps are not evidence for all the steps without a record.
