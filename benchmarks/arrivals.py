@@ -26,7 +26,7 @@ import numpy as np
 from budget import budget
 from numpy.typing import NDArray
 
-from rankscope.analysis.collectives.arrivals import records_of
+from rankscope.analysis.collectives.arrivals import RecordColumns
 from rankscope.analysis.collectives.blame import assign_blame
 from rankscope.analysis.collectives.clock import consistent, fit_clocks
 from rankscope.analysis.collectives.matching import match_collectives
@@ -117,31 +117,16 @@ class Job:
             )
 
 
-class Timed:
-    """Iterator that counts the time that its source takes."""
-
-    def __init__(self, source: Iterator[tuple[int, list[CollectiveRecord]]]) -> None:
-        self._source = source
-        self.seconds = 0.0
-
-    def __iter__(self) -> Iterator[tuple[int, list[CollectiveRecord]]]:
-        return self
-
-    def __next__(self) -> tuple[int, list[CollectiveRecord]]:
-        began = time.process_time()
-        try:
-            return next(self._source)
-        finally:
-            self.seconds += time.process_time() - began
-
-
 def measure(job: Job) -> tuple[dict[str, float], int]:
     """Return the figures, and the rank that imposed most wait."""
     count = job.ranks * job.steps * job.collectives
+    columns, converting_s = RecordColumns(), 0.0
+    for rank, rows in job.records():
+        began = time.process_time()
+        columns.add(rank, rows)
+        converting_s += time.process_time() - began
+    records = columns.records()
     marks = [time.process_time()]
-    source = Timed(job.records())
-    records = records_of(source, keep=False)
-    marks.append(time.process_time())
     matching = match_collectives(records, world_size=job.ranks)
     marks.append(time.process_time())
     clocks = fit_clocks(matching.matches, {rank: f"host-{rank // job.group}" for rank in range(job.ranks)})
@@ -150,15 +135,14 @@ def measure(job: Job) -> tuple[dict[str, float], int]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     blame = assign_blame(matching.matches, clocks, range(job.ranks))
     marks.append(time.process_time())
-    converting_s, matching_s, clocks_s, blame_s = np.diff(marks).tolist()
+    matching_s, clocks_s, blame_s = np.diff(marks).tolist()
     figures = {
         "records": count,
         "instances": len(matching.matches),
         "unmatched": matching.unmatched,
         "pairs": len(blame.pairs),
-        "simulation_s": source.seconds,
-        "converting_s": converting_s - source.seconds,
-        "records_converted_per_second": count / (converting_s - source.seconds),
+        "converting_s": converting_s,
+        "records_converted_per_second": count / converting_s,
         "matching_s": matching_s,
         "clocks_s": clocks_s,
         "blame_s": blame_s,

@@ -25,7 +25,6 @@ from analysis import synthetic
 from budget import budget
 
 from rankscope.analysis.result.data_quality import DataQuality
-from rankscope.analysis.trace.categories import COPY
 from rankscope.analysis.trace.columns import read_trace
 from rankscope.analysis.trace.quality import Checked
 
@@ -33,13 +32,10 @@ LIMIT = 1.05
 PUBLIC = ("hta_df_index_resolver/rank-1.json.gz", "hta_trace_diff_test/rank-1.json.gz", "ddp_2ranks_nccl_metadata/rank-0.json.gz")
 
 
-def unchecked(columns: Mapping[str, Any], _names: Sequence[str], _base_ns: int, _kind: str, *, torn: bool) -> Checked:
+def unchecked(_columns: Mapping[str, Any], _names: Sequence[str], _base_ns: int, _kind: str, *, torn: bool) -> Checked:
     """Take all events as they are."""
-    device = columns["category"] <= COPY
     none = np.empty(0, np.int64)
     return Checked(
-        keep=np.ones(int(device.sum()), dtype=bool),
-        end=none,
         missing=none,
         cut=none,
         cut_ends={},

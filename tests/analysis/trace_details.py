@@ -9,6 +9,7 @@ from rankscope.analysis.collectives.windows import reduce_file, step_breakdowns
 from rankscope.analysis.result.detail import RankDetail, WindowDetail
 from rankscope.analysis.trace.columns import read_trace
 from rankscope.analysis.trace.detail import detail_of
+from rankscope.analysis.trace.detail_columns import detail_columns
 from rankscope.analysis.trace.work import work_events
 
 
@@ -30,7 +31,8 @@ def launch(correlation: int, ts: float, dur: float = 1, name: str = "cudaLaunchK
 def details(path: Path) -> RankDetail:
     trace = read_trace(path)
     events = work_events(trace)
-    return detail_of(trace, events, reduce_file(trace, events).breakdowns[0], step_breakdowns(trace, events))
+    window, steps = reduce_file(trace, events).breakdowns[0], step_breakdowns(trace, events)
+    return detail_of(detail_columns(trace, events, [window, *steps]), window, steps)
 
 
 def idle(found: WindowDetail) -> tuple[float, float, float, float]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.collectives.arrivals import NONE
+from rankscope.analysis.collectives.columns import NONE
 from rankscope.analysis.collectives.cycles import Issued, steps_of
 
 

@@ -17,7 +17,7 @@ import pytest
 from tests.analysis.ray_nodes import NODES, Cluster, started
 from tests.step_files import add_damaged, steps_file
 
-from rankscope.analysis.parallel.ray_node import node_task
+from rankscope.analysis.parallel.ray_engine import node_task
 
 pytestmark = [pytest.mark.full, pytest.mark.slow]
 

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from rankscope.analysis.parallel.ray_cluster import cluster_address
-from rankscope.analysis.parallel.ray_engine import RayEngine
-from rankscope.analysis.parallel.ray_node import Here, node_task, understood
+from rankscope.analysis.parallel.ray_engine import RayEngine, caller_of, node_task, understood
 from rankscope.base.errors import InputError, MissingError
 
 HERE = importlib.metadata.version("rankscope")
@@ -39,7 +38,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def on_node(file: Path, function: Callable[[Any], Any] = str.upper, item: Any = "a", *, size: int = 2) -> Any:
     """Return the result of a node for a file that has this ``size`` on this machine."""
-    outcome, node, pickled = node_task()(Here.of(function), pickle.dumps(item), (os.fspath(file), size))
+    outcome, node, pickled = node_task()(caller_of(function), pickle.dumps(item), (os.fspath(file), size))
     assert node == socket.gethostname()
     return understood((outcome, "node-7", pickled), file)
 
@@ -59,7 +58,7 @@ def test_another_version_or_none_is_one_line_with_the_node_and_what_to_type(
             raise importlib.metadata.PackageNotFoundError(name)
         return found
 
-    here = Here.of(str.upper)
+    here = caller_of(str.upper)
     with monkeypatch.context() as there:
         there.setattr(importlib.metadata, "version", version)
         outcome, _, pickled = node_task()(here, pickle.dumps("a"), None)

@@ -14,11 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.trace.classify import COMMUNICATION_NAMES, DIRECTIONS, direction_of
+from rankscope.analysis.trace.classify import COMMUNICATION_NAMES, DIRECTIONS, direction_of, memory_of
 from rankscope.analysis.trace.columns import read_trace
 from rankscope.analysis.trace.intervals import by_key, covered, distinct, shared, union
 from rankscope.analysis.trace.kernels import CLASS_NAMES, kernel_class
-from rankscope.analysis.trace.streams import memory_of
 from rankscope.analysis.trace.work import enclosing, outermost, within
 
 PAIRS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 15)), max_size=12)

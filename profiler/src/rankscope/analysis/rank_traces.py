@@ -28,14 +28,13 @@ from rankscope.analysis.evidence.unknown_kernels import kernels_on_own_streams
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.result.data_quality import DataQuality
 from rankscope.analysis.result.detail import RankDetail
-from rankscope.analysis.trace.annotations import host_times
+from rankscope.analysis.trace.annotations import host_times, input_wait_us
 from rankscope.analysis.trace.categories import KERNEL, NOTE, OPERATOR
 from rankscope.analysis.trace.classify import asks_for_communication
 from rankscope.analysis.trace.columns import Trace, read_traces
 from rankscope.analysis.trace.intervals import distinct
 from rankscope.analysis.trace.locations import OPERATIONS_SUFFIX, Location, list_remote
 from rankscope.analysis.trace.schema import integer
-from rankscope.analysis.trace.streams import input_wait_us
 from rankscope.analysis.trace.work import compute_kernels, work_events
 from rankscope.analysis.trace_job import Job, TraceIdentity, identity_of, job_of, rank_of
 from rankscope.base.errors import InputError
@@ -196,9 +195,12 @@ def _reduced(trace: Trace, pattern: re.Pattern[str] | None, *, detail: bool) -> 
     if detail:
         # Imported only if needed: without detail, imports are a large part of the time for a trace.
         from rankscope.analysis.trace.detail import detail_of, with_parts
+        from rankscope.analysis.trace.detail_columns import detail_columns
 
-        reduction = msgspec.structs.replace(reduction, breakdowns=with_parts(trace, events, reduction.breakdowns))
-        told = detail_of(trace, events, reduction.breakdowns[0], by_step)
+        window = reduction.breakdowns[0]
+        columns = detail_columns(trace, events, [window, *by_step])
+        reduction = msgspec.structs.replace(reduction, breakdowns=[with_parts(columns, window)])
+        told = detail_of(columns, window, by_step)
     return RankTrace(
         identity=identity_of(trace, collectives=reduction.count, steps=len(step_numbers(trace))),
         rank=0,

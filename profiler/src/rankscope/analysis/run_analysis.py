@@ -14,11 +14,11 @@ from typing import Final
 
 import msgspec
 
+from rankscope.analysis.collectives.arrivals import RecordColumns
 from rankscope.analysis.collectives.links import ToldLink, run_fabric
 from rankscope.analysis.collectives.matched import Matched, match_windows
 from rankscope.analysis.collectives.windows import Reduction, odd_windows
 from rankscope.analysis.collectives.world import least_ranks
-from rankscope.analysis.costs.figures import figures_of_memory, figures_of_pipeline, figures_of_throughput
 from rankscope.analysis.costs.memory import memory_of
 from rankscope.analysis.costs.pipeline import pipeline_of
 from rankscope.analysis.costs.rare_steps import rare_steps_of
@@ -101,7 +101,7 @@ def analysis_of(
     rare = rare_steps_of(run)
     verdict, findings = with_rare_steps(verdict, findings, rare, setting, costs(()))
     late = durations is not None and verdict.evidence_source == durations.evidence.source.kind
-    has_collectives = any(reduction.collectives for reduction in run.windows.values())
+    has_collectives = len(run.matched.records.rank) > 0
     collectives = matching_result(run.matched, run_fabric(run.infos, links)) if has_collectives else NO_COLLECTIVES
     breakdowns = {rank: reduction.breakdowns for rank, reduction in run.windows.items()}
     verdict, findings = with_slow_links(verdict, findings, collectives.by_op, breakdowns, run=run.path)
@@ -156,7 +156,6 @@ def analysis_of(
         attribution=attribution,
         costs=costs(()),
         kernels=kernels,
-        figures={**figures_of_pipeline(run.pipeline), **figures_of_memory(memory), **figures_of_throughput(throughput)},
         pipeline=run.pipeline,
         rare_steps=rare,
         throughput=throughput,
@@ -181,18 +180,20 @@ def read_evidence(
     table = StepTable.load(reader, attempt, report=report, metrics=metrics, most_records=most_records)
     windows: dict[int, Reduction] = {}
     damaged = Counter(table.damaged)
+    columns, least = RecordColumns(), 0
     for rank in map(int, table.ranks):
         breakdowns = list(reader.windows(table.attempt, rank))
         collectives = list(reader.collectives(table.attempt, rank))
-        windows[rank] = Reduction(
-            breakdowns=list(filter(is_possible_breakdown, breakdowns)),
-            collectives=list(filter(is_possible_collective, collectives)),
-        )
-        damaged[rank] += len(breakdowns) - len(windows[rank].breakdowns) + len(collectives) - len(windows[rank].collectives)
+        possible = list(filter(is_possible_collective, collectives))
+        columns.add(rank, possible)
+        # Only sends and receives are needed as records: they show stages and micro-batches.
+        messages = [row for row in possible if row.p2p]
+        windows[rank] = Reduction(breakdowns=list(filter(is_possible_breakdown, breakdowns)), collectives=messages)
+        damaged[rank] += len(breakdowns) - len(windows[rank].breakdowns) + len(collectives) - len(possible)
+        least = max(least, least_ranks(rank, possible))
     infos = reader.infos(table.attempt)
-    least = max((least_ranks(rank, reduction.collectives) for rank, reduction in windows.items()), default=0)
     world_size = world_size_of(reader, table, infos, least)
-    matched = match_windows(windows, infos, world_size)
+    matched = match_windows(windows, infos, world_size, columns.records())
     return evidence_of(
         reader,
         table,

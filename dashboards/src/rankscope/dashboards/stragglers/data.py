@@ -148,12 +148,12 @@ def _told_apart(groups: Sequence[WaitGroup]) -> list[WaitGroup]:
 
 def _window_groups(run: RunEvidence) -> Iterator[WaitGroup]:
     pairs = run.blame.pairs
-    for at, (name, members) in enumerate(pairs.groups):
-        chosen = pairs.group == at
-        origins, victims, waits_us = (values[chosen].tolist() for values in (pairs.origin, pairs.victim, pairs.imposed_us))
+    for number, (name, members) in enumerate(pairs.groups):
+        of_group = pairs.group == number
+        origins = pairs.origin[of_group].tolist()
+        rows = zip(origins, pairs.victim[of_group].tolist(), pairs.imposed_us[of_group].tolist(), strict=True)
         label = f"{name or 'group without a name'} · {_members(members)}"
-        axis = sorted({*members, *origins})
-        yield _group(run, label, axis, zip(origins, victims, waits_us, strict=True), ranks=len(members))
+        yield _group(run, label, sorted({*members, *origins}), rows, ranks=len(members))
 
 
 def _directed_groups(run: RunEvidence) -> list[WaitGroup]:
@@ -335,9 +335,10 @@ def _ranks(run: RunEvidence, charges: Sequence[_Charged], *, windows: bool) -> l
     knock_on: dict[int, float] = {}
     exposed: dict[int, float] = {}
     pairs = run.blame.pairs
+    insides = [frozenset(members) for _, members in pairs.groups]
     columns = (pairs.group, pairs.origin, pairs.imposed_us, pairs.exposed_us)
     for group, origin, imposed, bare in zip(*(column.tolist() for column in columns), strict=True):
-        of = direct if origin in pairs.groups[group][1] else knock_on
+        of = direct if origin in insides[group] else knock_on
         of[origin] = of.get(origin, 0.0) + imposed
         exposed[origin] = exposed.get(origin, 0.0) + bare
     by_cause: dict[int, dict[str, float]] = {}

@@ -3,7 +3,8 @@
 Read ``matched`` first: it runs the stages below and holds their results.
 
 1. ``windows`` reduces a rank's trace to records. ``extract`` finds its collectives, and ``message_size`` their sizes.
-2. ``matching`` matches the records of different ranks that belong to one collective.
+2. ``matching`` matches the records of different ranks that belong to one collective. ``arrivals`` has the table of both as
+   ``columns``.
 3. ``clock`` corrects the clocks of hosts, by the ends of collectives. ``clock_series`` fits one clock over time.
 4. ``blame`` sums the waits that each rank imposes on others, and ``origin`` follows them over process groups to the rank that
    caused them. ``waiting`` has the waits in sends, receives and operations with a root.

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.collectives.columns import NONE, Column, Numbering, whole_numbers
 from rankscope.analysis.operations import Rule, operation
 from rankscope.runs.records import CollectiveRecord
 
@@ -22,9 +23,6 @@ Numbers = NDArray[np.int64]
 """Whole numbers. Columns of small ones have 32 bits."""
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
-
-NONE: Final = -(2**31)
-"""In columns of numbers: not recorded."""
 
 RULES: Final[tuple[Rule, ...]] = ("everybody", "from_root", "to_root", "pair")
 
@@ -88,19 +86,21 @@ _LONGEST_NS: Final = 2.0**60
 """36 years; damaged records have longer spans, which are not whole numbers of 64 bits."""
 
 
-def records_of(by_rank: Iterable[tuple[int, Iterable[CollectiveRecord]]], *, keep: bool = True) -> Records:
-    """Convert the records of each rank to columns. Ranks ascend; without ``keep`` each rank's records can be dropped at once."""
-    groups, teams, ops, types = _Numbering(), _Numbering(), _Numbering(), _Numbering()
-    ranks: list[int] = []
-    columns = {name: Column(dtype) for name, dtype in _DTYPES.items()}
-    kept: list[CollectiveRecord] = []
-    for rank, records in by_rank:
-        rows = list(records)
-        ranks.append(rank)
+class RecordColumns:
+    """Columns of the records of one rank after the other, whose records can be dropped at once."""
+
+    def __init__(self) -> None:
+        self._groups, self._teams, self._ops, self._types = Numbering(), Numbering(), Numbering(), Numbering()
+        self._ranks: list[int] = []
+        self._columns = {name: Column(dtype) for name, dtype in _DTYPES.items()}
+
+    def add(self, rank: int, rows: Sequence[CollectiveRecord]) -> None:
+        """Add the records of the next rank; ranks ascend."""
+        self._ranks.append(rank)
         if not rows:
-            continue
+            return
         values = dict(zip(_FIELDS, zip(*map(msgspec.structs.astuple, rows), strict=True), strict=True))
-        enqueue, start = (_numbers(values[name], np.int64) for name in ("enqueue_unix_ns", "start_unix_ns"))
+        enqueue, start = (whole_numbers(values[name], np.int64) for name in ("enqueue_unix_ns", "start_unix_ns"))
         on_cpu = np.array([stream is None for stream in values["stream"]], dtype=np.bool_)
         spans = values["compute_spans_us"]
         count = np.fromiter(map(len, spans), np.int64, len(rows))
@@ -108,10 +108,10 @@ def records_of(by_rank: Iterable[tuple[int, Iterable[CollectiveRecord]]], *, kee
         edges = np.rint(np.clip(flat * 1000, -_LONGEST_NS, _LONGEST_NS)).astype(np.int64) + np.repeat(enqueue, count)[:, None]
         converted = {
             "rank": np.full(len(rows), rank),
-            "group": groups.of(values["group"]),
-            "team": teams.of_lists(values["group_ranks"]),
-            "op": ops.of(values["op"]),
-            "dtype": types.of(values["dtype"]),
+            "group": self._groups.of(values["group"]),
+            "team": self._teams.of_lists(values["group_ranks"]),
+            "op": self._ops.of(values["op"]),
+            "dtype": self._types.of(values["dtype"]),
             "arrival": np.where(on_cpu, enqueue, start),
             "start": start,
             "on_cpu": on_cpu,
@@ -120,13 +120,23 @@ def records_of(by_rank: Iterable[tuple[int, Iterable[CollectiveRecord]]], *, kee
             "span_start": edges[:, 0],
             "span_end": edges[:, 1],
         }
-        for name, column in columns.items():
-            column.add(converted[name] if name in converted else _numbers(values[_NAMES.get(name, name)], column.dtype))
-        if keep:
-            kept += rows
-    whole = {name: column.values() for name, column in columns.items()}
-    whole["spans"] = offsets(whole["spans"])
-    return Records(ranks, groups.names, teams.names, ops.names, **whole, rows=kept if keep else None)
+        for name, column in self._columns.items():
+            column.add(converted[name] if name in converted else whole_numbers(values[_NAMES.get(name, name)], column.dtype))
+
+    def records(self, rows: list[CollectiveRecord] | None = None) -> Records:
+        """Return the columns of all ranks, with the records themselves where they are kept."""
+        whole = {name: column.values() for name, column in self._columns.items()}
+        whole["spans"] = offsets(whole["spans"])
+        return Records(self._ranks, self._groups.names, self._teams.names, self._ops.names, **whole, rows=rows)
+
+
+def records_of(by_rank: Iterable[tuple[int, Sequence[CollectiveRecord]]]) -> Records:
+    """Convert the records of each rank to columns and keep them, to be shown. Ranks ascend."""
+    columns, kept = RecordColumns(), list[CollectiveRecord]()
+    for rank, rows in by_rank:
+        columns.add(rank, rows)
+        kept += rows
+    return columns.records(kept)
 
 
 _NAMES: Final = {"size": "group_size", "end": "end_unix_ns"}
@@ -137,62 +147,6 @@ _DTYPES: Final[dict[str, type[Any]]] = {
     **dict.fromkeys(("step", "sequence", "bytes", "arrival", "start", "end", "spans", "span_start", "span_end"), np.int64),
     **dict.fromkeys(("on_cpu", "p2p"), np.bool_),
 }
-
-
-class Column:
-    """Column that grows in place: the parts of thousands of ranks would leave as many holes in memory when they are joined."""
-
-    def __init__(self, dtype: type[Any]) -> None:
-        self.dtype = dtype
-        self._values: NDArray[Any] = np.empty(0, dtype)
-        self._count = 0
-
-    def add(self, values: NDArray[Any]) -> None:
-        """Append values."""
-        past = self._count + len(values)
-        if past > len(self._values):
-            self._values.resize(max(past, len(self._values) * 5 // 4), refcheck=False)
-        self._values[self._count : past] = values
-        self._count = past
-
-    def values(self) -> NDArray[Any]:
-        """Return all values; none can be added after that."""
-        self._values.resize(self._count, refcheck=False)
-        return self._values
-
-
-class _Numbering:
-    """Numbers for names, in the order in which they appear."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[Any, int] = {}
-
-    @property
-    def names(self) -> list[Any]:
-        return list(self._numbers)
-
-    def of(self, names: Sequence[str | None]) -> Numbers:
-        for name in dict.fromkeys(names):
-            if name is not None:
-                self._numbers.setdefault(name, len(self._numbers))
-        return np.array([NONE if name is None else self._numbers[name] for name in names], dtype=np.int32)
-
-    def of_lists(self, lists: Sequence[list[int] | None]) -> Numbers:
-        """Return numbers for lists by their content; each object is looked at once, as many records share a long list."""
-        number = {
-            key: self._numbers.setdefault(tuple(some), len(self._numbers)) if some else NONE
-            for key, some in {id(some): some for some in lists}.items()
-        }
-        return np.array([number[id(some)] for some in lists], dtype=np.int32)
-
-
-def _numbers(values: Sequence[int | None], dtype: type[Any]) -> NDArray[Any]:
-    given = [NONE if value is None else value for value in values] if None in values else values
-    try:
-        return np.array(given, dtype=dtype)
-    except OverflowError:  # damage
-        limits = np.iinfo(dtype)
-        return np.array([min(max(value, limits.min), limits.max) for value in given if value is not None], dtype=dtype)
 
 
 def numbered(*columns: Numbers) -> tuple[Numbers, Numbers]:
@@ -254,7 +208,7 @@ class Arrivals:
         """Number of ranks of each instance."""
         return np.diff(self.first)
 
-    @cached_property
+    @property
     def instance(self) -> Numbers:
         """Instance of each arrival."""
         return np.repeat(np.arange(len(self)), self.count)
@@ -279,7 +233,7 @@ class Arrivals:
         """Group of each instance, as an index into the names of groups."""
         return self.records.group[self.leader]
 
-    @cached_property
+    @property
     def arrival_ns(self) -> Numbers:
         """Arrival of each rank, on its own clock."""
         return self.records.arrival[self.row]

@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.collectives.arrivals import NONE, PAIR, Arrivals, Flags, Floats, Numbers, numbered, sums
+from rankscope.analysis.collectives.arrivals import PAIR, Arrivals, Flags, Floats, Numbers, numbered, sums
+from rankscope.analysis.collectives.columns import NONE
 from rankscope.analysis.collectives.links import Expectation, Fabric, expect
 from rankscope.analysis.collectives.matching import Matching
 from rankscope.analysis.collectives.waiting import Waits

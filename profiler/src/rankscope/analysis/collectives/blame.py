@@ -23,18 +23,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.collectives.arrivals import (
-    FROM_ROOT,
-    Arrivals,
-    Column,
-    Floats,
-    Numbers,
-    combined,
-    numbered,
-    offsets,
-    sums,
-)
+from rankscope.analysis.collectives.arrivals import FROM_ROOT, Arrivals, Floats, Numbers, combined, numbered, offsets, sums
 from rankscope.analysis.collectives.clock import Clocks
+from rankscope.analysis.collectives.columns import Column
 from rankscope.analysis.collectives.origin import Lateness, charge_origins
 from rankscope.analysis.collectives.spans import Spans, covered, unions
 from rankscope.analysis.collectives.waiting import NOBODY_WAITED, Waits
@@ -95,7 +86,16 @@ class Pairs:
         return len(self.group)
 
 
+class ImposedAt(NamedTuple):
+    """Imposed wait of ranks at steps, where there was any, [ranks and steps]."""
+
+    rank: Numbers
+    step: Numbers
+    imposed_us: Floats
+
+
 _NOTHING: Final = np.zeros(0, np.int64)
+NONE_IMPOSED: Final = ImposedAt(_NOTHING, _NOTHING, np.zeros(0))
 NO_PAIRS: Final = Pairs([], _NOTHING, _NOTHING, _NOTHING, np.zeros(0), np.zeros(0), _NOTHING)
 
 
@@ -115,6 +115,8 @@ class Blame:
     """Per rank: time in collectives beyond ``transfer_us``."""
     at: WaitsAt
     pairs: Pairs = NO_PAIRS
+    imposed_at: ImposedAt = NONE_IMPOSED
+    """``imposed_us`` by step."""
 
     @cached_property
     def steps(self) -> list[int]:
@@ -158,7 +160,9 @@ def assign_blame(matches: Arrivals, clocks: Clocks, ranks: Sequence[int], direct
     imposed_us, exposed_us, transfer_us, wait_us = (
         dict(zip(ordered.tolist(), (ns / 1000).tolist(), strict=True)) for ns in times
     )
-    return Blame(ordered.tolist(), imposed_us, exposed_us, transfer_us, wait_us, waits.result(), pairs.result())
+    return Blame(
+        ordered.tolist(), imposed_us, exposed_us, transfer_us, wait_us, waits.result(), pairs.result(), pairs.at.result()
+    )
 
 
 def _blocks(matches: Arrivals, directed: Waits) -> Iterator[tuple[Arrivals, Waits]]:
@@ -287,8 +291,9 @@ class _PairSums:
         self._groups: dict[Group, int] = {}
         self._key = _NOTHING
         """Group, origin and victim as one number, ascending, [pairs]."""
-        self._sums = [_NOTHING, _NOTHING, _NOTHING]
+        self._sums: list[NDArray[Any]] = [_NOTHING, _NOTHING, np.zeros(0, np.int32)]
         """Nanoseconds of imposed wait and of its exposed part, and number of steps, each [pairs]."""
+        self.at = _ImposedAtSums(ranks)
 
     def add(self, every: Arrivals, charges: _Charges) -> tuple[Floats, Floats]:
         """Add charges; return the imposed wait of each rank and its exposed part: overlapping waits of all groups count once."""
@@ -306,6 +311,7 @@ class _PairSums:
         if len(of_ranks) < len(first):
             whole, bare = _measured(number, of_ranks, charges, code, busy)
             first = of_ranks
+        self.at.add(origin[first], step[first], whole)
         return sums(origin[first], whole, count), sums(origin[first], bare, count)
 
     def _numbers(self, every: Arrivals) -> Numbers:
@@ -320,8 +326,9 @@ class _PairSums:
         keys.sort(kind="stable")
         keys = keys[np.append(np.diff(keys) != 0, np.ones(min(1, len(keys)), np.bool_))]
         before, place = np.searchsorted(keys, self._key), np.searchsorted(keys, key)
-        for at, added in enumerate((whole, bare, np.ones_like(whole))):
-            merged = np.zeros(len(keys), np.int64)
+        values: list[NDArray[Any]] = [whole, bare, np.ones(len(whole), np.int32)]
+        for at, added in enumerate(values):
+            merged = np.zeros(len(keys), added.dtype)
             merged[before] = self._sums[at]
             np.add.at(merged, place, added)
             self._sums[at] = merged
@@ -333,16 +340,35 @@ class _PairSums:
         used, group = np.unique(self._key // count**2, return_inverse=True)
         groups = list(self._groups)
         ranks: NDArray[Any] = self._ranks.astype(np.int32)
-        whole, bare, steps = self._sums
+        steps = self._sums.pop()
         return Pairs(
             groups=[groups[at] for at in used.tolist()],
             group=group.astype(np.int32),
             origin=ranks[self._key // count % count],
             victim=ranks[self._key % count],
-            imposed_us=whole / 1000,
-            exposed_us=bare / 1000,
+            exposed_us=self._sums.pop() / 1000,
+            imposed_us=self._sums.pop() / 1000,
             steps=steps,
         )
+
+
+class _ImposedAtSums:
+    """Imposed waits by rank and step, over blocks of steps."""
+
+    def __init__(self, ranks: Numbers) -> None:
+        self._ranks = ranks
+        self._rank, self._step, self._ns = Column(np.int32), Column(np.int64), Column(np.float64)
+
+    def add(self, origin: Numbers, step: Numbers, ns: Numbers) -> None:
+        """Add waits of steps that no other block has. ``origin``: place in the ranks."""
+        first, number = numbered(origin, step)
+        self._rank.add(origin[first])
+        self._step.add(step[first])
+        self._ns.add(sums(number, ns, len(first)))
+
+    def result(self) -> ImposedAt:
+        """Return the sums in microseconds."""
+        return ImposedAt(self._ranks[self._rank.values()], self._step.values(), self._ns.values() / 1000)
 
 
 def _measured(number: Numbers, first: Numbers, charges: _Charges, of_victim: Numbers, busy: Spans) -> tuple[Numbers, Numbers]:

@@ -13,7 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.analysis.collectives.arrivals import NONE, Flags, Numbers
+from rankscope.analysis.collectives.arrivals import Flags, Numbers
+from rankscope.analysis.collectives.columns import NONE
 
 REPEATS: Final = 4
 """Minimum number of steps."""

@@ -8,10 +8,11 @@ from typing import Literal
 
 import msgspec
 
-from rankscope.analysis.collectives.arrivals import NONE
+from rankscope.analysis.collectives.arrivals import Records
 from rankscope.analysis.collectives.bandwidth import Samples, samples
 from rankscope.analysis.collectives.blame import Blame, assign_blame
 from rankscope.analysis.collectives.clock import Clocks, consistent, fit_clocks
+from rankscope.analysis.collectives.columns import NONE
 from rankscope.analysis.collectives.figures import Figures, figures_of_collectives
 from rankscope.analysis.collectives.links import run_fabric
 from rankscope.analysis.collectives.matching import Matching, match_collectives
@@ -35,9 +36,14 @@ class Matched(msgspec.Struct, frozen=True, dict=True):
     waits: Waits
     blame: Blame
     collectives: Mapping[int, Sequence[CollectiveRecord]]
-    """Records by rank."""
+    """Records by rank; of a run only its sends and receives."""
     source: Literal["windows", "traces", DurationSource]
     coordinates: Coordinates = {}
+
+    @property
+    def records(self) -> Records:
+        """Columns of all records."""
+        return self.matching.matches.records
 
     @cached_property
     def samples(self) -> Samples:
@@ -47,7 +53,7 @@ class Matched(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def figures(self) -> Figures:
         """Sizes and shares of the operations."""
-        records = self.matching.matches.records
+        records = self.records
         # Records of gloo name neither the group nor the other end of a message.
         named = records.rank[records.p2p & ((records.team != NONE) | (records.peer != NONE))]
         unstaged = set(named.tolist()) - stages_of_records(self.collectives).keys()
@@ -63,13 +69,14 @@ def match_ranks(
     world_size: int | None,
     source: Literal["windows", "traces", DurationSource],
     coordinates: Coordinates | None = None,
+    records: Records | None = None,
 ) -> Matched:
     """Match the collectives, correct the clocks and assign blame to ``ranks``.
 
     ``collectives`` may lack ranks whose records are incomplete. Ranks with the same name in ``clock_names`` share a clock.
-    ``machines`` has only names that no other machine has.
+    ``machines`` has only names that no other machine has. ``records``: columns of all records, if ``collectives`` has only some.
     """
-    matching = match_collectives(collectives, world_size=world_size)
+    matching = match_collectives(collectives if records is None else records, world_size=world_size)
     clocks = fit_clocks(matching.matches, clock_names)
     matching = consistent(matching, clocks)
     waits = waits_of(matching, clocks, machines)
@@ -77,8 +84,10 @@ def match_ranks(
     return Matched(matching, clocks, waits, blame, collectives, source, coordinates or {})
 
 
-def match_windows(windows: Mapping[int, Reduction], infos: Mapping[int, RankInfo], world_size: int | None) -> Matched:
-    """Match the collectives of profiled steps. ``windows`` must have an entry for every rank."""
+def match_windows(
+    windows: Mapping[int, Reduction], infos: Mapping[int, RankInfo], world_size: int | None, records: Records | None = None
+) -> Matched:
+    """Match the collectives of profiled steps. ``windows`` must have an entry for each rank. ``records``: see ``match_ranks``."""
     return match_ranks(
         {rank: reduction.collectives for rank, reduction in windows.items()},
         ranks=windows,
@@ -87,4 +96,5 @@ def match_windows(windows: Mapping[int, Reduction], infos: Mapping[int, RankInfo
         world_size=world_size,
         source="windows",
         coordinates={rank: info.coordinates for rank, info in infos.items()},
+        records=records,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Final, Literal
 
@@ -13,7 +13,6 @@ import numpy as np
 from rankscope.analysis.collectives.arrivals import (
     EVERYBODY,
     NO_ARRIVALS,
-    NONE,
     Arrivals,
     Flags,
     Numbers,
@@ -23,6 +22,7 @@ from rankscope.analysis.collectives.arrivals import (
     numbered,
     records_of,
 )
+from rankscope.analysis.collectives.columns import NONE
 from rankscope.analysis.operations import operation
 from rankscope.runs.records import CollectiveRecord
 
@@ -59,7 +59,7 @@ members are not known."""
 _MISSING, _SHIFTED, _ELSEWHERE, _INCOMPLETE, _OPERATION, _BYTES, _DTYPE, _ROOT = range(1, len(_OBSTACLES))
 
 
-def match_collectives(by_rank: Mapping[int, Iterable[CollectiveRecord]] | Records, *, world_size: int | None = None) -> Matching:
+def match_collectives(by_rank: Mapping[int, Sequence[CollectiveRecord]] | Records, *, world_size: int | None = None) -> Matching:
     """Match by (group, sequence number) where every record of the group has one, else by order within (step, group).
 
     An instance counts as matched when each rank of its group has it with the same operation, size and data type. Groups whose

@@ -109,16 +109,16 @@ def _root(judged: Arrivals) -> Numbers:
 
 def _dependencies(judged: Arrivals, arrival: Numbers) -> tuple[Numbers, Numbers, Numbers]:
     """Return the arrivals that may wait, those that they wait for, and when all but these have come."""
-    place, root = np.arange(len(arrival)), _root(judged)
-    rule, of_root = judged.rule[judged.instance], root[judged.instance]
+    place, root, instance = np.arange(len(arrival)), _root(judged), judged.instance
+    rule, of_root = judged.rule[instance], root[instance]
     pairs = place[rule == PAIR]
-    partner = judged.first[judged.instance[pairs]] + judged.first[judged.instance[pairs] + 1] - 1 - pairs
+    partner = judged.first[instance[pairs]] + judged.first[instance[pairs] + 1] - 1 - pairs
     others = place[(rule == FROM_ROOT) & (of_root >= 0) & (of_root != place)]
     # A root waits for the last of the others; of several, for the first rank.
     roots = root[(judged.rule == TO_ROOT) & (root >= 0)]
     part = place[(rule == TO_ROOT) & (of_root >= 0) & (of_root != place)]
-    order = part[np.lexsort((-judged.rank[part], arrival[part], judged.instance[part]))]
-    final = np.append(judged.instance[order][1:] != judged.instance[order][:-1], np.ones(min(1, len(order)), np.bool_))
+    order = part[np.lexsort((-judged.rank[part], arrival[part], instance[part]))]
+    final = np.append(instance[order][1:] != instance[order][:-1], np.ones(min(1, len(order)), np.bool_))
     last = order[final]
     at = np.flatnonzero(final)
     next_last = np.where(np.diff(at, prepend=-1) > 1, order[at - 1], roots)

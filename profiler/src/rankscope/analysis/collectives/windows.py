@@ -62,6 +62,7 @@ def reduce_trace(trace: Trace, events: WorkEvents | None = None, *, steps: Colle
     """
     # Imported only for windows of runs and detailed traces: imports are a large part of the time that a trace takes.
     from rankscope.analysis.trace.detail import with_parts
+    from rankscope.analysis.trace.detail_columns import detail_columns
 
     annotated = annotated_steps(trace)
     if annotated is None:
@@ -72,8 +73,11 @@ def reduce_trace(trace: Trace, events: WorkEvents | None = None, *, steps: Colle
     breakdowns = [row for row in _step_breakdowns(trace, events, annotated, work, owner) if steps is None or row.step in steps]
     instances = collective_instances(trace, events)
     records = _records(instances, annotated, work, trace)
+    if breakdowns:
+        columns = detail_columns(trace, events, breakdowns)
+        breakdowns = [with_parts(columns, row) for row in breakdowns]
     reduction = Reduction(
-        breakdowns=with_parts(trace, events, breakdowns),
+        breakdowns=breakdowns,
         without_order=bool(instances) and not records and bool(len(trace.missing) + len(trace.cut)),
     )
     for position, number in enumerate(annotated.numbers):
@@ -222,22 +226,14 @@ def _device_windows(steps: Steps, events: WorkEvents, owner: NDArray[np.intp]) -
 def _breakdown(
     number: int, device: DeviceKind, work: Work, window: tuple[int, int], events: int, *, truncated: bool, basis: WindowBasis
 ) -> StepBreakdown:
-    part = partition(work, *window)
     return StepBreakdown(
         step=number,
-        start_unix_ns=part.start_ns,
+        start_unix_ns=window[0],
         device_kind=device,
         window_basis=basis,
-        window_us=part.window_us,
-        compute_us=part.compute_us,
-        communication_us=part.communication_us,
-        overlap_us=part.overlap_us,
-        exposed_communication_us=part.exposed_communication_us,
-        memcpy_us=part.memcpy_us,
-        exposed_memcpy_us=part.exposed_memcpy_us,
-        idle_us=part.idle_us,
         events=events,
         truncated=truncated,
+        **msgspec.structs.asdict(partition(work, *window)),
     )
 
 

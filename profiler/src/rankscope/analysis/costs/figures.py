@@ -75,22 +75,22 @@ def figures_of_verdict(verdict: Verdict, costs: Costs | None, reason: str | None
     return {f"straggler.{why or 'unknown'}": lost}
 
 
-def figures_of_overlap(ranks: Sequence[RankResult], source: PartSource) -> dict[str, Figure]:
-    """Return the share of communication that compute hides."""
-    seen = [row for row in ranks if row.overlap_us is not None and row.communication_us and not row.truncated]
-    if not seen:
-        return {}
-    hidden, all_of_it = (sum(getattr(row, name) for row in seen) for name in ("overlap_us", "communication_us"))
-    return {"overlap_ratio": Figure(hidden / all_of_it, source=source)}
-
-
-def figures_of_recompute(ranks: Sequence[RankResult], source: PartSource) -> dict[str, Figure]:
-    """Return the share of compute that activation checkpointing recomputes."""
-    seen = [row for row in ranks if row.recompute_us is not None and row.compute_us and not row.truncated]
-    if not seen:
-        return {}
-    again, all_of_it = (sum(getattr(row, name) for row in seen) for name in ("recompute_us", "compute_us"))
-    return {"kernels.recompute_share": Figure(again / all_of_it, source=source)}
+def figures_of_ranks(ranks: Sequence[RankResult], source: PartSource) -> dict[str, Figure]:
+    """Return the hosts, the shares of communication that compute hides and of compute that is recomputed, and ``accelerated``."""
+    hosts = {row.host for row in ranks if row.host is not None}
+    found = {"hosts": Figure(float(len(hosts)), "hosts")} if hosts else {}
+    if any(row.device_kind not in (None, "cpu") for row in ranks):
+        found["accelerated"] = Figure(1.0, "boolean")
+    for name, part, whole in (
+        ("overlap_ratio", "overlap_us", "communication_us"),
+        ("kernels.recompute_share", "recompute_us", "compute_us"),
+    ):
+        times = [(getattr(row, part), getattr(row, whole)) for row in ranks if not row.truncated]
+        known = [pair for pair in times if pair[0] is not None and pair[1]]
+        if known:
+            parts, wholes = map(sum, zip(*known, strict=True))
+            found[name] = Figure(parts / wholes, source=source)
+    return found
 
 
 def figures_of_kernels(kernels: Sequence[KernelRecord], source: PartSource) -> dict[str, Figure]:

@@ -18,9 +18,10 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.analysis.collectives.arrivals import NONE, Arrivals, Flags, Numbers, combined, numbered
+from rankscope.analysis.collectives.arrivals import Arrivals, Flags, Numbers, combined, numbered
 from rankscope.analysis.collectives.blame import assign_blame
 from rankscope.analysis.collectives.clock import Clocks
+from rankscope.analysis.collectives.columns import NONE
 from rankscope.analysis.collectives.matched import Matched
 from rankscope.analysis.collectives.matching import match_collectives
 from rankscope.analysis.collectives.waiting import NOBODY_WAITED

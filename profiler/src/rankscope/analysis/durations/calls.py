@@ -9,7 +9,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from rankscope.analysis.collectives.arrivals import NONE, Flags, Floats, Numbers, Records, combined, offsets
+from rankscope.analysis.collectives.arrivals import Flags, Floats, Numbers, Records, combined, offsets
+from rankscope.analysis.collectives.columns import NONE
 from rankscope.analysis.collectives.cycles import Issued
 from rankscope.analysis.operations import operation
 from rankscope.runs.durations import AUTOGRAD, TRANSFER, DurationGroup

@@ -9,7 +9,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from rankscope.analysis.collectives.arrivals import NONE, Numbers
+from rankscope.analysis.collectives.arrivals import Numbers
+from rankscope.analysis.collectives.columns import NONE
 from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.collectives.world import least_ranks_of_groups
 from rankscope.analysis.durations.analysis import compare_durations

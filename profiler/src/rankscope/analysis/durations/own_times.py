@@ -12,7 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.analysis.collectives.arrivals import NONE, Arrivals, Flags, Numbers, combined, sums
+from rankscope.analysis.collectives.arrivals import Arrivals, Flags, Numbers, combined, sums
+from rankscope.analysis.collectives.columns import NONE
 from rankscope.analysis.collectives.stages import Message, stages_of_group
 from rankscope.analysis.durations.calls import Calls
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes

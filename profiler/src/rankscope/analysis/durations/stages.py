@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.analysis.collectives.arrivals import NONE
+from rankscope.analysis.collectives.columns import NONE
 from rankscope.analysis.durations.calls import Calls
 from rankscope.runs.durations import TRANSFER
 

@@ -18,8 +18,7 @@ from rankscope.analysis.trace.classify import function_of, last_part
 from rankscope.analysis.trace.columns import Trace
 from rankscope.analysis.trace.intervals import distinct
 from rankscope.analysis.trace.kernels import LONG, kernel_class
-from rankscope.analysis.trace.streams import beside_the_main_stream
-from rankscope.analysis.trace.work import COMPUTE, KernelTime, WorkEvents
+from rankscope.analysis.trace.work import COMPUTE, KernelTime, WorkEvents, beside_the_main_stream
 
 SHOWN: Final = 5
 """Largest number of kernels that are listed."""

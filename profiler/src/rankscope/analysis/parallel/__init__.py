@@ -3,6 +3,6 @@
 Read ``workers`` first. An ``Engine`` gets a function and a list of items, usually one trace or rank each, and yields the results
 in the order of the items. ``workers`` has the engine for this process and for local worker processes.
 
-``ray_engine`` has the engine for an existing Ray cluster: ``ray_cluster`` connects to it, and ``ray_node`` runs the function on
-a node, after a check that the node has the same rankscope and can read the file. Ray is imported only for ``--engine ray``.
+``ray_engine`` has the engine for an existing Ray cluster, to which ``ray_cluster`` connects. Ray is imported only for
+``--engine ray``.
 """

@@ -1,24 +1,36 @@
-"""Engine that processes the ranks on an existing Ray cluster; it never starts one."""
+"""Engine that processes the ranks on an existing Ray cluster; it never starts one.
+
+A node runs the function for one item, after a check that it has the same rankscope and can read the item's file.
+"""
 
 from __future__ import annotations
 
 import os
 import pickle
+import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from rankscope.analysis.parallel.ray_cluster import connected
-from rankscope.analysis.parallel.ray_node import Here, node_task, understood
 from rankscope.analysis.parallel.workers import AHEAD, Item, Result
 from rankscope.analysis.trace.locations import Location, one_line
-from rankscope.base.errors import RankscopeError
+from rankscope.base.errors import InputError, MissingError, RankscopeError
 
 _PER_CPU: Final = 2
 """Tasks per CPU: a second one keeps each CPU busy, and shows an autoscaling cluster the demand."""
+
+Caller = tuple[str, str, bytes]
+"""Version of rankscope, the folder that relative paths start from, and the pickled function: the same for all items."""
+Seen = tuple[str, int]
+"""Path and size of a file that a node must see."""
+Outcome = Literal["done", "failed", "version", "lacks", "unseen"]
+Answer = tuple[Outcome, str, bytes]
+"""Outcome, name of the node, and the pickled result, error or detail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +67,7 @@ def _in_tasks(
         raise RankscopeError("the Ray cluster has no CPU for tasks; `ray status` shows what it has")
     # SPREAD reads through the disks and networks of all nodes at once. No retries: Ray retries out-of-memory tasks forever.
     run = ray.remote(num_cpus=1, max_retries=0, scheduling_strategy="SPREAD")(node_task())
-    here = tuple(Here.of(function))
+    caller = caller_of(function)
     todo = iter(zip(items, files, strict=True))
     waiting: deque[tuple[Any, Location]] = deque()
     running: list[Any] = []
@@ -63,7 +75,7 @@ def _in_tasks(
         while True:
             while len(running) < workers and len(waiting) < (1 + AHEAD) * workers and (job := next(todo, None)):
                 item, file = job
-                running.append(run.remote(here, pickle.dumps(item), _seen_here(file)))
+                running.append(run.remote(caller, pickle.dumps(item), _seen_here(file)))
                 waiting.append((running[-1], file))
             if not waiting:
                 return
@@ -79,7 +91,7 @@ def _in_tasks(
                 ray.cancel(task, force=True)
 
 
-def _seen_here(file: Location) -> tuple[str, int] | None:
+def _seen_here(file: Location) -> Seen | None:
     """Return the path and size that nodes must see; ``None`` for a URL or a missing file, which fails when it is read."""
     return (os.fspath(file), file.stat().st_size) if isinstance(file, Path) and file.is_file() else None
 
@@ -99,3 +111,72 @@ def _result(ray: Any, task: Any, file: Location) -> Any:
             "or is a node gone?"
         ) from error
     return understood(answer, file)
+
+
+def caller_of(function: Callable[[Any], Any]) -> Caller:
+    """Return what nodes need to know of this process and of the ``function`` that they run."""
+    return metadata.version("rankscope"), os.fspath(Path.cwd()), pickle.dumps(function)
+
+
+def node_task() -> Callable[[Caller, bytes, Seen | None], Answer]:
+    """Return the function that a node runs.
+
+    Its arguments are the caller, the pickled item, and the item's file if the node must see one. The function is
+    nested so that Ray sends it by value: a node without rankscope could not unpickle a module-level function. Results are
+    pickled here, because arrays that Ray unpickles are read-only.
+    """
+
+    def unseen(file: Path, size: int) -> str | None:
+        try:
+            found = file.stat().st_size
+        except OSError as error:
+            return f"does not see it ({error.strerror})"
+        if found != size:
+            return "has another file there"
+        return None if os.access(file, os.R_OK) else "may not read it"
+
+    def run(caller: Caller, item: bytes, file: Seen | None) -> Answer:
+        wanted, folder, function = caller
+        node = socket.gethostname()
+        try:
+            found = metadata.version("rankscope")
+        except metadata.PackageNotFoundError:
+            found = None
+        if found != wanted:
+            return "version", node, pickle.dumps(found)
+        # Without this folder, the check below reports files with relative paths as unseen.
+        with suppress(OSError):
+            os.chdir(folder)
+        if file is not None and (why := unseen(Path(file[0]), file[1])):
+            return "unseen", node, pickle.dumps(why)
+        try:
+            from rankscope.base.errors import RankscopeError
+
+            try:
+                result = pickle.loads(function)(pickle.loads(item))  # noqa: S301  # from the caller, whose code runs here anyway
+                return "done", node, pickle.dumps(result)
+            except (RankscopeError, OSError) as error:
+                return "failed", node, pickle.dumps(error)
+        except ModuleNotFoundError as error:
+            return "lacks", node, pickle.dumps(error.name)
+
+    return run
+
+
+def understood(answer: Answer, file: Location) -> Any:
+    """Return the result in a node's answer, or raise the error that the answer stands for."""
+    outcome, name, pickled = answer
+    value = pickle.loads(pickled)  # noqa: S301  # from the cluster that runs our code
+    here = metadata.version("rankscope")
+    node, install = f"node {name} of the Ray cluster", f"on all nodes: pip install 'rankscope[analysis]=={here}'"
+    if outcome == "version":
+        raise MissingError(f"{node} has {f'rankscope {value}, not {here}' if value else 'no rankscope'}; {install}")
+    if outcome == "lacks":
+        raise MissingError(f"{node} lacks the Python package {value!r}; {install}")
+    if outcome == "unseen":
+        raise InputError(file, f"{node} {value}: it has to be on storage that all nodes share (or --engine local)")
+    if isinstance(value, MissingError):
+        raise MissingError(f"{node}: {value}")
+    if outcome == "failed":
+        raise value
+    return value

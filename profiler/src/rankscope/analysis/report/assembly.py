@@ -8,15 +8,16 @@ from typing import Final
 
 from rankscope.analysis.collectives.bandwidth import bandwidths, directed_rows
 from rankscope.analysis.collectives.blame import Blame
-from rankscope.analysis.collectives.figures import Figure, Figures
 from rankscope.analysis.collectives.links import Fabric
 from rankscope.analysis.collectives.matched import Matched
 from rankscope.analysis.costs.figures import (
     figures_of_costs,
     figures_of_kernels,
-    figures_of_overlap,
-    figures_of_recompute,
+    figures_of_memory,
+    figures_of_pipeline,
+    figures_of_ranks,
     figures_of_stages,
+    figures_of_throughput,
     figures_of_verdict,
 )
 from rankscope.analysis.costs.ledger import ledger_of_blame, ledger_of_steps
@@ -30,7 +31,6 @@ from rankscope.analysis.verdict.job_verdict import Answer
 from rankscope.analysis.verdict.stalled_verdict import place
 from rankscope.runs.records import KernelRecord
 
-NO_FIGURES: Final[Figures] = {}
 NO_COLLECTIVES: Final = CollectiveMatching(matched=0, unmatched=0, excluded={}, method=None, clock_residual_us=None)
 
 
@@ -105,7 +105,6 @@ def assemble(
     attribution: Attribution,
     costs: Costs | None,
     kernels: Sequence[KernelRecord] = (),
-    figures: Figures = NO_FIGURES,
     pipeline: PipelineResult | None = None,
     rare_steps: RareSteps | None = None,
     throughput: Throughput | None = None,
@@ -113,25 +112,25 @@ def assemble(
 ) -> Analysis:
     """Return the result, with the waterfall of the step and the advice that its figures support.
 
-    ``costs``: those of the step with all ranks. ``kernels``: of some ranks. ``figures``: those that only a run has.
+    ``costs``: those of the step with all ranks. ``kernels``: of some ranks.
     """
     step_parts = None if costs is None else waterfall(costs)
     verdict, findings = answer
     verdict = never_balanced_while_waiting(verdict, None if step_parts is None else step_parts.share("straggler_wait"), setting)
     is_run = source.kind == "run"
-    machines = _machines(ranks)
+    of_ranks = figures_of_ranks(ranks, matched.source)
     evidence = next((finding.evidence for finding in findings if finding.kind == "straggler"), [])
-    reason = reason_of(verdict, evidence, accelerated="accelerated" in machines, recorded=is_run)
+    reason = reason_of(verdict, evidence, accelerated="accelerated" in of_ranks, recorded=is_run)
     figures = {
-        **figures_of_overlap(ranks, matched.source),
-        **figures_of_recompute(ranks, matched.source),
+        **of_ranks,
         **matched.figures,
         **figures_of_kernels(kernels, matched.source),
-        **figures,
+        **figures_of_pipeline(pipeline),
+        **figures_of_memory(memory),
+        **figures_of_throughput(throughput),
         **figures_of_costs(costs),
         **figures_of_stages(costs),
         **figures_of_verdict(verdict, costs, reason),
-        **machines,
     }
     subject = Subject(
         run=source.path if is_run else None,
@@ -156,11 +155,3 @@ def assemble(
         memory=memory,
         advice=recommend(figures, subject, step_us=None if step_parts is None else step_parts.step_us, reason=reason),
     )
-
-
-def _machines(ranks: Sequence[RankResult]) -> Figures:
-    hosts = {row.host for row in ranks if row.host is not None}
-    figures = {"hosts": Figure(float(len(hosts)), "hosts")} if hosts else {}
-    if any(row.device_kind not in (None, "cpu") for row in ranks):
-        figures["accelerated"] = Figure(1.0, "boolean")
-    return figures

@@ -17,23 +17,14 @@ from rankscope.analysis.evidence.order import in_parallel
 from rankscope.analysis.result.analysis import RankResult
 from rankscope.analysis.result.collectives import RankClock
 from rankscope.analysis.result.data_quality import DataQuality
-from rankscope.analysis.result.detail import CommunicationPart, RankDetail
+from rankscope.analysis.result.detail import CommunicationPart, Partition, RankDetail
 from rankscope.analysis.statistics import medians
 from rankscope.runs.records import DeviceKind, RankInfo, StepBreakdown
 
 if TYPE_CHECKING:
     from rankscope.analysis.evidence.steps import StepTable  # not needed for traces, and half of all imports depend on it
 
-_SUMMED: Final = (
-    "window_us",
-    "compute_us",
-    "communication_us",
-    "overlap_us",
-    "exposed_communication_us",
-    "memcpy_us",
-    "exposed_memcpy_us",
-    "idle_us",
-)
+_SUMMED: Final = Partition.__struct_fields__
 _summands = attrgetter(*_SUMMED)
 
 TYPICAL: Final = ("blocked_us", "own_us", "wall_us")
@@ -111,21 +102,12 @@ def rank_result(
         attempt=attempt,
         steps=steps,
         window_basis=breakdowns[0].window_basis if breakdowns else None,
-        window_us=sums["window_us"],
         profiled_steps=len(breakdowns) if breakdowns and info else None,
-        compute_us=sums["compute_us"],
-        communication_us=communication,
-        overlap_us=overlap,
-        exposed_communication_us=sums["exposed_communication_us"],
-        memcpy_us=sums["memcpy_us"],
-        exposed_memcpy_us=sums["exposed_memcpy_us"],
-        idle_us=sums["idle_us"],
+        **sums,
         overlap_ratio=overlap / communication if communication and overlap is not None else None,
         transfer_us=blame.transfer_us[rank] if blame is not None and matched else None,
         wait_us=blame.wait_us[rank] if blame is not None and matched else None,
-        blocked_us=typical.get("blocked_us"),
-        own_us=typical.get("own_us"),
-        wall_us=typical.get("wall_us"),
+        **{name: typical.get(name) for name in TYPICAL},
         end_reason=info.end_reason if info else None,
         communication_parts=communication_parts,
         class_us=_classes(breakdowns),

@@ -8,7 +8,7 @@ from typing import Final
 
 from rankscope.analysis.report.terminal_costs import advice_text, bandwidth_table, memory_text, throughput_text, waterfall_text
 from rankscope.analysis.report.terminal_detail import render_details
-from rankscope.analysis.result.analysis import Analysis, ImposedWait, RankResult
+from rankscope.analysis.result.analysis import Analysis, RankResult
 from rankscope.analysis.result.hosts import HostResult, hosts_of
 from rankscope.analysis.result.text import (
     CYAN,
@@ -17,6 +17,7 @@ from rankscope.analysis.result.text import (
     UNKNOWN,
     YELLOW,
     aligned,
+    cell,
     counted,
     excluded_text,
     fitting,
@@ -26,7 +27,9 @@ from rankscope.analysis.result.text import (
     page,
     rare_text,
     saves_text,
+    share_cell,
     steps_of_verdict,
+    table,
     units_text,
     warning_lines,
 )
@@ -38,6 +41,9 @@ SHOWN_RANKS: Final = 16
 
 SHOWN_HOSTS: Final = 8
 """Number of hosts shown at most, where there are more ranks than shown."""
+
+SHOWN_IMPOSING: Final = 8
+"""Number of ranks with imposed wait shown at most."""
 
 SHOWN_ORIGINS: Final = 4
 SHOWN_VICTIMS: Final = 8
@@ -160,11 +166,11 @@ def _prominence(row: HostResult) -> tuple[bool, float, float]:
 
 
 def _host_row(row: HostResult, *, stepped: bool) -> list[str]:
-    share = UNKNOWN if row.imposed_share is None else f"{row.imposed_share:.1%}"
-    cells = [shortened(row.host, 24) + (f" {_AT_FAULT}" if row.at_fault else ""), ranges_text(row.ranks, most=3), share]
+    name = shortened(row.host, 24) + (f" {_AT_FAULT}" if row.at_fault else "")
+    cells = [name, ranges_text(row.ranks, most=3), cell(row.imposed_share, ".1%")]
     if stepped:
-        slowest = UNKNOWN if row.slowest is None else f"{row.slowest}: {_duration(row.slowest_own_us)}"
-        cells += [_duration(row.own_us), slowest, _duration(row.blocked_us)]
+        slowest = cell(row.slowest, lambda rank: f"{rank}: {cell(row.slowest_own_us, duration)}")
+        cells += [cell(row.own_us, duration), slowest, cell(row.blocked_us, duration)]
     return cells
 
 
@@ -181,13 +187,12 @@ def _rank_table(analysis: Analysis, width: int) -> str:
         header += ["own/step", "blocked/step"]
     rows = [header]
     for row in shown:
-        cells = [f"{row.rank}{_TRUNCATED if row.truncated else ''}", _short(row.host)]
+        cells = [f"{row.rank}{_TRUNCATED if row.truncated else ''}", cell(row.host, lambda host: shortened(host, 20))]
         if profiled:
             parts = (row.compute_us, row.overlap_us, row.exposed_communication_us, row.exposed_memcpy_us, row.idle_us)
-            cells += [_part(value, row.window_us) for value in parts]
-            cells.append(UNKNOWN if row.overlap_ratio is None else f"{row.overlap_ratio:.0%}")
+            cells += [*(share_cell(part, row.window_us) for part in parts), cell(row.overlap_ratio, ".0%")]
         if stepped:
-            cells += [_duration(row.own_us), _duration(row.blocked_us)]
+            cells += [cell(row.own_us, duration), cell(row.blocked_us, duration)]
         rows.append(cells)
     rows = fitting(rows, width, _DISPENSABLE)
     lines = aligned(rows, left=(1,))
@@ -232,7 +237,10 @@ def _imposed_table(analysis: Analysis, width: int) -> str:
     rows = [row for row in analysis.imposed_wait if row.imposed_us > 0]
     if not rows:
         return ""
-    cells = [["rank", "imposed", "exposed", "share"], *(_imposed_row(row) for row in rows[:8])]
+    cells = [["rank", "imposed", "exposed", "share"]]
+    for row in rows[:SHOWN_IMPOSING]:
+        times = (cell(row.imposed_us, duration), cell(row.imposed_exposed_us, duration))
+        cells.append([str(row.rank), *times, cell(row.share, ".1%")])
     sources = {
         "steps": "step records",
         "windows": "collectives of the profiled steps",
@@ -240,9 +248,7 @@ def _imposed_table(analysis: Analysis, width: int) -> str:
     }
     where = sources.get(analysis.imposed_wait_source or "steps", "durations of collectives")
     title = f"imposed wait, summed over the ranks that waited (from {where})"
-    lines = [*textwrap.wrap(title, width), *aligned(cells)]
-    if len(rows) > 8:
-        lines.append(f"and {len(rows) - 8} more")
+    lines = [*textwrap.wrap(title, width), *table(cells, len(rows))]
     lines += textwrap.wrap(_imposed_per_step(analysis), width)
     if analysis.collectives.matched:
         residual = analysis.collectives.clock_residual_us
@@ -273,11 +279,6 @@ def _clocks(analysis: Analysis) -> str:
     return said + (f"; {counted(len(set_anew), 'rank')} with a clock that was set meanwhile: corrected" if set_anew else "")
 
 
-def _imposed_row(row: ImposedWait) -> list[str]:
-    share = UNKNOWN if row.share is None else f"{row.share:.1%}"
-    return [str(row.rank), _duration(row.imposed_us), _duration(row.imposed_exposed_us), share]
-
-
 def _pipeline_table(analysis: Analysis, width: int) -> str:
     found = analysis.pipeline
     if found is None:
@@ -291,10 +292,7 @@ def _pipeline_table(analysis: Analysis, width: int) -> str:
     ideal = f", {found.ideal_bubble:.1%} with equal stages" if found.ideal_bubble is not None else ""
     uneven = f"; busiest micro-batch {found.microbatch_imbalance:+.0%}" if found.microbatch_imbalance is not None else ""
     lines = textwrap.wrap(f"pipeline {schedule}{of}: waits {found.bubble:.1%} of the step{ideal}{uneven}", width)
-    lines += aligned(cells)
-    if len(found.stages) > SHOWN_RANKS:
-        lines.append(f"and {len(found.stages) - SHOWN_RANKS} more")
-    return "\n".join(lines)
+    return "\n".join([*lines, *table(cells, len(found.stages))])
 
 
 def _ledger_table(analysis: Analysis, width: int) -> str:
@@ -309,7 +307,7 @@ def _ledger_table(analysis: Analysis, width: int) -> str:
     victims = sorted(list(dict.fromkeys(victim for origin, victim in waited if origin in origins))[:SHOWN_VICTIMS])
     cells = [
         ["", *(f"rank {victim}" for victim in victims)],
-        *([f"rank {origin}", *(_duration(waited.get((origin, victim))) for victim in victims)] for origin in origins),
+        *([f"rank {origin}", *(cell(waited.get((origin, victim)), duration) for victim in victims)] for origin in origins),
     ]
     while len(cells[0]) > 2 and max(map(len, aligned(cells))) > width:
         cells = [row[:-1] for row in cells]
@@ -332,15 +330,3 @@ def _more_findings(analysis: Analysis, width: int) -> str:
     for finding in rest:
         lines += textwrap.wrap(f"also: {finding.summary}", width, subsequent_indent="  ")
     return "\n".join(lines)
-
-
-def _part(value: float | None, whole: float | None) -> str:
-    return f"{value / whole:.1%}" if value is not None and whole else UNKNOWN
-
-
-def _duration(us: float | None) -> str:
-    return UNKNOWN if us is None else duration(us)
-
-
-def _short(host: str | None) -> str:
-    return UNKNOWN if host is None else shortened(host, 20)

@@ -8,7 +8,7 @@ from typing import Final
 from rankscope.analysis.result.analysis import Analysis, CollectiveMatching
 from rankscope.analysis.result.collectives import CollectiveBandwidth, DirectedWait
 from rankscope.analysis.result.costs import WaterfallPart
-from rankscope.analysis.result.text import UNKNOWN, aligned, counted, fitting, reasons_text, size, wrapped
+from rankscope.analysis.result.text import aligned, cell, counted, fitting, reasons_text, size, wrapped
 from rankscope.base.text import duration, shortened
 
 BARS: Final = 24
@@ -158,19 +158,16 @@ def _name(row: CollectiveBandwidth) -> str:
 
 
 def _figures(row: CollectiveBandwidth) -> list[str]:
-    if row.bus_gb_s is not None:
-        bus = f"{row.bus_gb_s:.3g}"
-    else:
-        bus = UNKNOWN if row.bus_at_least_gb_s is None else f"≥ {row.bus_at_least_gb_s:.3g}"
+    at_least = cell(row.bus_at_least_gb_s, lambda rate: f"≥ {rate:.3g}")
     return [
-        UNKNOWN if row.group_size is None else str(row.group_size),
-        UNKNOWN if row.bytes is None else size(row.bytes),
+        cell(row.group_size),
+        cell(row.bytes, size),
         str(row.count),
-        UNKNOWN if row.transfer_us is None else duration(row.transfer_us),
-        UNKNOWN if row.wait_us is None else duration(row.wait_us),
-        bus,
-        UNKNOWN if row.expected_gb_s is None else f"{row.expected_gb_s:.4g}",
-        "short" if row.bound_by == "latency" else UNKNOWN if row.share is None else f"{row.share:.0%}",
+        cell(row.transfer_us, duration),
+        cell(row.wait_us, duration),
+        at_least if row.bus_gb_s is None else f"{row.bus_gb_s:.3g}",
+        cell(row.expected_gb_s, ".4g"),
+        "short" if row.bound_by == "latency" else cell(row.share, ".0%"),
     ]
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 from typing import Final
 
 from rankscope.analysis.result.analysis import Analysis, RankResult
 from rankscope.analysis.result.detail import CommunicationPart, Contention, CopyPart, LaunchPart, RankDetail, Recompute
-from rankscope.analysis.result.text import UNKNOWN, aligned, counted, size
+from rankscope.analysis.result.text import UNKNOWN, aligned, cell, counted, share_cell, size, table
 from rankscope.base.text import duration, shortened
 
 SHOWN_RANKS: Final = 2
@@ -52,7 +51,7 @@ def _recorded(row: RankResult, width: int) -> str:
     """Render the details that the windows of a run keep."""
     total = row.window_us or 0.0
     rows = [["class", "busy", "of window"]]
-    rows += [[name, duration(busy), _share(busy, total)] for name, busy in list((row.class_us or {}).items())[:SHOWN_ROWS]]
+    rows += [[name, duration(busy), share_cell(busy, total)] for name, busy in list((row.class_us or {}).items())[:SHOWN_ROWS]]
     facts = (
         (row.recompute_us, "computed again for activation checkpointing"),
         (row.idle_starved_us, "idle as nothing was launched"),
@@ -61,28 +60,28 @@ def _recorded(row: RankResult, width: int) -> str:
     known = ", ".join(f"{duration(value)} {what}" for value, what in facts if value is not None)
     parts = [
         f"rank {row.rank} in detail, profiled windows of {duration(total)} in all",
-        _table(rows, len(row.class_us or {}), left=(0,)),
+        "\n".join(table(rows, len(row.class_us or {}), left=(0,))),
         textwrap.fill(known, width, subsequent_indent="  "),
     ]
     return "\n\n".join(part for part in parts if part)
 
 
 def _devices(detail: RankDetail) -> str:
-    rows = [["device", "compute", "overlap", "exposed", "copies", "idle"]]
-    for one in detail.devices[:SHOWN_ROWS]:
-        parts = (one.compute_us, one.overlap_us, one.exposed_communication_us, one.exposed_memcpy_us, one.idle_us)
-        rows.append([_number(one.device), *(_share(part, one.window_us) for part in parts)])
-    return "\n".join(aligned(rows))
+    rows = [
+        [cell(part.device), *(share_cell(getattr(part, name), part.window_us) for name in _PARTS)]
+        for part in detail.devices[:SHOWN_ROWS]
+    ]
+    return "\n".join(aligned([["device", "compute", "overlap", "exposed", "copies", "idle"], *rows]))
 
 
 def _streams(detail: RankDetail) -> str:
     rows = [["stream", "mostly", "events", "busy", "of window", "beside others", "alone"]]
     many = len(detail.devices) > 1
     for one in detail.streams[:SHOWN_ROWS]:
-        name = f"{_number(one.device)}/{_number(one.stream)}" if many else _number(one.stream)
-        times = (duration(one.busy_us), _share(one.busy_us, detail.window_us), duration(one.overlapped_us))
+        name = f"{cell(one.device)}/{cell(one.stream)}" if many else cell(one.stream)
+        times = (duration(one.busy_us), share_cell(one.busy_us, detail.window_us), duration(one.overlapped_us))
         rows.append([name, _KINDS[one.kind], str(one.events), *times, duration(one.exposed_us)])
-    return _table(rows, len(detail.streams), left=(1,))
+    return "\n".join(table(rows, len(detail.streams), left=(1,)))
 
 
 _KINDS: Final = {"compute": "compute", "communication": "communication", "memcpy": "copies"}
@@ -92,8 +91,8 @@ def _classes(detail: RankDetail) -> str:
     rows = [["class", "events", "busy", "of window", "under communication"]]
     for one in detail.classes[:SHOWN_ROWS]:
         hidden = f"{duration(one.overlapped_us)}{' of compute' if one.name == 'communication' else ''}"
-        rows.append([one.name, str(one.events), duration(one.busy_us), _share(one.busy_us, detail.window_us), hidden])
-    return _table(rows, len(detail.classes), left=(0,))
+        rows.append([one.name, str(one.events), duration(one.busy_us), share_cell(one.busy_us, detail.window_us), hidden])
+    return "\n".join(table(rows, len(detail.classes), left=(0,)))
 
 
 def _copies(detail: RankDetail) -> str:
@@ -101,9 +100,9 @@ def _copies(detail: RankDetail) -> str:
     for one in detail.copies[:SHOWN_ROWS]:
         name = f"{one.direction}, collective" if one.collective else one.direction
         times = (duration(one.busy_us), duration(one.exposed_us))
-        rate = UNKNOWN if one.bytes_per_second is None else f"{one.bytes_per_second / 1e9:.3g}"
+        rate = cell(one.bytes_per_second, lambda rate: f"{rate / 1e9:.3g}")
         rows.append([name, one.memory or UNKNOWN, str(one.events), *times, _size(one), rate])
-    return _table(rows, len(detail.copies), left=(0, 1))
+    return "\n".join(table(rows, len(detail.copies), left=(0, 1)))
 
 
 def _size(copy: CopyPart) -> str:
@@ -119,7 +118,7 @@ def _unclassified(detail: RankDetail, width: int) -> str:
     title = "kernels of unknown kind beside the main stream; where they communicate, say so by --communication-pattern REGEX"
     rows = [["stream", "events", "busy", "longest", "name"]]
     rows += [
-        [_number(one.stream), str(one.events), duration(one.busy_us), duration(one.longest_us), one.name]
+        [cell(one.stream), str(one.events), duration(one.busy_us), duration(one.longest_us), one.name]
         for one in detail.unclassified[:SHOWN_ROWS]
     ]
     return "\n".join([*textwrap.wrap(title, width), *(shortened(line, width) for line in aligned(rows, left=(4,)))])
@@ -130,9 +129,9 @@ def _steps(detail: RankDetail) -> str:
     for step in detail.steps[:SHOWN_ROWS]:
         total = step.window_us
         sums = [sum(getattr(one, name) for one in step.devices) / len(step.devices) for name in _PARTS]
-        starved = UNKNOWN if step.launch is None else _share(step.launch.idle_starved_us, total)
-        rows.append([_number(step.step), duration(total), *(_share(part, total) for part in sums), starved])
-    return _table(rows, len(detail.steps))
+        starved = share_cell(None if step.launch is None else step.launch.idle_starved_us, total)
+        rows.append([cell(step.step), duration(total), *(share_cell(part, total) for part in sums), starved])
+    return "\n".join(table(rows, len(detail.steps)))
 
 
 _PARTS: Final = ("compute_us", "overlap_us", "exposed_communication_us", "exposed_memcpy_us", "idle_us")
@@ -142,7 +141,7 @@ def _communication(part: CommunicationPart | None) -> list[str]:
     if part is None:
         return []
     transfer, wait = part.transfer_overlap_us + part.transfer_exposed_us, part.wait_overlap_us + part.wait_exposed_us
-    hidden, waited = _share(part.transfer_overlap_us, transfer), _share(part.wait_overlap_us, wait)
+    hidden, waited = share_cell(part.transfer_overlap_us, transfer), share_cell(part.wait_overlap_us, wait)
     moving = f"{duration(transfer)} transferring, {hidden} of it under compute"
     return [f"communication: {moving}; {duration(wait)} waiting for later ranks, {waited} of it under compute"]
 
@@ -157,7 +156,7 @@ def _launches(launch: LaunchPart | None) -> list[str]:
         (launch.idle_queued_us, "with work queued"),
         (launch.idle_unknown_us, "before work whose launch is not in the trace"),
     )
-    shares = ", ".join(f"{_share(part, idle)} {reason}" for part, reason in reasons if part)
+    shares = ", ".join(f"{share_cell(part, idle)} {reason}" for part, reason in reasons if part)
     sentences = [f"idle {duration(idle)}{': ' if shares else ''}{shares}"]
     if launch.queue_delay:
         delays = (
@@ -188,18 +187,3 @@ def _contention(part: Contention | None) -> list[str]:
             f"({part.compared} of {part.overlapped} kernels compared)"
         )
     ]
-
-
-def _table(rows: Sequence[Sequence[str]], of: int, left: Sequence[int] = ()) -> str:
-    if len(rows) == 1:
-        return ""
-    more = [f"and {of - len(rows) + 1} more"] if of > len(rows) - 1 else []
-    return "\n".join([*aligned(rows, left), *more])
-
-
-def _share(part: float, whole: float) -> str:
-    return f"{part / whole:.1%}" if whole else UNKNOWN
-
-
-def _number(value: int | None) -> str:
-    return UNKNOWN if value is None else str(value)

@@ -13,19 +13,26 @@ import msgspec
 Direction = Literal["host to device", "device to host", "device to device", "peer to peer", "host to host", "fill", "unknown"]
 
 
-class DevicePart(msgspec.Struct, frozen=True, kw_only=True):
-    """Partition of the window on one device: compute + exposed_communication + exposed_memcpy + idle == window."""
+class Partition(msgspec.Struct, frozen=True, kw_only=True):
+    """Partition of a window: compute + exposed_communication + exposed_memcpy + idle == window."""
 
-    device: int | None
-    """Number of the device; ``None`` where it is not in the trace, and for work on the CPU."""
     window_us: float
     compute_us: float
     communication_us: float
     overlap_us: float
+    """Communication that compute hid."""
     exposed_communication_us: float
     memcpy_us: float
     exposed_memcpy_us: float
+    """Copies that neither compute nor communication hid."""
     idle_us: float
+
+
+class DevicePart(Partition, frozen=True, kw_only=True):
+    """Partition of the window on one device."""
+
+    device: int | None
+    """Number of the device; ``None`` where it is not in the trace, and for work on the CPU."""
 
 
 class StreamPart(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
         RareSteps,
         Verdict,
     )  # text alone needs no types of results, which take longer to import
+
+_V = TypeVar("_V")
 
 RED: Final = "\x1b[1;31m"
 GREEN: Final = "\x1b[1;32m"
@@ -222,6 +224,28 @@ def aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str
         ).rstrip()
         for row in rows
     ]
+
+
+def cell(value: _V | None, form: str | Callable[[_V], str] = "") -> str:
+    """Return the cell of a value by a format specification or a function; ``UNKNOWN`` for ``None``."""
+    if value is None:
+        return UNKNOWN
+    return format(value, form) if isinstance(form, str) else form(value)
+
+
+def share_cell(part: float | None, whole: float | None) -> str:
+    """Return the cell of a part's share of the whole."""
+    return cell(part / whole if part is not None and whole else None, ".1%")
+
+
+def table(rows: Sequence[Sequence[str]], of: int, left: Sequence[int] = ()) -> list[str]:
+    """Return the lines of the first of ``of`` rows, below a row with the names of the columns, as ``aligned`` does.
+
+    Return no lines without rows.
+    """
+    shown = len(rows) - 1
+    more = [f"and {of - shown} more"] if of > shown else []
+    return [*aligned(rows, left), *more] if shown else []
 
 
 def fitting(rows: list[list[str]], width: int, dispensable: Sequence[str]) -> list[list[str]]:

@@ -5,9 +5,8 @@ it, and ``files`` decompresses it to blocks of text. ``events`` decodes a few th
 ``schema``. ``categories`` has the codes of their categories, ``numbering`` makes arrays of their values. ``merged`` takes a file
 of several ranks apart. ``quality`` leaves damaged events out, with what ``calls`` of the runtime tell.
 
-``work`` sorts the events into compute, communication and copies, by the tables of ``classify``, and partitions a window, with the
-interval arithmetic of ``intervals``. The output is a ``Trace``, its ``Work`` and a ``Partition``; with ``detail`` also classes of
-kernels and their slowdown (``kernels``), streams and copies (``streams``), launches and idle time (``launches``).
-``annotations`` tell what the host did while the device waited. ``possible`` has the limits above which a number in a record is
-damage.
+``work`` sorts the events into compute, communication and copies, by the tables of ``classify``, and partitions a window, with
+the interval arithmetic of ``intervals``. The output is a ``Trace``, its ``Work`` and a ``Partition``. ``detail`` adds streams,
+copies, classes of kernels (``kernels``) and launches, from the columns of ``detail_columns``. ``annotations`` tell what the host
+did while the device waited. ``possible`` has the limits above which a number in a record is damage.
 """

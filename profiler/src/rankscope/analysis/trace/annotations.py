@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.trace.categories import NOTE
 from rankscope.analysis.trace.classify import Activity, activity_of_function
 from rankscope.analysis.trace.columns import Trace
-from rankscope.analysis.trace.intervals import Spans, covered, intersect, join, subtract, union
+from rankscope.analysis.trace.intervals import Spans, clip, covered, intersect, join, measure, subtract, union
 from rankscope.analysis.trace.work import COMMUNICATION, Steps, WorkEvents, annotated_steps, within
 from rankscope.runs.records import Phase, StepBreakdown
 
@@ -130,3 +130,22 @@ def _bounds(steps: Steps, windows: Sequence[StepBreakdown]) -> tuple[NDArray[np.
     first = [position for position, row in enumerate(windows) if position == 0 or row.step != windows[position - 1].step + 1]
     begin[first] = np.minimum(begin[first], steps.start[first])
     return begin, end
+
+
+_LOADER_NOTE: Final = "enumerate(DataLoader)"
+"""Prefix of the annotation that torch's DataLoader records."""
+
+
+def input_wait_us(trace: Trace, events: WorkEvents) -> float | None:
+    """Return the device's idle time during data loading, in microseconds.
+
+    ``None`` for traces without device work (CPU builds) and traces without data loader annotations.
+    """
+    is_loader = np.array([name.startswith(_LOADER_NOTE) for name in trace.names], dtype=bool)
+    rows = np.flatnonzero((trace.category == NOTE) & is_loader[trace.name])
+    work = events.work()
+    extent = work.extent()
+    if extent is None or not len(rows) or not trace.has_device_work:
+        return None
+    loading = clip(union(trace.start[rows], trace.end[rows]), *extent)
+    return measure(subtract(loading, join(work.compute, work.communication, work.copies))) / 1000

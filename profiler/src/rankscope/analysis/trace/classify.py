@@ -245,6 +245,15 @@ def direction_of(name: str) -> Direction:
     return next((direction for direction, pattern in _COMPILED_DIRECTIONS if pattern.search(name)), "unknown")
 
 
+_MEMORY: Final = re.compile(r"\(([A-Za-z ]{1,24}-> ?[A-Za-z ]{1,24})\)")
+
+
+def memory_of(name: str) -> str | None:
+    """Return the kinds of memory in an event's name, such as ``Pageable -> Device``; ``None`` where it has none."""
+    found = _MEMORY.search(name)
+    return found.group(1) if found else None
+
+
 FUNCTIONS: Final[tuple[tuple[Activity, str], ...]] = (
     # Names as torch 2.13 writes them with with_stack=True: "file(line): function". The collections that Python starts by itself
     # need record_python_gc_info of torch.profiler._ExperimentalConfig, too.

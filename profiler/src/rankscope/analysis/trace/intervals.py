@@ -103,6 +103,14 @@ def covered(starts: NDArray[np.int64], ends: NDArray[np.int64], spans: Spans) ->
     return held
 
 
+def are_within(times: NDArray[np.int64], intervals: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
+    """Return which times are within one of some ``intervals``, both bounds included."""
+    within = np.zeros(len(times), dtype=bool)
+    for first, last in intervals:
+        within |= (times >= first) & (times <= last)
+    return within
+
+
 def shared(sets: Sequence[Spans]) -> Spans:
     """Return the time that is in two or more of several merged sets, as a merged set."""
     edges = np.concatenate([EMPTY, *sets])

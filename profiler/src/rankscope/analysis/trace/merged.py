@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.operations import operation, operation_name
-from rankscope.analysis.trace.calls import is_work_launch
+from rankscope.analysis.trace.calls import GIVES_WORK
 from rankscope.analysis.trace.categories import COPY, KERNEL, LAUNCHED, LEFT_OUT, NOTE, OPERATOR
 from rankscope.analysis.trace.classify import asks_for_communication, is_cpu_communication
 from rankscope.analysis.trace.events import EventStream
@@ -130,7 +130,7 @@ class _MergedFile:
 
     def hosts(self, names: Sequence[str]) -> set[int]:
         """Return the processes that launched device work; those that communicate where none launched any."""
-        categories, is_host = ((LAUNCHED,), is_work_launch) if self._having(LAUNCHED) else ((OPERATOR, NOTE), _communicates)
+        categories, is_host = ((LAUNCHED,), GIVES_WORK.search) if self._having(LAUNCHED) else ((OPERATOR, NOTE), _communicates)
         candidates = self._having(*categories)
         if len(candidates) < 2:
             return candidates

@@ -14,24 +14,19 @@ from rankscope.analysis.result.data_quality import DataQuality, Problem
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.trace.calls import (
     EARLY_START,
-    HostEvents,
+    GIVES_WORK,
+    Calls,
     before_launch,
-    calls_of,
-    contradiction,
-    in_capture,
-    is_work_launch,
     kernel_launches,
     launch_about,
-    named,
     out_of_order,
-    part_of_another,
 )
 from rankscope.analysis.trace.categories import COPY, KERNEL, LAUNCHED, LEFT_OUT, OPERATOR
-from rankscope.analysis.trace.intervals import distinct, middles
+from rankscope.analysis.trace.intervals import are_within, middles, positions_of
 from rankscope.runs.records import DeviceKind
 
 MOST_MISSING: Final = 0.02
-"""Largest share of device events that may be missing from a step for its figures to count."""
+"""Largest share of device events that may be missing from a step, or have impossible times, for its figures to count."""
 MOST_CUT: Final = 0.2
 """The same for events that were cut: their new length is an estimate, which is about right."""
 
@@ -59,8 +54,20 @@ NOWHERE_NS: Final = -2_000_000_000 * _NS_PER_S
 """Start of a device event whose time in the file is impossible, such as NaN; with a base it still fits 64 bits."""
 
 
+class HostEvents(msgspec.Struct, frozen=True):
+    """Events of the host with a believable time, in arrays [events]. Times are int64 nanoseconds without a base."""
+
+    rows: NDArray[np.intp]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    places: Sequence[tuple[int, int]]
+    """Times near them, see the function ``places``."""
+    left_out: int
+    """Number of the host's other events."""
+
+
 class DeviceEvents(msgspec.Struct, frozen=True):
-    """Device events of a trace in arrays [events]. Times are int64 nanoseconds; missing integers are -1."""
+    """Device events of a trace in arrays [events]. Times are int64 nanoseconds without a base; missing integers are -1."""
 
     start: NDArray[np.int64]
     end: NDArray[np.int64]
@@ -71,15 +78,15 @@ class DeviceEvents(msgspec.Struct, frozen=True):
     """Name and launch grid as one number: events with the same number usually take about as long."""
     untimed: NDArray[np.bool_]
     """True where the file says that there is no time, or an impossible one."""
+    call: NDArray[np.intp]
+    """Position of the call that launched it, or -1."""
+    launch: NDArray[np.int64]
+    """Start of that call, or -1."""
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """Result of the check."""
+    """Result of the check. Times have no base."""
 
-    keep: NDArray[np.bool_]
-    """Device events with believable times, [events]."""
-    end: NDArray[np.int64]
-    """Their ends; those of events that last too long are cut, [events]."""
     missing: NDArray[np.int64]
     """Launch times of the device events that are missing from the trace or left out, ascending."""
     cut: NDArray[np.int64]
@@ -93,74 +100,114 @@ class Checked(msgspec.Struct, frozen=True):
     """Number of the host's events without a believable time."""
 
 
-def check(device: DeviceEvents, host: HostEvents, *, torn: bool) -> Checked:
-    """Check the device events of a trace. ``torn``: the end of the file is missing, so that kernels may be missing, too."""
-    call_of = calls_of(device.correlation, host)
-    launch = np.where(call_of >= 0, host.start[call_of] if len(host.start) else -1, -1)
-    far = ~device.untimed & _far(device, host, call_of, launch)
-    keep = ~device.untimed & ~far
-    end = device.end.copy()
-    cut = np.zeros(len(end), dtype=bool)
-    kept = _in_order(device, np.flatnonzero(keep))
-    end[kept], cut[kept] = _without_overruns(device, host, call_of, kept)
+_ONE_AFTER_THE_OTHER: Final = frozenset({"cuda", "rocm", "xpu"})
+"""Kinds of devices of which the events of a stream run one after the other."""
 
-    called = distinct(host.name)
-    launched = kernel_launches(host, called)
+
+def check_columns(
+    columns: Mapping[str, NDArray[Any]], names: Sequence[str], base_ns: int, kind: DeviceKind, *, torn: bool
+) -> Checked:
+    """Check the times of a trace's events, mark those that are left out, and cut those that last too long.
+
+    Times have no base yet. ``torn``: the end of the file is missing, so that kernels may be missing, too.
+    """
+    start, end, category = columns["start"], columns["end"], columns["category"]
+    rows = np.flatnonzero(category <= COPY)
+    latest = int(start.max(initial=0))
+    host = _host_events(columns, base_ns, latest)
+    at = np.flatnonzero(category[host.rows] == LAUNCHED)
+    launching = host.rows[at]
+    calls = Calls(
+        start=host.start[at],
+        end=host.end[at],
+        thread=columns["thread"][launching],
+        correlation=columns["correlation"][launching],
+        names=names,
+        name=columns["name"][launching],
+    )
+    device = _device_events(
+        columns, rows, calls, kind, untimed(start[rows], end[rows], base_ns, latest, category[rows] == KERNEL)
+    )
+    far = ~device.untimed & _far(device, calls, host)
+    keep = ~device.untimed & ~far
+    kept = _in_order(device, np.flatnonzero(keep))
+    cut = np.zeros(len(rows), dtype=bool)
+    ends = device.end.copy()
+    ends[kept], cut[kept] = _without_overruns(device, calls, host, kept)
     # Without correlation ids on the device's side nothing can be said of single launches.
-    known = bool((device.correlation >= 0).any()) or not len(device.start)
-    led = np.zeros(len(host.start) + 1, dtype=bool)
-    led[call_of] = True
-    lost = launched & ~led[host.calls] & known & (not torn)
-    if lost.any():  # two calls may have one id
-        lost &= ~np.isin(host.correlation, device.correlation)
-    captured = lost & in_capture(host, called) if lost.any() else lost
-    launched &= ~captured
-    lost &= launched
-    if lost.any():
-        launched &= ~part_of_another(host, launched, lost)
-        lost &= launched
-    left_out = ~keep
-    unlinked = left_out & (call_of < 0)
-    if unlinked.any():
-        launch[unlinked] = launch_about(device.correlation[unlinked], host)
-    missing = [host.start[host.calls[lost]], launch[left_out & (launch >= 0)]]
+    linkable = device.correlation >= 0
+    shows_all = not torn and (bool(linkable.any()) or not len(rows))
+    launched, lost, captured = kernel_launches(calls, device.call, device.correlation, shows_all=shows_all)
+
+    launch, left_out = device.launch.copy(), ~keep
+    unlinked = left_out & (device.call < 0)
+    if unlinked.any() and len(at):
+        bounds = (int(host.start.min()) - 1, int(host.end.max()) + 1)
+        launch[unlinked] = launch_about(device.correlation[unlinked], calls, bounds)
+    missing = [calls.start[lost], launch[left_out & (launch >= 0)]]
     if (left_out & (launch < 0)).any():
         # It is not known where they belong, so they may be missing anywhere.
         missing.append(device.start[keep])
-    linked = kept[call_of[kept] >= 0]
-    launched_at = launch[linked]
-    early, disordered = before_launch(device.start[linked], launched_at), out_of_order(launched_at, device.queue[linked])
-    gives_work = any(is_work_launch(host.names[at]) for at in called)
+    gives_work = bool(calls.named(GIVES_WORK).any())
+    linked = kept[device.call[kept] >= 0]
+    early, disordered = before_launch(device.start[linked], launch[linked]), out_of_order(launch[linked], device.queue[linked])
     quality = DataQuality(
-        device_events=len(device.start),
-        without_time=int(device.untimed.sum()),
-        without_time_share=_share(device.untimed.sum(), len(device.start)),
-        far=int(far.sum()),
-        far_share=_share(far.sum(), len(device.start)),
-        overlong=int(cut.sum()),
-        overlong_share=_share(cut.sum(), len(device.start)),
+        device_events=len(rows),
         launches=int(launched.sum()),
-        without_kernel=int(lost.sum()),
-        without_kernel_share=_share(lost.sum(), launched.sum()),
         captured=int(captured.sum()),
-        before_launch=early,
-        before_launch_share=_share(early, len(linked)),
-        out_of_order=disordered,
-        out_of_order_share=_share(disordered, len(linked)),
+        **_counts(len(rows), without_time=device.untimed.sum(), far=far.sum(), overlong=cut.sum()),
+        **_counts(launched.sum(), without_kernel=lost.sum()),
+        **_counts(len(linked), before_launch=early, out_of_order=disordered),
     )
     problem, reason = _no_activity(quality, bool(keep.any()), gives_work=gives_work and not torn)
-    if problem is None and (reason := contradiction(quality)) is not None:
+    if problem is None and (reason := _contradiction(quality, len(linked))) is not None:
         problem = "damaged"
+    category[rows[left_out]] = LEFT_OUT
+    end[rows[cut]] = ends[cut]
     return Checked(
-        keep=keep,
-        end=end,
         missing=np.sort(np.concatenate(missing)),
         cut=np.sort(np.where(launch >= 0, launch, device.start)[cut]),
-        cut_ends={
-            number: at for number, at in zip(device.correlation[cut].tolist(), end[cut].tolist(), strict=True) if number >= 0
-        },
+        cut_ends=dict(zip(device.correlation[cut & linkable].tolist(), ends[cut & linkable].tolist(), strict=True)),
         quality=msgspec.structs.replace(quality, problem=problem, reason=reason),
         launches_work=gives_work,
+        host_left_out=host.left_out,
+    )
+
+
+def _host_events(columns: Mapping[str, NDArray[Any]], base_ns: int, latest_ns: int) -> HostEvents:
+    """Return the host's events, after those without a believable time were left out."""
+    category = columns["category"]
+    rows = np.flatnonzero((category >= OPERATOR) & (category <= LAUNCHED))
+    start, end = columns["start"][rows], columns["end"][rows]
+    timed = ~untimed(start, end, base_ns, latest_ns)
+    near = places(start, end, share=HOST_PLACE) if timed.all() else places(start[timed], end[timed], share=HOST_PLACE)
+    alone = np.flatnonzero(~are_within(start, near))
+    # One event may span the minutes before all others.
+    timed[alone] &= are_within(end[alone], near)
+    left_out = rows[~timed]
+    category[left_out] = LEFT_OUT
+    if len(left_out):
+        rows, start, end = rows[timed], start[timed], end[timed]
+    return HostEvents(rows, start, end, near, len(left_out))
+
+
+def _device_events(
+    columns: Mapping[str, NDArray[Any]], rows: NDArray[np.intp], calls: Calls, kind: DeviceKind, has_no_time: NDArray[np.bool_]
+) -> DeviceEvents:
+    start, end, stream, correlation = (columns[name][rows] for name in ("start", "end", "stream", "correlation"))
+    # Numbers of streams are below 2**46. The queues of other devices are not known to run one event after the other.
+    queue = (stream << 16) + columns["device"][rows] + 1
+    queue[(stream < 0) | (kind not in _ONE_AFTER_THE_OTHER)] = -1
+    call = positions_of(correlation, calls.correlation)
+    return DeviceEvents(
+        start=start,
+        end=end,
+        queue=queue,
+        correlation=correlation,
+        kernel=(columns["name"][rows].astype(np.int64) << 32) + columns["grid"][rows] + 1,
+        untimed=has_no_time,
+        call=call,
+        launch=np.where(call >= 0, calls.start[call] if len(calls.start) else -1, -1),
     )
 
 
@@ -193,15 +240,15 @@ def are_damaged(present: NDArray[np.int_], missing: NDArray[np.int_], cut: NDArr
     return damaged
 
 
-def _far(device: DeviceEvents, host: HostEvents, call_of: NDArray[np.intp], launch: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _far(device: DeviceEvents, calls: Calls, host: HostEvents) -> NDArray[np.bool_]:
     """Return which events are far in time from their launch or, where it is not known, from everything that the host did."""
-    near = host.places if len(host.start) else places(device.start[~device.untimed], share=_DEVICE_PLACE)
-    away, is_linked, wait = ~is_near(device.start, near), call_of >= 0, device.start - launch
+    near = host.places if len(host.rows) else places(device.start[~device.untimed], share=_DEVICE_PLACE)
+    away, is_linked, wait = ~are_within(device.start, near), device.call >= 0, device.start - device.launch
     far: NDArray[np.bool_] = np.where(is_linked, (wait < -_LEAST_GAP_NS) | (wait > _LONGEST_QUEUE_NS), away)
     late = np.flatnonzero(is_linked & away & ~far & ~device.untimed)
     if len(late):
         busy = _busy_since(device, np.flatnonzero(~far & ~device.untimed))
-        far[late] = host.end[call_of[late]] < busy[late] - _LEAST_GAP_NS
+        far[late] = calls.end[device.call[late]] < busy[late] - _LEAST_GAP_NS
     return far
 
 
@@ -241,14 +288,6 @@ def places(start: NDArray[np.int64], end: NDArray[np.int64] | None = None, *, sh
     return found
 
 
-def is_near(time: NDArray[np.int64], places: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
-    """Return which times are near one of the ``places``."""
-    near = np.zeros(len(time), dtype=bool)
-    for first, last in places:
-        near |= (time >= first) & (time <= last)
-    return near
-
-
 def _in_order(device: DeviceEvents, rows: NDArray[np.intp]) -> NDArray[np.intp]:
     """Return the rows of events by queue and start."""
     start, queue = device.start[rows], device.queue[rows]
@@ -260,7 +299,7 @@ def _in_order(device: DeviceEvents, rows: NDArray[np.intp]) -> NDArray[np.intp]:
 
 
 def _without_overruns(
-    device: DeviceEvents, host: HostEvents, call_of: NDArray[np.intp], kept: NDArray[np.intp]
+    device: DeviceEvents, calls: Calls, host: HostEvents, kept: NDArray[np.intp]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return the ends of the ``kept`` events, cut where they last beyond the start of the next of their stream, and which are.
 
@@ -285,9 +324,8 @@ def _without_overruns(
     over = (end[this] - start[following] > _OVERLAP_NS) & (queue[this] >= 0)
     if over.any():
         over &= end[this] - start[following] > _LEAST_OVERLAP * (end[this] - start[this])
-        starts_early = np.zeros(len(host.start) + 1, dtype=bool)
-        starts_early[host.calls] = named(host, distinct(host.name), lambda name: EARLY_START.search(name) is not None)
-        over &= ~(starts_early[call_of[kept[following]]] & (end[this] <= end[following] + _OVERLAP_NS))
+        starts_early = np.append(calls.named(EARLY_START), False)  # False: no call
+        over &= ~(starts_early[device.call[kept[following]]] & (end[this] <= end[following] + _OVERLAP_NS))
         cut[this[over]] = True
         end[this[over]] = np.minimum(
             start[following[over]], start[this[over]] + _usual(device.kernel[kept], end - start, cut)[this[over]]
@@ -337,61 +375,22 @@ def _no_activity(quality: DataQuality, has_work: bool, *, gives_work: bool) -> t
     return "no_activity", f"shows no device activity: {lost:,} of {launches:,} kernel launches have no kernel"
 
 
-def _share(count: np.integer | int, of: np.integer | int) -> float | None:
-    return int(count) / int(of) if of else None
+def _counts(of: int, **counts: int) -> dict[str, Any]:
+    """Return the fields of ``DataQuality`` for counts: each, and its share ``of`` a number."""
+    shares = {f"{name}_share": int(count) / int(of) if of else None for name, count in counts.items()}
+    return {name: int(count) for name, count in counts.items()} | shares
 
 
-_ONE_AFTER_THE_OTHER: Final = frozenset({"cuda", "rocm", "xpu"})
-"""Kinds of devices of which the events of a stream run one after the other."""
+def _contradiction(quality: DataQuality, linked: int) -> str | None:
+    """Return why a trace's clocks cannot be believed, as the end of a sentence about the trace; ``None`` if they can.
 
-
-def check_columns(
-    columns: Mapping[str, NDArray[Any]], names: Sequence[str], base_ns: int, kind: DeviceKind, *, torn: bool
-) -> Checked:
-    """Check the times of a trace's events, mark those that are left out, and cut those that last too long.
-
-    Times have no base yet.
+    ``linked``: number of device events whose launch is known.
     """
-    start, end, category = columns["start"], columns["end"], columns["category"]
-    device = np.flatnonzero(category <= COPY)
-    host = np.flatnonzero((category >= OPERATOR) & (category <= LAUNCHED))
-    begin, done, latest = start[host], end[host], int(start.max(initial=0))
-    timed = ~untimed(begin, done, base_ns, latest)
-    near = places(begin, done, share=HOST_PLACE) if timed.all() else places(begin[timed], done[timed], share=HOST_PLACE)
-    alone = np.flatnonzero(~is_near(begin, near))
-    # One event may span the minutes before all others.
-    timed[alone] &= is_near(done[alone], near)
-    left_out = host[~timed]
-    category[left_out] = LEFT_OUT
-    if len(left_out):
-        host, begin, done = host[timed], begin[timed], done[timed]
-    calls = np.flatnonzero(category[host] == LAUNCHED)
-    starts, ends, stream = start[device], end[device], columns["stream"][device]
-    # Numbers of streams are below 2**46. The queues of other devices are not known to run one event after the other.
-    queue = (stream << 16) + columns["device"][device] + 1
-    queue[(stream < 0) | (kind not in _ONE_AFTER_THE_OTHER)] = -1
-    checked = check(
-        DeviceEvents(
-            start=starts,
-            end=ends,
-            queue=queue,
-            correlation=columns["correlation"][device],
-            kernel=(columns["name"][device].astype(np.int64) << 32) + columns["grid"][device] + 1,
-            untimed=untimed(starts, ends, base_ns, latest, category[device] == KERNEL),
-        ),
-        HostEvents(
-            start=begin,
-            end=done,
-            places=near,
-            thread=columns["thread"][host],
-            calls=calls,
-            correlation=columns["correlation"][host[calls]],
-            names=names,
-            name=columns["name"][host[calls]],
-        ),
-        torn=torn,
-    )
-    category[device[~checked.keep]] = LEFT_OUT
-    if len(checked.cut):
-        end[device] = checked.end
-    return msgspec.structs.replace(checked, host_left_out=len(left_out))
+    early, disordered = quality.before_launch, quality.out_of_order
+    for count, sentence in (
+        (early, "has device events that begin before their launch: its clocks of host and device contradict each other"),
+        (disordered, "has device events in another order than their launches: a clock was set back while it was recorded"),
+    ):
+        if count > 1 and count > MOST_MISSING * linked:  # a single event is damaged by itself
+            return f"{sentence} ({count:,} of {counted(linked, 'event')})"
+    return None

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.result.detail import Partition
 from rankscope.analysis.trace.categories import COPY, DEVICE_NOTE, KERNEL, LAUNCHED, NOTE, OPERATOR
 from rankscope.analysis.trace.classify import (
     WorkKind,
@@ -23,6 +24,7 @@ from rankscope.analysis.trace.classify import (
 from rankscope.analysis.trace.columns import Trace
 from rankscope.analysis.trace.intervals import (
     Spans,
+    by_key,
     clip,
     distinct,
     intersect,
@@ -52,22 +54,6 @@ class Work(msgspec.Struct, frozen=True):
         return (int(everything[0, 0]), int(everything[-1, 1])) if len(everything) else None
 
 
-class Partition(msgspec.Struct, frozen=True):
-    """Partition of a window, in microseconds: compute + exposed_communication + exposed_memcpy + idle == window."""
-
-    start_ns: int
-    window_us: float
-    compute_us: float
-    communication_us: float
-    overlap_us: float
-    """Communication that compute hid."""
-    exposed_communication_us: float
-    memcpy_us: float
-    exposed_memcpy_us: float
-    """Copies that neither compute nor communication hid."""
-    idle_us: float
-
-
 def partition(work: Work, start: int, end: int) -> Partition:
     """Partition the window ``[start, end)`` (nanoseconds); work outside it does not count."""
     assert end >= start, "a window cannot end before it starts"
@@ -83,7 +69,6 @@ def partition(work: Work, start: int, end: int) -> Partition:
     assert overlap + exposed_communication == communication
     assert compute + exposed_communication + exposed_copies + idle == end - start
     return Partition(
-        start_ns=start,
         window_us=(end - start) / 1000,
         compute_us=compute / 1000,
         communication_us=communication / 1000,
@@ -211,6 +196,18 @@ def work_events(trace: Trace, communication: re.Pattern[str] | None = None) -> W
         launch=np.where(launch_row >= 0, trace.start[launch_row], trace.start[rows]),
         launch_row=launch_row,
     )
+
+
+def beside_the_main_stream(
+    device: NDArray[np.int16], stream: NDArray[np.int64], kind: NDArray[np.int8], length: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Return the mask of events on other streams than the one that computes longest on their device."""
+    beside = np.ones(len(device), dtype=bool)
+    for on_device in by_key(device):
+        groups = [on_device[rows] for rows in by_key(stream[on_device])]
+        main = max(groups, key=lambda rows: int(length[rows[kind[rows] == COMPUTE]].sum()))
+        beside[main] = False
+    return beside
 
 
 class KernelTime(msgspec.Struct, frozen=True):
