@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rankscope.analysis.causes import Explanation, cause_of
 from rankscope.analysis.inference.signals import Signals
-from rankscope.analysis.inference.slow import Slow
+from rankscope.analysis.inference.slow import SlowRanks
 from rankscope.analysis.result.analysis import Evidence, Pattern
 from rankscope.runs.records import Phase
 
@@ -44,7 +44,7 @@ class Diagnosis:
 
 
 def diagnosis_of(
-    slow: Slow,
+    slow: SlowRanks,
     signals: Signals,
     *,
     wait_us: float,
@@ -94,7 +94,7 @@ def diagnosis_of(
     )
 
 
-def own_time_evidence(slow: Slow, steps: int) -> list[Evidence]:
+def own_time_evidence(slow: SlowRanks, steps: int) -> list[Evidence]:
     """Return the evidence of ranks that are slow by their own times in ``steps`` steps."""
     detail = "over the median of its peers, in its slow steps"
     return [

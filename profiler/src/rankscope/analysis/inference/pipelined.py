@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.collectives.arrivals import numbered, sums
 from rankscope.analysis.collectives.blame import Blame
 from rankscope.analysis.collectives.waiting import Waits
-from rankscope.analysis.evidence.compared import Judged
+from rankscope.analysis.evidence.compared import StepOwnTimes
 from rankscope.analysis.evidence.order import of_blocks
 from rankscope.analysis.evidence.peers import stage_of
 from rankscope.analysis.evidence.steps import Matrix, StepTable
@@ -37,7 +37,7 @@ from rankscope.runs.records import Phase, RankInfo
 class Schedule:
     """Step records of a pipeline with a known number of micro-batches."""
 
-    judged: Judged
+    judged: StepOwnTimes
     stages: Mapping[int, int]
     """Stage of each rank."""
     turns: int
@@ -71,7 +71,7 @@ def saved_at_most_us(ranks: Sequence[int], evidence: Schedule | WaitedFor | None
     return float("inf") if evidence is None else _by_waits(ranks, evidence)
 
 
-def schedule_of(judged: Judged, infos: Mapping[int, RankInfo], pipeline: PipelineResult | None) -> Schedule | None:
+def schedule_of(judged: StepOwnTimes, infos: Mapping[int, RankInfo], pipeline: PipelineResult | None) -> Schedule | None:
     """Return the evidence of step records; ``None`` where the schedule is not known.
 
     It holds for schedules that fill the bubble, too: they take less long, and the less of it for stages that others wait for.

@@ -20,7 +20,7 @@ from rankscope.analysis.inference.diagnosis import Diagnosis, diagnosis_of, own_
 from rankscope.analysis.inference.judgement import Judgement, Straggler, judge
 from rankscope.analysis.inference.pipelined import saved_at_most_us, waited_for_us, waits_for
 from rankscope.analysis.inference.signals import Signals
-from rankscope.analysis.inference.slow import Slow
+from rankscope.analysis.inference.slow import SlowRanks
 from rankscope.analysis.inference.slow_kernels import with_kernels
 from rankscope.analysis.inference.trace_signals import with_traces
 from rankscope.analysis.result.analysis import Evidence
@@ -104,10 +104,10 @@ class Profile:
         """Return the ranks of the same stage: stages of a pipeline do different work."""
         return [rank for rank, times in self.times.items() if times.stage == trace.stage]
 
-    def _late_steps(self, slow: Slow) -> frozenset[int] | None:
+    def _late_steps(self, slow: SlowRanks) -> frozenset[int] | None:
         return late_steps(slow, self.blame) if self.steps > 1 else None
 
-    def _late_signals(self, slow: Slow) -> Signals:
+    def _late_signals(self, slow: SlowRanks) -> Signals:
         signals = late_signals(slow, self.breakdowns, self.blame, steps=self.steps)
         worst = slow.ranks[0]
         if worst not in self.times:
@@ -144,7 +144,7 @@ def device_step_signals(straggler: DeviceStraggler, times: Mapping[int, DeviceTi
     return with_traces(Signals(own_us=slow.excess_us, device_busy_us=busy), times, rank, peers, steps)
 
 
-def late_signals(late: Slow, breakdowns: Mapping[int, Sequence[StepBreakdown]], blame: Blame, *, steps: int = 1) -> Signals:
+def late_signals(late: SlowRanks, breakdowns: Mapping[int, Sequence[StepBreakdown]], blame: Blame, *, steps: int = 1) -> Signals:
     """Return the signals for the cause of the worst late rank: means per step in excess of the median of its peers.
 
     ``late`` and ``blame`` are sums over ``steps``. ``breakdowns``: of each step, or of the whole window as one step. If the rank
@@ -162,7 +162,7 @@ def late_signals(late: Slow, breakdowns: Mapping[int, Sequence[StepBreakdown]], 
     )
 
 
-def late_steps(late: Slow, blame: Blame) -> frozenset[int] | None:
+def late_steps(late: SlowRanks, blame: Blame) -> frozenset[int] | None:
     """Return the steps in which a rank is late intermittently; ``None`` where it always is, or they are not known."""
     if late.pattern == "fixed" or len(late.affected) != len(blame.steps):
         return None
@@ -183,7 +183,7 @@ def busy_excess(rank: int, breakdowns: Mapping[int, Sequence[StepBreakdown]]) ->
 
 
 def diagnosis_of_late(
-    slow: Slow,
+    slow: SlowRanks,
     blame: Blame,
     window_us: float,
     signals: Signals,
@@ -233,7 +233,7 @@ def imposed_evidence(blame: Blame, ranks: Sequence[int]) -> list[Evidence]:
     return rows
 
 
-def sure(slow: Slow, steps: int, *, explained: float | None = None) -> float:
+def sure(slow: SlowRanks, steps: int, *, explained: float | None = None) -> float:
     """Return the confidence in ranks that ``steps`` profiled steps show to be slow.
 
     ``explained``: share of the communication that the evidence rests on, where known.

@@ -18,7 +18,7 @@ from rankscope.analysis.inference.judge import judge_ranks
 from rankscope.analysis.inference.judgement import Judgement, are_tested, judge
 from rankscope.analysis.inference.late import find_late
 from rankscope.analysis.inference.profiled import ENOUGH_STEPS, DeviceStraggler, Profile, SignalsOf
-from rankscope.analysis.inference.slow import Slow
+from rankscope.analysis.inference.slow import SlowRanks
 from rankscope.analysis.result.analysis import Evidence
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.verdict.builders import Missing, Setting, among, ranks_were
@@ -267,7 +267,7 @@ def _left_out(evidence: DurationEvidence, steps: int) -> str | None:
     return None
 
 
-def _doubt_of_late(late: Slow, evidence: DurationEvidence) -> str | None:
+def _doubt_of_late(late: SlowRanks, evidence: DurationEvidence) -> str | None:
     """Return why the ranks that come last may not be at fault; ``None`` where they are."""
     rank = min(late.ranks, key=evidence.share)
     if (share := evidence.share(rank)) < _MOST:
@@ -298,7 +298,7 @@ def _doubt_of_late(late: Slow, evidence: DurationEvidence) -> str | None:
     return None
 
 
-def _shared(late: Slow, matched: Matched) -> str | None:
+def _shared(late: SlowRanks, matched: Matched) -> str | None:
     """Return a group in which late ranks meet without all others; ``None`` without one."""
     every = set(matched.blame.ranks)
     groups = matched.matching.matches.ranks_of_groups()

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.analysis.evidence.compared import Judged, imposed_wait
+from rankscope.analysis.evidence.compared import StepOwnTimes, imposed_wait
 from rankscope.analysis.evidence.kernel_calls import compare_calls
 from rankscope.analysis.evidence.order import last_ranks
 from rankscope.analysis.evidence.peers import peer_groups, stage_of
@@ -21,7 +21,7 @@ from rankscope.analysis.inference.moving import Moving
 from rankscope.analysis.inference.profiled import busy_excess
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.inference.signals import Signals
-from rankscope.analysis.inference.slow import Slow
+from rankscope.analysis.inference.slow import SlowRanks
 from rankscope.analysis.inference.stalled_line import evenly, line_of_run
 from rankscope.analysis.inference.step_signals import signals_of, signals_of_moving
 from rankscope.analysis.result.analysis import Evidence
@@ -108,7 +108,7 @@ def _slow_and_profiled(run: RunEvidence, rank: int, peers: Sequence[int], excess
     return frozenset(some.steps[slow].tolist())
 
 
-def diagnosis_of_slow(run: RunEvidence, judged: Judged, slow: Slow) -> Diagnosis:
+def diagnosis_of_slow(run: RunEvidence, judged: StepOwnTimes, slow: SlowRanks) -> Diagnosis:
     """Return the slow rank, with the physical reason if there is one."""
     looked_at = np.isin(run.table.steps, judged.table.steps)
     late = looked_at if slow.pattern == "fixed" else np.isin(run.table.steps, judged.table.steps[slow.affected])
@@ -117,7 +117,7 @@ def diagnosis_of_slow(run: RunEvidence, judged: Judged, slow: Slow) -> Diagnosis
     return found if found.cause is diagnosis.cause else replace(found, cause_confidence=None)
 
 
-def diagnosis_of_moving(run: RunEvidence, judged: Judged, moving: Moving) -> Diagnosis:
+def diagnosis_of_moving(run: RunEvidence, judged: StepOwnTimes, moving: Moving) -> Diagnosis:
     """Return the waiting that moves between ranks, with the cause that the ranks have while they are last."""
     slow = moving.as_slow(judged)
     diagnosis = diagnosis_of_slow(run, judged, slow)
@@ -143,7 +143,7 @@ _MOST_SHOWN: Final = 4
 """Number of ranks that are listed of those that ranks wait for in turn."""
 
 
-def _diagnosis(run: RunEvidence, judged: Judged, slow: Slow) -> Diagnosis:
+def _diagnosis(run: RunEvidence, judged: StepOwnTimes, slow: SlowRanks) -> Diagnosis:
     worst = slow.ranks[0]
     peers = [rank for rank in judged.ranks if rank not in slow.ranks] or [rank for rank in judged.ranks if rank != worst]
     affected = slow.affected
@@ -198,7 +198,7 @@ def _diagnosis(run: RunEvidence, judged: Judged, slow: Slow) -> Diagnosis:
     )
 
 
-def _next(slow: Slow) -> str:
+def _next(slow: SlowRanks) -> str:
     """Return the note that other ranks are slow, too, but less than these."""
     if not slow.behind:
         return ""
@@ -206,7 +206,7 @@ def _next(slow: Slow) -> str:
     return f"{who[0].upper()}{who[1:]} {'is' if len(slow.behind) == 1 else 'are'} slow, too, but less: the next to look at."
 
 
-def _shared(run: RunEvidence, judged: Judged, diagnosis: Diagnosis) -> str:
+def _shared(run: RunEvidence, judged: StepOwnTimes, diagnosis: Diagnosis) -> str:
     """Return the note that a small difference in CPU time may be the machine's, where ranks share the CPUs of a host."""
     hosts = {info.host for info in run.infos.values()}
     cpus = all(info.device_kind == "cpu" for info in run.infos.values())

@@ -12,12 +12,12 @@ import numpy as np
 
 from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.costs.waterfall import Costs
-from rankscope.analysis.evidence.compared import MINIMUM_STEPS, Judged
+from rankscope.analysis.evidence.compared import MINIMUM_STEPS, StepOwnTimes
 from rankscope.analysis.evidence.peers import peer_groups, stage_of
 from rankscope.analysis.evidence.typical import WARM_UP
 from rankscope.analysis.inference.diagnosis import Diagnosis
 from rankscope.analysis.inference.explained import explained
-from rankscope.analysis.inference.judge import LEVEL, Suspect
+from rankscope.analysis.inference.judge import LEVEL, SuspectedRanks
 from rankscope.analysis.inference.judgement import Bound, GroupJudgement, Judgement, judge
 from rankscope.analysis.inference.moving import MOST_WAITING, Moving, moving_waits
 from rankscope.analysis.inference.pipelined import saved_at_most_us, schedule_of
@@ -72,7 +72,7 @@ def run_verdict(
     return bubble_explained(*verdict_of(_case(run, setting, costs, by_durations)), run.pipeline, run.path)
 
 
-def pipeline_bound(run: RunEvidence) -> Bound[Judged]:
+def pipeline_bound(run: RunEvidence) -> Bound[StepOwnTimes]:
     """Return the function that limits what slow ranks cost by the schedule of their pipeline."""
     return lambda ranks, judged: saved_at_most_us(ranks, schedule_of(judged, run.infos, run.pipeline))
 
@@ -144,7 +144,7 @@ def _lacking(run: RunEvidence) -> Missing:
     return Missing(f"{steps} steps recorded, {MINIMUM_STEPS} steps complete on all ranks after warm-up needed", "few_steps")
 
 
-def _case_without_straggler(run: RunEvidence, case: Case, judgement: Judgement[Judged]) -> Case:
+def _case_without_straggler(run: RunEvidence, case: Case, judgement: Judgement[StepOwnTimes]) -> Case:
     groups, setting, shares = judgement.groups, case.setting, case.shares
     is_pipeline = run.pipeline is not None or len(groups) > 1
     moving = None if is_pipeline else _waiting_in_turn(groups[0].times, shares)
@@ -185,7 +185,7 @@ _SURE: Final = 0.8
 """Probability that no rank or host costs enough to be named from which a verdict says that none does."""
 
 
-def _costless(groups: Sequence[GroupJudgement[Judged]]) -> str:
+def _costless(groups: Sequence[GroupJudgement[StepOwnTimes]]) -> str:
     """Return the clause about ranks that are slow in time that the pipeline's schedule leaves; empty without any."""
     slow_ranks = [group.slow for group in groups if group.slow is not None]
     if not slow_ranks:
@@ -198,7 +198,7 @@ def _costless(groups: Sequence[GroupJudgement[Judged]]) -> str:
     )
 
 
-def _waiting_in_turn(judged: Judged, shares: Figures) -> Moving | None:
+def _waiting_in_turn(judged: StepOwnTimes, shares: Figures) -> Moving | None:
     """Return the waiting for whichever rank is last; ``None`` below ``MOST_WAITING`` of the step."""
     moving = moving_waits(judged)
     # The waterfall treats missing records in another way, and so differs a little.
@@ -206,7 +206,7 @@ def _waiting_in_turn(judged: Judged, shares: Figures) -> Moving | None:
     return moving if max(moving.share, waiting) >= MOST_WAITING else None
 
 
-def _is_one_in_turn(suspect: Suspect, judged: Judged, moving: Moving | None) -> bool:
+def _is_one_in_turn(suspect: SuspectedRanks, judged: StepOwnTimes, moving: Moving | None) -> bool:
     """Return whether the suspect may be ahead by chance of others that cause most of the waiting."""
     return moving is not None and suspect.p_value > LIMIT and 2 * suspect.gain.mean <= moving.share * judged.wall_us
 
@@ -229,7 +229,7 @@ def _waits_for_unseen(
     )
 
 
-def _suspected(suspect: Suspect, judged: Judged) -> str:
+def _suspected(suspect: SuspectedRanks, judged: StepOwnTimes) -> str:
     """Return the evidence against the suspected ranks, and the number of steps that are needed."""
     ranks, steps = judged.own.shape
     low, high = (bound / judged.wall_us for bound in suspect.gain.bounds(LEVEL))

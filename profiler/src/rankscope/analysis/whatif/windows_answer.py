@@ -25,7 +25,7 @@ from rankscope.analysis.trace.locations import Location, common_folder
 from rankscope.analysis.trace.work import work_events
 from rankscope.analysis.trace_job import TraceIdentity, identity_of, job_of
 from rankscope.analysis.verdict.unnamed_communication import NO_COMMUNICATION
-from rankscope.analysis.whatif.graph import CycleError, Durations, Times, play, with_and_without
+from rankscope.analysis.whatif.graph import CycleError, NodeDurations, Times, play, with_and_without
 from rankscope.analysis.whatif.outcome import MAX_RANKS, Outcome, Terms, answer, insufficient, parts, slowest_count
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
 from rankscope.analysis.whatif.window_graph import OWN, WindowGraph, build_window_graph
@@ -231,7 +231,7 @@ def _played(graph: WindowGraph, slowest: list[int], ranks: list[int], kinds: lis
         with_and_without(rank_of == rank for rank in ranks),
         with_and_without(kind_of == kind for kind in kinds),
     )
-    return play(graph.graph, Durations(graph.real[:, None, None], graph.ideal), masks)
+    return play(graph.graph, NodeDurations(graph.real[:, None, None], graph.ideal), masks)
 
 
 def _excess(graph: WindowGraph, chosen: Chosen) -> float:
