@@ -101,8 +101,8 @@ def judge(
     ``hosts``: host of each rank, where known. ``blame``: those waits, summed over a typical window of ``window_us``.
     """
     judged = _judge_groups(groups, hosts or {})
-    slow = [found for each in judged if (found := _costly(each, at_most_us)) is not None]
-    worst = max(slow, key=lambda found: found.slow.gain_us, default=None)
+    slow = [straggler for each in judged if (straggler := _costly(each, at_most_us)) is not None]
+    worst = max(slow, key=lambda straggler: straggler.slow.gain_us, default=None)
     late = None if blame is None else find_late(blame, window_us, hosts)
     if worst is not None and worst.times is not None:
         window_gain_us = worst.slow.gain_us * len(worst.times.steps)

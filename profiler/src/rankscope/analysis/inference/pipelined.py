@@ -160,10 +160,10 @@ def _by_waits(ranks: Sequence[int], waits: WaitedFor) -> float:
     rank, stages = ranks[0], waits.stages
     if stages[rank] is None or not waits.waited_us:
         return float("inf")
-    others = [one for one in waits.ranks if one not in ranks]
+    others = [peer for peer in waits.ranks if peer not in ranks]
     # How long others wait for a stage by the schedule alone differs between stages.
-    twins = [one for one in others if stages[one] == stages[rank]]
-    waited = {one: waits.waited_us.get(one, 0.0) for one in (rank, *others)}
+    twins = [peer for peer in others if stages[peer] == stages[rank]]
+    waited = {peer: waits.waited_us.get(peer, 0.0) for peer in (rank, *others)}
     longer = excess_of_rank(waited, rank, twins or others) or 0.0
     if twins and waits.longest_us is not None:
         longer = min(longer, waits.longest_us)

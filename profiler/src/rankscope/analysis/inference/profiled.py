@@ -154,7 +154,7 @@ def late_signals(late: SlowRanks, breakdowns: Mapping[int, Sequence[StepBreakdow
     transfer = excess_of_rank(blame.transfer_us, rank, [peer for peer in blame.transfer_us if peer not in late.ranks])
     slow = late_steps(late, blame) if steps > 1 else None
     if slow is not None:
-        breakdowns = {one: [row for row in rows if row.step in slow] for one, rows in breakdowns.items()}
+        breakdowns = {each: [row for row in rows if row.step in slow] for each, rows in breakdowns.items()}
     return Signals(
         own_us=late.gain_us / steps if slow is None else late.excess_us / len(blame.steps),
         device_busy_us=busy_excess(rank, breakdowns),
@@ -175,9 +175,9 @@ def busy_excess(rank: int, breakdowns: Mapping[int, Sequence[StepBreakdown]]) ->
     ``None`` where the rank or all its peers lack complete windows.
     """
     busy = {
-        one: float(np.mean(known))
-        for one, rows in breakdowns.items()
-        if (known := [row.compute_us + row.exposed_memcpy_us for row in rows if not row.truncated])
+        each: float(np.mean(busy_us))
+        for each, rows in breakdowns.items()
+        if (busy_us := [row.compute_us + row.exposed_memcpy_us for row in rows if not row.truncated])
     }
     return excess_of_rank(busy, rank)
 

@@ -89,7 +89,7 @@ def straggler(diagnosis: Diagnosis, setting: Setting) -> tuple[Verdict, list[Fin
         if diagnosis.saves_us is None or diagnosis.step_us <= 0
         else (diagnosis.saves_us[0] / diagnosis.step_us, diagnosis.saves_us[1] / diagnosis.step_us)
     )
-    found = Verdict(
+    unadvised = Verdict(
         kind="straggler",
         rank=rank,
         ranks=sorted(diagnosis.ranks),
@@ -116,10 +116,10 @@ def straggler(diagnosis: Diagnosis, setting: Setting) -> tuple[Verdict, list[Fin
     actions = next_actions(
         "straggler",
         Subject(setting.run, [] if rotating else diagnosis.ranks, setting.hosts, whole_hosts=diagnosis.hosts),
-        cause=found.cause,
-        reason=reason_of(found, diagnosis.evidence, accelerated=setting.accelerated, recorded=setting.run is not None),
+        cause=unadvised.cause,
+        reason=reason_of(unadvised, diagnosis.evidence, accelerated=setting.accelerated, recorded=setting.run is not None),
     )
-    verdict = msgspec.structs.replace(found, next=[*([ROTATING] if rotating else []), *actions])
+    verdict = msgspec.structs.replace(unadvised, next=[*([ROTATING] if rotating else []), *actions])
     finding = Finding(
         kind="straggler",
         rank=rank,
@@ -149,7 +149,7 @@ def _per_host(finding: Finding, diagnosis: Diagnosis, setting: Setting) -> list[
     rest = [rank for rank in diagnosis.ranks if setting.hosts.get(rank) not in diagnosis.hosts]
     if rest:
         units.append((None, rest))
-    found = [
+    per_unit = [
         msgspec.structs.replace(
             finding,
             rank=ranks[0],
@@ -160,7 +160,10 @@ def _per_host(finding: Finding, diagnosis: Diagnosis, setting: Setting) -> list[
         )
         for host, ranks in units
     ]
-    return [found[0], *(msgspec.structs.replace(one, slowdown=None, gpu_hours_lost=None, evidence=[]) for one in found[1:])]
+    return [
+        per_unit[0],
+        *(msgspec.structs.replace(other, slowdown=None, gpu_hours_lost=None, evidence=[]) for other in per_unit[1:]),
+    ]
 
 
 def finding_of_moving(diagnosis: Diagnosis, setting: Setting, *, lead: str) -> Finding:
@@ -203,8 +206,8 @@ def no_straggler(shares: Figures, setting: Setting, *, confidence: float | None,
     ``why``: the reason for this, as text. ``shares``: shares of the step's parts (``figures_of_costs``).
     """
     findings = limits(shares, setting, lead=f"{why}; ", confidence=confidence)
-    found = findings[0] if findings else None
-    kind: Kind = found.kind if found else "balanced"
+    limit = findings[0] if findings else None
+    kind: Kind = limit.kind if limit else "balanced"
     verdict = Verdict(
         kind=kind,
         steps=setting.steps,
@@ -213,22 +216,22 @@ def no_straggler(shares: Figures, setting: Setting, *, confidence: float | None,
         costs_at_most=setting.costs_at_most,
         judged_ranks=setting.judged_ranks,
         judged_steps=setting.judged_steps,
-        cause=found.cause if found else None,
-        explained_by=found.explained_by if found else None,
-        phase=found.phase if found else None,
-        summary=found.summary if found else f"{why}; {_calm(shares, setting.unit)}.",
-        next=next_actions(kind, Subject(setting.run), cause=found.cause if found else None, reason=_reason(found, shares)),
+        cause=limit.cause if limit else None,
+        explained_by=limit.explained_by if limit else None,
+        phase=limit.phase if limit else None,
+        summary=limit.summary if limit else f"{why}; {_calm(shares, setting.unit)}.",
+        next=next_actions(kind, Subject(setting.run), cause=limit.cause if limit else None, reason=_reason(limit, shares)),
     )
     return verdict, findings
 
 
-def _reason(found: Finding | None, shares: Figures) -> str | None:
+def _reason(limit: Finding | None, shares: Figures) -> str | None:
     """Return what selects the next actions besides the cause: transfers, an explanation, or the phase."""
-    if found is None:
+    if limit is None:
         return None
-    if found.kind == "communication_bound":
+    if limit.kind == "communication_bound":
         return exposed_transfer(shares)
-    return found.explained_by or found.phase
+    return limit.explained_by or limit.phase
 
 
 def _calm(shares: Figures, unit: str) -> str:
@@ -278,10 +281,10 @@ def rarely_slow(suspects: Sequence[int], more: Missing) -> Missing:
 
 def limits(shares: Figures, setting: Setting, *, lead: str, confidence: float | None = None) -> list[Finding]:
     """Return the limit of the step as a finding whose sentence begins with ``lead``; empty when no part dominates."""
-    found = limit_of(shares)
-    if found is None:
+    limit = limit_of(shares)
+    if limit is None:
         return []
-    row, share = found
+    row, share = limit
     return [
         Finding(
             kind=row.kind,
@@ -353,7 +356,7 @@ def _sentence(diagnosis: Diagnosis, setting: Setting, first: Sequence[int] = ())
     others = "the other rank" if victims == 1 else f"the other {victims} ranks"
     cause = diagnosis.cause
     doubt = "probably " if (diagnosis.cause_confidence or 1.0) < _SURE_OF_CAUSE else ""
-    known = ", ".join(
+    facts = ", ".join(
         part
         for part in (
             f"cause {doubt}{cause.called or cause.cause}",
@@ -366,13 +369,13 @@ def _sentence(diagnosis: Diagnosis, setting: Setting, first: Sequence[int] = ())
     )
     if diagnosis.pattern == "rotating":
         text = f"The ranks wait for each other {per}, for {len(diagnosis.ranks)} of them in turn"
-        text += f": on the rank that is last at the time, {cause.says} ({known})"
+        text += f": on the rank that is last at the time, {cause.says} ({facts})"
     else:
         who, verb = _subject(diagnosis, setting, first)
         often = " intermittently," if diagnosis.pattern == "intermittent" and len(diagnosis.ranks) == 1 else ""
         worst = "" if len(diagnosis.ranks) == 1 else f"for the worst of them, rank {diagnosis.ranks[0]}, "
         saves = _saves(diagnosis)
-        text = f"{who} {verb} {others} wait{often} {per}{saves}: {worst}{cause.says} ({known})"
+        text = f"{who} {verb} {others} wait{often} {per}{saves}: {worst}{cause.says} ({facts})"
     return f"{text}. {diagnosis.note}" if diagnosis.note else f"{text}."
 
 
@@ -380,11 +383,11 @@ def _subject(diagnosis: Diagnosis, setting: Setting, first: Sequence[int]) -> tu
     """Return the ranks or hosts at fault as the subject of a sentence, and its verb."""
     text = units_text(diagnosis.ranks, setting.hosts, diagnosis.hosts)
     if first and (rest := [rank for rank in diagnosis.ranks if rank not in first]):
-        mine, theirs = (
+        first_units, other_units = (
             units_text(ranks, setting.hosts, sorted({setting.hosts[rank] for rank in ranks} & set(diagnosis.hosts)))
             for ranks in (first, rest)
         )
-        return f"{mine[0].upper()}{mine[1:]}, together with {theirs},", "makes" if setting.hosts[
+        return f"{first_units[0].upper()}{first_units[1:]}, together with {other_units},", "makes" if setting.hosts[
             first[0]
         ] in diagnosis.hosts else "make"
     if len(diagnosis.ranks) == 1 and not diagnosis.hosts and (host := setting.hosts.get(diagnosis.ranks[0])):

@@ -258,7 +258,7 @@ def _left_out(evidence: DurationEvidence, steps: int) -> str | None:
             f"ranks wait for each other {evidence.waiting:.0%} of the time, but the {evidence.source.many} do not show for "
             f"which of them; {evidence.source.more_order}"
         )
-    rank = max(evidence.hidden, key=lambda one: evidence.hidden[one], default=None)
+    rank = max(evidence.hidden, key=lambda each: evidence.hidden[each], default=None)
     if rank is not None and 2 * evidence.hidden[rank] >= steps:
         return (
             f"no rank is last at the matched collectives, but {counted(evidence.hidden[rank], 'collective')} of rank {rank} "

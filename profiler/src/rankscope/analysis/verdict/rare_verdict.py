@@ -41,12 +41,12 @@ def with_rare_steps(
     if kind is None:
         if verdict.kind != "balanced" or lost < MOST_WAITING:
             return msgspec.structs.replace(verdict, summary=f"{verdict.summary} {rare.summary}"), findings
-        found = Verdict(
+        unclear = Verdict(
             kind="insufficient_data",
             summary=f"{rare.summary} {_FEW} The typical step: {_lowered(verdict.summary)}",
             next=_look_around(rare, setting),
         )
-        return _as_judged(found, verdict), findings
+        return _as_judged(unclear, verdict), findings
     finding = _finding(rare, kind, pattern, setting, hours)
     if rare.share <= typical_loss or (lost < MOST_WAITING and rare.rank is None):
         return msgspec.structs.replace(verdict, summary=f"{verdict.summary} {rare.summary}"), [*findings, finding]
@@ -58,8 +58,8 @@ def _look_around(rare: RareSteps, setting: Setting) -> list[str]:
     """Return what to look at after steps that may not recur."""
     what = f"step{'s' if len(rare.steps) > 1 else ''} {', '.join(map(str, rare.steps))}"
     where = "host " + rare.host if rare.host is not None else "the hosts"
-    found = [f"Look at {where} around {what}: dmesg -T, journalctl, the log of the scheduler, storage"]
-    return found if setting.run is None else [*found, f"rankscope dashboard {shlex.quote(setting.run)}"]
+    actions = [f"Look at {where} around {what}: dmesg -T, journalctl, the log of the scheduler, storage"]
+    return actions if setting.run is None else [*actions, f"rankscope dashboard {shlex.quote(setting.run)}"]
 
 
 def _typical_loss(verdict: Verdict, costs: Costs | None) -> float:

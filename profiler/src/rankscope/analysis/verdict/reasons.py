@@ -48,17 +48,17 @@ def signals_beside_windows(
     """
     table, rank, count = run.table, ranks[0], len(run.table.steps)
     usual = after_warm_up(count) & ~table.profiled.any(axis=0)
-    if affected is not None and (there := usual & np.isin(table.steps, list(affected))).any():
-        usual = there
-    others = [one for one in run.ranks if one != rank]
+    if affected is not None and (in_affected := usual & np.isin(table.steps, list(affected))).any():
+        usual = in_affected
+    others = [other for other in run.ranks if other != rank]
     alike = next(group for group in peer_groups(run.ranks, run.infos) if rank in group)
-    peers = [one for one in alike if one not in ranks] or [one for one in others if one not in ranks] or others
+    peers = [other for other in alike if other not in ranks] or [other for other in others if other not in ranks] or others
     # Profiled steps between the slow ones would show a device that is as fast as the others.
     profiled = affected if steps is None else steps
     busy = _busy_excess(run, rank, peers, profiled)
-    found = signals_of(table, rank, usual, peers, device_busy_us=busy, own_us=gain_us)
-    found = _with_work(found, run, rank, peers, profiled)
-    return replace(found, device_unseen=busy is None and run.accelerated)
+    signals = signals_of(table, rank, usual, peers, device_busy_us=busy, own_us=gain_us)
+    signals = _with_work(signals, run, rank, peers, profiled)
+    return replace(signals, device_unseen=busy is None and run.accelerated)
 
 
 def _with_work(
@@ -69,7 +69,7 @@ def _with_work(
     On a host, also with whether the line with most of its extra time is one that its peers never reach.
     """
     attempt, some = run.table.attempt, evenly(peers)
-    kernels = {one: list(run.reader.kernels(attempt, one)) for one in (rank, *some) if one in run.windows}
+    kernels = {each: list(run.reader.kernels(attempt, each)) for each in (rank, *some) if each in run.windows}
     profiled = {row.step for row in kernels.get(rank, []) if steps is None or row.step in steps}
     line = None
     if not run.accelerated and signals.part(signals.cpu_us) > 0 and len(run.table.steps):
@@ -93,10 +93,10 @@ def _is_on_device(table: StepTable, rank: int) -> bool:
 
 def _busy_excess(run: RunEvidence, rank: int, peers: Sequence[int], steps: Container[int] | None = None) -> float | None:
     """Return ``busy_excess`` of a rank over ``peers`` in the profiled steps, or in those of them that are in ``steps``."""
-    found = {one: run.windows[one].breakdowns for one in (rank, *peers) if one in run.windows}
+    breakdowns = {each: run.windows[each].breakdowns for each in (rank, *peers) if each in run.windows}
     if steps is not None:
-        found = {one: [row for row in rows if row.step in steps] for one, rows in found.items()}
-    return busy_excess(rank, found)
+        breakdowns = {each: [row for row in rows if row.step in steps] for each, rows in breakdowns.items()}
+    return busy_excess(rank, breakdowns)
 
 
 def _slow_and_profiled(run: RunEvidence, rank: int, peers: Sequence[int], excess_us: float) -> frozenset[int]:
@@ -113,8 +113,8 @@ def diagnosis_of_slow(run: RunEvidence, judged: StepOwnTimes, slow: SlowRanks) -
     looked_at = np.isin(run.table.steps, judged.table.steps)
     late = looked_at if slow.pattern == "fixed" else np.isin(run.table.steps, judged.table.steps[slow.affected])
     diagnosis = _diagnosis(run, judged, slow)
-    found = explained(diagnosis, run.data, late, looked_at)
-    return found if found.cause is diagnosis.cause else replace(found, cause_confidence=None)
+    physical = explained(diagnosis, run.data, late, looked_at)
+    return physical if physical.cause is diagnosis.cause else replace(physical, cause_confidence=None)
 
 
 def diagnosis_of_moving(run: RunEvidence, judged: StepOwnTimes, moving: Moving) -> Diagnosis:
