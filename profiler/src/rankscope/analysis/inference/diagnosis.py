@@ -42,6 +42,13 @@ class Diagnosis:
     note: str = ""
     """Additional sentence for the summary; may be empty."""
 
+    @property
+    def saves(self) -> tuple[float, float] | None:
+        """Interval of what healing saves, as shares of the step; ``None``: not estimated."""
+        if self.saves_us is None or self.step_us <= 0:
+            return None
+        return self.saves_us[0] / self.step_us, self.saves_us[1] / self.step_us
+
 
 def diagnosis_of(
     slow: SlowRanks,

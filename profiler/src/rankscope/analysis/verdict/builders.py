@@ -84,11 +84,6 @@ def straggler(diagnosis: Diagnosis, setting: Setting) -> tuple[Verdict, list[Fin
     slowdown = diagnosis.step_us / (diagnosis.step_us - diagnosis.gain_us) if diagnosis.step_us > diagnosis.gain_us > 0 else None
     hours, cost = loss(diagnosis.gain_us, setting)
     summary = _sentence(diagnosis, setting)
-    saves = (
-        None
-        if diagnosis.saves_us is None or diagnosis.step_us <= 0
-        else (diagnosis.saves_us[0] / diagnosis.step_us, diagnosis.saves_us[1] / diagnosis.step_us)
-    )
     unadvised = Verdict(
         kind="straggler",
         rank=rank,
@@ -105,7 +100,7 @@ def straggler(diagnosis: Diagnosis, setting: Setting) -> tuple[Verdict, list[Fin
         confidence=diagnosis.confidence,
         cause_confidence=diagnosis.cause_confidence,
         slowdown=slowdown,
-        saves=saves,
+        saves=diagnosis.saves,
         costs_at_most=setting.costs_at_most if rotating else None,
         judged_ranks=setting.judged_ranks,
         judged_steps=setting.judged_steps,
@@ -149,7 +144,7 @@ def _per_host(finding: Finding, diagnosis: Diagnosis, setting: Setting) -> list[
     rest = [rank for rank in diagnosis.ranks if setting.hosts.get(rank) not in diagnosis.hosts]
     if rest:
         units.append((None, rest))
-    per_unit = [
+    first, *others = [
         msgspec.structs.replace(
             finding,
             rank=ranks[0],
@@ -160,10 +155,7 @@ def _per_host(finding: Finding, diagnosis: Diagnosis, setting: Setting) -> list[
         )
         for host, ranks in units
     ]
-    return [
-        per_unit[0],
-        *(msgspec.structs.replace(other, slowdown=None, gpu_hours_lost=None, evidence=[]) for other in per_unit[1:]),
-    ]
+    return [first, *(msgspec.structs.replace(other, slowdown=None, gpu_hours_lost=None, evidence=[]) for other in others)]
 
 
 def finding_of_moving(diagnosis: Diagnosis, setting: Setting, *, lead: str) -> Finding:
@@ -400,8 +392,8 @@ def _subject(diagnosis: Diagnosis, setting: Setting, first: Sequence[int]) -> tu
 
 def _saves(diagnosis: Diagnosis) -> str:
     """Return the clause with the interval of what healing saves; empty where there is none."""
-    if diagnosis.saves_us is None or diagnosis.step_us <= 0:
+    if diagnosis.saves is None:
         return ""
-    low, high = (max(0.0, share / diagnosis.step_us) for share in diagnosis.saves_us)
+    low, high = (max(0.0, share) for share in diagnosis.saves)
     it = "it" if len(diagnosis.ranks) == 1 or len(diagnosis.hosts) == 1 else "them"
     return f", and healing {it} saves {share_bound(low, upper=False)} to {share_bound(high, upper=True)} of the step"
