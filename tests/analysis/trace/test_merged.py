@@ -98,7 +98,7 @@ def assert_apart(merged: Path, files: list[Path], *, detail: bool = True) -> lis
         np.testing.assert_array_equal(np.where(trace.correlation < 0, -1, trace.correlation % OWN_IDS), single.correlation)
         assert [trace.names[name] for name in trace.name] == [single.names[name] for name in single.name]
         assert trace.quality == single.quality
-        assert (trace.world_size, trace.device_kind, trace.is_of_cpu) == (len(files), "cuda", False)
+        assert (trace.world_size, trace.device_kind) == (len(files), "cuda")
     return traces
 
 
@@ -283,7 +283,7 @@ def test_ranks_on_cpus_are_taken_apart_by_their_labels(tmp_path: Path) -> None:
     merged = tmp_path / "merged.json"
     merged.write_text(json.dumps([*gloo(0, "[TP0] 70"), *gloo(1, "[TP1] 71")]))
     traces = read_traces(merged)
-    assert [(trace.rank, len(trace.start), trace.is_of_cpu) for trace in traces] == [(0, 3, True), (1, 3, True)]
+    assert [(trace.rank, len(trace.start), trace.device_kind) for trace in traces] == [(0, 3, "cpu"), (1, 3, "cpu")]
 
 
 def test_ranks_on_cpus_without_labels_are_refused(tmp_path: Path) -> None:

@@ -49,9 +49,9 @@ class RawEvents:
             return
         found = work_events(trace)
         if (before := self.work.get(rank)) is None:
-            self.work[rank] = found.work()
+            self.work[rank] = found.work
         else:
-            self.work[rank] = _both(before, found.work())
+            self.work[rank] = _both(before, found.work)
         on_device = found.is_on_device(trace)
         rows = np.empty((len(found.rows), 6), np.int64)
         rows[:, 0], rows[:, 2], rows[:, 3] = rank, found.start, found.end

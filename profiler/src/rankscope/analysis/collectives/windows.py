@@ -68,7 +68,7 @@ def reduce_trace(trace: Trace, events: WorkEvents | None = None, *, steps: Colle
     if annotated is None:
         return Reduction()
     events = work_events(trace) if events is None else events
-    work = events.work()
+    work = events.work
     owner = annotated.position(events.launch)
     breakdowns = [row for row in _step_breakdowns(trace, events, annotated, work, owner) if steps is None or row.step in steps]
     instances = collective_instances(trace, events)
@@ -93,7 +93,7 @@ def step_breakdowns(trace: Trace, events: WorkEvents) -> list[StepBreakdown]:
     annotated = annotated_steps(trace)
     if annotated is None:
         return []
-    return _step_breakdowns(trace, events, annotated, events.work(), annotated.position(events.launch))
+    return _step_breakdowns(trace, events, annotated, events.work, annotated.position(events.launch))
 
 
 def _step_breakdowns(trace: Trace, events: WorkEvents, steps: Steps, work: Work, owner: NDArray[np.intp]) -> list[StepBreakdown]:
@@ -157,7 +157,7 @@ def reduce_file(trace: Trace, events: WorkEvents | None = None) -> Reduction:
     annotations. Raises ``InputError`` when there is no work at all.
     """
     events = work_events(trace) if events is None else events
-    work = events.work()
+    work = events.work
     extent = work.extent()
     if trace.quality.problem:
         extent = (0, 0)

@@ -78,19 +78,19 @@ def figures_of_verdict(verdict: Verdict, costs: Costs | None, reason: str | None
 def figures_of_ranks(ranks: Sequence[RankResult], source: PartSource) -> dict[str, Figure]:
     """Return the hosts, the shares of communication that compute hides and of compute that is recomputed, and ``accelerated``."""
     hosts = {row.host for row in ranks if row.host is not None}
-    found = {"hosts": Figure(float(len(hosts)), "hosts")} if hosts else {}
+    figures = {"hosts": Figure(float(len(hosts)), "hosts")} if hosts else {}
     if any(row.device_kind not in (None, "cpu") for row in ranks):
-        found["accelerated"] = Figure(1.0, "boolean")
+        figures["accelerated"] = Figure(1.0, "boolean")
     for name, part, whole in (
         ("overlap_ratio", "overlap_us", "communication_us"),
         ("kernels.recompute_share", "recompute_us", "compute_us"),
     ):
         times = [(getattr(row, part), getattr(row, whole)) for row in ranks if not row.truncated]
-        known = [pair for pair in times if pair[0] is not None and pair[1]]
-        if known:
-            parts, wholes = map(sum, zip(*known, strict=True))
-            found[name] = Figure(parts / wholes, source=source)
-    return found
+        pairs = [pair for pair in times if pair[0] is not None and pair[1]]
+        if pairs:
+            parts, wholes = map(sum, zip(*pairs, strict=True))
+            figures[name] = Figure(parts / wholes, source=source)
+    return figures
 
 
 def figures_of_kernels(kernels: Sequence[KernelRecord], source: PartSource) -> dict[str, Figure]:

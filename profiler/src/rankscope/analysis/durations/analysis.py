@@ -121,11 +121,11 @@ def compare_durations(durations: Durations) -> DurationEvidence:
     calls, step_of_call = every.chosen(kept), step[kept]
     timed = calls.is_matchable & np.isfinite(calls.duration_us)
     place = _places(calls, step_of_call)
-    # Times of these records are no measurements: each place of a step has a slot of its own.
-    slot_ns = round(1000 * float(np.nanmax(calls.duration_us, initial=0.0))) + 1
-    slots = int(place.max(initial=0)) + 1
     chosen, index, step_of_record = calls.chosen(timed), place[timed], step_of_call[timed]
-    records = chosen.records(step_of_record, index, (step_of_record * slots + index) * slot_ns)
+    # Times of these records are no measurements: each place of a step has a slot of its own.
+    slot = np.searchsorted(numbers, step_of_record) * (int(place.max(initial=0)) + 1) + index
+    slot_ns = min(round(1000 * float(np.nanmax(calls.duration_us, initial=0.0))) + 1, 2**62 // (int(slot.max(initial=0)) + 1))
+    records = chosen.records(step_of_record, index, slot * slot_ns)
     matching = match_collectives(records, world_size=world_size)
     matches = matching.matches
     source = durations.source

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from rankscope.analysis.durations.calls import MAX_CALLS, RankCalls, Row
+from rankscope.analysis.durations.calls import LONGEST_US, MAX_CALLS, RankCalls, Row
 from rankscope.runs.durations import DurationBlock, DurationGroup, DurationSource
 from rankscope.runs.reader import RunReader
 
@@ -67,7 +67,7 @@ def calls_of_blocks(blocks: Iterable[DurationBlock]) -> RankCalls:
             block.size,
             issued_ns,
             ended_ns,
-            block.duration_us,
+            [us if us is not None and 0 <= us < LONGEST_US else None for us in block.duration_us],
             block.flags,
             block.bytes or [None] * len(block.group),
         )

@@ -18,6 +18,9 @@ from rankscope.runs.durations import AUTOGRAD, TRANSFER, DurationGroup
 MAX_CALLS: Final = 500_000
 """Maximum number of operations of all ranks that are compared, the last ones."""
 
+LONGEST_US: Final = 86_400_000_000
+"""Time from which on the duration of an operation makes no sense: a day."""
+
 
 class Row(NamedTuple):
     """Operation of one rank. Of a source's records only this is kept, because they would fill the memory."""

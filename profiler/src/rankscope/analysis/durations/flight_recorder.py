@@ -14,7 +14,7 @@ from rankscope.analysis.collectives.arrivals import Numbers
 from rankscope.analysis.collectives.cycles import steps_of
 from rankscope.analysis.collectives.message_size import element_bytes
 from rankscope.analysis.collectives.world import least_ranks_of_groups
-from rankscope.analysis.durations.calls import MAX_CALLS, Calls, RankCalls, Row, calls_of
+from rankscope.analysis.durations.calls import LONGEST_US, MAX_CALLS, Calls, RankCalls, Row, calls_of
 from rankscope.analysis.durations.sources import Durations
 from rankscope.analysis.hang.diagnosis import analyze_hang, waits_long
 from rankscope.analysis.hang.files import DumpFile, dumps_among, find_dumps, newer_versions, read_dump
@@ -31,7 +31,6 @@ from rankscope.runs.durations import AUTOGRAD, DURATION_SOURCES, PART, TRANSFER,
 
 _SLOWER: Final = 60
 """Time to read a byte of a dump, relative to a byte of a trace."""
-_LONGEST_MS: Final = 86_400_000.0
 _SLACK_MS: Final = 10.0
 _TIMING: Final = "set TORCH_NCCL_ENABLE_TIMING=1 and TORCH_FR_BUFFER_SIZE=8000 when the job starts"
 
@@ -162,7 +161,7 @@ def _row(record: Record) -> Row:
 def _duration_us(record: Record) -> float | None:
     """Return the duration on the device; ``None`` where it is missing, makes no sense or is longer than the operation existed."""
     took = record.raw.get("duration_ms")
-    if isinstance(took, bool) or not isinstance(took, int | float) or not 0 <= took < _LONGEST_MS:
+    if isinstance(took, bool) or not isinstance(took, int | float) or not 0 <= 1000 * took < LONGEST_US:
         return None
     if record.created_ns is not None and record.completed_ns is not None:
         existed_ms = (record.completed_ns - record.created_ns) / 1e6

@@ -18,7 +18,7 @@ from typing import Annotated, BinaryIO, Final
 
 import msgspec
 
-from rankscope.analysis.durations.calls import Row
+from rankscope.analysis.durations.calls import LONGEST_US, Row
 from rankscope.analysis.durations.log_files import BEGIN, ENABLE, open_log
 from rankscope.base.errors import InputError
 from rankscope.runs.durations import TRANSFER, DurationGroup
@@ -27,7 +27,6 @@ _HEAD_BYTES: Final = 1 << 20
 """Size of the beginning of a long log, which names the communicators that are used at the start only."""
 MOST_RECORD_BYTES: Final = 1 << 20
 _USUAL_RECORD_BYTES: Final = 2048
-_LONGEST_US: Final = 86_400_000_000
 _ON_DEVICE: Final = ("kernel_gpu", "kernel_cpu")
 """Values of ``coll_timing_source`` for the duration of the kernel, by the clock of the GPU or as the host saw it."""
 
@@ -222,11 +221,11 @@ def _transfer(communicator: str, perf: _Transfer, dumped_us: int) -> Row:
 def _times_ns(trace: _Trace | None, issued_us: int, dumped_us: int) -> tuple[int, int]:
     """Return when an operation was issued and when it ended. A time that makes no sense is 0, an end that of the dump."""
     ended_us = max((kernel.kernel_stop_ts for kernel in trace.kernel_events), default=0) if trace is not None else 0
-    if not 0 <= dumped_us - ended_us < _LONGEST_US:
+    if not 0 <= dumped_us - ended_us < LONGEST_US:
         ended_us = dumped_us
-    return (1000 * issued_us if 0 <= ended_us - issued_us < _LONGEST_US else 0), 1000 * ended_us
+    return (1000 * issued_us if 0 <= ended_us - issued_us < LONGEST_US else 0), 1000 * ended_us
 
 
 def _duration_us(took: float, source: str) -> float | None:
     """Return the duration; ``None`` where it includes the time before the kernel started, or makes no sense."""
-    return took if source in _ON_DEVICE and 0 < took < _LONGEST_US else None
+    return took if source in _ON_DEVICE and 0 < took < LONGEST_US else None

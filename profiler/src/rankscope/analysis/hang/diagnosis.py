@@ -47,11 +47,11 @@ class Accusation:
     certain: bool = True
 
 
-Found = tuple[HangCause, list[Accusation]]
+Accusations = tuple[HangCause, list[Accusation]]
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class DumpEvidence:
     """All evidence in the dumps: progress, meetings, waits and mismatches."""
 
     dumps: Dumps
@@ -81,27 +81,27 @@ def diagnose(dumps: Dumps) -> HangReport:
     evidence = _evidence(dumps)
     kind, cause, named = _judge(evidence)
     blockers, taken = evidence.blockers, evidence.moments.taken_ns
-    named = [replace(one, certain=one.certain and _is_certain(evidence, one)) for one in named]
-    first = next((one for one in named if one.meeting is not None), None)
+    named = [replace(accusation, certain=accusation.certain and _is_certain(evidence, accusation)) for accusation in named]
+    first = next((accusation for accusation in named if accusation.meeting is not None), None)
     unnamed = _at_odds(evidence) if cause == "mismatch" else blockers.stuck() if cause == "stuck" else []
     meeting = first.meeting if first is not None else next(iter(unnamed), None)
     mismatches = dict.fromkeys([*_at_odds(evidence), *evidence.mismatches]) if kind == "hang" else {}
-    culprits = [_culprit(evidence, one) for one in named]
+    culprits = [_culprit(evidence, accusation) for accusation in named]
     waiting = [_waiting(evidence, rank, oldest) for rank, oldest in sorted(blockers.oldest.items())] if kind != "no_hang" else []
-    suspects = sorted(blockers.silent.keys() - {one.rank for one in named}) if kind != "no_hang" else []
+    suspects = sorted(blockers.silent.keys() - {accusation.rank for accusation in named}) if kind != "no_hang" else []
     doubtful = kind == "hang" and cause != "mismatch" and not any(map(evidence.moments.is_certain, blockers.blocks))
     timed = not (doubtful and blockers.oldest) or any(rank in taken for rank in blockers.oldest)
     report = HangReport(
         kind=kind,
         cause=cause,
-        culprits=sorted(one.rank for one in named),
+        culprits=sorted(accusation.rank for accusation in named),
         suspects=suspects[:MOST_LISTED],
         collective=None if meeting is None else _operation(meeting, meeting.sample),
         group=None if meeting is None else _group(meeting.group),
         chain=_chain(evidence, first.rank) if first is not None else [],
         waiting=waiting,
         evidence=culprits,
-        mismatches=[evidence.mismatches[one][0] for one in mismatches],
+        mismatches=[evidence.mismatches[meeting][0] for meeting in mismatches],
         summary="",
         path=_encodable(dumps.path),
         ranks=len(dumps.ranks),
@@ -120,9 +120,9 @@ def diagnose(dumps: Dumps) -> HangReport:
     return msgspec.structs.replace(report, next=advice(report, run=dumps.run, hosts=dumps.hosts, pids=dumps.pids))
 
 
-def _evidence(dumps: Dumps) -> Evidence:
-    said = dumps.world_size if dumps.world_size is not None and 0 < dumps.world_size <= LARGEST_WORLD else None
-    groups = Groups(dumps.ranks, said)
+def _evidence(dumps: Dumps) -> DumpEvidence:
+    recorded_size = dumps.world_size if dumps.world_size is not None and 0 < dumps.world_size <= LARGEST_WORLD else None
+    groups = Groups(dumps.ranks, recorded_size)
     lines = Lines(dumps.ranks, groups, dumps.crashed)
     largest = max(
         (
@@ -139,31 +139,31 @@ def _evidence(dumps: Dumps) -> Evidence:
     ended = find_mismatches([meeting for meeting in meetings if meeting.ended], lines)
     blockers = find_blockers(meetings, moments, lines.ranks, ended)
     mismatched = find_mismatches(dict.fromkeys(blockers.oldest.values()), lines)
-    return Evidence(dumps, said or largest, lines, meetings, moments, blockers, mismatched)
+    return DumpEvidence(dumps, recorded_size or largest, lines, meetings, moments, blockers, mismatched)
 
 
-def _judge(evidence: Evidence) -> tuple[HangKind, HangCause | None, list[Accusation]]:
+def _judge(evidence: DumpEvidence) -> tuple[HangKind, HangCause | None, list[Accusation]]:
     """Return the result of the first rule that applies."""
     for rule in _RULES:
-        if (found := rule(evidence)) is not None:
-            cause, named = found
+        if (accusations := rule(evidence)) is not None:
+            cause, named = accusations
             return "hang", cause, named
     nothing = not any(dump.records or dump.progress for parts in evidence.dumps.ranks.values() for dump in parts)
     return "insufficient_data" if nothing or evidence.blockers.oldest else "no_hang", None, []
 
 
-def _by_absence(evidence: Evidence) -> Found | None:
+def _by_absence(evidence: DumpEvidence) -> Accusations | None:
     """Find ranks that did not arrive and wait for nothing, and ranks whose device is lost; the most awaited first."""
     blockers = evidence.blockers
     named = [Accusation(rank, "not_arrived", _most_awaited(blockers, meetings)) for rank, meetings in blockers.late.items()]
     for rank in blockers.lost:
-        awaited = [meeting for meeting, found in blockers.blocks.items() if rank in found]
+        awaited = [meeting for meeting, blocked in blockers.blocks.items() if rank in blocked]
         named.append(Accusation(rank, "lost_device", _most_awaited(blockers, awaited) if awaited else None))
-    named.sort(key=lambda one: (-_waits(blockers, one.meeting), one.rank))
+    named.sort(key=lambda accusation: (-_waits(blockers, accusation.meeting), accusation.rank))
     return (named[0].cause, named) if named else None
 
 
-def _by_mismatch(evidence: Evidence) -> Found | None:
+def _by_mismatch(evidence: DumpEvidence) -> Accusations | None:
     meetings = _at_odds(evidence)
     named: dict[int, Accusation] = {}
     for meeting in meetings:
@@ -172,13 +172,13 @@ def _by_mismatch(evidence: Evidence) -> Found | None:
     return ("mismatch", list(named.values())) if meetings else None
 
 
-def _at_odds(evidence: Evidence) -> list[Meeting]:
+def _at_odds(evidence: DumpEvidence) -> list[Meeting]:
     """Return the meetings to which ranks came with different operations, sizes or data types, and none is known to be late."""
     harmless = {"held_up", "no_dump", "untold"}
     return [meeting for meeting in evidence.mismatches if set(evidence.blockers.blocks[meeting].values()) <= harmless]
 
 
-def _by_start(evidence: Evidence) -> Found | None:
+def _by_start(evidence: DumpEvidence) -> Accusations | None:
     """Find ranks whose device has not started a collective that other devices have started.
 
     Applies only where torch records start times.
@@ -195,7 +195,7 @@ def _by_start(evidence: Evidence) -> Found | None:
     return None
 
 
-def _by_circle(evidence: Evidence) -> Found | None:
+def _by_circle(evidence: DumpEvidence) -> Accusations | None:
     """Find a deadlock and name its ranks outside the meeting in which most of them wait; all of them without a majority."""
     blockers = evidence.blockers
     circle = blockers.deadlock()
@@ -207,20 +207,20 @@ def _by_circle(evidence: Evidence) -> Found | None:
     return ("deadlock", [Accusation(rank, "deadlock", blockers.oldest[rank]) for rank in odd]) if circle else None
 
 
-def _by_standstill(evidence: Evidence) -> Found | None:
+def _by_standstill(evidence: DumpEvidence) -> Accusations | None:
     return ("stuck", []) if evidence.blockers.stuck() else None
 
 
-def _by_silence(evidence: Evidence) -> Found | None:
+def _by_silence(evidence: DumpEvidence) -> Accusations | None:
     """Find ranks whose arrival no dump shows, in a meeting to which all other ranks came.
 
     The rule does not apply if these ranks outnumber those that came, or if other ranks without a dump are awaited elsewhere:
     then the dumps are incomplete.
     """
     blockers = evidence.blockers
-    for meeting in sorted(blockers.blocks, key=lambda one: (-_waits(blockers, one), *_age(one))):
-        found = blockers.blocks[meeting].items()
-        missing = [rank for rank, why in found if why in ("no_dump", "untold") and rank not in blockers.oldest]
+    for meeting in sorted(blockers.blocks, key=lambda row: (-_waits(blockers, row), *_age(row))):
+        blocked = blockers.blocks[meeting].items()
+        missing = [rank for rank, why in blocked if why in ("no_dump", "untold") and rank not in blockers.oldest]
         if missing and len(missing) <= len(meeting.records) and blockers.silent.keys() <= set(missing):
             named = [
                 Accusation(rank, "not_arrived" if rank in evidence.lines.ranks else "no_dump", meeting, certain=False)
@@ -230,7 +230,7 @@ def _by_silence(evidence: Evidence) -> Found | None:
     return None
 
 
-_RULES: Final[tuple[Callable[[Evidence], Found | None], ...]] = (
+_RULES: Final[tuple[Callable[[DumpEvidence], Accusations | None], ...]] = (
     _by_absence,
     _by_mismatch,
     _by_start,
@@ -253,7 +253,7 @@ def _waits(blockers: Blockers, meeting: Meeting | None) -> int:
     return 0 if meeting is None else sum(blockers.oldest.get(rank) is meeting for rank in meeting.records)
 
 
-def _is_certain(evidence: Evidence, named: Accusation) -> bool:
+def _is_certain(evidence: DumpEvidence, named: Accusation) -> bool:
     """Return whether ranks had waited for long, by times that are known: else a job that goes on may look like that.
 
     Not so a mismatch, which no job survives.
@@ -264,13 +264,13 @@ def _is_certain(evidence: Evidence, named: Accusation) -> bool:
     return any(evidence.moments.is_certain(meeting) or _has_failed(evidence, meeting) for meeting in meetings)
 
 
-def _has_failed(evidence: Evidence, meeting: Meeting) -> bool:
+def _has_failed(evidence: DumpEvidence, meeting: Meeting) -> bool:
     """Return whether an exception ended a rank in this meeting, after its timeout."""
     lines = ((evidence.lines.of(meeting.group, rank), record) for rank, record in meeting.records.items())
     return any(line is not None and line.overdue is record for line, record in lines)
 
 
-def _culprit(evidence: Evidence, named: Accusation) -> Culprit:
+def _culprit(evidence: DumpEvidence, named: Accusation) -> Culprit:
     meeting, rank = named.meeting, named.rank
     line = None if meeting is None else evidence.lines.of(meeting.group, rank)
     last = max(
@@ -281,7 +281,7 @@ def _culprit(evidence: Evidence, named: Accusation) -> Culprit:
     awaited_by = (
         []
         if meeting is None
-        else sorted(one for one in meeting.records if evidence.blockers.oldest.get(one) is meeting and one != rank)
+        else sorted(other for other in meeting.records if evidence.blockers.oldest.get(other) is meeting and other != rank)
     )
     culprit = Culprit(
         rank=rank,
@@ -300,10 +300,10 @@ def _culprit(evidence: Evidence, named: Accusation) -> Culprit:
     return msgspec.structs.replace(culprit, detail=detail)
 
 
-def _waiting(evidence: Evidence, rank: int, meeting: Meeting) -> Waiting:
+def _waiting(evidence: DumpEvidence, rank: int, meeting: Meeting) -> Waiting:
     record = meeting.records[rank]
     waited = evidence.moments.waited_ns(rank, record)
-    blocked = [one for one in evidence.blockers.blocks[meeting] if one != rank]
+    blocked = [other for other in evidence.blockers.blocks[meeting] if other != rank]
     return Waiting(
         rank=rank,
         host=evidence.dumps.hosts.get(rank),
@@ -314,7 +314,7 @@ def _waiting(evidence: Evidence, rank: int, meeting: Meeting) -> Waiting:
     )
 
 
-def _chain(evidence: Evidence, culprit: int) -> list[Link]:
+def _chain(evidence: DumpEvidence, culprit: int) -> list[Link]:
     blockers = evidence.blockers
     chain = blockers.chain_to(culprit)
     return [
@@ -332,7 +332,7 @@ def _operation(meeting: Meeting, record: Record) -> Operation:
     """Describe the operation as the rank of ``record`` enqueued it."""
     peer = None
     if meeting.transfer:
-        owner = next(rank for rank, one in meeting.records.items() if one is record)
+        owner = next(rank for rank, enqueued in meeting.records.items() if enqueued is record)
         peer = next(iter(meeting.expected - {owner}))
     return _recorded(record, peer)
 
@@ -362,7 +362,7 @@ def _group(group: Group) -> ProcessGroup:
         backend=group.backend,
         size=len(group.ranks),
         ranks=list(group.ranks[:MOST_LISTED]),
-        ranks_known=group.known,
+        ranks_known=group.ranks_known,
     )
 
 
@@ -371,7 +371,7 @@ def _encodable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _warnings(evidence: Evidence, suspects: list[int], *, young: bool, short: bool) -> list[str]:
+def _warnings(evidence: DumpEvidence, suspects: list[int], *, young: bool, short: bool) -> list[str]:
     warnings = [_encodable(warning) for warning in evidence.dumps.warnings]
     if suspects:
         warnings.append(f"no dump of {ranks_text(suspects)}, which others wait for: late as well, or dead")
@@ -382,7 +382,7 @@ def _warnings(evidence: Evidence, suspects: list[int], *, young: bool, short: bo
             "ranks were waiting for less than a minute when they were dumped, and clocks of hosts and file servers may differ by "
             "that: a job that goes on may look like that"
         )
-    if any(not meeting.group.known for meeting in evidence.blockers.blocks):
+    if any(not meeting.group.ranks_known for meeting in evidence.blockers.blocks):
         warnings.append(
             "the dumps do not say which ranks are in each process group (gloo does not): those that were seen in it count"
         )

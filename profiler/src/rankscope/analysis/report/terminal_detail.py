@@ -57,11 +57,11 @@ def _recorded(row: RankResult, width: int) -> str:
         (row.idle_starved_us, "idle as nothing was launched"),
         (row.idle_queued_us, "idle with work queued"),
     )
-    known = ", ".join(f"{duration(value)} {what}" for value, what in facts if value is not None)
+    times = ", ".join(f"{duration(value)} {what}" for value, what in facts if value is not None)
     parts = [
         f"rank {row.rank} in detail, profiled windows of {duration(total)} in all",
         "\n".join(table(rows, len(row.class_us or {}), left=(0,))),
-        textwrap.fill(known, width, subsequent_indent="  "),
+        textwrap.fill(times, width, subsequent_indent="  "),
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -77,10 +77,10 @@ def _devices(detail: RankDetail) -> str:
 def _streams(detail: RankDetail) -> str:
     rows = [["stream", "mostly", "events", "busy", "of window", "beside others", "alone"]]
     many = len(detail.devices) > 1
-    for one in detail.streams[:SHOWN_ROWS]:
-        name = f"{cell(one.device)}/{cell(one.stream)}" if many else cell(one.stream)
-        times = (duration(one.busy_us), share_cell(one.busy_us, detail.window_us), duration(one.overlapped_us))
-        rows.append([name, _KINDS[one.kind], str(one.events), *times, duration(one.exposed_us)])
+    for stream in detail.streams[:SHOWN_ROWS]:
+        name = f"{cell(stream.device)}/{cell(stream.stream)}" if many else cell(stream.stream)
+        times = (duration(stream.busy_us), share_cell(stream.busy_us, detail.window_us), duration(stream.overlapped_us))
+        rows.append([name, _KINDS[stream.kind], str(stream.events), *times, duration(stream.exposed_us)])
     return "\n".join(table(rows, len(detail.streams), left=(1,)))
 
 
@@ -89,19 +89,19 @@ _KINDS: Final = {"compute": "compute", "communication": "communication", "memcpy
 
 def _classes(detail: RankDetail) -> str:
     rows = [["class", "events", "busy", "of window", "under communication"]]
-    for one in detail.classes[:SHOWN_ROWS]:
-        hidden = f"{duration(one.overlapped_us)}{' of compute' if one.name == 'communication' else ''}"
-        rows.append([one.name, str(one.events), duration(one.busy_us), share_cell(one.busy_us, detail.window_us), hidden])
+    for part in detail.classes[:SHOWN_ROWS]:
+        hidden = f"{duration(part.overlapped_us)}{' of compute' if part.name == 'communication' else ''}"
+        rows.append([part.name, str(part.events), duration(part.busy_us), share_cell(part.busy_us, detail.window_us), hidden])
     return "\n".join(table(rows, len(detail.classes), left=(0,)))
 
 
 def _copies(detail: RankDetail) -> str:
     rows = [["copies", "memory", "events", "busy", "exposed", "size", "GB/s"]]
-    for one in detail.copies[:SHOWN_ROWS]:
-        name = f"{one.direction}, collective" if one.collective else one.direction
-        times = (duration(one.busy_us), duration(one.exposed_us))
-        rate = cell(one.bytes_per_second, lambda rate: f"{rate / 1e9:.3g}")
-        rows.append([name, one.memory or UNKNOWN, str(one.events), *times, _size(one), rate])
+    for copy in detail.copies[:SHOWN_ROWS]:
+        name = f"{copy.direction}, collective" if copy.collective else copy.direction
+        times = (duration(copy.busy_us), duration(copy.exposed_us))
+        rate = cell(copy.bytes_per_second, lambda rate: f"{rate / 1e9:.3g}")
+        rows.append([name, copy.memory or UNKNOWN, str(copy.events), *times, _size(copy), rate])
     return "\n".join(table(rows, len(detail.copies), left=(0, 1)))
 
 
@@ -118,8 +118,8 @@ def _unclassified(detail: RankDetail, width: int) -> str:
     title = "kernels of unknown kind beside the main stream; where they communicate, say so by --communication-pattern REGEX"
     rows = [["stream", "events", "busy", "longest", "name"]]
     rows += [
-        [cell(one.stream), str(one.events), duration(one.busy_us), duration(one.longest_us), one.name]
-        for one in detail.unclassified[:SHOWN_ROWS]
+        [cell(kernel.stream), str(kernel.events), duration(kernel.busy_us), duration(kernel.longest_us), kernel.name]
+        for kernel in detail.unclassified[:SHOWN_ROWS]
     ]
     return "\n".join([*textwrap.wrap(title, width), *(shortened(line, width) for line in aligned(rows, left=(4,)))])
 
@@ -128,7 +128,7 @@ def _steps(detail: RankDetail) -> str:
     rows = [["step", "window", "compute", "overlap", "exposed", "copies", "idle", "starved"]]
     for step in detail.steps[:SHOWN_ROWS]:
         total = step.window_us
-        sums = [sum(getattr(one, name) for one in step.devices) / len(step.devices) for name in _PARTS]
+        sums = [sum(getattr(device, name) for device in step.devices) / len(step.devices) for name in _PARTS]
         starved = share_cell(None if step.launch is None else step.launch.idle_starved_us, total)
         rows.append([cell(step.step), duration(total), *(share_cell(part, total) for part in sums), starved])
     return "\n".join(table(rows, len(detail.steps)))
@@ -160,7 +160,8 @@ def _launches(launch: LaunchPart | None) -> list[str]:
     sentences = [f"idle {duration(idle)}{': ' if shares else ''}{shares}"]
     if launch.queue_delay:
         delays = (
-            f"{_KINDS[one.kind]} {duration(one.median_us)} (90% within {duration(one.p90_us)})" for one in launch.queue_delay
+            f"{_KINDS[delay.kind]} {duration(delay.median_us)} (90% within {duration(delay.p90_us)})"
+            for delay in launch.queue_delay
         )
         sentences.append(f"from launch to start, median: {', '.join(delays)}")
     if launch.graph_events:

@@ -90,8 +90,7 @@ def host_times(trace: Trace, events: WorkEvents, windows: Sequence[StepBreakdown
     if _runs_closure(trace, events, steps, notes):
         del notes["optimizer"]
     phases = [kind for kind in notes if kind not in activities]
-    work = events.work()
-    busy = join(work.compute, work.communication, work.copies)
+    busy = events.work.busy()
     waited = {kind: subtract(notes[kind], busy) for kind in phases}
     waited |= {kind: _interruption(trace, events, rows[kind]) for kind in activities}
     between = [waited[kind] for kind in activities if kind != "gc"]
@@ -141,11 +140,10 @@ def input_wait_us(trace: Trace, events: WorkEvents) -> float | None:
 
     ``None`` for traces without device work (CPU builds) and traces without data loader annotations.
     """
-    is_loader = np.array([name.startswith(_LOADER_NOTE) for name in trace.names], dtype=bool)
-    rows = np.flatnonzero((trace.category == NOTE) & is_loader[trace.name])
-    work = events.work()
+    rows = np.flatnonzero((trace.category == NOTE) & trace.named(lambda name: name.startswith(_LOADER_NOTE)))
+    work = events.work
     extent = work.extent()
     if extent is None or not len(rows) or not trace.has_device_work:
         return None
     loading = clip(union(trace.start[rows], trace.end[rows]), *extent)
-    return measure(subtract(loading, join(work.compute, work.communication, work.copies))) / 1000
+    return measure(subtract(loading, work.busy())) / 1000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import compress
 from typing import Any, Final
@@ -100,9 +100,9 @@ class Trace(msgspec.Struct, frozen=True):
     processes: frozenset[str] | None
     """Ids of the rank's processes in a file of several ranks; ``None`` for the usual file of one."""
     world_size: int | None
-    backend: str | None
     host: str | None
     device_kind: DeviceKind
+    """``cpu`` if the work is on the CPU: nothing ran on a device, and nothing was launched."""
     groups: dict[str, list[int]]
     """Ranks of each process group by name, from ``distributedInfo``."""
     names: list[str]
@@ -140,10 +140,6 @@ class Trace(msgspec.Struct, frozen=True):
     missing: NDArray[np.int64] = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
     """Launch times of the device events that are missing or left out, ascending; those of cut ones are in ``cut``."""
     cut: NDArray[np.int64] = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
-    cut_ends: dict[int, int] = msgspec.field(default_factory=dict)
-    """End of each device event that was cut, by its correlation id."""
-    is_of_cpu: bool = False
-    """True if the work is on the CPU: nothing ran on a device, and nothing was launched."""
 
     @property
     def has_device_work(self) -> bool:
@@ -155,6 +151,11 @@ class Trace(msgspec.Struct, frozen=True):
         """First start and last end of the rows that are not left out; ``None`` without any."""
         used = self.category != LEFT_OUT
         return (int(self.start[used].min()), int(self.end[used].max())) if used.any() else None
+
+    def named(self, wanted: Callable[[str], object]) -> NDArray[np.bool_]:
+        """Return which events have a ``wanted`` name, [events]."""
+        named: NDArray[np.bool_] = np.array([bool(wanted(name)) for name in self.names], dtype=bool)[self.name]
+        return named
 
     def rows(self, category: int) -> NDArray[np.intp]:
         """Return the indices of the events of one category."""
@@ -356,7 +357,6 @@ class _Columns:
             process=self._process(columns),
             processes=None,
             world_size=distributed.world_size,
-            backend=distributed.backend,
             host=about.host,
             device_kind=kind if checked.launches_work or (columns["category"] <= COPY).any() else "cpu",
             groups=distributed.groups(),
@@ -370,8 +370,6 @@ class _Columns:
             quality=checked.quality,
             missing=checked.missing + about.base_unix_ns,
             cut=checked.cut + about.base_unix_ns,
-            cut_ends={correlation: end + about.base_unix_ns for correlation, end in checked.cut_ends.items()},
-            is_of_cpu=not checked.launches_work and not (columns["category"] <= COPY).any(),
             **columns,
         )
 

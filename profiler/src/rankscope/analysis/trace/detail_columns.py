@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Self
 
 import msgspec
@@ -85,9 +85,9 @@ def detail_columns(trace: Trace, events: WorkEvents, windows: Sequence[StepBreak
     rows, calls = events.rows, events.launch_row
     on_device = events.is_on_device(trace)
     device, stream = trace.device[rows], trace.stream[rows]
-    work = events.work()
+    work = events.work
     bounds = np.array([[min(row.start_unix_ns for row in windows), max(map(end_of, windows))]], dtype=np.int64)
-    gaps = subtract(bounds, join(work.compute, work.communication, work.copies))
+    gaps = subtract(bounds, work.busy())
     recomputing = _recomputing(trace, events, on_device)
     return DetailColumns(
         kind=events.kind,
@@ -119,11 +119,6 @@ def detail_columns(trace: Trace, events: WorkEvents, windows: Sequence[StepBreak
 def end_of(window: StepBreakdown) -> int:
     """Return the end of a window in nanoseconds."""
     return window.start_unix_ns + round(window.window_us * 1000)
-
-
-def _named(trace: Trace, wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
-    """Return which names of a trace are wanted, [names]."""
-    return np.array([wanted(name) for name in trace.names], dtype=bool)
 
 
 def _idle(trace: Trace, events: WorkEvents, gaps: Spans, on_device: NDArray[np.bool_]) -> dict[str, Spans] | None:
@@ -168,7 +163,7 @@ def _in_graph(trace: Trace, events: WorkEvents, on_device: NDArray[np.bool_]) ->
     """
     rows, calls = events.rows, events.launch_row
     correlation = trace.correlation[rows]
-    by_call = (calls >= 0) & _named(trace, lambda name: _GRAPH_LAUNCH in name)[trace.name[calls]]
+    by_call = (calls >= 0) & trace.named(lambda name: _GRAPH_LAUNCH in name)[calls]
     lonely = (calls < 0) & (correlation >= 0) & (trace.category[rows] == KERNEL)
     ids, counts = np.unique(correlation[lonely], return_counts=True)
     in_graph: NDArray[np.bool_] = trace.graphed[rows] | by_call | (lonely & np.isin(correlation, ids[counts > 1]))
@@ -178,7 +173,7 @@ def _in_graph(trace: Trace, events: WorkEvents, on_device: NDArray[np.bool_]) ->
 def _labels(trace: Trace, events: WorkEvents) -> NDArray[np.int64]:
     """Return the class of every event. Compute of an optimizer's step has class ``OPTIMIZER``."""
     name, caller = trace.name[events.rows], events.launch_row
-    steps = np.flatnonzero((trace.category == NOTE) & _named(trace, lambda text: text.startswith(_OPTIMIZER_STEP))[trace.name])
+    steps = np.flatnonzero((trace.category == NOTE) & trace.named(lambda name: name.startswith(_OPTIMIZER_STEP)))
     optimizing = caller >= 0
     optimizing[optimizing] = within(trace, caller[optimizing], steps)
     computes = events.kind == COMPUTE

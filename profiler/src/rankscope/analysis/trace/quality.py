@@ -91,8 +91,6 @@ class Checked(msgspec.Struct, frozen=True):
     """Launch times of the device events that are missing from the trace or left out, ascending."""
     cut: NDArray[np.int64]
     """Launch times of the device events that were cut, ascending."""
-    cut_ends: dict[int, int]
-    """End of each event that was cut, by its correlation id."""
     quality: DataQuality
     launches_work: bool
     """True if the host gave any work to a device."""
@@ -135,8 +133,7 @@ def check_columns(
     ends = device.end.copy()
     ends[kept], cut[kept] = _without_overruns(device, calls, host, kept)
     # Without correlation ids on the device's side nothing can be said of single launches.
-    linkable = device.correlation >= 0
-    shows_all = not torn and (bool(linkable.any()) or not len(rows))
+    shows_all = not torn and (bool((device.correlation >= 0).any()) or not len(rows))
     launched, lost, captured = kernel_launches(calls, device.call, device.correlation, shows_all=shows_all)
 
     launch, left_out = device.launch.copy(), ~keep
@@ -167,7 +164,6 @@ def check_columns(
     return Checked(
         missing=np.sort(np.concatenate(missing)),
         cut=np.sort(np.where(launch >= 0, launch, device.start)[cut]),
-        cut_ends=dict(zip(device.correlation[cut & linkable].tolist(), ends[cut & linkable].tolist(), strict=True)),
         quality=msgspec.structs.replace(quality, problem=problem, reason=reason),
         launches_work=gives_work,
         host_left_out=host.left_out,
@@ -278,14 +274,14 @@ def places(start: NDArray[np.int64], end: NDArray[np.int64] | None = None, *, sh
         order = np.argsort(start, kind="stable")
         start, end = start[order], end[order]
         edges[1:1] = (np.flatnonzero(np.diff(start) > _APART_NS) + 1).tolist()
-    found = []
+    near = []
     largest = int(np.diff(edges).max())
     for first, past in pairwise(edges):
         if past - first >= max(share * largest, min(largest, 2)):
             begin, last = int(start[first:past].min()), int(end[first:past].max())
             slack = max(_LEAST_GAP_NS, last - begin)
-            found.append((begin - slack, last + slack))
-    return found
+            near.append((begin - slack, last + slack))
+    return near
 
 
 def _in_order(device: DeviceEvents, rows: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -368,8 +364,8 @@ def _no_activity(quality: DataQuality, has_work: bool, *, gives_work: bool) -> t
     if not gives_work:
         return None, None
     if is_capture and captured > lost:
-        said = f"{captured:,} of {captured + launches:,} kernel launches are part of it"
-        return "captured_graph", f"shows the capture of a device graph, which does not run it: {said}"
+        counts = f"{captured:,} of {captured + launches:,} kernel launches are part of it"
+        return "captured_graph", f"shows the capture of a device graph, which does not run it: {counts}"
     if not launches:
         return "no_activity", "shows calls that give work to a device, but no device activity"
     return "no_activity", f"shows no device activity: {lost:,} of {launches:,} kernel launches have no kernel"

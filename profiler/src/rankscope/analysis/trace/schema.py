@@ -149,7 +149,6 @@ class Distributed(msgspec.Struct, frozen=True):
 
     rank: _Count | None = None
     world_size: _Count | None = None
-    backend: str | None = None
     pg_config: list[Group] | None = None
 
     def groups(self) -> dict[str, list[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Final
 
 import msgspec
@@ -48,10 +49,14 @@ class Work(msgspec.Struct, frozen=True):
         """Return the part inside the window ``[start, end)``."""
         return Work(clip(self.compute, start, end), clip(self.communication, start, end), clip(self.copies, start, end))
 
+    def busy(self) -> Spans:
+        """Return the time of any work as one merged set."""
+        return join(self.compute, self.communication, self.copies)
+
     def extent(self) -> tuple[int, int] | None:
         """Return the first start and the last end of all work, or ``None`` when there is none."""
-        everything = join(self.compute, self.communication, self.copies)
-        return (int(everything[0, 0]), int(everything[-1, 1])) if len(everything) else None
+        busy = self.busy()
+        return (int(busy[0, 0]), int(busy[-1, 1])) if len(busy) else None
 
 
 def partition(work: Work, start: int, end: int) -> Partition:
@@ -128,7 +133,7 @@ KINDS: Final[tuple[WorkKind, ...]] = ("compute", "communication", "memcpy")
 COMPUTE, COMMUNICATION, MEMCPY = range(3)
 
 
-class WorkEvents(msgspec.Struct, frozen=True):
+class WorkEvents(msgspec.Struct, frozen=True, dict=True):
     """Events of a trace that are work.
 
     In a trace with device work, compute is the kernels on the device; on a CPU build it is the operators. Communication of CPU
@@ -149,10 +154,10 @@ class WorkEvents(msgspec.Struct, frozen=True):
         """Return the mask of the events that ran on an accelerator."""
         return trace.category[self.rows] <= COPY
 
+    @cached_property
     def work(self) -> Work:
-        """Return all events as merged sets of intervals, one per kind."""
-        sets = [union(self.start[self.kind == kind], self.end[self.kind == kind]) for kind in (COMPUTE, COMMUNICATION, MEMCPY)]
-        return Work(*sets)
+        """All events as merged sets of intervals, one per kind."""
+        return Work(*(union(self.start[self.kind == kind], self.end[self.kind == kind]) for kind in range(len(KINDS))))
 
 
 def work_events(trace: Trace, communication: re.Pattern[str] | None = None) -> WorkEvents:
@@ -164,13 +169,13 @@ def work_events(trace: Trace, communication: re.Pattern[str] | None = None) -> W
     """
     kind = np.full(len(trace.start), NO_WORK, dtype=np.int8)
     kernels = trace.category == KERNEL
-    notes = trace.category == NOTE
     by_name = np.full(len(trace.names), NO_WORK, dtype=np.int8)
-    for one in distinct(trace.name[kernels]):
-        name = trace.names[one]
-        told = communication is not None and communication.search(name) is not None
-        if told or is_work(name):
-            by_name[one] = COMMUNICATION if told else KINDS.index(classify_kernel(name))
+    for number in distinct(trace.name[kernels]):
+        name = trace.names[number]
+        if communication is not None and communication.search(name) is not None:
+            by_name[number] = COMMUNICATION
+        elif is_work(name):
+            by_name[number] = KINDS.index(classify_kernel(name))
     kind[kernels] = by_name[trace.name[kernels]]
     # Metadata from the communication library overrides the kernel's name.
     for row in trace.metadata:
@@ -179,12 +184,9 @@ def work_events(trace: Trace, communication: re.Pattern[str] | None = None) -> W
     kind[trace.category == COPY] = MEMCPY
     calls = _launching_rows(trace)
     kind[copy_engine_rows(trace, calls)] = COMMUNICATION
-    cpu_communication = np.array([is_cpu_communication(name) for name in trace.names], dtype=bool)
-    kind[notes & cpu_communication[trace.name]] = COMMUNICATION
-    if trace.is_of_cpu:
-        computes = np.array([is_cpu_work(name) for name in trace.names], dtype=bool)
-        operators = (trace.category == OPERATOR) & computes[trace.name]
-        kind[outermost(trace, operators)] = COMPUTE
+    kind[(trace.category == NOTE) & trace.named(is_cpu_communication)] = COMMUNICATION
+    if trace.device_kind == "cpu":
+        kind[outermost(trace, (trace.category == OPERATOR) & trace.named(is_cpu_work))] = COMPUTE
     rows = np.flatnonzero(kind != NO_WORK)
     rows = rows[np.argsort(trace.start[rows], kind="stable")]
     launch_row = calls[rows]
@@ -228,23 +230,23 @@ _MOST_KERNELS: Final = 512
 
 def compute_kernels(trace: Trace, events: WorkEvents) -> list[KernelTime]:
     """Return the kernels that compute by name and grid, costliest first; empty for traces of CPU builds."""
-    mine = (events.kind == COMPUTE) & events.is_on_device(trace)
-    rows = events.rows[mine]
+    computes = (events.kind == COMPUTE) & events.is_on_device(trace)
+    rows = events.rows[computes]
     if not len(rows):
         return []
     grids = len(trace.grids) + 1
     keys, number = np.unique(trace.name[rows].astype(np.int64) * grids + trace.grid[rows] + 1, return_inverse=True)
-    took = (events.end[mine] - events.start[mine]).astype(np.float64) / 1000
+    took = (events.end[computes] - events.start[computes]).astype(np.float64) / 1000
     calls = np.bincount(number)
     total = np.bincount(number, weights=took)
     kept = np.argsort(-total, kind="stable")[:_MOST_KERNELS]
-    medians = _medians_by_step(trace, events.launch[mine], number, took)
-    found: list[KernelTime] = []
+    medians = _medians_by_step(trace, events.launch[computes], number, took)
+    kernels: list[KernelTime] = []
     for at in kept.tolist():
         name, grid = divmod(int(keys[at]), grids)
         spelling = trace.grids[grid - 1] if grid else ""
-        found.append(KernelTime(trace.names[name], spelling, int(calls[at]), float(total[at]), medians.get(at, {})))
-    return found
+        kernels.append(KernelTime(trace.names[name], spelling, int(calls[at]), float(total[at]), medians.get(at, {})))
+    return kernels
 
 
 def _medians_by_step(
@@ -252,16 +254,16 @@ def _medians_by_step(
 ) -> dict[int, dict[int, float]]:
     """Return the median of ``took`` by ``number`` and by the annotated step of ``launch``."""
     steps = annotated_steps(trace)
-    found: dict[int, dict[int, float]] = {}
+    medians: dict[int, dict[int, float]] = {}
     if steps is None:
-        return found
+        return medians
     position = steps.position(launch)
     inside = np.flatnonzero(position >= 0)
     first, low, high = middles(took[inside], number[inside], position[inside])
     rows = inside[first]
     for at, step, median in zip(number[rows].tolist(), position[rows].tolist(), ((low + high) / 2).tolist(), strict=True):
-        found.setdefault(at, {})[steps.numbers[step]] = median
-    return found
+        medians.setdefault(at, {})[steps.numbers[step]] = median
+    return medians
 
 
 def outermost(trace: Trace, wanted: NDArray[np.bool_]) -> NDArray[np.intp]:
@@ -274,19 +276,19 @@ def outermost(trace: Trace, wanted: NDArray[np.bool_]) -> NDArray[np.intp]:
     rows = rows[order]
     keep = np.ones(len(rows), dtype=bool)
     for thread in distinct(trace.thread[rows]):
-        mine = np.flatnonzero(trace.thread[rows] == thread)
-        ends = np.maximum.accumulate(trace.end[rows[mine]])
-        keep[mine[1:]] = trace.start[rows[mine[1:]]] >= ends[:-1]
+        on_thread = np.flatnonzero(trace.thread[rows] == thread)
+        ends = np.maximum.accumulate(trace.end[rows[on_thread]])
+        keep[on_thread[1:]] = trace.start[rows[on_thread[1:]]] >= ends[:-1]
     return rows[keep]
 
 
 def _launching_rows(trace: Trace) -> NDArray[np.intp]:
     """Return, per row, the row of the CPU call that launched it: itself for events on the CPU, -1 if no call is linked."""
-    found = np.arange(len(trace.start), dtype=np.intp)
+    launching = np.arange(len(trace.start), dtype=np.intp)
     device, calls = np.flatnonzero(trace.category <= COPY), trace.rows(LAUNCHED)
     call = positions_of(trace.correlation[device], trace.correlation[calls])
-    found[device] = np.where(call >= 0, calls[call] if len(calls) else -1, -1)
-    return found
+    launching[device] = np.where(call >= 0, calls[call] if len(calls) else -1, -1)
+    return launching
 
 
 def copy_engine_rows(trace: Trace, calls: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -299,8 +301,8 @@ def copy_engine_rows(trace: Trace, calls: NDArray[np.intp]) -> NDArray[np.intp]:
     copies = copies[np.isin(trace.name[copies], between)]
     if not len(copies):
         return copies
-    asks = np.array([asks_for_communication(name) for name in trace.names], dtype=bool)
-    inside = within(trace, calls[copies], np.flatnonzero(asks[trace.name] & np.isin(trace.category, (NOTE, OPERATOR))))
+    asks = trace.named(asks_for_communication) & np.isin(trace.category, (NOTE, OPERATOR))
+    inside = within(trace, calls[copies], np.flatnonzero(asks))
     return copies[inside]
 
 
@@ -317,10 +319,10 @@ def enclosing(trace: Trace, rows: NDArray[np.intp], frames: NDArray[np.intp]) ->
     last = np.maximum.accumulate(np.where(order < len(frames), np.arange(len(order)), -1))
     at = np.empty(len(both), dtype=np.intp)
     at[order] = np.where(last < 0, -1, order[last])
-    found = at[len(frames) :]
-    frame = frames[found]
-    inside = (found >= 0) & (trace.thread[frame] == trace.thread[rows]) & (trace.start[rows] < trace.end[frame])
-    return np.where(inside, found, -1)
+    position = at[len(frames) :]
+    frame = frames[position]
+    inside = (position >= 0) & (trace.thread[frame] == trace.thread[rows]) & (trace.start[rows] < trace.end[frame])
+    return np.where(inside, position, -1)
 
 
 def within(trace: Trace, rows: NDArray[np.intp], frames: NDArray[np.intp]) -> NDArray[np.bool_]:
@@ -336,6 +338,6 @@ def within(trace: Trace, rows: NDArray[np.intp], frames: NDArray[np.intp]) -> ND
     base = thread * (len(ends) + 1)
     latest = np.empty(len(both), dtype=np.intp)
     latest[order] = np.maximum.accumulate((base + rank)[order])
-    found = (latest - base)[len(frames) :]
-    inside: NDArray[np.bool_] = (found > 0) & (trace.start[rows] < ends[found - 1])
+    end = (latest - base)[len(frames) :]
+    inside: NDArray[np.bool_] = (end > 0) & (trace.start[rows] < ends[end - 1])
     return inside

@@ -105,7 +105,7 @@ def _reduce(path: Path, device_kind: DeviceKind) -> Reduced:
         # A torn trace is rejected here, because the records of a run must describe whole steps.
         trace = read_trace(path, whole=True)
         # As a trace of a CPU build, one without any device work would tell operators on the host for the work.
-        if (device_kind != "cpu" and trace.is_of_cpu) or trace.quality.problem == "no_activity":
+        if (device_kind != "cpu" and trace.device_kind == "cpu") or trace.quality.problem == "no_activity":
             return Reduced(reason_without_activity(trace.device_kind if device_kind == "cpu" else device_kind))
         if trace.quality.problem is not None:
             return Reduced(f"its trace {trace.quality.reason}")
