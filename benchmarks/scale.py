@@ -1,9 +1,9 @@
 """Cost of analysing a large run, and of following one that grows. Prints one JSON object.
 
-The whole command is timed, and the memory of all its processes together is measured. Reading and judging are then timed
-separately. Finally, an update of a followed run is timed, after as much has been recorded as the job records in 30 s: of the run
-as it is, and after a week in which GPUs were sampled. Reported are medians of ``--repeats``. Written data is on disk before
-anything is timed, because writing it is the work of other machines.
+The whole command is timed, and the memory of all its processes together is measured; so is a comparison with a second such run.
+Reading and judging are then timed separately. Finally, an update of a followed run is timed, after as much has been recorded as
+the job records in 30 s: of the run as it is, and after a week in which GPUs were sampled. Reported are medians of ``--repeats``.
+Written data is on disk before anything is timed, because writing it is the work of other machines.
 
     python benchmarks/scale.py [--ranks 1024] [--steps 10000] [--repeats 3] [--run RUN]
 """
@@ -20,8 +20,9 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -36,6 +37,7 @@ from rankscope.runs.records import HardwareSample
 from rankscope.runs.writer import JsonLinesWriter, write_record
 
 SECONDS_BUDGET, BYTES_BUDGET, UPDATE_BUDGET = 3.5, 700 * 2**20, 0.25
+COMPARE_BYTES_BUDGET = 2**30
 NEW_SECONDS = 30.0
 SAMPLED_DAYS, SAMPLED_EVERY_S, SAMPLED_HOSTS = 7, 5, 8
 """How long, how often and on how many hosts GPUs are sampled: the host of the slow rank and those that it is compared with."""
@@ -57,13 +59,14 @@ def tree_bytes(pid: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Cost of a whole command, and its verdict."""
+    """Cost of a whole command, and its result."""
 
     wall_s: float
     cpu_s: float
     """CPU seconds of all its processes."""
     peak_bytes: int
-    verdict: dict[str, object]
+    result: dict[str, Any]
+    """Its JSON."""
 
     def budgets(self) -> list[dict[str, object]]:
         """Return the budgets of time and memory."""
@@ -78,11 +81,11 @@ def typical(repeats: list[Command]) -> Command:
     return sorted(repeats, key=lambda one: one.wall_s)[len(repeats) // 2]
 
 
-def whole_command(run: Path) -> Command:
-    """Run ``rankscope analyze`` and measure it."""
+def whole_command(*arguments: str | Path) -> Command:
+    """Run a command of ``rankscope`` and measure it."""
     begin, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     process = subprocess.Popen(
-        [sys.executable, "-m", "rankscope", "analyze", str(run), "--format", "json"], stdout=subprocess.PIPE
+        [sys.executable, "-m", "rankscope", *map(str, arguments), "--format", "json"], stdout=subprocess.PIPE
     )
     peak = 0
 
@@ -99,7 +102,7 @@ def whole_command(run: Path) -> Command:
     watcher.join()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Command(seconds, cpu, peak, json.loads(out)["verdict"])
+    return Command(seconds, cpu, peak, json.loads(out))
 
 
 def main() -> None:
@@ -118,8 +121,11 @@ def main() -> None:
             grow_run(run, shape, 0, args.steps, workers=WORKERS)
         load_before = os.getloadavg()[0]
         os.sync()
-        wholes = [whole_command(run) for _ in range(args.repeats)]
+        wholes = [whole_command("analyze", run) for _ in range(args.repeats)]
         whole = typical(wholes)
+        other = Path(folder) / "other"
+        write_other(other, shape)
+        comparison = whole_command("compare", run, other)
         begin, cpu = time.perf_counter(), time.process_time()
         evidence = read_evidence(run)
         read_s = time.perf_counter() - begin
@@ -133,7 +139,7 @@ def main() -> None:
     figures = {
         "ranks": args.ranks,
         "steps": args.steps,
-        "verdict": whole.verdict["summary"],
+        "verdict": whole.result["verdict"]["summary"],
         "whole_s": round(whole.wall_s, 2),
         "wholes_s": [round(one.wall_s, 2) for one in wholes],
         "whole_cpu_s": round(whole.cpu_s, 2),
@@ -141,6 +147,8 @@ def main() -> None:
         "judge_s": round(judge_s, 2),
         "judge_cpu_s": round(judge_cpu_s, 2),
         "peak_bytes": whole.peak_bytes,
+        "compare_s": round(comparison.wall_s, 2),
+        "compare_cpu_s": round(comparison.cpu_s, 2),
         "first_update_s": round(first_s, 2),
         "updates_s": [round(wall, 3) for wall, _ in updates],
         "updates_cpu_s": [round(cpu, 3) for _, cpu in updates],
@@ -148,11 +156,19 @@ def main() -> None:
         "load_before": round(load_before, 1),
         "load_after": round(os.getloadavg()[0], 1),
     }
-    budgets = [*whole.budgets()]
+    budgets = [*whole.budgets(), budget("compare_peak_bytes", comparison.peak_bytes, COMPARE_BYTES_BUDGET)]
     for name, measured in (("update_s", updates), ("update_after_week_of_samples_s", after_week)):
         budgets.append(budget(name, round(float(np.median([wall for wall, _ in measured])), 3), UPDATE_BUDGET))
     environment = {"python": platform.python_version(), "numpy": np.__version__, "cpus": WORKERS}
     print(json.dumps({"figures": figures, "budgets": budgets, "environment": environment}, indent=2))
+
+
+def write_other(run: Path, shape: Shape) -> None:
+    """Write another run in which the same rank is slower."""
+    slower = replace(shape, slow_us=1.5 * shape.slow_us, seed=shape.seed + 1)
+    begin_run(run, slower)
+    write_record(run / "run.json", msgspec.structs.replace(RunReader(run).info, run_id="other"))
+    grow_run(run, slower, 0, slower.steps, workers=WORKERS)
 
 
 def add_week(run: Path, shape: Shape) -> None:

@@ -38,7 +38,6 @@ def unchecked(_columns: Mapping[str, Any], _names: Sequence[str], _base_ns: int,
     return Checked(
         missing=none,
         cut=none,
-        cut_ends={},
         quality=DataQuality(device_events=0),
         launches_work=not torn,
     )

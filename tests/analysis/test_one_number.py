@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +12,18 @@ import msgspec
 import numpy as np
 import pytest
 from tests.analysis.conftest import SyntheticRun
+from tests.analysis.inline_communication import Fault, write_job
 
 from rankscope.analysis.engine import analyze
+from rankscope.analysis.parallel.workers import LocalEngine
 from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.result.stored import losses_of, store_verdict, stored_verdict
 from rankscope.analysis.result.text import GREEN, YELLOW
 from rankscope.analysis.whatif import render
 from rankscope.analysis.whatif.engine import whatif
-from rankscope.analysis.whatif.result import WhatIf
+from rankscope.analysis.whatif.outcome import Outcome, Part, Terms, answer
+from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
 from rankscope.runs.records import PhaseTimes
 
 near: Any = pytest.approx
@@ -111,6 +116,46 @@ def test_a_slow_rank_or_host_saves_as_much_in_the_verdict_as_in_the_what_if(
         assert simulated.savings_of == "verdict"
         assert row.saved_seconds / simulated.measured_step_seconds == near(1 - 1 / finding.slowdown, rel=1e-3)
         assert row.gpu_hours_lost == near(finding.gpu_hours_lost, rel=1e-6)
+
+
+@pytest.mark.parametrize("fault", ["host", "device"])
+@pytest.mark.parametrize("late", [1, 3])
+def test_a_slow_rank_of_traces_saves_as_much_in_the_verdict_as_in_the_what_if(tmp_path: Path, fault: Fault, late: int) -> None:
+    traces = write_job(tmp_path, "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", fault=fault, late=late)
+    finding = analyze([traces]).findings[0]
+    (saved_us,) = (item.value for item in finding.evidence if item.name == "saved")
+    for engine in (LocalEngine(1), Spread()):
+        simulated = whatif([traces], engine=engine)
+        assert (finding.rank, simulated.savings_of, simulated.by_rank[0].rank) == (late, "verdict", late)
+        assert simulated.by_rank[0].saved_seconds == near(saved_us / 1e6)
+
+
+class Spread:
+    """Engine whose results have gone through another process."""
+
+    def map(self, function: Callable[[Any], Any], items: Sequence[Any], **_about: Any) -> Iterator[Any]:
+        send: Any = pickle.loads(pickle.dumps(function))  # written on the line before
+        return (pickle.loads(pickle.dumps(send(item))) for item in items)
+
+
+def test_a_rank_that_costs_more_than_the_graph_loses_is_in_the_summary() -> None:
+    # given a rank that alone costs 30 ms of a step of 100 ms, in which the graph shows a loss of 1 ms
+    steps = np.full(10, 0.1)
+    outcome = Outcome(
+        steps=np.arange(10), measured=steps, actual=steps, ideal=steps - 0.001,
+        ranks=[Part({"rank": 3}, only=steps, without=steps - 0.03)],
+        slowest=[3], without_slowest=steps - 0.03, savings_of="verdict",
+    )  # fmt: skip
+    source = WhatIfSource(
+        kind="traces", path="t", name=None, evidence="traces", ranks=4, world_size=4, steps=10, steps_left_out=0
+    )
+    result = answer(outcome, source, Terms(accelerated=True, world_size=4))
+    assert (result.by_rank[0].saved_seconds, result.by_rank[0].share, result.m_worker) == (near(0.03), None, None)
+    for text in (result.summary, result.source.warnings[0]):
+        assert "rank 3" in text
+    assert YELLOW in render.render_text(result, color=True)
+    # and nothing of that is said of a graph's own savings
+    assert not answer(replace(outcome, savings_of="graph"), source, Terms(accelerated=True, world_size=4)).source.warnings
 
 
 def test_rare_steps_are_left_out_with_the_share_that_the_analysis_reports(analysis: Analysis, simulated: WhatIf) -> None:

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.collectives_by_hand import waits_at
 
-from rankscope.analysis.collectives.blame import Blame, Group, Pairs, assign_blame
+from rankscope.analysis.collectives.blame import Blame, assign_blame
 from rankscope.analysis.collectives.clock import fit_clocks
+from rankscope.analysis.collectives.imposed import Group, Pairs
 from rankscope.analysis.collectives.matching import match_collectives
 from rankscope.analysis.costs.ledger import ledger_of_blame
 from rankscope.analysis.engine import analyze

@@ -14,7 +14,7 @@ from rankscope.dashboards.charts.palette import palette
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import NotReadyError
-from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.model.state import PageState, host_item
 from rankscope.dashboards.store.cache import Store
 from rankscope.dashboards.store.disk import WHATIF_EVERY_S, DiskRuns
 from rankscope.dashboards.store.making import MadeHere
@@ -44,6 +44,28 @@ def test_without_the_slow_rank_the_step_is_short(run: RunData) -> None:
         assert thought is not None
         assert thought.step_seconds == pytest.approx(result.step_seconds - 0.04, abs=0.002), items
     assert step_without(run.scenarios, ()) is None
+
+
+def test_a_host_is_removed_with_its_slow_ranks(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    """Given a slow rank, when its host is removed, then the step is as without the ranks of the row, also beside a cause."""
+    run = opened(write_run(tmp_path / "run", ranks=8))
+    result = run.scenarios.answer.result
+    row = next(row for row in result.by_host if row.host == "node-1")
+    item = host_item("node-1")
+    for items in ((item,), (item, "cause:input")):
+        thought = step_without(run.scenarios, items)
+        assert thought is not None
+        assert thought.label.startswith("host node-1")
+        assert thought.step_seconds == pytest.approx((result.step_seconds or 0) - 0.04, abs=0.002)
+    assert row.saved_seconds == pytest.approx(0.04, abs=0.002)
+    drawn = draw(VIEW, "whatif-hosts", run, PageState(without=(item,)), COLORS)
+    assert drawn.table.rows[0][0] == item
+    assert pick(VIEW, "whatif-hosts", run, PageState(), {"hovertext": item}).without == (item,)
+
+
+def test_the_item_of_a_host_has_no_comma() -> None:
+    state = PageState(without=(host_item("a,b/c"), "rank:1"))
+    assert PageState.parse(state.search) == state
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 import click
 
 from rankscope.analysis.collectives.links import ToldLink, parse_link
 from rankscope.analysis.engine import analyze as run_analysis
-from rankscope.analysis.parallel.workers import Engine, LocalEngine, keep_freed_memory
 from rankscope.cli.terminal import INPUT_PLACE, format_option, price_options, print_json, use_color, width
-from rankscope.cli.trace_options import cycle_option, pattern_option
+from rankscope.cli.trace_options import cycle_option, engine_of, engine_options, pattern_option
 
 
 @click.command(
@@ -51,25 +49,7 @@ Examples:
     help="Also where the time goes: kernel classes, recompute and idle time; of traces also streams, copies, launches and "
     "contention.",
 )
-@click.option(
-    "--engine",
-    type=click.Choice(["local", "ray"]),
-    default="local",
-    show_default=True,
-    help="Where ranks are read: by processes of this machine, or by tasks on an existing Ray cluster whose nodes see the same "
-    "files. The result is the same.",
-)
-@click.option(
-    "--address",
-    metavar="ADDRESS",
-    help="Where the head of the Ray cluster is, HOST:PORT; this machine has to be one of its nodes. Default: RAY_ADDRESS, else "
-    "the cluster that this machine is a node of.",
-)
-@click.option(
-    "--workers",
-    type=click.IntRange(1, 65536),
-    help="Read so many ranks at a time. Default: one for each core; with Ray two for each CPU of the cluster.",
-)
+@engine_options
 @click.option(
     "--fail-on",
     multiple=True,
@@ -107,7 +87,7 @@ def analyze(
         communication_pattern=communication_pattern,
         cycle=cycle,
         detail=detail,
-        engine=_engine(engine, address, workers),
+        engine=engine_of(engine, address, workers),
     )
     if format_ == "json":
         print_json(analysis)
@@ -117,17 +97,6 @@ def analyze(
 
         click.echo(render_text(analysis, width=width(), color=use_color(), detail=detail), color=True)
     return 1 if analysis.verdict.kind in fail_on else 0
-
-
-def _engine(name: str, address: str | None, workers: int | None) -> Engine:
-    if name == "ray":
-        from rankscope.analysis.parallel.ray_engine import RayEngine
-
-        return RayEngine(address, workers)
-    if address is not None:
-        raise click.BadParameter("requires --engine ray", param_hint="--address")
-    keep_freed_memory()
-    return LocalEngine(workers or len(os.sched_getaffinity(0)))
 
 
 def _told(links: tuple[str, ...]) -> list[ToldLink]:

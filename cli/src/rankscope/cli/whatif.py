@@ -9,7 +9,7 @@ import click
 from rankscope.analysis.whatif.engine import whatif as ask
 from rankscope.analysis.whatif.render import render_text
 from rankscope.cli.terminal import INPUT_PLACE, format_option, price_options, print_json, use_color, width
-from rankscope.cli.trace_options import cycle_option, pattern_option
+from rankscope.cli.trace_options import cycle_option, engine_of, engine_options, pattern_option
 
 
 @click.command(
@@ -26,6 +26,7 @@ Examples:
 @price_options("Price the loss in money. Default: the price recorded with the run.")
 @pattern_option
 @cycle_option
+@engine_options
 @click.option("--per-step", is_flag=True, help="Each step's figures, too (JSON).")
 def whatif(
     paths: tuple[str, ...],
@@ -35,6 +36,9 @@ def whatif(
     currency: str,
     communication_pattern: re.Pattern[str] | None,
     cycle: int | None,
+    engine: str,
+    address: str | None,
+    workers: int | None,
     per_step: bool,
 ) -> None:
     """How fast a job would be without stragglers: in step time, GPU-hours and money.
@@ -53,6 +57,7 @@ def whatif(
         per_step=per_step,
         cycle=cycle,
         communication_pattern=communication_pattern,
+        engine=engine_of(engine, address, workers),
     )
     if format_ == "json":
         print_json(result)

@@ -8,6 +8,7 @@ result equals that of ``analyze``.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -53,6 +54,9 @@ _FOLLOWED: Final[tuple[Stream, ...]] = ("steps", "events", "windows", "collectiv
 
 RECENT_CALLS: Final = 30_000
 """Operations of all ranks whose durations are kept, where they are judged: comparing them takes a second."""
+
+_SETTLED_NS: Final = 2_000_000_000
+"""Age from which a change of a folder is told from the next one by its time: file systems resolve up to two seconds."""
 
 RECENT_WINDOWS: Final = 24
 """Profiled steps that are kept: more than a capture needs for a clear verdict."""
@@ -187,7 +191,7 @@ class _Attempt:
         self._filling.add_ranks(ranks)
         if self._rows is not None:
             self._rows.has_ranks(ranks)
-        segments = {rank: segments_of(reader, self.ranks[rank].folder, _FOLLOWED) for rank in ranks}
+        segments = {rank: self.ranks[rank].segments(reader) for rank in ranks}
         waiting: dict[int, Rows] = {}
         count = 0
         for rank in ranks:
@@ -344,6 +348,22 @@ class _Rank:
         self._rank = rank
         self._known: tuple[tuple[int, int, int], RankInfo] | None = None
         """Identity of the file that was read (inode, size, modification time), and its content."""
+        self._listed: tuple[int, Segments] | None = None
+        """Segments in the folder, and its modification time when they were listed."""
+
+    def segments(self, reader: RunReader) -> Segments:
+        """Return the segments of the followed streams. They are listed again when the folder has changed."""
+        try:
+            changed_ns = os.stat(self.folder).st_mtime_ns  # noqa: PTH116  # for thousands of folders, Path costs more
+        except OSError:
+            changed_ns = time.time_ns()
+        if self._listed is not None and self._listed[0] == changed_ns:
+            return self._listed[1]
+        listed_ns, segments = time.time_ns(), segments_of(reader, self.folder, _FOLLOWED)
+        # A change just before may have the same time as the next one. A folder that cannot be listed is reported each time.
+        settled = listed_ns - changed_ns > _SETTLED_NS and any(segments.values())
+        self._listed = (changed_ns, segments) if settled else None
+        return segments
 
     def read_tags(self, reader: RunReader, segments: Segments) -> None:
         """Read new tags. Raises ``StartOverError``.

@@ -39,7 +39,7 @@ from rankscope.analysis.trace.work import compute_kernels, work_events
 from rankscope.analysis.trace_job import Job, TraceIdentity, identity_of, job_of, rank_of
 from rankscope.base.errors import InputError
 from rankscope.runs.named import refuse_folder_of_runs
-from rankscope.runs.records import DeviceKind
+from rankscope.runs.records import DeviceKind, StepBreakdown
 
 SUFFIXES: Final = (".json", ".json.gz", ".json.zst")
 _OPERATIONS: Final = "Parquet, so no Kineto trace; traced operations are read by `rankscope whatif` only"
@@ -67,6 +67,8 @@ class RankTrace(msgspec.Struct, frozen=True):
     damaged: int
     torn: str | None
     reduction: Reduction
+    by_step: list[StepBreakdown]
+    """Breakdown of each annotated step; ``reduction`` is of the whole file."""
     detail: RankDetail | None
     pattern_found: bool
     """True if the pattern for communication matched any kernel."""
@@ -135,11 +137,13 @@ def read_ranks(
     *,
     cycle: int | None = None,
     detail: bool = False,
+    whole: bool = False,
     engine: Engine,
 ) -> tuple[list[RankTrace], Job, list[str]]:
     """Read and reduce every file. Return one trace per rank of the job, ordered by rank, with the job, and warnings.
 
     Kernels whose name matches ``pattern`` count as communication. ``cycle``: see ``job_of``. ``detail``: analyse in detail, too.
+    ``whole``: a trace that was cut off cannot be read.
 
     A file that cannot be read leads to a warning. Raises ``InputError`` instead if the file is in ``named`` or if no file can be
     read, and as ``job_of`` does.
@@ -147,7 +151,7 @@ def read_ranks(
     found: list[RankTrace] = []
     warnings: list[str] = []
     first_error: InputError | None = None
-    read = partial(_read_file, pattern=pattern, detail=detail)
+    read = partial(_read_file, pattern=pattern, detail=detail, whole=whole)
     for file, traces in zip(files, engine.map(read, files, files=files, text_bytes=_text_bytes(files)), strict=True):
         if isinstance(traces, InputError):
             if file in named:
@@ -180,9 +184,9 @@ def _text_bytes(files: Sequence[Location]) -> int:
     return text if len(local) == len(files) else 0
 
 
-def _read_file(file: Location, *, pattern: re.Pattern[str] | None, detail: bool) -> list[RankTrace] | InputError:
+def _read_file(file: Location, *, pattern: re.Pattern[str] | None, detail: bool, whole: bool) -> list[RankTrace] | InputError:
     try:
-        return [_reduced(trace, pattern, detail=detail) for trace in read_traces(file, detail=detail)]
+        return [_reduced(trace, pattern, detail=detail) for trace in read_traces(file, detail=detail, whole=whole)]
     except InputError as error:
         return error
 
@@ -213,6 +217,7 @@ def _reduced(trace: Trace, pattern: re.Pattern[str] | None, *, detail: bool) -> 
         damaged=trace.damaged,
         torn=trace.torn,
         reduction=reduction,
+        by_step=by_step,
         detail=told,
         pattern_found=pattern is not None and any(map(pattern.search, _kernel_names(trace))),
         own_streams=frozenset() if reduction.breakdowns[0].communication_us else kernels_on_own_streams(trace, events),

@@ -32,7 +32,7 @@ from rankscope.analysis.evidence.damage import damage_warnings, unreadable_files
 from rankscope.analysis.evidence.hardware import device_memory
 from rankscope.analysis.evidence.liveness import liveness, silence_s
 from rankscope.analysis.evidence.peers import peer_groups
-from rankscope.analysis.evidence.rank_columns import LOADED_METRICS
+from rankscope.analysis.evidence.rank_columns import ALL_METRICS, LOADED_METRICS
 from rankscope.analysis.evidence.rank_files import Report, ignore
 from rankscope.analysis.evidence.recent import MOST_RECORDS, Earlier
 from rankscope.analysis.evidence.steps import StepTable
@@ -60,7 +60,7 @@ from rankscope.base.text import ranks_text, span
 from rankscope.runs.durations import DurationBlock
 from rankscope.runs.paths import attempt_dir
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import RankInfo
+from rankscope.runs.records import STAGE_DIMENSIONS, RankInfo
 from rankscope.runs.world_size import told_world_size
 
 _SHOWN: Final = 8
@@ -177,6 +177,10 @@ def read_evidence(
     last steps are read.
     """
     reader = RunReader(Path(path))
+    about = reader.attempt(attempt if attempt is not None else max(reader.attempts(), default=0))
+    if about is not None and any(about.layout.get(name, 1) > 1 for name in STAGE_DIMENSIONS):
+        # Costs of a pipeline are means over all ranks: reading them on request would read all files twice.
+        metrics = {*metrics, *ALL_METRICS}
     table = StepTable.load(reader, attempt, report=report, metrics=metrics, most_records=most_records)
     windows: dict[int, Reduction] = {}
     damaged = Counter(table.damaged)

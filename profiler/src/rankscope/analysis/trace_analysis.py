@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -18,7 +18,7 @@ from rankscope.analysis.collectives.communication import communication_parts, ex
 from rankscope.analysis.collectives.links import Fabric, ToldLink
 from rankscope.analysis.collectives.matched import Matched, match_ranks
 from rankscope.analysis.collectives.stages import stages_of_records
-from rankscope.analysis.collectives.windows import matchable
+from rankscope.analysis.collectives.windows import Reduction, matchable
 from rankscope.analysis.costs.waterfall import Costs
 from rankscope.analysis.costs.window_costs import costs_of_windows
 from rankscope.analysis.evidence.device_times import DeviceTimes
@@ -57,19 +57,11 @@ def analyze_traces(
     # A collective missing from a trace would look as if its rank took no part and another rank came last.
     # So a rank whose trace lacks a part counts as missing.
     whole = {trace.rank: trace.reduction for trace in traces if not trace.lacks and job.problem is None}
-    told, world_size = (None, None) if job.problem else (_told_world_size(traces), _world_size(traces))
+    told, world_size = (None, None) if job.problem else (_told_world_size(traces), world_size_of_traces(traces))
     if told is not None and told != world_size:
         warnings.append(f"the traces state {told} ranks, but their process groups are of a job of at least {world_size}")
-    fabric = _fabric(traces, links)
-    matched = match_ranks(
-        matchable(whole),
-        ranks=[trace.rank for trace in traces],
-        clock_names={trace.rank: trace.host for trace in traces if trace.host},
-        machines=fabric.hosts,
-        world_size=max(len(traces), world_size or 0),
-        source="traces",
-    )
-    matched = _with_uncalled(matched, max((reduction.uncalled for reduction in whole.values()), default=0))
+    fabric = fabric_of(traces, links)
+    matched = match_traces(traces, whole, fabric, world_size)
     matching, blame = matched.matching, matched.blame
     explained = explained_share(
         [matching.matches, matching.directed],
@@ -147,6 +139,29 @@ def analyze_traces(
     )
 
 
+def match_traces(traces: Sequence[RankTrace], whole: Mapping[int, Reduction], fabric: Fabric, world_size: int | None) -> Matched:
+    """Match the collectives of the ``whole`` traces; of the others, waits are not known."""
+    matched = match_ranks(
+        matchable(whole),
+        ranks=[trace.rank for trace in traces],
+        clock_names={trace.rank: trace.host for trace in traces if trace.host},
+        machines=fabric.hosts,
+        world_size=max(len(traces), world_size or 0),
+        source="traces",
+    )
+    return _with_uncalled(matched, max((reduction.uncalled for reduction in whole.values()), default=0))
+
+
+def profile_of_traces(traces: Sequence[RankTrace], matched: Matched, hosts: Mapping[int, str]) -> Profile | None:
+    """Return the traced steps for the judge; ``None`` where they show neither matched collectives nor times of devices."""
+    incomplete = incomplete_ranks(matched.matching, {trace.rank for trace in traces})
+    times = {} if incomplete else _device_times(traces, world_size_of_traces(traces))
+    if not matched.matching.matches and not times:
+        return None
+    breakdowns = {trace.rank: trace.reduction.breakdowns for trace in traces}
+    return Profile(matched, times, breakdowns, _extent_us(traces, matched), hosts=hosts)
+
+
 def _costs(traces: Sequence[RankTrace], matched: Matched, *, without: Collection[int] = ()) -> Costs | None:
     """Return the costs of the mean window of all whole traces ``without`` some ranks."""
     those = [trace for trace in traces if not trace.lacks and trace.rank not in without]
@@ -154,7 +169,7 @@ def _costs(traces: Sequence[RankTrace], matched: Matched, *, without: Collection
     return costs_of_windows(
         {trace.rank: trace.reduction for trace in those},
         matched.blame if has_matches else None,
-        world_size=_world_size(traces),
+        world_size=world_size_of_traces(traces),
         source="traces",
         unit="window",
         input_us=_input_us(those),
@@ -192,7 +207,8 @@ def _input_us(traces: Sequence[RankTrace]) -> float | None:
     return float(np.mean(known)) if known and len(known) == len(traces) else None
 
 
-def _fabric(traces: Sequence[RankTrace], links: Sequence[ToldLink]) -> Fabric:
+def fabric_of(traces: Sequence[RankTrace], links: Sequence[ToldLink]) -> Fabric:
+    """Return the hosts, GPUs and links of the ranks of ``traces``."""
     seen = {trace.host: len(trace.gpu_names) for trace in traces if trace.host}
     ranks = Counter(trace.host for trace in traces)
     return Fabric(
@@ -209,7 +225,7 @@ def _told_world_size(traces: Sequence[RankTrace]) -> int | None:
     return max((trace.world_size for trace in traces if trace.world_size is not None), default=None)
 
 
-def _world_size(traces: Sequence[RankTrace]) -> int | None:
+def world_size_of_traces(traces: Sequence[RankTrace]) -> int | None:
     """Return the number of ranks of the job, at least that of its process groups; ``None`` where neither shows other ranks."""
     told, least = _told_world_size(traces), max(trace.least_ranks for trace in traces)
     if told is None:
@@ -219,13 +235,13 @@ def _world_size(traces: Sequence[RankTrace]) -> int | None:
 
 def _of_ranks(traces: Sequence[RankTrace]) -> str:
     """Return the number of ranks of the job for a sentence: "8", or "at least 8" where only process groups show it."""
-    told, world_size = _told_world_size(traces), _world_size(traces)
+    told, world_size = _told_world_size(traces), world_size_of_traces(traces)
     return f"{world_size}" if told == world_size else f"at least {world_size}"
 
 
 def _coverage(traces: Sequence[RankTrace], files: int, steps: Sequence[int]) -> float:
     """Return the share of the job's steps that is seen. ``files``: number of files, of which some may be unreadable."""
-    expected = max(_world_size(traces) or files, len(traces))
+    expected = max(world_size_of_traces(traces) or files, len(traces))
     # The missing part of a torn trace is of unknown length, so its last step counts half.
     seen = sum(_whole_steps(trace) for trace in traces)
     return seen / (expected * max(1, len(steps)))
@@ -240,14 +256,11 @@ def _whole_steps(trace: RankTrace) -> float:
 
 def _case(traces: Sequence[RankTrace], matched: Matched, costs: Costs | None, explained: float | None, setting: Setting) -> Case:
     """Return the judgement on the ranks, with the doubts that traces raise."""
-    world_size, matches = _world_size(traces), matched.matching.matches
+    world_size, matches = world_size_of_traces(traces), matched.matching.matches
     case = Case(setting, shares_of(costs, matched.figures))
-    incomplete = incomplete_ranks(matched.matching, {trace.rank for trace in traces})
-    times = {} if incomplete else _device_times(traces, world_size)
-    if not matches and not times:
+    profile = profile_of_traces(traces, matched, setting.hosts)
+    if profile is None:
         return replace(case, missing=_unmatched(traces, world_size))
-    breakdowns = {trace.rank: trace.reduction.breakdowns for trace in traces}
-    profile = Profile(matched, times, breakdowns, _extent_us(traces, matched), hosts=setting.hosts)
     judgement = profile.judge()
     restriction = among(len(traces), setting.world_size, "traces")
     if explained is not None and explained < MOST_COMMUNICATION and not judgement.is_tested:
@@ -284,7 +297,7 @@ def _damaged_steps(traces: Sequence[RankTrace]) -> int:
 
 def _lack_communication(traces: Sequence[RankTrace]) -> bool:
     """Return whether a job of several ranks shows no communication at all, in whole traces of devices."""
-    several = max(len(traces), _world_size(traces) or 0) > 1
+    several = max(len(traces), world_size_of_traces(traces) or 0) > 1
     whole = all(trace.device_kind != "cpu" and not trace.lacks for trace in traces)
     return (
         several

@@ -123,7 +123,7 @@ class StreamFollower(_Follower[_LinePosition, list[_T]]):
     @property
     def skipped(self) -> Skipped:
         """Lines so far that could not be used, and those without a newline at the ends of segments."""
-        found = dict(self._damaged)
+        found = self._damaged.copy()
         for name, position in self._positions.items():
             if position.read < position.size:
                 add_skipped(found, self._folder / name, [position.read])

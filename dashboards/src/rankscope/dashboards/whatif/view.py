@@ -48,11 +48,11 @@ def without(result: WhatIf, thought: Thought | None, pace: Pace, *, price_given:
         return [Text(result.summary, "reason"), Text(choose, "help")]
     if thought.step_seconds is None:
         return [Text(f"Without {thought.label}: not known. {thought.why}", "reason")]
-    actual = result.step_seconds or 0.0
+    actual, measured = result.step_seconds or 0.0, result.measured_step_seconds or 0.0
     saved = actual - thought.step_seconds
     step = "typical step" if result.source.evidence == "steps" else "step"
     rare = rare_steps_text(result.source)
-    change = f"{seconds_text(saved)} shorter ({percent(saved / actual, digits=1)})" if saved > 0 else "no shorter"
+    change = f"{seconds_text(saved)} shorter ({percent(saved / measured, digits=1)})" if saved > 0 else "no shorter"
     hours, amount = pace.gpu_hours_of(saved), pace.money_of(saved)
     of_job = (
         "CPU ranks lose no GPU time; enter a price to count it" if hours is None else "of the GPU time of this job, at its pace"
@@ -271,7 +271,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         Section(
             name="whatif",
             title="What if it were not slow",
-            help="The run is simulated again: what you remove is as fast as the median rank, all else stays as it was.",
+            help="The run is simulated again without the slowness of what you remove; all else stays as it was.",
             blocks=[Part("whatif-answer", lambda: _answer(run, state))],
             tools=[_choice(scenarios, state), *_price(scenarios, state)],
         ),

@@ -6,8 +6,8 @@ Read ``matched`` first: it runs the stages below and holds their results.
 2. ``matching`` matches the records of different ranks that belong to one collective. ``arrivals`` has the table of both as
    ``columns``.
 3. ``clock`` corrects the clocks of hosts, by the ends of collectives. ``clock_series`` fits one clock over time.
-4. ``blame`` sums the waits that each rank imposes on others, and ``origin`` follows them over process groups to the rank that
-   caused them. ``waiting`` has the waits in sends, receives and operations with a root.
+4. ``blame`` charges each wait to the rank that caused it, which ``origin`` follows over process groups. ``imposed`` sums these.
+   ``waiting`` has the waits in sends, receives and operations with a root.
 
 Three modules use the matches: ``communication`` (moving data or waiting, hidden or exposed), ``bandwidth`` (with the rates of
 ``links``) and ``figures`` (sizes and shares, for advice; ``payload`` tells gradients, shards and activations apart).

@@ -18,20 +18,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rankscope.analysis.collectives.arrivals import FROM_ROOT, Arrivals, Floats, Numbers, combined, numbered, offsets, sums
+from rankscope.analysis.collectives.arrivals import FROM_ROOT, Arrivals, Floats, Numbers, numbered, offsets, sums
 from rankscope.analysis.collectives.clock import Clocks
 from rankscope.analysis.collectives.columns import Column
+from rankscope.analysis.collectives.imposed import NO_PAIRS, NONE_IMPOSED, Charges, ImposedAt, Pairs, PairSums
 from rankscope.analysis.collectives.origin import Lateness, charge_origins
-from rankscope.analysis.collectives.spans import Spans, covered, unions
+from rankscope.analysis.collectives.spans import covered, unions
 from rankscope.analysis.collectives.waiting import NOBODY_WAITED, Waits
-
-Group = tuple[str | None, tuple[int, ...]]
-"""Name and members of a process group."""
 
 _BLOCK: Final = 2**16
 """Number of arrivals in a block of steps, unless one step has more."""
@@ -68,38 +65,6 @@ class WaitsAt:
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Imposed wait per process group, origin and victim, [pairs], ordered by these. Overlapping waits count once in a group."""
-
-    groups: list[Group]
-    """Groups with imposed wait."""
-    group: Numbers
-    """Place in ``groups``."""
-    origin: Numbers
-    victim: Numbers
-    imposed_us: Floats
-    exposed_us: Floats
-    steps: Numbers
-    """Number of steps with such a wait."""
-
-    def __len__(self) -> int:
-        return len(self.group)
-
-
-class ImposedAt(NamedTuple):
-    """Imposed wait of ranks at steps, where there was any, [ranks and steps]."""
-
-    rank: Numbers
-    step: Numbers
-    imposed_us: Floats
-
-
-_NOTHING: Final = np.zeros(0, np.int64)
-NONE_IMPOSED: Final = ImposedAt(_NOTHING, _NOTHING, np.zeros(0))
-NO_PAIRS: Final = Pairs([], _NOTHING, _NOTHING, _NOTHING, np.zeros(0), np.zeros(0), _NOTHING)
-
-
-@dataclass(frozen=True)
 class Blame:
     """Waits of all ranks, in microseconds."""
 
@@ -116,7 +81,6 @@ class Blame:
     at: WaitsAt
     pairs: Pairs = NO_PAIRS
     imposed_at: ImposedAt = NONE_IMPOSED
-    """``imposed_us`` by step."""
 
     @cached_property
     def steps(self) -> list[int]:
@@ -130,39 +94,26 @@ class Blame:
         return self.imposed_us[rank] / total if total > 0 else None
 
 
-class _Charges(NamedTuple):
-    """Waits, or parts of one, and the ranks that they are charged to, [charges]."""
-
-    arrival: Numbers
-    """Arrival of the victim."""
-    origin: Numbers
-    """Rank that it is charged to."""
-    start: Numbers
-    """On the victim's own clock, as its compute."""
-    end: Numbers
-    amount: Floats
-    """Nanoseconds, before the span was cut to whole ones."""
-
-
 def assign_blame(matches: Arrivals, clocks: Clocks, ranks: Sequence[int], directed: Waits = NOBODY_WAITED) -> Blame:
     """Return the imposed wait of every rank of ``ranks``; ``directed``: waits in operations that are not among ``matches``."""
     ordered = np.array(sorted(ranks), dtype=np.int64)
     threshold = clocks.residual_ns or 0.0
-    times, pairs, waits = np.zeros((4, len(ordered))), _PairSums(ordered), _WaitColumns(ordered)
+    times, pairs, waits = np.zeros((4, len(ordered))), PairSums(ordered), _WaitColumns(ordered)
+    imposed_at_steps: list[ImposedAt] = []
     for block, of_block in _blocks(matches, directed):
         late = _lateness(block, clocks, threshold)
         charges = _charged(block, clocks, late, threshold)
         of_roots = _of_roots(of_block, len(block.row))
         every = block.joined(of_block.judged)
-        imposed = pairs.add(every, _joined(charges, of_roots))
+        imposed, imposed_at = pairs.add(every, _joined(charges, of_roots))
+        imposed_at_steps.append(imposed_at)
         times += np.stack([*imposed, *_times(block, of_block, ordered)])
         waits.add(every, (late, of_block), _gains(block, late, charges, threshold), of_roots)
     imposed_us, exposed_us, transfer_us, wait_us = (
         dict(zip(ordered.tolist(), (ns / 1000).tolist(), strict=True)) for ns in times
     )
-    return Blame(
-        ordered.tolist(), imposed_us, exposed_us, transfer_us, wait_us, waits.result(), pairs.result(), pairs.at.result()
-    )
+    imposed_at = ImposedAt(*(np.concatenate(columns) for columns in zip(NONE_IMPOSED, *imposed_at_steps, strict=True)))
+    return Blame(ordered.tolist(), imposed_us, exposed_us, transfer_us, wait_us, waits.result(), pairs.result(), imposed_at)
 
 
 def _blocks(matches: Arrivals, directed: Waits) -> Iterator[tuple[Arrivals, Waits]]:
@@ -201,7 +152,7 @@ def _exposed_ns(some: Arrivals, wait: Numbers) -> Numbers:
     return exposed
 
 
-def _charged(matches: Arrivals, clocks: Clocks, late: Lateness, threshold: float) -> _Charges:
+def _charged(matches: Arrivals, clocks: Clocks, late: Lateness, threshold: float) -> Charges:
     """Return what each wait is charged to."""
     when = clocks.corrected(matches.rank[late.last], matches.arrival_ns[late.last])
     parts = charge_origins(matches, late, when, threshold)
@@ -210,7 +161,7 @@ def _charged(matches: Arrivals, clocks: Clocks, late: Lateness, threshold: float
     at = np.flatnonzero(whole)
     start = matches.arrival_ns[at]
     origin = matches.rank[late.last[matches.instance[at]]]
-    charges = _Charges(at, origin, start, start + late.counted[at], late.counted[at].astype(np.float64))
+    charges = Charges(at, origin, start, start + late.counted[at], late.counted[at].astype(np.float64))
     # The origin with the largest charge comes last, as its delay must be removed for the others to continue earlier.
     first = np.flatnonzero(np.diff(parts.arrival, prepend=-1))
     rounded = np.rint(parts.amount).astype(np.int64)
@@ -219,20 +170,20 @@ def _charged(matches: Arrivals, clocks: Clocks, late: Lateness, threshold: float
     start = matches.arrival_ns[parts.arrival]
     stop = start + late.counted[parts.arrival]
     end = np.minimum(start + until, stop)
-    return _joined(charges, _Charges(parts.arrival, parts.origin, np.minimum(end, start + until - rounded), end, parts.amount))
+    return _joined(charges, Charges(parts.arrival, parts.origin, np.minimum(end, start + until - rounded), end, parts.amount))
 
 
-def _joined(one: _Charges, other: _Charges) -> _Charges:
+def _joined(one: Charges, other: Charges) -> Charges:
     if not len(other.arrival):
         return one
-    return _Charges(*(np.concatenate(both) for both in zip(one, other, strict=True)))
+    return Charges(*(np.concatenate(both) for both in zip(one, other, strict=True)))
 
 
 _Gains = tuple[Numbers, Numbers, Floats]
 """Instance, rank and microseconds of each gain."""
 
 
-def _gains(matches: Arrivals, late: Lateness, charges: _Charges, threshold: float) -> _Gains:
+def _gains(matches: Arrivals, late: Lateness, charges: Charges, threshold: float) -> _Gains:
     """Return the gains at collectives of all ranks: the wait of the rank that waited least, by what it is charged to."""
     wait, place = late.wait, np.arange(len(late.wait))
     others = np.where(place == late.last[matches.instance], np.iinfo(np.int64).max, wait)
@@ -244,16 +195,16 @@ def _gains(matches: Arrivals, late: Lateness, charges: _Charges, threshold: floa
     return matches.instance[charges.arrival[chosen]], charges.origin[chosen], charges.amount[chosen] / 1000
 
 
-def _of_roots(directed: Waits, offset: int) -> _Charges:
+def _of_roots(directed: Waits, offset: int) -> Charges:
     """Return the waits in operations with a root. ``offset``: of the arrivals of ``directed``."""
     chosen = ~directed.is_of_pair
     waited = (directed.end - directed.start)[chosen].astype(np.float64)
-    return _Charges(
+    return Charges(
         directed.arrival[chosen] + offset, directed.origin[chosen], directed.start[chosen], directed.end[chosen], waited
     )
 
 
-def _gains_of_roots(every: Arrivals, directed: Waits, of_roots: _Charges) -> _Gains:
+def _gains_of_roots(every: Arrivals, directed: Waits, of_roots: Charges) -> _Gains:
     """Return the gains at operations with a root, of those in which all ranks that can wait did."""
     # If every rank that can wait did, all of them waited for the same rank.
     instance = every.instance[of_roots.arrival]
@@ -283,104 +234,6 @@ def _times(matches: Arrivals, directed: Waits, ranks: Numbers) -> tuple[Floats, 
     return transfer, waiting
 
 
-class _PairSums:
-    """Sums of imposed waits by process group, origin and victim, over blocks of steps."""
-
-    def __init__(self, ranks: Numbers) -> None:
-        self._ranks = ranks
-        self._groups: dict[Group, int] = {}
-        self._key = _NOTHING
-        """Group, origin and victim as one number, ascending, [pairs]."""
-        self._sums: list[NDArray[Any]] = [_NOTHING, _NOTHING, np.zeros(0, np.int32)]
-        """Nanoseconds of imposed wait and of its exposed part, and number of steps, each [pairs]."""
-        self.at = _ImposedAtSums(ranks)
-
-    def add(self, every: Arrivals, charges: _Charges) -> tuple[Floats, Floats]:
-        """Add charges; return the imposed wait of each rank and its exposed part: overlapping waits of all groups count once."""
-        instance = every.instance[charges.arrival]
-        victim, step = every.rank[charges.arrival], every.step[instance]
-        place, start, end = every.busy(np.arange(len(every.row)))
-        code = combined(np.append(victim, every.rank[place]), np.append(step, every.step[every.instance[place]]))
-        busy = unions((code[len(victim) :], start, end))
-        origin, count = np.searchsorted(self._ranks, charges.origin), len(self._ranks)
-        key = (self._numbers(every)[instance] * count + origin) * count + np.searchsorted(self._ranks, victim)
-        first, number = numbered(key, step)
-        whole, bare = _measured(number, first, charges, code, busy)
-        self._merge(key[first], whole, bare)
-        of_ranks, number = numbered(origin, victim, step)
-        if len(of_ranks) < len(first):
-            whole, bare = _measured(number, of_ranks, charges, code, busy)
-            first = of_ranks
-        self.at.add(origin[first], step[first], whole)
-        return sums(origin[first], whole, count), sums(origin[first], bare, count)
-
-    def _numbers(self, every: Arrivals) -> Numbers:
-        """Return the number of the group of each instance."""
-        first, number = numbered(every.group, every.team)
-        names = [(every.group_names[every.group[at]], every.teams[every.team[at]]) for at in first.tolist()]
-        return np.array([self._groups.setdefault(name, len(self._groups)) for name in names], dtype=np.int64)[number]
-
-    def _merge(self, key: Numbers, whole: Numbers, bare: Numbers) -> None:
-        """Add waits of single steps to the sums."""
-        keys = np.concatenate([self._key, key])
-        keys.sort(kind="stable")
-        keys = keys[np.append(np.diff(keys) != 0, np.ones(min(1, len(keys)), np.bool_))]
-        before, place = np.searchsorted(keys, self._key), np.searchsorted(keys, key)
-        values: list[NDArray[Any]] = [whole, bare, np.ones(len(whole), np.int32)]
-        for at, added in enumerate(values):
-            merged = np.zeros(len(keys), added.dtype)
-            merged[before] = self._sums[at]
-            np.add.at(merged, place, added)
-            self._sums[at] = merged
-        self._key = keys
-
-    def result(self) -> Pairs:
-        """Return the sums in microseconds."""
-        count = max(1, len(self._ranks))
-        used, group = np.unique(self._key // count**2, return_inverse=True)
-        groups = list(self._groups)
-        ranks: NDArray[Any] = self._ranks.astype(np.int32)
-        steps = self._sums.pop()
-        return Pairs(
-            groups=[groups[at] for at in used.tolist()],
-            group=group.astype(np.int32),
-            origin=ranks[self._key // count % count],
-            victim=ranks[self._key % count],
-            exposed_us=self._sums.pop() / 1000,
-            imposed_us=self._sums.pop() / 1000,
-            steps=steps,
-        )
-
-
-class _ImposedAtSums:
-    """Imposed waits by rank and step, over blocks of steps."""
-
-    def __init__(self, ranks: Numbers) -> None:
-        self._ranks = ranks
-        self._rank, self._step, self._ns = Column(np.int32), Column(np.int64), Column(np.float64)
-
-    def add(self, origin: Numbers, step: Numbers, ns: Numbers) -> None:
-        """Add waits of steps that no other block has. ``origin``: place in the ranks."""
-        first, number = numbered(origin, step)
-        self._rank.add(origin[first])
-        self._step.add(step[first])
-        self._ns.add(sums(number, ns, len(first)))
-
-    def result(self) -> ImposedAt:
-        """Return the sums in microseconds."""
-        return ImposedAt(self._ranks[self._rank.values()], self._step.values(), self._ns.values() / 1000)
-
-
-def _measured(number: Numbers, first: Numbers, charges: _Charges, of_victim: Numbers, busy: Spans) -> tuple[Numbers, Numbers]:
-    """Return the length of the union of each set of charges, and of its part outside of the victim's compute."""
-    of, start, end = unions((number, charges.start, charges.end))
-    bare = end - start - covered((of_victim[first][of], start, end), busy)
-    whole, exposed = np.zeros(len(first), np.int64), np.zeros(len(first), np.int64)
-    np.add.at(whole, of, end - start)
-    np.add.at(exposed, of, bare)
-    return whole, exposed
-
-
 class _WaitColumns:
     """Columns of the waits at collectives, over blocks of steps."""
 
@@ -391,7 +244,7 @@ class _WaitColumns:
         self._times = {name: Column(np.float64) for name in ("waited_us", "exposed_us", "gain_us")}
         self._instances = 0
 
-    def add(self, every: Arrivals, waits: tuple[Lateness, Waits], gains: _Gains, of_roots: _Charges) -> None:
+    def add(self, every: Arrivals, waits: tuple[Lateness, Waits], gains: _Gains, of_roots: Charges) -> None:
         """Add the waits at the collectives of all ranks, and at operations with a root that all ranks waited for."""
         late, directed = waits
         judged = directed.judged

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import itemgetter
 from typing import Final, TypeVar
@@ -68,6 +69,17 @@ def load_ranks(
         yield rank, RankColumns.of_columns(rows, metrics).tagged(tags_of(events), times_of_tags(events))
 
 
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the values of some places are, which are given by a rank and a column each."""
+
+    rows: RankColumns
+    """Rows that were read one by one: the places ``of_rows``."""
+    of_rows: NDArray[np.intp]
+    of_ranks: dict[int, NDArray[np.intp]]
+    """Places on each rank that was read as a whole."""
+
+
 class OnRequest:
     """Reader of the ``POSTPONED_METRICS`` and step starts of a table's ranks, which keeps what it has read of whole ranks.
 
@@ -84,7 +96,7 @@ class OnRequest:
         self._of_rank: dict[int, tuple[int, int]] = {}
         """Part and row of each rank that was read."""
         self._reading = threading.Lock()
-        self._places: tuple[NDArray[np.int64], NDArray[np.intp], dict[str, NDArray[np.float32]]] | None = None
+        self._places: tuple[NDArray[np.int64], NDArray[np.intp], _Places] | None = None
 
     def unread(self, metrics: Collection[str]) -> OnRequest:
         """Return a reader of the same table that has read nothing yet, and reads only ``metrics``."""
@@ -103,12 +115,19 @@ class OnRequest:
     def at(self, metric: str, ranks: NDArray[np.int64], columns: NDArray[np.intp]) -> NDArray[np.float32]:
         """Return one metric at places given by a rank and a column each, [places]."""
         if self._places is None or self._places[0] is not ranks or self._places[1] is not columns:
-            self._places = (ranks, columns, self._at(ranks, columns))
-        return self._places[2][metric]
+            self._places = (ranks, columns, self._places_of(ranks, columns))
+        places = self._places[2]
+        found = np.full(len(ranks), np.nan, np.float32)
+        if metric in places.rows.metrics:
+            found[places.of_rows] = places.rows.metrics[metric]
+        for rank, at in places.of_ranks.items():
+            part, row = self._of_rank[rank]
+            if (matrix := self._parts[part].metric(metric)) is not None:
+                found[at] = matrix[row, columns[at]]
+        return found
 
-    def _at(self, ranks: NDArray[np.int64], columns: NDArray[np.intp]) -> dict[str, NDArray[np.float32]]:
-        """Return all known metrics at places given by a rank and a column each, [places] each."""
-        found = {name: np.full(len(ranks), np.nan, np.float32) for name in self.known}
+    def _places_of(self, ranks: NDArray[np.int64], columns: NDArray[np.intp]) -> _Places:
+        """Read what is needed for ``at`` at these places."""
         order = np.argsort(ranks, kind="stable")
         firsts = np.flatnonzero(np.diff(ranks[order], prepend=-1))
         parts = dict(zip(ranks[order[firsts]].tolist(), np.split(order, firsts[1:]), strict=True))
@@ -121,18 +140,9 @@ class OnRequest:
         single = RankColumns.of([joined_rows(list(few.values()))] if few else [], self.known)
         if single.damaged:
             few, single = {}, RankColumns()
-        if few:
-            places = np.concatenate([parts[rank] for rank in few])
-            for name in self.known & single.metrics.keys():
-                found[name][places] = single.metrics[name]
-        whole = [rank for rank in parts if rank not in few]
-        self._read(whole)
-        for rank in whole:
-            part, row = self._of_rank[rank]
-            for name, at_places in found.items():
-                if (matrix := self._parts[part].metric(name)) is not None:
-                    at_places[parts[rank]] = matrix[row, columns[parts[rank]]]
-        return found
+        of_ranks = {rank: places for rank, places in parts.items() if rank not in few}
+        self._read(list(of_ranks))
+        return _Places(single, np.concatenate([np.empty(0, np.intp), *(parts[rank] for rank in few)]), of_ranks)
 
     def _single_rows(self, rank: int, steps: NDArray[np.int64]) -> Rows | None:
         """Return the rows of a rank in a few ``steps``, ascending; ``None`` if they cannot be found by position."""

@@ -192,7 +192,9 @@ class StepTable:
     earlier: Earlier = field(default_factory=Earlier)
     """Totals of the steps before ``steps``, where only the last ones were read."""
     memory: dict[int, Matrix] = field(default_factory=dict)
-    """Memory samples per rank, [samples, 1 + len(MEMORY)]: the step, and the values that ``MEMORY`` names; every N steps only."""
+    """Memory samples per rank, [samples, 1 + len(MEMORY)]: the step, and the values that ``MEMORY`` names; every N steps only.
+
+    They are those of the whole attempt, also where the table has only some of its steps or ranks."""
 
     @classmethod
     def load(
@@ -311,19 +313,15 @@ class StepTable:
 
     def columns(self, keep: NDArray[np.bool_]) -> StepTable:
         """Return the table of the steps where ``keep`` [steps] is true."""
-        return StepTable(
-            attempt=self.attempt,
-            ranks=self.ranks,
+        return replace(
+            self,
             steps=self.steps[keep],
             values=self.values.columns(keep)
             if isinstance(self.values, Matrices)
             else {name: matrix[:, keep] for name, matrix in self.values.items()},
             start_unix_ns=None if self.start_unix_ns is None else self.start_unix_ns[:, keep],
-            last_end_unix_ns=self.last_end_unix_ns,
             profiled=self.profiled[:, keep],
             tags={name: matrix[:, keep] for name, matrix in self.tags.items()},
-            damaged=self.damaged,
-            memory={rank: rows[_among(rows[:, 0], self.steps[keep])] for rank, rows in self.memory.items()},
         )
 
     def parts(self, ranks: int) -> Iterator[StepTable]:
@@ -343,7 +341,6 @@ class StepTable:
             start_unix_ns=None if self.start_unix_ns is None else self.start_unix_ns[keep],
             profiled=self.profiled[keep],
             tags={name: matrix[keep] for name, matrix in self.tags.items()},
-            memory={rank: rows for rank, rows in self.memory.items() if rank in self.ranks[keep]},
         )
 
     def without(self, metrics: Collection[str]) -> StepTable:
@@ -366,9 +363,3 @@ class StepTable:
 
         of_blocks(found.shape, enter)
         return found
-
-
-def _among(steps: Matrix, kept: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return the mask of ``steps`` that are among those ``kept``, which ascend."""
-    at = np.minimum(np.searchsorted(kept, steps.astype(np.int64)), max(0, len(kept) - 1))
-    return kept[at] == steps if len(kept) else np.zeros(len(steps), dtype=bool)

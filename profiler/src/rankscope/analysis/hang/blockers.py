@@ -60,10 +60,10 @@ class Blockers:
                 victims.setdefault(blocker, []).append(waiting)
         before: dict[int, int | None] = {rank: None}
         queue = [rank]
-        for one in queue:
-            for victim in victims.get(one, []):
+        for waiter in queue:
+            for victim in victims.get(waiter, []):
                 if victim not in before:
-                    before[victim] = one
+                    before[victim] = waiter
                     queue.append(victim)
         chain: list[int] = []
         place: int | None = queue[-1]
@@ -82,30 +82,30 @@ def find_blockers(
     """
     lost = _lost([meeting for meeting in meetings if meeting not in mismatched], moments)
     old = [meeting for meeting in meetings if not moments.is_young(meeting)]
-    found = Blockers(oldest=_oldest(old, lost), lost=lost, young=len(meetings) - len(old))
-    held = _wait_within_batches(old, found)
-    for meeting in dict.fromkeys(found.oldest.values()):
-        found.blocks[meeting] = _blocked_by(meeting, found, dumped, held)
+    blockers = Blockers(oldest=_oldest(old, lost), lost=lost, young=len(meetings) - len(old))
+    moved = _wait_within_batches(old, blockers)
+    for meeting in dict.fromkeys(blockers.oldest.values()):
+        blockers.blocks[meeting] = _blocked_by(meeting, blockers, dumped, moved)
     for meeting in old:
-        for rank in meeting.absent - found.oldest.keys() - lost.keys():
+        for rank in meeting.absent - blockers.oldest.keys() - lost.keys():
             if not moments.may_come(rank, meeting):
-                found.late.setdefault(rank, []).append(meeting)
-        found.silent.update(dict.fromkeys(rank for rank in meeting.untold if rank not in dumped))
-    return found
+                blockers.late.setdefault(rank, []).append(meeting)
+        blockers.silent.update(dict.fromkeys(rank for rank in meeting.unshown if rank not in dumped))
+    return blockers
 
 
 def _oldest(meetings: Sequence[Meeting], lost: Container[int]) -> dict[int, Meeting]:
     """Return the meeting in which each rank waits. Lost ranks are left out: their records show ended operations as pending."""
-    found: dict[int, tuple[int, int, Meeting]] = {}
+    oldest: dict[int, tuple[int, int, Meeting]] = {}
     for meeting in meetings:
         for rank, record in meeting.records.items():
             place = (record.created_ns or 0, record.record_id)
-            if rank not in lost and (rank not in found or place < found[rank][:2]):
-                found[rank] = (*place, meeting)
-    return {rank: meeting for rank, (_, _, meeting) in found.items()}
+            if rank not in lost and (rank not in oldest or place < oldest[rank][:2]):
+                oldest[rank] = (*place, meeting)
+    return {rank: meeting for rank, (_, _, meeting) in oldest.items()}
 
 
-def _wait_within_batches(meetings: Sequence[Meeting], found: Blockers) -> set[int]:
+def _wait_within_batches(meetings: Sequence[Meeting], blockers: Blockers) -> set[int]:
     """Have each rank in a batch wait in the transfer that others keep from ending, and return these ranks.
 
     The transfers of a batch run together and have no order: one of them ends without the others, and the batch with the last.
@@ -115,22 +115,22 @@ def _wait_within_batches(meetings: Sequence[Meeting], found: Blockers) -> set[in
         for rank, record in meeting.records.items():
             if record.batch is not None:
                 of_batch.setdefault((rank, record.batch), []).append(meeting)
-    held: set[int] = set()
+    moved: set[int] = set()
     queue = [
         meeting
         for meetings_of_rank in of_batch.values()
         for meeting in meetings_of_rank
         if meeting.absent
-        or meeting.untold
-        or not all(_is_within_batch(found.oldest.get(rank), meeting, rank) for rank in meeting.records)
+        or meeting.unshown
+        or not all(_is_within_batch(blockers.oldest.get(rank), meeting, rank) for rank in meeting.records)
     ]
     for meeting in queue:
         for rank, record in meeting.records.items():
-            if rank not in held and record.batch is not None and _is_within_batch(found.oldest.get(rank), meeting, rank):
-                held.add(rank)
-                found.oldest[rank] = meeting
+            if rank not in moved and record.batch is not None and _is_within_batch(blockers.oldest.get(rank), meeting, rank):
+                moved.add(rank)
+                blockers.oldest[rank] = meeting
                 queue += of_batch[rank, record.batch]
-    return held
+    return moved
 
 
 def _is_within_batch(oldest: Meeting | None, meeting: Meeting, rank: int) -> bool:
@@ -141,19 +141,19 @@ def _is_within_batch(oldest: Meeting | None, meeting: Meeting, rank: int) -> boo
     return batch is not None and oldest.records[rank].batch == batch
 
 
-def _blocked_by(meeting: Meeting, found: Blockers, dumped: Container[int], held: Container[int]) -> dict[int, Why]:
+def _blocked_by(meeting: Meeting, blockers: Blockers, dumped: Container[int], moved: Container[int]) -> dict[int, Why]:
     blocked: dict[int, Why] = {}
-    for rank in sorted(meeting.records.keys() | meeting.absent | meeting.untold):
-        if rank in found.lost:
+    for rank in sorted(meeting.records.keys() | meeting.absent | meeting.unshown):
+        if rank in blockers.lost:
             blocked[rank] = "lost_device"
         elif rank in meeting.absent:
             blocked[rank] = "not_arrived"
-        elif rank in meeting.untold:
+        elif rank in meeting.unshown:
             blocked[rank] = "untold" if rank in dumped else "no_dump"
         elif (
-            rank in found.oldest
-            and found.oldest[rank] is not meeting
-            and (rank in held or not _is_within_batch(found.oldest[rank], meeting, rank))
+            rank in blockers.oldest
+            and blockers.oldest[rank] is not meeting
+            and (rank in moved or not _is_within_batch(blockers.oldest[rank], meeting, rank))
         ):
             blocked[rank] = "held_up"
     return blocked
@@ -169,8 +169,8 @@ def _lost(meetings: Sequence[Meeting], moments: Moments) -> dict[int, list[Meeti
             # Ranks of a running job are not dumped at the same moment: a recent collective may end after this rank's dump.
             if not moments.is_recent(rank, record):
                 unseen.setdefault((meeting.group, rank), []).append(meeting)
-    found: dict[int, list[Meeting]] = {}
+    lost: dict[int, list[Meeting]] = {}
     for (_, rank), missed in unseen.items():
         if len(missed) >= LOST:
-            found.setdefault(rank, []).extend(missed)
-    return found
+            lost.setdefault(rank, []).extend(missed)
+    return lost

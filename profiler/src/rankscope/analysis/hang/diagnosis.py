@@ -47,7 +47,7 @@ class Accusation:
     certain: bool = True
 
 
-Found = tuple[HangCause, list[Accusation]]
+Accusations = tuple[HangCause, list[Accusation]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,27 +81,27 @@ def diagnose(dumps: Dumps) -> HangReport:
     evidence = _evidence(dumps)
     kind, cause, named = _judge(evidence)
     blockers, taken = evidence.blockers, evidence.moments.taken_ns
-    named = [replace(one, certain=one.certain and _is_certain(evidence, one)) for one in named]
-    first = next((one for one in named if one.meeting is not None), None)
+    named = [replace(accusation, certain=accusation.certain and _is_certain(evidence, accusation)) for accusation in named]
+    first = next((accusation for accusation in named if accusation.meeting is not None), None)
     unnamed = _at_odds(evidence) if cause == "mismatch" else blockers.stuck() if cause == "stuck" else []
     meeting = first.meeting if first is not None else next(iter(unnamed), None)
     mismatches = dict.fromkeys([*_at_odds(evidence), *evidence.mismatches]) if kind == "hang" else {}
-    culprits = [_culprit(evidence, one) for one in named]
+    culprits = [_culprit(evidence, accusation) for accusation in named]
     waiting = [_waiting(evidence, rank, oldest) for rank, oldest in sorted(blockers.oldest.items())] if kind != "no_hang" else []
-    suspects = sorted(blockers.silent.keys() - {one.rank for one in named}) if kind != "no_hang" else []
+    suspects = sorted(blockers.silent.keys() - {accusation.rank for accusation in named}) if kind != "no_hang" else []
     doubtful = kind == "hang" and cause != "mismatch" and not any(map(evidence.moments.is_certain, blockers.blocks))
     timed = not (doubtful and blockers.oldest) or any(rank in taken for rank in blockers.oldest)
     report = HangReport(
         kind=kind,
         cause=cause,
-        culprits=sorted(one.rank for one in named),
+        culprits=sorted(accusation.rank for accusation in named),
         suspects=suspects[:MOST_LISTED],
         collective=None if meeting is None else _operation(meeting, meeting.sample),
         group=None if meeting is None else _group(meeting.group),
         chain=_chain(evidence, first.rank) if first is not None else [],
         waiting=waiting,
         evidence=culprits,
-        mismatches=[evidence.mismatches[one][0] for one in mismatches],
+        mismatches=[evidence.mismatches[meeting][0] for meeting in mismatches],
         summary="",
         path=_encodable(dumps.path),
         ranks=len(dumps.ranks),
@@ -121,8 +121,8 @@ def diagnose(dumps: Dumps) -> HangReport:
 
 
 def _evidence(dumps: Dumps) -> DumpEvidence:
-    said = dumps.world_size if dumps.world_size is not None and 0 < dumps.world_size <= LARGEST_WORLD else None
-    groups = Groups(dumps.ranks, said)
+    recorded_size = dumps.world_size if dumps.world_size is not None and 0 < dumps.world_size <= LARGEST_WORLD else None
+    groups = Groups(dumps.ranks, recorded_size)
     lines = Lines(dumps.ranks, groups, dumps.crashed)
     largest = max(
         (
@@ -139,31 +139,31 @@ def _evidence(dumps: Dumps) -> DumpEvidence:
     ended = find_mismatches([meeting for meeting in meetings if meeting.ended], lines)
     blockers = find_blockers(meetings, moments, lines.ranks, ended)
     mismatched = find_mismatches(dict.fromkeys(blockers.oldest.values()), lines)
-    return DumpEvidence(dumps, said or largest, lines, meetings, moments, blockers, mismatched)
+    return DumpEvidence(dumps, recorded_size or largest, lines, meetings, moments, blockers, mismatched)
 
 
 def _judge(evidence: DumpEvidence) -> tuple[HangKind, HangCause | None, list[Accusation]]:
     """Return the result of the first rule that applies."""
     for rule in _RULES:
-        if (found := rule(evidence)) is not None:
-            cause, named = found
+        if (accusations := rule(evidence)) is not None:
+            cause, named = accusations
             return "hang", cause, named
     nothing = not any(dump.records or dump.progress for parts in evidence.dumps.ranks.values() for dump in parts)
     return "insufficient_data" if nothing or evidence.blockers.oldest else "no_hang", None, []
 
 
-def _by_absence(evidence: DumpEvidence) -> Found | None:
+def _by_absence(evidence: DumpEvidence) -> Accusations | None:
     """Find ranks that did not arrive and wait for nothing, and ranks whose device is lost; the most awaited first."""
     blockers = evidence.blockers
     named = [Accusation(rank, "not_arrived", _most_awaited(blockers, meetings)) for rank, meetings in blockers.late.items()]
     for rank in blockers.lost:
-        awaited = [meeting for meeting, found in blockers.blocks.items() if rank in found]
+        awaited = [meeting for meeting, blocked in blockers.blocks.items() if rank in blocked]
         named.append(Accusation(rank, "lost_device", _most_awaited(blockers, awaited) if awaited else None))
-    named.sort(key=lambda one: (-_waits(blockers, one.meeting), one.rank))
+    named.sort(key=lambda accusation: (-_waits(blockers, accusation.meeting), accusation.rank))
     return (named[0].cause, named) if named else None
 
 
-def _by_mismatch(evidence: DumpEvidence) -> Found | None:
+def _by_mismatch(evidence: DumpEvidence) -> Accusations | None:
     meetings = _at_odds(evidence)
     named: dict[int, Accusation] = {}
     for meeting in meetings:
@@ -178,7 +178,7 @@ def _at_odds(evidence: DumpEvidence) -> list[Meeting]:
     return [meeting for meeting in evidence.mismatches if set(evidence.blockers.blocks[meeting].values()) <= harmless]
 
 
-def _by_start(evidence: DumpEvidence) -> Found | None:
+def _by_start(evidence: DumpEvidence) -> Accusations | None:
     """Find ranks whose device has not started a collective that other devices have started.
 
     Applies only where torch records start times.
@@ -195,7 +195,7 @@ def _by_start(evidence: DumpEvidence) -> Found | None:
     return None
 
 
-def _by_circle(evidence: DumpEvidence) -> Found | None:
+def _by_circle(evidence: DumpEvidence) -> Accusations | None:
     """Find a deadlock and name its ranks outside the meeting in which most of them wait; all of them without a majority."""
     blockers = evidence.blockers
     circle = blockers.deadlock()
@@ -207,20 +207,20 @@ def _by_circle(evidence: DumpEvidence) -> Found | None:
     return ("deadlock", [Accusation(rank, "deadlock", blockers.oldest[rank]) for rank in odd]) if circle else None
 
 
-def _by_standstill(evidence: DumpEvidence) -> Found | None:
+def _by_standstill(evidence: DumpEvidence) -> Accusations | None:
     return ("stuck", []) if evidence.blockers.stuck() else None
 
 
-def _by_silence(evidence: DumpEvidence) -> Found | None:
+def _by_silence(evidence: DumpEvidence) -> Accusations | None:
     """Find ranks whose arrival no dump shows, in a meeting to which all other ranks came.
 
     The rule does not apply if these ranks outnumber those that came, or if other ranks without a dump are awaited elsewhere:
     then the dumps are incomplete.
     """
     blockers = evidence.blockers
-    for meeting in sorted(blockers.blocks, key=lambda one: (-_waits(blockers, one), *_age(one))):
-        found = blockers.blocks[meeting].items()
-        missing = [rank for rank, why in found if why in ("no_dump", "untold") and rank not in blockers.oldest]
+    for meeting in sorted(blockers.blocks, key=lambda row: (-_waits(blockers, row), *_age(row))):
+        blocked = blockers.blocks[meeting].items()
+        missing = [rank for rank, why in blocked if why in ("no_dump", "untold") and rank not in blockers.oldest]
         if missing and len(missing) <= len(meeting.records) and blockers.silent.keys() <= set(missing):
             named = [
                 Accusation(rank, "not_arrived" if rank in evidence.lines.ranks else "no_dump", meeting, certain=False)
@@ -230,7 +230,7 @@ def _by_silence(evidence: DumpEvidence) -> Found | None:
     return None
 
 
-_RULES: Final[tuple[Callable[[DumpEvidence], Found | None], ...]] = (
+_RULES: Final[tuple[Callable[[DumpEvidence], Accusations | None], ...]] = (
     _by_absence,
     _by_mismatch,
     _by_start,
@@ -281,7 +281,7 @@ def _culprit(evidence: DumpEvidence, named: Accusation) -> Culprit:
     awaited_by = (
         []
         if meeting is None
-        else sorted(one for one in meeting.records if evidence.blockers.oldest.get(one) is meeting and one != rank)
+        else sorted(other for other in meeting.records if evidence.blockers.oldest.get(other) is meeting and other != rank)
     )
     culprit = Culprit(
         rank=rank,
@@ -303,7 +303,7 @@ def _culprit(evidence: DumpEvidence, named: Accusation) -> Culprit:
 def _waiting(evidence: DumpEvidence, rank: int, meeting: Meeting) -> Waiting:
     record = meeting.records[rank]
     waited = evidence.moments.waited_ns(rank, record)
-    blocked = [one for one in evidence.blockers.blocks[meeting] if one != rank]
+    blocked = [other for other in evidence.blockers.blocks[meeting] if other != rank]
     return Waiting(
         rank=rank,
         host=evidence.dumps.hosts.get(rank),
@@ -332,7 +332,7 @@ def _operation(meeting: Meeting, record: Record) -> Operation:
     """Describe the operation as the rank of ``record`` enqueued it."""
     peer = None
     if meeting.transfer:
-        owner = next(rank for rank, one in meeting.records.items() if one is record)
+        owner = next(rank for rank, enqueued in meeting.records.items() if enqueued is record)
         peer = next(iter(meeting.expected - {owner}))
     return _recorded(record, peer)
 
@@ -362,7 +362,7 @@ def _group(group: Group) -> ProcessGroup:
         backend=group.backend,
         size=len(group.ranks),
         ranks=list(group.ranks[:MOST_LISTED]),
-        ranks_known=group.known,
+        ranks_known=group.ranks_known,
     )
 
 
@@ -382,7 +382,7 @@ def _warnings(evidence: DumpEvidence, suspects: list[int], *, young: bool, short
             "ranks were waiting for less than a minute when they were dumped, and clocks of hosts and file servers may differ by "
             "that: a job that goes on may look like that"
         )
-    if any(not meeting.group.known for meeting in evidence.blockers.blocks):
+    if any(not meeting.group.ranks_known for meeting in evidence.blockers.blocks):
         warnings.append(
             "the dumps do not say which ranks are in each process group (gloo does not): those that were seen in it count"
         )

@@ -86,18 +86,14 @@ def read_dumps(paths: Sequence[Path]) -> Dumps:
     runs = [run for path in paths if (run := named_run(path)) is not None]
     if runs and len(paths) > 1:
         raise InputError(runs[0].path, "a run beside other paths; name a run, or dumps, not both")
-    dumps = _of_run(runs[0]) if runs else Dumps(os.fspath(paths[0]) if len(paths) == 1 else os.curdir)
-    files, unnamed = ([], []) if runs else _named_by(paths)
     if runs:
-        files = _in_run(runs[0].path, dumps)
-    if not files:
-        where = runs[0].path if runs else unnamed[0] if unnamed else paths[0]
-        raise InputError(where, _nothing(is_a_run=bool(runs), unnamed=bool(unnamed)))
-    dumps.warnings += [f"{path}: left out, no rank in its name" for path in unnamed]
-    files = _one_occasion(files, dumps)
+        dumps, files = _of_run(runs[0])
+    else:
+        files, warnings = find_dumps(paths)
+        dumps = Dumps(os.fspath(paths[0]) if len(paths) == 1 else os.curdir, warnings=warnings)
     errors: list[InputError] = []
     read: dict[Path, tuple[DumpFile, Dump]] = {}
-    for file in _one_each(files, dumps):
+    for file in files:
         try:
             read[file.path] = file, read_dump(file.path, backend=file.backend)
         except InputError as error:
@@ -158,12 +154,13 @@ def find_dumps(paths: Sequence[Path]) -> tuple[list[DumpFile], list[str]]:
 
     Raises ``InputError`` for a path that does not exist, and where no file has a rank in its name.
     """
-    dumps = Dumps(os.fspath(paths[0]))
     files, unnamed = _named_by(paths)
+    if unnamed and not files:
+        raise InputError(unnamed[0], "whose dump is this? There is no rank in its name, such as dump_3 or rank-00003.json")
     if not files:
-        raise InputError((*unnamed, *paths)[0], _nothing(is_a_run=False, unnamed=bool(unnamed)))
-    dumps.warnings += [f"{path}: left out, no rank in its name" for path in unnamed]
-    return _one_each(_one_occasion(files, dumps), dumps), dumps.warnings
+        raise InputError(paths[0], "no Flight Recorder dumps here: no file with a rank at the end of its name")
+    warnings = [f"{path}: left out, no rank in its name" for path in unnamed]
+    return _newest(files, warnings), warnings
 
 
 def _document(path: Path, data: bytes) -> object:
@@ -208,14 +205,17 @@ def taken_ns(file: DumpFile, dump: Dump) -> int | None:
     return max(file.written_ns, dump.newest_ns) if -CLOCKS_NS <= delay <= timeout + CLOCKS_NS else None
 
 
-def _of_run(run: NamedRun) -> Dumps:
+def _of_run(run: NamedRun) -> tuple[Dumps, list[DumpFile]]:
+    """Return what a run records of its job, without dumps yet, and the files with the dumps of its last attempt that has any."""
     path = run.path
     reader = RunReader(path)
     attempts = reader.attempts() if run.attempt is None else [run.attempt]
-    with_dumps = [attempt for attempt in attempts if _files(flight_dir(path, attempt))]
-    if not with_dumps:
-        raise InputError(path if run.attempt is None else attempt_dir(path, run.attempt), _nothing(is_a_run=True, unnamed=False))
-    attempt = with_dumps[-1]
+    files = {attempt: _in_folder(flight_dir(path, attempt)) for attempt in attempts}
+    attempt = next((attempt for attempt in reversed(attempts) if files[attempt]), None)
+    if attempt is None:
+        place = path if run.attempt is None else attempt_dir(path, run.attempt)
+        hint = "a job that hangs writes them after `rankscope capture RUN --flight-recorder`"
+        raise InputError(place, f"no Flight Recorder dumps in this run; {hint}")
     infos = reader.infos(attempt)
     dumps = Dumps(
         os.fspath(path),
@@ -227,35 +227,20 @@ def _of_run(run: NamedRun) -> Dumps:
     )
     if attempt != attempts[-1]:
         dumps.warnings.append(f"attempt {attempts[-1]}, the last, has no dumps; those of attempt {attempt} are read")
-    return dumps
-
-
-def _in_run(path: Path, dumps: Dumps) -> list[DumpFile]:
-    assert dumps.attempt is not None
-    return [file for name in _files(flight_dir(path, dumps.attempt)) if (file := _dump_file(name)) is not None]
-
-
-def _nothing(*, is_a_run: bool, unnamed: bool) -> str:
-    if is_a_run:
-        return (
-            "no Flight Recorder dumps in this run; a job that hangs writes them after `rankscope capture RUN --flight-recorder`"
-        )
-    if unnamed:
-        return "whose dump is this? There is no rank in its name, such as dump_3 or rank-00003.json"
-    return "no Flight Recorder dumps here: no file with a rank at the end of its name"
+    return dumps, _newest(files[attempt], dumps.warnings)
 
 
 def _named_by(paths: Sequence[Path]) -> tuple[list[DumpFile], list[Path]]:
     """Return the dumps among ``paths``, and the files named one by one that have no rank in their names."""
-    found: dict[Path, DumpFile] = {}
+    files: dict[Path, DumpFile] = {}
     unnamed: list[Path] = []
     for path in paths:
         if path.is_dir():
             refuse_folder_of_runs(path)
-            inside = {name: file for name in _files(path) if (file := _dump_file(name)) is not None}
+            inside = _in_folder(path)
             if not inside:
                 refuse_folder_of_dumps(path)
-            found |= inside
+            files |= {file.path: file for file in inside}
             continue
         names = [path]
         if not path.exists():
@@ -267,12 +252,12 @@ def _named_by(paths: Sequence[Path]) -> tuple[list[DumpFile], list[Path]]:
         for name in names:
             file = _dump_file(name)
             if file is not None:
-                found[name] = file
+                files[name] = file
             elif name.is_dir():
-                found |= {inner: file for inner in _files(name) if (file := _dump_file(inner)) is not None}
+                files |= {inner.path: inner for inner in _in_folder(name)}
             else:
                 unnamed.append(name)
-    return list(found.values()), unnamed
+    return list(files.values()), unnamed
 
 
 def _files(folder: Path) -> list[Path]:
@@ -282,6 +267,10 @@ def _files(folder: Path) -> list[Path]:
         return []
 
 
+def _in_folder(folder: Path) -> list[DumpFile]:
+    return [file for path in _files(folder) if (file := _dump_file(path)) is not None]
+
+
 def _dump_file(path: Path) -> DumpFile | None:
     if path.is_dir():
         return None
@@ -289,33 +278,32 @@ def _dump_file(path: Path) -> DumpFile | None:
         written = path.stat().st_mtime_ns
     except OSError:
         written = 0  # ``read_dump`` reports the error
-    if ours := _OURS.fullmatch(path.name):
-        occasion = "end" if ours[2] in _AT_THE_END else ours[2]
-        return DumpFile(path, int(ours[1]), occasion, ours[2] == "crash", ours[3], written)
-    found = _ANY.fullmatch(path.name)
-    return None if found is None else DumpFile(path, int(found[1]), "", crashed=False, backend=None, written_ns=written)
+    if own := _OURS.fullmatch(path.name):
+        occasion = "end" if own[2] in _AT_THE_END else own[2]
+        return DumpFile(path, int(own[1]), occasion, own[2] == "crash", own[3], written)
+    match = _ANY.fullmatch(path.name)
+    return None if match is None else DumpFile(path, int(match[1]), "", crashed=False, backend=None, written_ns=written)
 
 
-def _one_occasion(files: list[DumpFile], dumps: Dumps) -> list[DumpFile]:
-    """Return the dumps of the newest occasion: dumps of different moments cannot be combined."""
+def _newest(files: list[DumpFile], warnings: list[str]) -> list[DumpFile]:
+    """Return the newest dump per rank and backend, of the newest occasion: dumps of different moments cannot be combined.
+
+    Raises ``InputError`` where folders have dumps of the same moment.
+    """
     newest: dict[str, int] = {}
     for file in files:
         newest[file.occasion] = max(newest.get(file.occasion, 0), file.written_ns)
-    chosen = max(newest, key=lambda occasion: (newest[occasion], occasion))
+    occasion = max(newest, key=lambda occasion: (newest[occasion], occasion))
     if len(newest) > 1:
-        kept = "those of its end" if chosen == "end" else f"the newest ({chosen})" if chosen else "the newest"
-        dumps.warnings.append(f"dumps of {len(newest)} occasions; {kept} are read")
-    return [file for file in files if file.occasion == chosen]
-
-
-def _one_each(files: list[DumpFile], dumps: Dumps) -> list[DumpFile]:
-    """Return one dump per rank and backend, the newest. Raises ``InputError`` where folders have dumps of the same moment."""
+        kept = "those of its end" if occasion == "end" else f"the newest ({occasion})" if occasion else "the newest"
+        warnings.append(f"dumps of {len(newest)} occasions; {kept} are read")
+    files = [file for file in files if file.occasion == occasion]
     chosen: dict[tuple[int, str | None], DumpFile] = {}
     for file in sorted(files, key=lambda file: (file.written_ns, file.path)):
         # A crashed rank may also have left a dump of the watchdog.
         before = chosen.get((file.rank, file.backend))
         if before is not None and looks_like_dump(before.path) and not looks_like_dump(file.path):
-            dumps.warnings.append(f"left out: {file.path}: not a Flight Recorder dump")
+            warnings.append(f"left out: {file.path}: not a Flight Recorder dump")
             continue
         if before is not None:
             if before.path.parent != file.path.parent and file.written_ns - before.written_ns < CLOCKS_NS:
@@ -323,7 +311,7 @@ def _one_each(files: list[DumpFile], dumps: Dumps) -> list[DumpFile]:
                     f"a second dump of rank {file.rank}, beside {before.path}: name the files by global rank, or name one folder"
                 )
                 raise InputError(file.path, text)
-            dumps.warnings.append(f"two dumps of rank {file.rank}; {file.path} is read, {before.path} is not")
+            warnings.append(f"two dumps of rank {file.rank}; {file.path} is read, {before.path} is not")
         chosen[file.rank, file.backend] = file
     return sorted(chosen.values(), key=lambda file: (file.rank, file.backend or ""))
 

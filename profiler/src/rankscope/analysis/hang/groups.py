@@ -23,7 +23,7 @@ class Group:
     """Global ranks, in the group's order."""
     members: frozenset[int]
     """The same ranks, as a set."""
-    known: bool
+    ranks_known: bool
     """True if a dump lists the ranks, or if it is the group of all ranks and the world size is known.
 
     Otherwise the ranks are those that used the group; for the group of all ranks, also all ranks with a dump.
@@ -34,50 +34,49 @@ class Groups:
     """All process groups, by rank, backend and the name that the rank uses."""
 
     def __init__(self, dumps: Mapping[int, Sequence[Dump]], world_size: int | None) -> None:
-        self._found: dict[tuple[int, str, str], Group] = {}
-        told: dict[tuple[str, str, tuple[int, ...]], Group] = {}
-        untold: dict[tuple[str, str], dict[int, str | None]] = {}
+        self._by_rank: dict[tuple[int, str, str], Group] = {}
+        listed: dict[tuple[str, str, tuple[int, ...]], Group] = {}
+        unlisted: dict[tuple[str, str], dict[int, str | None]] = {}
         for rank, parts in dumps.items():
             for backend, name, description, ranks in _mentioned(parts):
                 if ranks is None:
-                    untold.setdefault((backend, name), {})[rank] = description
+                    unlisted.setdefault((backend, name), {})[rank] = description
                     continue
-                group = told.setdefault(
-                    (backend, name, ranks), Group(backend, name, description, ranks, frozenset(ranks), known=True)
+                group = listed.setdefault(
+                    (backend, name, ranks), Group(backend, name, description, ranks, frozenset(ranks), ranks_known=True)
                 )
-                self._found[rank, backend, name] = group
+                self._by_rank[rank, backend, name] = group
         by_name: dict[tuple[str, str], list[Group]] = {}
-        for group in told.values():
+        for group in listed.values():
             by_name.setdefault((group.backend, group.name), []).append(group)
-        for (backend, name), users in untold.items():
+        for (backend, name), users in unlisted.items():
             candidates = by_name.get((backend, name), [])
             strangers = [rank for rank in users if not any(rank in group.members for group in candidates)]
             for rank in users.keys() - set(strangers):
-                self._found[rank, backend, name] = next(group for group in candidates if rank in group.members)
+                self._by_rank[rank, backend, name] = next(group for group in candidates if rank in group.members)
             if not strangers:
                 continue
-            description = next((said for said in users.values() if said), None)
+            description = next((text for text in users.values() if text), None)
             members = tuple(sorted(strangers))
             if description == WORLD:
                 members = tuple(sorted({*members, *dumps, *range(world_size or 0)}))
-            group = Group(
-                backend, name, description, members, frozenset(members), known=description == WORLD and world_size is not None
-            )
-            self._found.update(dict.fromkeys(((rank, backend, name) for rank in members), group))
+            ranks_known = description == WORLD and world_size is not None
+            group = Group(backend, name, description, members, frozenset(members), ranks_known)
+            self._by_rank.update(dict.fromkeys(((rank, backend, name) for rank in members), group))
 
     def of(self, rank: int, backend: str, name: str) -> Group:
         """Return the group that a rank's record names."""
-        return self._found[rank, backend, name]
+        return self._by_rank[rank, backend, name]
 
 
 def _mentioned(parts: Sequence[Dump]) -> set[tuple[str, str, str | None, tuple[int, ...] | None]]:
     """Return backend, name, description and ranks of all groups in a rank's dumps."""
-    found: dict[tuple[str, str], tuple[str | None, tuple[int, ...] | None]] = {}
+    mentions: dict[tuple[str, str], tuple[str | None, tuple[int, ...] | None]] = {}
     for dump in parts:
         for record in dump.records:
             config = dump.configs.get(record.group)
-            found[record.backend, record.group] = (record.description, None if config is None else config.ranks)
+            mentions[record.backend, record.group] = (record.description, None if config is None else config.ranks)
         # Only NCCL lists the ranks of its groups.
         for name, config in dump.configs.items():
-            found.setdefault((dump.backend or "nccl", name), (config.description, config.ranks))
-    return {(*key, *value) for key, value in found.items()}
+            mentions.setdefault((dump.backend or "nccl", name), (config.description, config.ranks))
+    return {(*key, *value) for key, value in mentions.items()}

@@ -45,13 +45,13 @@ def origin_of(path: Path, rank: int, dump: Dump) -> Origin:
 
 
 def _own_ranks(dump: Dump) -> set[int]:
-    found: set[int] = set()
+    ranks: set[int] = set()
     for record in dump.records:
         config = dump.configs.get(record.group)
         if record.peers is not None and config is not None and config.ranks is not None:
             place = record.peers[record.op == "recv"]
-            found.update(config.ranks[place : place + 1])
-    return found
+            ranks.update(config.ranks[place : place + 1])
+    return ranks
 
 
 def dumps_of_one_job(origins: Sequence[Origin], warnings: list[str]) -> list[Origin]:
@@ -68,7 +68,7 @@ def dumps_of_one_job(origins: Sequence[Origin], warnings: list[str]) -> list[Ori
 
 
 def _with_ranks(origins: Sequence[Origin], warnings: list[str]) -> list[Origin]:
-    found: list[Origin] = []
+    members_only: list[Origin] = []
     strangers: list[Origin] = []
     for origin in origins:
         rank = origin.rank if origin.own is None else origin.own
@@ -77,8 +77,8 @@ def _with_ranks(origins: Sequence[Origin], warnings: list[str]) -> list[Origin]:
                 f"{origin.path}: its sends and receives are those of rank {rank}, so it counts as the dump of that rank"
             )
         is_member = all(rank in group for group in origin.groups)
-        (found if is_member else strangers).append(replace(origin, rank=rank))
-    ranks = {origin.rank for origin in found}
+        (members_only if is_member else strangers).append(replace(origin, rank=rank))
+    ranks = {origin.rank for origin in members_only}
     for origin in strangers:
         members = frozenset[int]().union(*origin.groups)
         if not members <= ranks:
@@ -88,4 +88,4 @@ def _with_ranks(origins: Sequence[Origin], warnings: list[str]) -> list[Origin]:
                 "name the files by rank, such as dump_3 for the global rank 3",
             )
         warnings.append(f"left out: {origin.path}: {origin.rank} is no rank of its process groups")
-    return found
+    return members_only

@@ -38,7 +38,7 @@ class Meeting:
     """Ranks on which it has ended."""
     absent: set[int] = field(default_factory=set)
     """Ranks that have not enqueued it."""
-    untold: set[int] = field(default_factory=set)
+    unshown: set[int] = field(default_factory=set)
     """Ranks whose arrival the dumps do not show."""
     transfer: bool = False
     """True for a point-to-point operation."""
@@ -87,7 +87,7 @@ class Moments:
     def is_young(self, meeting: Meeting) -> bool:
         """Return whether a meeting may end yet: the last rank has just come or, if ranks are missing, all that came have."""
         recent = [self.is_recent(rank, record) for rank, record in meeting.records.items()]
-        return all(recent) if meeting.absent or meeting.untold else any(recent)
+        return all(recent) if meeting.absent or meeting.unshown else any(recent)
 
     def is_certain(self, meeting: Meeting) -> bool:
         """Return whether a rank waits for longer than clocks may differ: only then the meeting cannot be one of a running job."""
@@ -103,7 +103,7 @@ class Moments:
         """
         taken = self.taken_ns.get(rank)
         came = [record.created_ns for record in meeting.records.values() if record.created_ns is not None]
-        if taken is None or not came or any(self.is_overdue(one, record) for one, record in meeting.records.items()):
+        if taken is None or not came or any(self.is_overdue(waiting, record) for waiting, record in meeting.records.items()):
             return False
         return taken - min(came) < YOUNG_NS and taken - self.completed_ns.get(rank, taken) < CLOCKS_NS
 
@@ -147,8 +147,8 @@ def _collective(lines: Lines, group: Group, number: int) -> Meeting:
             meeting.ended.add(rank)
         elif rank not in lines.damaged:
             meeting.absent.add(rank)
-    meeting.untold = set(group.members - meeting.records.keys() - meeting.ended - meeting.absent - overdue.keys())
-    if meeting.absent or meeting.untold:
+    meeting.unshown = set(group.members - meeting.records.keys() - meeting.ended - meeting.absent - overdue.keys())
+    if meeting.absent or meeting.unshown:
         meeting.records.update(overdue)
     else:
         meeting.ended.update(overdue)
@@ -169,20 +169,20 @@ def _transfers(lines: Lines) -> list[Meeting]:
             peer = _peer(group, record)
             if peer is not None and peer != rank:
                 waiting.setdefault((group, record.op, rank, peer), []).append(record)
-    found: list[Meeting] = []
+    meetings: list[Meeting] = []
     for (group, op, rank, peer), records in waiting.items():
         answers = waiting.get((group, "recv" if op == "send" else "send", peer, rank), [])
         for place, record in enumerate(records[:MOST_PENDING]):
             meeting = Meeting(group, record.p2p_sequence, frozenset({rank, peer}), {rank: record}, transfer=True)
             if place >= len(answers):
-                (meeting.untold if lines.of(group, peer) is None or peer in lines.damaged else meeting.absent).add(peer)
+                (meeting.unshown if lines.of(group, peer) is None or peer in lines.damaged else meeting.absent).add(peer)
             elif op == "send":
                 meeting.records[peer] = answers[place]
                 meeting.paired = len(records) == len(answers)
             else:
                 continue  # already in the meeting of its send
-            found.append(meeting)
-    return found
+            meetings.append(meeting)
+    return meetings
 
 
 def _peer(group: Group, record: Record) -> int | None:
@@ -190,4 +190,4 @@ def _peer(group: Group, record: Record) -> int | None:
         return None
     place = record.peers[record.op == "send"]
     # Without the group's ranks, a rank of the group cannot be mapped to a global rank.
-    return group.ranks[place] if group.known and place < len(group.ranks) else None
+    return group.ranks[place] if group.ranks_known and place < len(group.ranks) else None

@@ -43,7 +43,7 @@ def find_mismatches(meetings: Iterable[Meeting], lines: Lines) -> dict[Meeting, 
 
     The minority is empty unless more than half of the ranks agree.
     """
-    found: dict[Meeting, tuple[Mismatch, list[int]]] = {}
+    mismatches: dict[Meeting, tuple[Mismatch, list[int]]] = {}
     for meeting in meetings:
         difference = _of_transfer(meeting) if meeting.transfer else _of_collective(meeting, lines)
         if difference is not None:
@@ -58,8 +58,8 @@ def find_mismatches(meetings: Iterable[Meeting], lines: Lines) -> dict[Meeting, 
                 sent=sent,
                 expected=expected,
             )
-            found[meeting] = mismatch, difference.odd
-    return found
+            mismatches[meeting] = mismatch, difference.odd
+    return mismatches
 
 
 def _of_collective(meeting: Meeting, lines: Lines) -> Difference | None:
@@ -114,7 +114,7 @@ def _by_size(group: Group, records: Records) -> Difference | None:
     uneven = any(len(set(record.tensors(side))) > 1 for side in row.parts for record in records.values())
     if row.equal and not uneven:
         return _by_elements(records, row)
-    if not row.parts or not group.known:
+    if not row.parts or not group.ranks_known:
         return None
     return _by_parts(group, records, row) or _by_totals(group, records, row)
 
@@ -192,12 +192,12 @@ def _by_parts(group: Group, records: Records, row: Operation) -> Difference | No
 
 def _parts(records: Records, row: Operation, side: Side, ranks: int) -> dict[int, Parts]:
     """Return the parts for or from each rank of the group, of the ranks that have them in their dumps."""
-    found: dict[int, Parts] = {}
+    by_rank: dict[int, Parts] = {}
     for rank, record in sorted(records.items()):
         parts: Parts | None = record.parts(side, ranks) if side in row.parts else record.elements(side)
         if parts is not None and record.tensors(side):
-            found[rank] = parts
-    return found
+            by_rank[rank] = parts
+    return by_rank
 
 
 def _part(parts: Parts, at: int) -> int:

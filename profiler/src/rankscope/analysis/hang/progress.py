@@ -70,9 +70,9 @@ class Lines:
         for rank in group.ranks:
             if (group, rank) in self._lines or rank not in dumps:
                 continue
-            mine = [dump for dump in dumps[rank] if dump.backend in (group.backend, None)]
-            newest = None if mixed else _counted(group, mine, furthest)
-            if newest is None and any(_never_used(group, dump) for dump in mine):
+            own_dumps = [dump for dump in dumps[rank] if dump.backend in (group.backend, None)]
+            newest = None if mixed else _counted(group, own_dumps, furthest)
+            if newest is None and any(_never_used(group, dump) for dump in own_dumps):
                 newest = 0
             self._lines[group, rank] = Line(newest=newest)
 
@@ -90,10 +90,10 @@ class Lines:
 
 
 def _by_group(rank: int, dump: Dump, groups: Groups) -> dict[Group, list[Record]]:
-    found: dict[Group, list[Record]] = {}
+    by_group: dict[Group, list[Record]] = {}
     for record in dump.records:
-        found.setdefault(groups.of(rank, record.backend, record.group), []).append(record)
-    return found
+        by_group.setdefault(groups.of(rank, record.backend, record.group), []).append(record)
+    return by_group
 
 
 def _line(dump: Dump, records: list[Record], counted: Sequence[int | None]) -> Line:
@@ -104,15 +104,15 @@ def _line(dump: Dump, records: list[Record], counted: Sequence[int | None]) -> L
             batches.setdefault(record.sequence, []).append(record)
     last = dump.records[-1]
     unclosed = [] if last.op == COALESCED else [record for record in records if _is_of_batch(record, last)]
-    told = _tells_completion(dump, records)
+    reports_end = _reports_end(dump, records)
     # Completed collectives may have no records: torch can be configured to dump only the others.
     recorded = collectives if collectives or not dump.gapless else [record.sequence for record in records]
     return Line(
         collectives=collectives,
         batches=batches,
         unclosed=unclosed,
-        transfers=_transfers(records, told=told),
-        pending={number: record for number, record in collectives.items() if not ended(record, told=told)},
+        transfers=_transfers(records, reports_end=reports_end),
+        pending={number: record for number, record in collectives.items() if not ended(record, reports_end=reports_end)},
         newest=max((number for number in (*recorded, *counted) if number is not None), default=None),
     )
 
@@ -131,17 +131,17 @@ def _overdue(line: Line, crashed_ns: int | None) -> Record | None:
     return record if crashed_ns - record.created_ns >= record.timeout_ms * 1e6 * _NEARLY else None
 
 
-def ended(record: Record, *, told: bool) -> bool:
-    """Return whether an operation is over. ``told``: its backend reports completion; otherwise a retired operation is over."""
-    return record.state == "completed" or (record.retired and not told)
+def ended(record: Record, *, reports_end: bool) -> bool:
+    """Return whether an operation is over. ``reports_end``: its backend does; else a retired operation is over."""
+    return record.state == "completed" or (record.retired and not reports_end)
 
 
-def _tells_completion(dump: Dump, records: list[Record]) -> bool:
+def _reports_end(dump: Dump, records: list[Record]) -> bool:
     # NCCL also retires operations that timed out; gloo never reports completion.
     return records[0].backend == "nccl" or any(record.state == "completed" for record in dump.records)
 
 
-def _transfers(records: list[Record], *, told: bool) -> list[Record]:
+def _transfers(records: list[Record], *, reports_end: bool) -> list[Record]:
     """Return the sends and receives that are not over."""
     over: set[tuple[str, tuple[int, int]]] = set()
     waiting: list[Record] = []
@@ -149,7 +149,7 @@ def _transfers(records: list[Record], *, told: bool) -> list[Record]:
         if not record.is_p2p or record.peers is None:
             continue
         # Transfers from one rank to the same peer end in order.
-        if (record.op, record.peers) in over or ended(record, told=told):
+        if (record.op, record.peers) in over or ended(record, reports_end=reports_end):
             over.add((record.op, record.peers))
         else:
             waiting.append(record)
@@ -161,10 +161,10 @@ def _never_used(group: Group, dump: Dump) -> bool:
     return dump.from_the_beginning or (dump.all_progress and group.name not in dump.progress)
 
 
-def _counted(group: Group, mine: Sequence[Dump], furthest: int) -> int | None:
+def _counted(group: Group, own_dumps: Sequence[Dump], furthest: int) -> int | None:
     """Return the number of a rank's last collective in a group by torch's own count; ``None`` if missing or implausible.
 
     Torch also counts point-to-point operations in this number, so it may exceed the last collective of every rank.
     """
-    said = [dump.progress[group.name] for dump in mine if group.name in dump.progress]
-    return max(0, said[0]) if said and group.backend == "nccl" and said[0] <= furthest else None
+    counts = [dump.progress[group.name] for dump in own_dumps if group.name in dump.progress]
+    return max(0, counts[0]) if counts and group.backend == "nccl" and counts[0] <= furthest else None

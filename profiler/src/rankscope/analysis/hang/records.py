@@ -79,8 +79,8 @@ class Record:
         tensors = self.raw.get(f"{side}_sizes")
         if not isinstance(tensors, list):
             return []
-        found = [sizes for sizes in tensors[:MAX_SHOWN] if isinstance(sizes, list)]
-        return [[size for size in sizes[:MAX_SHOWN] if whole(size) is not None] for sizes in found]
+        lists = [sizes for sizes in tensors[:MAX_SHOWN] if isinstance(sizes, list)]
+        return [[size for size in sizes[:MAX_SHOWN] if whole(size) is not None] for sizes in lists]
 
     def dtypes(self, side: Literal["input", "output"]) -> list[str]:
         """Return the data types of the tensors, at most ``MAX_SHOWN`` of them."""
@@ -200,9 +200,9 @@ def parse(document: object, *, backend: str | None = None, whole_history: bool =
 
 def newer_version(document: object) -> str | None:
     """Return the version of a dump's format if it is newer than ``NEWEST``, else ``None``."""
-    said = document.get("version") if isinstance(document, dict) else None
-    found = _VERSION.fullmatch(said) if isinstance(said, str) else None
-    return said if found is not None and (int(found[1]), int(found[2] or 0)) > NEWEST else None
+    version = document.get("version") if isinstance(document, dict) else None
+    match = _VERSION.fullmatch(version) if isinstance(version, str) else None
+    return version if match is not None and (int(match[1]), int(match[2] or 0)) > NEWEST else None
 
 
 def _ended_ns(record: Record) -> int | None:
@@ -280,7 +280,7 @@ def _record(entry: object) -> Record | None:
         record_id=record_id,
         backend=text(backend) or "unknown",
         group=text(group[0]),
-        description=_said(group[1]),
+        description=_label(group[1]),
         pg_id=whole(entry.get("pg_id")),
         op=peers[1] if peers else text(op),
         peers=_peers(peers),
@@ -297,43 +297,43 @@ def _record(entry: object) -> Record | None:
     )
 
 
-def _peers(found: re.Match[str] | None) -> tuple[int, int] | None:
-    if found is None:
+def _peers(match: re.Match[str] | None) -> tuple[int, int] | None:
+    if match is None:
         return None
-    own, other = int(found[2]), int(found[3])
-    return (own, other) if found[1] == "send" else (other, own)
+    own, other = int(match[2]), int(match[3])
+    return (own, other) if match[1] == "send" else (other, own)
 
 
-def _state(said: object, started: int | None, completed: int | None) -> State:
-    if completed is not None or said == "completed":
+def _state(state: object, started: int | None, completed: int | None) -> State:
+    if completed is not None or state == "completed":
         return "completed"
-    return "started" if started is not None or said == "started" else "scheduled"
+    return "started" if started is not None or state == "started" else "scheduled"
 
 
 def _configs(document: object) -> dict[str, Config]:
     if not isinstance(document, dict):
         return {}
-    found: dict[str, Config] = {}
+    configs: dict[str, Config] = {}
     # Many groups may share one list, and lists of an untrusted dump may be long: each is parsed once.
-    known: dict[int, tuple[int, ...] | None] = {}
+    parsed: dict[int, tuple[int, ...] | None] = {}
     members = 0
     for key, about in islice(document.items(), MAX_GROUPS):
         if not isinstance(about, dict) or not key:
             continue
-        said = about.get("ranks")
-        ranks = known[id(said)] = known[id(said)] if id(said) in known else _ranks(said)
+        listed = about.get("ranks")
+        ranks = parsed[id(listed)] = parsed[id(listed)] if id(listed) in parsed else _ranks(listed)
         members += len(ranks or ())
         if members > MAX_MEMBERS:
             break
-        found[text(key)] = Config(_said(about.get("desc")), ranks)
-    return found
+        configs[text(key)] = Config(_label(about.get("desc")), ranks)
+    return configs
 
 
-def _ranks(said: object) -> tuple[int, ...] | None:
+def _ranks(listed: object) -> tuple[int, ...] | None:
     """Parse the ranks of a group; torch writes the list as text."""
-    if not isinstance(said, str | list) or len(said) > 10 * MAX_MEMBERS:
+    if not isinstance(listed, str | list) or len(listed) > 10 * MAX_MEMBERS:
         return None
-    numbers: Iterable[object] = map(int, _NUMBER.findall(said)) if isinstance(said, str) else said
+    numbers: Iterable[object] = map(int, _NUMBER.findall(listed)) if isinstance(listed, str) else listed
     ranks = [rank for number in numbers if (rank := whole(number)) is not None and rank < MAX_RANK]
     return tuple(dict.fromkeys(ranks)) or None
 
@@ -345,19 +345,19 @@ def _progress(document: object, key: str, records: list[Record], configs: dict[s
     """
     if not isinstance(document, dict):
         return {}, 0
-    said = {
+    numbered = {
         number: last
         for name, about in document.items()
         if (number := _integer(name)) is not None and isinstance(about, dict) and (last := _integer(about.get(key))) is not None
     }
     names = {record.pg_id: record.group for record in records if record.pg_id is not None}
     # Numbers and names are both in the order in which the groups were created; groups with records confirm the match.
-    numbers = sorted(said)
+    numbers = sorted(numbered)
     if len(numbers) == len(configs) and all(name.isdecimal() for name in configs):
         paired = dict(zip(numbers, sorted(configs, key=int), strict=True))
         if all(paired.get(number, name) == name for number, name in names.items()):
             names = paired
-    named = {names[number]: last for number, last in said.items() if number in names}
+    named = {names[number]: last for number, last in numbered.items() if number in names}
     return named, len(document) - len(named)
 
 
@@ -386,6 +386,6 @@ def text(value: object) -> str:
     return value[:300] if isinstance(value, str) else ""
 
 
-def _said(value: object) -> str | None:
-    found = text(value)
-    return found if found not in ("", "undefined") else None
+def _label(value: object) -> str | None:
+    label = text(value)
+    return label if label not in ("", "undefined") else None

@@ -38,10 +38,10 @@ _UNTIMED: Final = "The time of the dumps is not known (copied files?), so the jo
 def _lacking(report: HangReport, silent: int) -> str:
     if not report.waiting:
         return "Not enough data for a verdict: the dumps hold no collective at all."
-    held = "the others were dumped too early to tell"
+    reason = "the others were dumped too early to tell"
     if silent:
-        held = f"{counted(silent, 'rank')} that could keep {'it' if len(report.waiting) == 1 else 'them'} waiting left no dump"
-    return f"Not enough data for a verdict: {_victims(report)}, and {held}."
+        reason = f"{counted(silent, 'rank')} that could keep {'it' if len(report.waiting) == 1 else 'them'} waiting left no dump"
+    return f"Not enough data for a verdict: {_victims(report)}, and {reason}."
 
 
 def _victims(report: HangReport) -> str:
@@ -189,8 +189,8 @@ def advice(
         return [f"Collect the dumps {which}: {_dump_again(run)}"]
     if named is None:
         named = [f"rank {rank}" + (f" on {hosts[rank]}" if rank in hosts else "") for rank in report.culprits] or ["each rank"]
-    known = (pids or {}).get(report.culprits[0]) if len(report.culprits) == 1 else None
-    pid = "PID" if known is None else str(known)
+    process = (pids or {}).get(report.culprits[0]) if len(report.culprits) == 1 else None
+    pid = "PID" if process is None else str(process)
     rows = [row.format(where=first_of(named, _SHOWN), pid=pid) for row in _ADVICE[report.cause or "stuck"]]
     if report.cause == "lost_device" and all(culprit.certain for culprit in report.evidence):
         rows.append("Start again without that GPU")

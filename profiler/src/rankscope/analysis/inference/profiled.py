@@ -17,7 +17,7 @@ from rankscope.analysis.collectives.matched import Matched
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes, DeviceTimes, device_own_times, times_of_windows
 from rankscope.analysis.inference.diagnosis import Diagnosis, diagnosis_of, own_time_evidence
-from rankscope.analysis.inference.judgement import Judgement, Straggler, judge
+from rankscope.analysis.inference.judgement import Bound, Judgement, Straggler, judge
 from rankscope.analysis.inference.pipelined import saved_at_most_us, waited_for_us, waits_for
 from rankscope.analysis.inference.signals import Signals
 from rankscope.analysis.inference.slow import SlowRanks
@@ -55,14 +55,18 @@ class Profile:
 
     def judge(self) -> Judgement[DeviceOwnTimes]:
         """Judge the ranks by own times on the devices and by the order in which they came to matched collectives."""
+        groups = device_own_times(self.times, self.blame)
+        return judge(groups, hosts=self.hosts, at_most_us=self.bound(), blame=self.blame, window_us=self.window_us)
+
+    def bound(self) -> Bound[DeviceOwnTimes]:
+        """Return the function that limits what slow ranks cost by the waits for them, where they are stages of a pipeline."""
         waited_us = waited_for_us(self.blame, self.matched.waits)
         stages = {rank: times.stage for rank, times in self.times.items()}
 
         def at_most_us(ranks: Sequence[int], group: DeviceOwnTimes) -> float:
             return saved_at_most_us(ranks, waits_for(group.ranks, len(group.steps), stages, waited_us, self.blame))
 
-        groups = device_own_times(self.times, self.blame)
-        return judge(groups, hosts=self.hosts, at_most_us=at_most_us, blame=self.blame, window_us=self.window_us)
+        return at_most_us
 
     def describe(
         self,

@@ -123,12 +123,10 @@ def _reached(measures: NDArray[np.float64], statistic: Callable[[Scores], Scores
     draws = _DRAWS if blocks * ranks <= 4096 else _DRAWS_LARGE
     # Tolerance for rounding: sums of the same numbers depend on their order.
     least = value - 1e-12 * float(np.abs(measures[0]).sum())
+    flat, first = measures.reshape(len(measures), -1), ranks * np.arange(blocks)[:, None]
     reached = 0
     for orders in _kept_orders(draws, blocks, ranks):
-        totals = np.zeros((len(measures), len(orders), ranks))
-        for at, scores in enumerate(measures):
-            for block, of_ranks in enumerate(scores):
-                totals[at] += of_ranks.take(orders[:, block])
+        totals = flat.take(orders + first, axis=1).sum(axis=2)
         reached += int((statistic(totals).max(axis=0) >= least).sum())
     return reached, draws
 

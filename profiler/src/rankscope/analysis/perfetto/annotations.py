@@ -30,7 +30,7 @@ def write_annotations(
     if analysis is not None:
         verdict = analysis.verdict
         span = _span(verdict.steps, step_times, extent)
-        writer.track(pid, "verdict").slice(verdict.summary, *span, _known(verdict), kind="verdict")
+        writer.track(pid, "verdict").slice(verdict.summary, *span, _stated(verdict), kind="verdict")
         spans = [(_span(finding.steps, step_times, extent), finding) for finding in analysis.findings]
         findings = writer.track(pid, "findings", nest=False)
         for (start, end), finding in sorted(spans, key=lambda item: (item[0][0], -item[0][1])):
@@ -56,15 +56,15 @@ def _span(steps: tuple[int, int] | None, step_times: Mapping[int, tuple[int, int
     return (min(start for start, _ in times), max(end for _, end in times)) if times else extent
 
 
-def _known(record: msgspec.Struct) -> dict[str, Any]:
+def _stated(record: msgspec.Struct) -> dict[str, Any]:
     """Return the fields of ``record`` that are neither ``None``, empty nor false."""
     fields: dict[str, Any] = msgspec.to_builtins(record)
     return {name: value for name, value in fields.items() if value not in (None, []) and value is not False}
 
 
 def _finding_args(finding: Finding) -> dict[str, Any]:
-    args = _known(finding)
+    args = _stated(finding)
     args["evidence"] = {
-        one.name: f"{one.value:,.6g} {one.unit}" + (f" ({one.detail})" if one.detail else "") for one in finding.evidence
+        row.name: f"{row.value:,.6g} {row.unit}" + (f" ({row.detail})" if row.detail else "") for row in finding.evidence
     }
     return args

@@ -78,7 +78,7 @@ def waiting_of(match: Match, clocks: Clocks) -> dict[int, Waiting]:
 
 def find_arrows(matches: Iterable[Match], clocks: Clocks, shown: Mapping[Key, Place]) -> list[Arrow]:
     """Return the arrows between slices that are shown, the longest wait first."""
-    found: list[Arrow] = []
+    arrows: list[Arrow] = []
     for match in matches:
         keys = {rank: key_of(rank, record) for rank, record in zip(match.ranks, match.records, strict=True)}
         for rank, waited in waiting_of(match, clocks).items():
@@ -87,8 +87,8 @@ def find_arrows(matches: Iterable[Match], clocks: Clocks, shown: Mapping[Key, Pl
             begin, end = shown.get(keys[waited.last]), shown.get(keys[rank])
             # At the last arrival both slices must be open; if the clocks contradict that, no arrow is drawn.
             if begin is not None and end is not None and end.start_ns <= begin.start_ns < min(begin.end_ns, end.end_ns):
-                found.append(Arrow(waited.wait_us, keys[waited.last], keys[rank], begin.start_ns))
-    return sorted(found, key=lambda arrow: (-arrow.wait_us, arrow.at_ns, arrow.begin[0], arrow.end[0]))
+                arrows.append(Arrow(waited.wait_us, keys[waited.last], keys[rank], begin.start_ns))
+    return sorted(arrows, key=lambda arrow: (-arrow.wait_us, arrow.at_ns, arrow.begin[0], arrow.end[0]))
 
 
 def write_collectives(
@@ -106,10 +106,10 @@ def write_collectives(
     for record in records:
         groups.setdefault((record.group, tuple(record.group_ranks or ())), []).append(record)
     residual_us = (clocks.residual_ns or 0.0) / 1000
-    for (group, members), held in sorted(groups.items()):
-        size = len(members) or held[0].group_size
+    for (group, members), rows in sorted(groups.items()):
+        size = len(members) or rows[0].group_size
         track = writer.track(pid, f"collectives of {group}" + (f" ({size} ranks)" if size else ""), nest=False)
-        spans = [(clocks.correct(rank, arrival_ns(one)), clocks.correct(rank, one.end_unix_ns), one) for one in held]
+        spans = [(clocks.correct(rank, arrival_ns(row)), clocks.correct(rank, row.end_unix_ns), row) for row in rows]
         for start, end, record in sorted(spans, key=lambda span: (span[0], -span[1], span[2].index)):
             key = key_of(rank, record)
             waited = waiting.get(key)

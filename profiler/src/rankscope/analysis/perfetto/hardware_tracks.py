@@ -51,20 +51,20 @@ def write_hardware(writer: TraceWriter, pid: int, samples: Iterable[HardwareSamp
             value = value_of(sample)
             if value is not None and math.isfinite(value):
                 writer.counter(pid, f"{gpu} {name}", unit, at, value)
-        for said in _changes(before.get(gpu), sample):
-            moments.instant(f"{gpu}: {said}", at, {"gpu_uuid": sample.gpu_uuid or "not known"}, kind="hardware")
+        for changes in _changes(before.get(gpu), sample):
+            moments.instant(f"{gpu}: {changes}", at, {"gpu_uuid": sample.gpu_uuid or "not known"}, kind="hardware")
         before[gpu] = sample
 
 
 def _changes(before: HardwareSample | None, now: HardwareSample) -> list[str]:
-    said: list[str] = []
+    changes: list[str] = []
     if now.missing and (before is None or before.missing != now.missing):
-        said.append(f"no values: {now.missing}")
+        changes.append(f"no values: {now.missing}")
     reasons = sorted(now.throttle_reasons or [])
     if now.throttle_reasons is not None and reasons != sorted((before.throttle_reasons if before else None) or []):
-        said.append(f"clock lowered: {', '.join(reasons)}" if reasons else "clock no longer lowered")
+        changes.append(f"clock lowered: {', '.join(reasons)}" if reasons else "clock no longer lowered")
     for name, count_of in _COUNTED:
         count, earlier = count_of(now), count_of(before) if before else None
         if count is not None and earlier is not None and count > earlier:
-            said.append(f"{count - earlier} more {name}")
-    return said
+            changes.append(f"{count - earlier} more {name}")
+    return changes

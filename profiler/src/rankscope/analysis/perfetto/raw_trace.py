@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal, DecimalException
 from typing import Final
 
 import msgspec
@@ -111,7 +111,7 @@ def ns_of(text: bytes) -> int | None:
     """
     try:
         exact = Decimal(text.strip(b'"').decode("ascii", "replace")) * 1000
-    except InvalidOperation:
+    except DecimalException:
         return None
     return round(exact) if exact.is_finite() and abs(exact) < LATEST_NS else None
 

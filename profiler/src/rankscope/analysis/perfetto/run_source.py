@@ -52,18 +52,18 @@ class RunSource:
         self._reader = RunReader(path)
         attempts = self._reader.attempts()
         self._attempt = run.chosen(attempts)
-        everybody = self._reader.ranks(self._attempt)
-        ranks = [rank for rank in everybody if selection.has_rank(rank)]
+        all_ranks = self._reader.ranks(self._attempt)
+        ranks = [rank for rank in all_ranks if selection.has_rank(rank)]
         if not ranks:
-            raise InputError(path, "no rank has left records in it" if not everybody else none_of_these(everybody))
+            raise InputError(path, "no rank has left records in it" if not all_ranks else none_of_these(all_ranks))
         self._infos = self._reader.infos(self._attempt)
         others = "earlier attempt" if attempts[-1:] == [self._attempt] else "other attempt"
         left_out = [counted(len(attempts) - 1, others)] if len(attempts) > 1 else []
-        steps = self._choose(everybody, set(ranks), selection, left_out, progress)
+        steps = self._choose(all_ranks, set(ranks), selection, left_out, progress)
         self._steps = range(*steps)
         self._simulated = self._reader.info.simulated
         self._step_times: dict[int, tuple[int, int]] = {}
-        self.plan = self._make_plan(everybody, ranks, left_out)
+        self.plan = self._make_plan(all_ranks, ranks, left_out)
         self._raw_files = self._merged_files(ranks, left_out, asked=selection.chose_steps if raw is None else raw, named=raw)
         free = selection.max_events - self._survey.events_of(self._steps)
         self._raw = RawTracks(max(0, free), sum(map(len, self._raw_files.values())))
@@ -72,11 +72,11 @@ class RunSource:
         """Number of step records written."""
 
     def _choose(
-        self, everybody: list[int], ranks: set[int], selection: Selection, left_out: list[str], progress: Progress
+        self, all_ranks: list[int], ranks: set[int], selection: Selection, left_out: list[str], progress: Progress
     ) -> tuple[int, int]:
         survey = self._survey = Survey(selection)
-        for done, rank in enumerate(everybody):
-            progress("Looking through", done, len(everybody))
+        for done, rank in enumerate(all_ranks):
+            progress("Looking through", done, len(all_ranks))
             if rank in ranks:
                 survey.add_steps(self._reader.step_rows(self._attempt, rank))
             survey.add_collectives(self._reader.collectives(self._attempt, rank))
@@ -102,20 +102,21 @@ class RunSource:
             )
         return steps
 
-    def _make_plan(self, everybody: list[int], ranks: list[int], left_out: list[str]) -> Plan:
+    def _make_plan(self, all_ranks: list[int], ranks: list[int], left_out: list[str]) -> Plan:
         steps = (self._steps.start, self._steps.stop)
         fitted_to = self._survey.clock_range(steps)
-        collectives = {rank: captured_steps(self._reader, self._attempt, rank, self._steps).collectives for rank in everybody}
+        collectives = {rank: captured_steps(self._reader, self._attempt, rank, self._steps).collectives for rank in all_ranks}
         world_size = told_world_size(self._reader.attempt(self._attempt), self._infos.values())
         if world_size is not None:
-            world_size = max(world_size, len(everybody))
+            world_size = max(world_size, len(all_ranks))
         names = {rank: info.clock_name for rank, info in self._infos.items()}
         matching = match_collectives(collectives, world_size=world_size)
         if fitted_to is None:
             fitted = matching.matches
         else:
-            there = {rank: captured_steps(self._reader, self._attempt, rank, range(*fitted_to)).collectives for rank in everybody}
-            fitted = match_collectives(there, world_size=world_size).matches
+            nearby = range(*fitted_to)
+            nearest = {rank: captured_steps(self._reader, self._attempt, rank, nearby).collectives for rank in all_ranks}
+            fitted = match_collectives(nearest, world_size=world_size).matches
         clocks = shared_by_names(fit_clocks(fitted, names), names)
         first, last = self._uncorrected(steps, collectives)
         least, largest = clocks.reach()
@@ -215,8 +216,8 @@ class RunSource:
     def _kept_files(self, rank: int) -> Iterator[Path]:
         folder = rank_dir(self._reader.path, self._attempt, rank) / "traces"
         for file in sorted(folder.iterdir()) if folder.is_dir() else []:
-            found = _KEPT.fullmatch(file.name)
-            if found is not None and int(found[1]) < self._steps.stop:
+            match = _KEPT.fullmatch(file.name)
+            if match is not None and int(match[1]) < self._steps.stop:
                 yield file
 
     def _sampling(self, left_out: list[str], max_events: int) -> int:

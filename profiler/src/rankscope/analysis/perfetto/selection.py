@@ -39,12 +39,12 @@ class Selection:
 
     def has_steps(self, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return ``has_step`` for each of ``steps``."""
-        found = np.ones(len(steps), np.bool_)
+        chosen = np.ones(len(steps), np.bool_)
         if self.first is not None:
-            found &= steps >= self.first
+            chosen &= steps >= self.first
         if self.past is not None:
-            found &= steps < self.past
-        return found
+            chosen &= steps < self.past
+        return chosen
 
     def has_rank(self, rank: int) -> bool:
         """Return whether ``rank`` is chosen."""

@@ -87,13 +87,13 @@ def clock_of(
 
 def shared_by_names(clocks: Clocks, names: Mapping[int, str]) -> Clocks:
     """Return ``clocks`` extended to ranks without a matched collective: they get the clock of the same name."""
-    known = {names[rank]: rank for rank in clocks.offset_ns if rank in names}
-    same = {rank: known[name] for rank, name in names.items() if name in known}
+    by_name = {names[rank]: rank for rank in clocks.offset_ns if rank in names}
+    same = {rank: by_name[name] for rank, name in names.items() if name in by_name}
     return msgspec.structs.replace(
         clocks,
-        offset_ns=clocks.offset_ns | {rank: clocks.offset_ns[one] for rank, one in same.items()},
-        courses=clocks.courses | {rank: clocks.courses[one] for rank, one in same.items() if one in clocks.courses},
-        found=clocks.found | {rank: clocks.found[one] for rank, one in same.items() if rank not in clocks.found},
+        offset_ns=clocks.offset_ns | {rank: clocks.offset_ns[twin] for rank, twin in same.items()},
+        courses=clocks.courses | {rank: clocks.courses[twin] for rank, twin in same.items() if twin in clocks.courses},
+        found=clocks.found | {rank: clocks.found[twin] for rank, twin in same.items() if rank not in clocks.found},
     )
 
 

@@ -45,8 +45,8 @@ _COUNTED: Final = [name for name in TIME_COLUMNS if not name.startswith("device_
 
 def weights(rows: Rows) -> NDArray[np.int64]:
     """Return an upper estimate of the events that ``write_steps`` writes for each record, [rows]."""
-    known: NDArray[np.int64] = np.count_nonzero([~np.isnan(rows[name]) for name in _COUNTED], axis=0)
-    return 2 + known
+    measured: NDArray[np.int64] = np.count_nonzero([~np.isnan(rows[name]) for name in _COUNTED], axis=0)
+    return 2 + measured
 
 
 def write_steps(writer: TraceWriter, pid: int, records: Sequence[StepRecord], correct: Callable[[int], int]) -> None:
@@ -85,15 +85,15 @@ def _write_collections(writer: TraceWriter, pid: int, records: Sequence[StepReco
 
 def phases_in_order(record: StepRecord, start: int, end: int) -> list[tuple[Phase, int, int]]:
     """Return name, start and end of each phase, cut to the step."""
-    found: list[tuple[Phase, int, int]] = []
+    phases: list[tuple[Phase, int, int]] = []
     passed = 0.0
     for phase in PHASES:
         time = record.phases_us.get(phase)
         if time is not None and 0 < time < MAX_US:
             begin, passed = start + round(passed * 1000), passed + time
             if begin < end:
-                found.append((phase, begin, min(end, start + round(passed * 1000))))
-    return found
+                phases.append((phase, begin, min(end, start + round(passed * 1000))))
+    return phases
 
 
 def _args(record: StepRecord) -> dict[str, Any]:

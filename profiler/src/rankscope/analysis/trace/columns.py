@@ -140,8 +140,6 @@ class Trace(msgspec.Struct, frozen=True):
     missing: NDArray[np.int64] = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
     """Launch times of the device events that are missing or left out, ascending; those of cut ones are in ``cut``."""
     cut: NDArray[np.int64] = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
-    cut_ends: dict[int, int] = msgspec.field(default_factory=dict)
-    """End of each device event that was cut, by its correlation id."""
     is_of_cpu: bool = False
     """True if the work is on the CPU: nothing ran on a device, and nothing was launched."""
 
@@ -370,7 +368,6 @@ class _Columns:
             quality=checked.quality,
             missing=checked.missing + about.base_unix_ns,
             cut=checked.cut + about.base_unix_ns,
-            cut_ends={correlation: end + about.base_unix_ns for correlation, end in checked.cut_ends.items()},
             is_of_cpu=not checked.launches_work and not (columns["category"] <= COPY).any(),
             **columns,
         )

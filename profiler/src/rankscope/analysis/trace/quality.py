@@ -91,8 +91,6 @@ class Checked(msgspec.Struct, frozen=True):
     """Launch times of the device events that are missing from the trace or left out, ascending."""
     cut: NDArray[np.int64]
     """Launch times of the device events that were cut, ascending."""
-    cut_ends: dict[int, int]
-    """End of each event that was cut, by its correlation id."""
     quality: DataQuality
     launches_work: bool
     """True if the host gave any work to a device."""
@@ -135,8 +133,7 @@ def check_columns(
     ends = device.end.copy()
     ends[kept], cut[kept] = _without_overruns(device, calls, host, kept)
     # Without correlation ids on the device's side nothing can be said of single launches.
-    linkable = device.correlation >= 0
-    shows_all = not torn and (bool(linkable.any()) or not len(rows))
+    shows_all = not torn and (bool((device.correlation >= 0).any()) or not len(rows))
     launched, lost, captured = kernel_launches(calls, device.call, device.correlation, shows_all=shows_all)
 
     launch, left_out = device.launch.copy(), ~keep
@@ -167,7 +164,6 @@ def check_columns(
     return Checked(
         missing=np.sort(np.concatenate(missing)),
         cut=np.sort(np.where(launch >= 0, launch, device.start)[cut]),
-        cut_ends=dict(zip(device.correlation[cut & linkable].tolist(), ends[cut & linkable].tolist(), strict=True)),
         quality=msgspec.structs.replace(quality, problem=problem, reason=reason),
         launches_work=gives_work,
         host_left_out=host.left_out,

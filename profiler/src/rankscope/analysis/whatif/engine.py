@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from rankscope.analysis.parallel.workers import ALONE, Engine
 from rankscope.analysis.trace.locations import OPERATIONS_SUFFIX, Location, location
 from rankscope.analysis.whatif.outcome import Terms
 from rankscope.analysis.whatif.result import WhatIf
@@ -22,12 +23,13 @@ def whatif(
     per_step: bool = False,
     cycle: int | None = None,
     communication_pattern: re.Pattern[str] | None = None,
+    engine: Engine = ALONE,
 ) -> WhatIf:
     """Return how fast the job would be without stragglers, and with each rank, stage, operation and cause ideal.
 
     ``paths``: one run directory, one file of traced operations (Parquet) or a folder with one, or Kineto traces (files,
     folders, patterns). The default price per GPU-hour is the one recorded in the run. ``cycle`` and
-    ``communication_pattern`` are for traces, see ``engine.analyze``. Raises ``InputError``.
+    ``communication_pattern`` are for traces, as is ``engine``, which reads them (see ``engine.analyze``). Raises ``InputError``.
     """
     terms = Terms(
         accelerated=True,
@@ -41,12 +43,12 @@ def whatif(
     if not paths:
         raise InputError(os.curdir, "nothing to look at: name a run directory, a file of operations, or traces")
     try:
-        return _whatif([location(path) for path in paths], terms)
+        return _whatif([location(path) for path in paths], terms, engine)
     except OSError as error:
         raise InputError(error.filename or paths[0], error.strerror or str(error)) from error
 
 
-def _whatif(paths: Sequence[Location], terms: Terms) -> WhatIf:
+def _whatif(paths: Sequence[Location], terms: Terms, engine: Engine) -> WhatIf:
     local = [path for path in paths if isinstance(path, Path)]
     runs = [run for path in local if (run := named_run(path)) is not None]
     files = [] if runs else [file for path in local for file in _operation_files(path)]
@@ -69,7 +71,7 @@ def _whatif(paths: Sequence[Location], terms: Terms) -> WhatIf:
         return whatif_of_operations(files[0], terms)
     from rankscope.analysis.whatif.windows_answer import whatif_of_traces
 
-    return whatif_of_traces(paths, terms)
+    return whatif_of_traces(paths, terms, engine)
 
 
 def _operation_files(path: Path) -> list[Path]:

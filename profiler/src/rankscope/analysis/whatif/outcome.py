@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.costs.rare_steps import MATTERS
+from rankscope.analysis.inference.slow import MINIMUM_EFFECT
 from rankscope.analysis.result.analysis import Cost
 from rankscope.analysis.result.text import counted, hours_text
 from rankscope.analysis.whatif.graph import Times
@@ -142,7 +143,7 @@ def answer(outcome: Outcome, source: WhatIfSource, terms: Terms) -> WhatIf:
     hours, cost = telling.loss(lost)
     result = WhatIf(
         status="ok",
-        source=msgspec.structs.replace(source, warnings=warnings),
+        source=source,
         summary="",
         measured_step_seconds=measured,
         step_seconds=actual,
@@ -164,7 +165,30 @@ def answer(outcome: Outcome, source: WhatIfSource, terms: Terms) -> WhatIf:
         by_cause=sorted(telling.effects(outcome.causes, CauseEffect), key=lambda effect: -effect.lost_seconds),
         steps=_steps(outcome) if terms.per_step else None,
     )
-    return msgspec.structs.replace(result, summary=_sentence(result, actual, ideal))
+    if (unseen := loss_beyond_graph(result)) is not None:
+        warnings.append(
+            f"the graph loses {_time(lost)} per step to all stragglers, less than {_name(unseen)} alone costs by its own times: "
+            "ranks also wait outside of the collectives in it"
+        )
+    source = msgspec.structs.replace(source, warnings=warnings)
+    return msgspec.structs.replace(result, source=source, summary=_sentence(result, actual, ideal))
+
+
+def loss_beyond_graph(result: WhatIf) -> RankEffect | HostEffect | None:
+    """Return the rank or host that costs more by its own times than the graph loses to all stragglers; ``None`` without any."""
+    rows: list[RankEffect | HostEffect] = [] if result.savings_of == "graph" else [*result.by_rank, *result.by_host]
+    worst = max(rows, key=lambda row: row.saved_seconds, default=None)
+    if worst is None or result.step_seconds is None or result.saved_seconds is None:
+        return None
+    return worst if _is_beyond(worst.saved_seconds, result.saved_seconds, result.step_seconds) else None
+
+
+def _is_beyond(saved: float, lost: float, step: float) -> bool:
+    return saved > (1 + _POOR) * lost and saved >= MINIMUM_EFFECT * step
+
+
+def _name(row: RankEffect | HostEffect) -> str:
+    return f"host {row.host}" if isinstance(row, HostEffect) else f"rank {row.rank}"
 
 
 class _Telling:
@@ -175,6 +199,9 @@ class _Telling:
         self._terms = terms
         self.actual = self._mean(outcome.actual)
         self.ideal = self._mean(outcome.ideal)
+        units = [] if outcome.savings_of == "graph" else [*outcome.ranks, *outcome.hosts]
+        least = min((self._mean(part.without) for part in units), default=self.actual)
+        self._shows_loss = not _is_beyond(self.actual - least, self.actual - self.ideal, self.actual)
 
     def _mean(self, times: Times) -> float:
         return float(times.mean()) * self._outcome.seconds
@@ -185,7 +212,7 @@ class _Telling:
 
     def _of_loss(self, seconds: float) -> float | None:
         lost = self.actual - self.ideal
-        return seconds / lost if lost > _LITTLE * self.ideal else None
+        return seconds / lost if self._shows_loss and lost > _LITTLE * self.ideal else None
 
     def loss(self, seconds: float) -> tuple[float | None, Cost | None]:
         """Return the GPU-hours and cost of losing ``seconds`` per step; ``None`` where not counted."""
@@ -247,6 +274,9 @@ def _sentence(result: WhatIf, actual: float, ideal: float) -> str:
     source = result.source
     step = "a typical step" if source.evidence == "steps" else "a step"
     rare = "" if (left_out := rare_steps_text(source)) is None else f" {left_out[0].upper()}{left_out[1:]}."
+    if (unseen := loss_beyond_graph(result)) is not None:
+        without = _time(unseen.without_step_seconds)
+        return f"Without the slowness of {_name(unseen)} {step} would take {without}; it takes {_time(actual)}.{rare}"
     if (share := result.m_worker) is None:
         return f"Without any straggler {step} would hardly be shorter than the {_time(actual)} it takes now.{rare}"
     return _of_slowest(result, actual, ideal, step, share) + rare

@@ -21,6 +21,7 @@ from rankscope.analysis.result.text import (
     warning_lines,
     wrapped,
 )
+from rankscope.analysis.whatif.outcome import loss_beyond_graph
 from rankscope.analysis.whatif.result import CauseEffect, Effect, WhatIf
 from rankscope.base.text import duration, factor, share_bound
 
@@ -53,8 +54,8 @@ def render_text(result: WhatIf, *, width: int = 100, color: bool = False) -> str
     ]
     parts = [_headline(result, width), _source(result, width), *tables, _legend(result, width)]
     slow = result.slowdown
-    rare = (result.source.rare_share or 0.0) >= MATTERS
-    chosen = RED if slow is not None and slow >= _TELLING else YELLOW if slow is None or rare else GREEN
+    unsure = (result.source.rare_share or 0.0) >= MATTERS or loss_beyond_graph(result) is not None
+    chosen = RED if slow is not None and slow >= _TELLING else YELLOW if slow is None or unsure else GREEN
     return page(parts, chosen if color else None)
 
 

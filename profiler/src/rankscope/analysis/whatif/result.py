@@ -59,7 +59,8 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     """``step_seconds`` - ``without_step_seconds``; negative: a step would take longer. Parts overlap, so savings need not add
     up."""
     share: float | None
-    """``saved_seconds`` of the part over those of the job (``WhatIf``); ``None`` when hardly any time is lost."""
+    """``saved_seconds`` of the part over those of the job (``WhatIf``); ``None`` when hardly any time is lost, or the graph does
+    not show all that is."""
     gpu_hours_lost: float | None
     """``saved_seconds`` over all steps and ranks of the run; ``None`` for ranks on CPUs unless a price is given."""
     cost: Cost | None

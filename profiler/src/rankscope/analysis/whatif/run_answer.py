@@ -10,15 +10,16 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from rankscope.analysis.collectives.matched import match_windows
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.costs.rare_steps import rare_time
 from rankscope.analysis.evidence.compared import MINIMUM_STEPS, judge
 from rankscope.analysis.evidence.damage import table_warnings
 from rankscope.analysis.evidence.peers import peer_groups
-from rankscope.analysis.evidence.rank_columns import LOADED_METRICS, TIME_METRICS
 from rankscope.analysis.evidence.rank_files import Report, ignore
 from rankscope.analysis.evidence.steps import METRICS, Matrices, StepTable
-from rankscope.analysis.evidence.typical import TypicalSteps, typical_steps
+from rankscope.analysis.evidence.typical import typical_steps
+from rankscope.analysis.inference.profiled import profile_of_windows
 from rankscope.analysis.statistics import lower_median
 from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible_collective
 from rankscope.analysis.whatif.causes import CAUSE_METRICS, Causes
@@ -28,7 +29,7 @@ from rankscope.analysis.whatif.outcome import TOO_LITTLE, Outcome, Terms, answer
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
 from rankscope.analysis.whatif.step_graph import GRAPH_METRICS, build_step_graph
 from rankscope.analysis.whatif.step_scenarios import MOST_CAUSES, StepScenarios, play_steps
-from rankscope.analysis.whatif.windows_answer import Profiled, whatif_of_profiled
+from rankscope.analysis.whatif.windows_answer import whatif_of_windows
 from rankscope.runs.named import NamedRun
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES, RankInfo, StepBreakdown
@@ -96,17 +97,14 @@ def whatif_with_chain(
     result, chain = _from_steps(source, reader, table, infos, terms)
     if result.status == "ok":
         return result, chain
-    profiled = Profiled(
-        reductions={rank: _profiled(reader, attempt, rank) for rank in ranks},
-        hosts={rank: info.host for rank, info in infos.items()},
-        clock_names={rank: info.clock_name for rank, info in infos.items()},
-        world_size=world_size,
-        evidence="windows",
-    )
-    by_windows = whatif_of_profiled(profiled, source, terms)
+    reductions = {rank: _profiled(reader, attempt, rank) for rank in ranks}
+    matched = match_windows(reductions, infos, world_size)
+    profile = profile_of_windows(reductions, matched, world_size, {rank: info.host for rank, info in infos.items()})
+    windows = {rank: reduction.breakdowns for rank, reduction in reductions.items()}
+    by_windows = whatif_of_windows(windows, matched, profile, source, terms)
     if by_windows.status == "ok":
         return by_windows, None
-    if not any(reduction.breakdowns for reduction in profiled.reductions.values()):
+    if not any(windows.values()):
         return result, None
     neither = f"{result.summary} Profiled steps do not help: {by_windows.summary.removeprefix(TOO_LITTLE)}"
     return msgspec.structs.replace(result, summary=neither), None
@@ -132,9 +130,7 @@ def _from_steps(
         told = "stages of a pipeline wait for each other at every micro-batch, which step records do not tell apart"
         return insufficient(source, told), None
     typical = typical_steps(table, infos)
-    if typical.per_entry > 1:
-        typical = _up_to_meetings(reader, table, infos)
-    judged = judge(typical.table, ranks)
+    judged = judge(_meeting_at_the_end(typical.table) if typical.per_entry > 1 else typical.table, ranks)
     if judged is None:
         return insufficient(source, _missing(source, table)), None
     count = len(judged.steps)
@@ -191,17 +187,12 @@ def _busy(rows: Sequence[StepBreakdown]) -> float:
     return float(np.mean(known)) if known else float("nan")
 
 
-def _up_to_meetings(reader: RunReader, table: StepTable, infos: dict[int, RankInfo]) -> TypicalSteps:
-    """Return the typical steps of a run whose ranks meet only every N steps: once in each entry, after its last phase."""
-    if not all(table.is_known(metric) for metric in TIME_METRICS if table.is_known(f"own_{metric}")):
-        table = StepTable.load(reader, table.attempt, metrics=(*LOADED_METRICS, *TABLE_METRICS))
-    typical = typical_steps(table, infos)
-    found = typical.table
-    known = {metric: found.stored(metric).astype(np.float32) for metric in METRICS if found.is_known(metric)}
+def _meeting_at_the_end(table: StepTable) -> StepTable:
+    """Return a table whose entries end with a meeting, with all waiting in the last phase."""
+    known = {metric: table.stored(metric).astype(np.float32) for metric in METRICS if table.is_known(metric)}
     last = [phase for phase in PHASES if f"own_{phase}_us" in known][-1:]
     known |= {f"blocked_{phase}_us": known["blocked_us"] for phase in last}
-    values = Matrices(known, found.ranks, np.arange(len(found.steps)))
-    return replace(typical, table=replace(found, values=values))
+    return replace(table, values=Matrices(known, table.ranks, np.arange(len(table.steps))))
 
 
 def _missing(source: WhatIfSource, table: StepTable) -> str:

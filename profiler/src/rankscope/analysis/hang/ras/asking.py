@@ -61,11 +61,11 @@ def kept_answers(run: Path, attempt: int) -> Answers | None:
 
 def _read(given: list[RasAnswer], *, live: bool) -> Answers:
     snapshots = []
-    for one in given:
+    for answer in given:
         try:
-            snapshots.append(read_json(one.text) if one.format == "json" else read_text(one.text))
+            snapshots.append(read_json(answer.text) if answer.format == "json" else read_text(answer.text))
         except AnswerError as error:
-            raise InputError(one.address, f"NCCL RAS: its answer is {error}") from error
+            raise InputError(answer.address, f"NCCL RAS: its answer is {error}") from error
     return Answers(given, snapshots, live, [])
 
 

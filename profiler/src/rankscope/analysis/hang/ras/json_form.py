@@ -105,22 +105,22 @@ def read_json(text: str) -> Snapshot:
         document = _decoder.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         raise AnswerError(f"damaged or cut off: {error}") from error
-    found = [_communicator(one) for one in document.communicators]
+    communicators = [_communicator(row) for row in document.communicators]
     return Snapshot(
         nccl_version=document.nccl_version,
-        communicators=found,
-        total=len(found),
-        gpus=len(devices_of(found)) or None,
+        communicators=communicators,
+        total=len(communicators),
+        gpus=len(devices_of(communicators)) or None,
         timeouts=max(0, document.ras.timeouts_count),
     )
 
 
-def _communicator(one: _Communicator) -> Communicator:
-    rows: list[_RankRow | _MissingRow] = [*one.ranks, *one.missing_ranks]
+def _communicator(document: _Communicator) -> Communicator:
+    rows: list[_RankRow | _MissingRow] = [*document.ranks, *document.missing_ranks]
     return Communicator(
-        name=one.hash,
-        key=f"{one.hash}:{one.secondary_hash}",
-        size=one.size,
+        name=document.hash,
+        key=f"{document.hash}:{document.secondary_hash}",
+        size=document.size,
         members={row.rank: row.member() for row in rows},
     )
 
@@ -134,5 +134,5 @@ def _state(status: _RankStatus) -> State:
 
 
 def _error(status: _RankStatus) -> str | None:
-    number = next((one for one in (status.init_state, status.async_error) if one not in _FINE), None)
+    number = next((code for code in (status.init_state, status.async_error) if code not in _FINE), None)
     return None if number is None else ERRORS.get(number, f"NCCL result {number}")

@@ -45,8 +45,8 @@ class GlobalRanks:
 
     def identity(self, communicator: Communicator, rank: int) -> Identity:
         """Return what identifies the rank in all communicators, as far as it is known."""
-        known = self.of(communicator, rank)
-        return known if known is not None else communicator.members[rank].device or (communicator.key, rank)
+        global_rank = self.of(communicator, rank)
+        return global_rank if global_rank is not None else communicator.members[rank].device or (communicator.key, rank)
 
 
 @dataclass(slots=True)

@@ -81,8 +81,8 @@ class _Draft:
                 continue
             if what != "status" and what not in self.counts and len(self.counts) >= MAX_KINDS:
                 continue
-            known = self.states if what == "status" else self.counts.get(what, {})
-            for rank in [one for one in range(self.size) if one not in known and one not in self.absent]:
+            values = self.states if what == "status" else self.counts.get(what, {})
+            for rank in [listed for listed in range(self.size) if listed not in values and listed not in self.absent]:
                 self.note(what, rank, value)
 
 
@@ -100,7 +100,7 @@ def read_text(text: str) -> Snapshot:
         reader.read(line)
     return Snapshot(
         nccl_version=version[1],
-        communicators=[_communicator(name, one, reader.dead) for name, one in reader.drafts.items()],
+        communicators=[_communicator(name, draft, reader.dead) for name, draft in reader.drafts.items()],
         total=sum(int(row[2]) for row in rows),
         gpus=_gpus(lines),
         timeouts=reader.timeouts,
@@ -134,10 +134,10 @@ class _Reader:
                 self._draft, self._section = None, line
         elif self._draft is not None:
             self._of_communicator(self._draft, line)
-        elif found := _TIMEOUTS.match(line):
-            self.timeouts = int(found[1])
-        elif self._section == "DEAD" and (found := _PROCESS.match(line)):
-            self.dead.add((found[2], int(found[1])))
+        elif match := _TIMEOUTS.match(line):
+            self.timeouts = int(match[1])
+        elif self._section == "DEAD" and (match := _PROCESS.match(line)):
+            self.dead.add((match[2], int(match[1])))
 
     def _begin(self, head: re.Match[str]) -> None:
         size = self._sizes.get(head[1], 0)
@@ -150,29 +150,29 @@ class _Reader:
         self._what, self._left = "error" if head[3] == "ERROR" else "", 0
 
     def _of_communicator(self, draft: _Draft, line: str) -> None:
-        if found := _DIFFERENT.fullmatch(line):
-            self._what = found[1] or "status"
-        elif found := _LIST.fullmatch(line):
-            self._list(draft, [int(number) for number in found[2].split(",") if number], reachable=found[1] == "unknown")
-        elif found := _SET.fullmatch(line):
-            self._left, self._value = int(found[1]), _value(found)
+        if match := _DIFFERENT.fullmatch(line):
+            self._what = match[1] or "status"
+        elif match := _LIST.fullmatch(line):
+            self._list(draft, [int(number) for number in match[2].split(",") if number], reachable=match[1] == "unknown")
+        elif match := _SET.fullmatch(line):
+            self._left, self._value = int(match[1]), _value(match)
             draft.unlisted.append((self._what, self._value, self._left))
             self._size = self._left
-        elif (found := _RANK.fullmatch(line)) and int(found[1]) < draft.size:
-            self._rank(draft, int(found[1]), found)
+        elif (match := _RANK.fullmatch(line)) and int(match[1]) < draft.size:
+            self._rank(draft, int(match[1]), match)
 
     def _list(self, draft: _Draft, ranks: list[int], *, reachable: bool) -> None:
         draft.absent.update({rank: reachable for rank in ranks if rank < draft.size})
         if draft.unlisted and draft.unlisted[-1][1] in _NO_MEMBER:
             draft.unlisted.pop()
 
-    def _rank(self, draft: _Draft, rank: int, found: re.Match[str]) -> None:
-        if device := _DEVICE.fullmatch(found[6] or ""):
+    def _rank(self, draft: _Draft, rank: int, match: re.Match[str]) -> None:
+        if device := _DEVICE.fullmatch(match[6] or ""):
             draft.devices[rank] = Device(device[4], int(device[3]), int(device[2] or device[1]))
         if self._section == "INCOMPLETE":
             draft.absent[rank] = False
-        elif any(found.group(2, 3, 4, 5)):
-            draft.note(self._what, rank, _value(found))
+        elif any(match.group(2, 3, 4, 5)):
+            draft.note(self._what, rank, _value(match))
         elif self._left:
             self._left -= 1
             if draft.unlisted[-1:] == [(self._what, self._value, self._size)]:
@@ -180,9 +180,9 @@ class _Reader:
             draft.note(self._what, rank, self._value)
 
 
-def _value(found: re.Match[str]) -> str:
+def _value(match: re.Match[str]) -> str:
     """Return what a line of a set or a rank says: a count, a status, or an error."""
-    launched, none, status, error = found.group(2, 3, 4, 5)
+    launched, none, status, error = match.group(2, 3, 4, 5)
     return launched or ("0" if none else status or error.lower())
 
 
