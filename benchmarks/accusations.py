@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.evidence.compared import Judged
+from rankscope.analysis.evidence.compared import StepOwnTimes
 from rankscope.analysis.evidence.steps import StepTable
-from rankscope.analysis.inference.judge import Suspect, judge_ranks
+from rankscope.analysis.inference.judge import SuspectedRanks, judge_ranks
 from rankscope.analysis.inference.moving import moving_waits
-from rankscope.analysis.inference.slow import Slow
+from rankscope.analysis.inference.slow import SlowRanks
 
 STEP_US = 100_000.0
 RANKS = (2, 3, 4, 8, 16, 64)
@@ -50,7 +50,7 @@ def own_times(
     return own + (rng.random(own.shape) < min(0.03, spikes / ranks)) * rng.exponential(2 * STEP_US, own.shape)
 
 
-def verdict(own: np.ndarray) -> Slow | Suspect | None:
+def verdict(own: np.ndarray) -> SlowRanks | SuspectedRanks | None:
     """Return the slow ranks, or a suspect without enough data, as for a run without windows."""
     ranks, steps = own.shape
     wall = own.max(axis=0) + 0.04 * STEP_US
@@ -63,7 +63,7 @@ def verdict(own: np.ndarray) -> Slow | Suspect | None:
         profiled=np.zeros((ranks, steps), dtype=bool),
         tags={},
     )
-    judged = Judged(table, np.arange(ranks), own, float(wall.mean()))
+    judged = StepOwnTimes(table, np.arange(ranks), own, float(wall.mean()))
     found, moving = judge_ranks(judged), moving_waits(judged)
     return found.slow or (moving.as_slow(judged) if moving.stands_out else None) or found.suspect
 
@@ -77,7 +77,7 @@ def accusations(seeds: int) -> dict[str, Any]:
         for seed in range(seeds):
             rng = np.random.default_rng((ranks, steps, lasts, round(scatter * 100), round(spikes * 100), seed))
             found = verdict(own_times(rng, ranks, steps, lasts=lasts, scatter=scatter, spikes=spikes))
-            said = {Slow: ["named"], Suspect: ["too_little"]}.get(type(found), [])
+            said = {SlowRanks: ["named"], SuspectedRanks: ["too_little"]}.get(type(found), [])
             classes.setdefault(name, Counter()).update(["runs", *said])
     return {name: {**count, "rate": count["named"] / count["runs"]} for name, count in classes.items()}
 
@@ -107,10 +107,10 @@ def detections(seeds: int) -> dict[str, Any]:
             own = own_times(np.random.default_rng(seed), ranks, steps, lasts=6, scatter=0.05)
             own += STEP_US * np.array([[extra(rank, step) for step in range(steps)] for rank in range(ranks)])
             found = verdict(own)
-            unsure += isinstance(found, Suspect)
-            hit = isinstance(found, Slow) and (expected is None or sorted(found.ranks) == expected)
+            unsure += isinstance(found, SuspectedRanks)
+            hit = isinstance(found, SlowRanks) and (expected is None or sorted(found.ranks) == expected)
             right += hit
-            same += isinstance(found, Slow) and hit and found.pattern == pattern
+            same += isinstance(found, SlowRanks) and hit and found.pattern == pattern
         shares = {"found": right, "with_the_right_pattern": same, "too_little": unsure}
         result[what] = {"runs": seeds, **{name: count / seeds for name, count in shares.items()}}
     return result
@@ -132,11 +132,11 @@ def pauses(seeds: int) -> dict[str, Any]:
         counts: Counter[str] = Counter()
         for seed in range(seeds):
             own = paused(np.random.default_rng((seed, ranks, int(step_us))), ranks, step_us)
-            counts["accused"] += isinstance(verdict(own), Slow)
+            counts["accused"] += isinstance(verdict(own), SlowRanks)
             own[1] += 0.25 * own.max(axis=0).mean()
             found = verdict(own)
-            counts["found"] += isinstance(found, Slow) and found.ranks == [1]
-            counts["found_as_fixed"] += isinstance(found, Slow) and (found.ranks, found.pattern) == ([1], "fixed")
+            counts["found"] += isinstance(found, SlowRanks) and found.ranks == [1]
+            counts["found_as_fixed"] += isinstance(found, SlowRanks) and (found.ranks, found.pattern) == ([1], "fixed")
         result[f"{ranks} ranks, {step_us / 1000:g} ms"] = {"runs": seeds, **{name: n / seeds for name, n in counts.items()}}
     return result
 

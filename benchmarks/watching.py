@@ -51,7 +51,7 @@ from rankscope.alerts.watch.ledger import Ledger, Policy
 from rankscope.analysis.evidence.typical import WARM_UP, warm_up
 from rankscope.analysis.inference.judge import judge_ranks
 from rankscope.analysis.inference.moving import moving_waits
-from rankscope.analysis.inference.slow import FIXED, MINIMUM_EFFECT, Slow
+from rankscope.analysis.inference.slow import FIXED, MINIMUM_EFFECT, SlowRanks
 from rankscope.analysis.online import RECENT_STEPS, NewSteps
 
 RANKS = 64
@@ -169,7 +169,7 @@ class Times:
         return cls(kept, float(kept.max(axis=0).mean() + 0.04 * STEP_US), list(range(len(own))))
 
 
-def slow_in(own: Own) -> Slow | None:
+def slow_in(own: Own) -> SlowRanks | None:
     """Return the slow ranks of a look, as the verdict on a run does."""
     times = Times.of(own)
     moving = moving_waits(times)  # type: ignore[arg-type] # it needs no table
@@ -203,7 +203,7 @@ def plausible(own: Own, firsts: NDArray[np.int64], ends: NDArray[np.int64]) -> N
 SUBJECT = Subject(run_id="simulated")
 
 
-def candidates_of(slow: Slow | None) -> list[Candidate]:
+def candidates_of(slow: SlowRanks | None) -> list[Candidate]:
     """Return the watcher's candidates for slow ranks."""
     if slow is None:
         return []
@@ -228,7 +228,7 @@ class Watch:
         """True if no alert is pending or fires."""
         return not self._ledger.entries
 
-    def look(self, end: int, slow: Slow | None, *, decided: bool = True) -> None:
+    def look(self, end: int, slow: SlowRanks | None, *, decided: bool = True) -> None:
         """Apply a look at the steps before ``end``."""
         if not decided:
             return
@@ -255,9 +255,9 @@ class Watch:
 def watched(own: Own, ends: NDArray[np.int64], may_name: NDArray[np.bool_]) -> tuple[Watch, Watch, int]:
     """Return the watch before and after the correction, and the number of looks that were judged."""
     before, after = Watch(own, confirms=False), Watch(own, confirms=True)
-    known: dict[int, Slow | None] = {}
+    known: dict[int, SlowRanks | None] = {}
 
-    def slow_at(look: int) -> Slow | None:
+    def slow_at(look: int) -> SlowRanks | None:
         if look not in known:
             end = int(ends[look])
             known[look] = slow_in(own[:, max(0, end - RECENT_STEPS) : end]) if may_name[look] else None

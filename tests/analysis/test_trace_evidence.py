@@ -18,7 +18,7 @@ from rankscope.analysis.collectives.communication import explained_share, longes
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.inference.profiled import diagnosis_of_late
 from rankscope.analysis.inference.signals import Signals
-from rankscope.analysis.inference.slow import Slow
+from rankscope.analysis.inference.slow import SlowRanks
 from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.verdict.builders import Setting, straggler
@@ -117,7 +117,7 @@ def test_profiled_steps_of_a_run_are_counted_as_well(count: int, said: str, most
         )
     )
     blame = assign_blame(matches, Clocks(), [0, 1])
-    slow = Slow([1], "fixed", gain_us=400.0 * count, excess_us=400.0, p_value=0.0, certainty=1.0, last_share=1.0)
+    slow = SlowRanks([1], "fixed", gain_us=400.0 * count, excess_us=400.0, p_value=0.0, certainty=1.0, last_share=1.0)
     # when it is reported
     named = diagnosis_of_late(slow, blame, 1000.0 * count, Signals(own_us=400.0), steps=count)
     verdict, _ = straggler(

@@ -12,14 +12,14 @@ from tests.alerts.watch.watched_world import Told, World
 from rankscope.alerts.watch.confirmation import FIRST_TEST, TESTS, Confirmation, Suspicion
 from rankscope.alerts.watch.following import Following
 from rankscope.alerts.watch.ledger import Ledger
-from rankscope.analysis.inference.slow import Slow
+from rankscope.analysis.inference.slow import SlowRanks
 from rankscope.analysis.online import NewSteps
 from rankscope.analysis.result.analysis import Analysis
 
 
 def named(steps: int, *ranks: int, pattern: Any = "fixed") -> NewSteps:
     """Return a judgement of new steps that names ``ranks``."""
-    return NewSteps(steps, [Slow(list(ranks), pattern, 1.0, 1.0, 0.001, 1.0, 1.0)] if ranks else [])
+    return NewSteps(steps, [SlowRanks(list(ranks), pattern, 1.0, 1.0, 0.001, 1.0, 1.0)] if ranks else [])
 
 
 def from_steps(analysis: Analysis, end: int) -> Analysis:

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.evidence.compared import Judged
+from rankscope.analysis.evidence.compared import StepOwnTimes
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.inference.healing import period
-from rankscope.analysis.inference.judge import GroupAnswer, Suspect, judge_ranks
+from rankscope.analysis.inference.judge import GroupAnswer, SuspectedRanks, judge_ranks
 from rankscope.analysis.inference.moving import moving_waits
-from rankscope.analysis.inference.slow import Slow
+from rankscope.analysis.inference.slow import SlowRanks
 
 Matrix = NDArray[np.float64]
 
@@ -40,7 +40,7 @@ def spikes(seed: int, ranks: int, steps: int, share: float = 0.03) -> Matrix:
     return hit
 
 
-def judged(own: Matrix) -> Judged:
+def judged(own: Matrix) -> StepOwnTimes:
     ranks, steps = own.shape
     wall = own.max(axis=0) + 4_000
     table = StepTable(
@@ -52,7 +52,7 @@ def judged(own: Matrix) -> Judged:
         profiled=np.zeros((ranks, steps), dtype=bool),
         tags={},
     )
-    return Judged(table, np.arange(ranks), own, float(wall.mean()))
+    return StepOwnTimes(table, np.arange(ranks), own, float(wall.mean()))
 
 
 def judgement(own: Matrix, per_host: int | None = None) -> GroupAnswer:
@@ -60,11 +60,11 @@ def judgement(own: Matrix, per_host: int | None = None) -> GroupAnswer:
     return judge_ranks(judged(own), hosts)
 
 
-def found(own: Matrix) -> Slow | None:
+def found(own: Matrix) -> SlowRanks | None:
     return judgement(own).slow
 
 
-def suspected(own: Matrix) -> Suspect | None:
+def suspected(own: Matrix) -> SuspectedRanks | None:
     return judgement(own).suspect
 
 

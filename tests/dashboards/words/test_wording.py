@@ -16,11 +16,12 @@ from rankscope.dashboards.overview.verdict import _facts
 from rankscope.dashboards.stragglers.view import _IMPOSED_IN
 from rankscope.dashboards.words.units import in_unit, time_unit
 from rankscope.dashboards.words.wording import EVIDENCE, slowdown
+from rankscope.runs.durations import DurationSource
 
 
 def test_all_evidence_of_a_verdict_has_a_name() -> None:
     assert set(EVIDENCE) == set(get_args(EvidenceSource))
-    assert set(_IMPOSED_IN) == {*get_args(LedgerSource), None}
+    assert set(_IMPOSED_IN) == {*get_args(LedgerSource), None} - set(get_args(DurationSource))
 
 
 def test_a_duration_beside_an_axis_has_the_unit_of_the_axis() -> None:

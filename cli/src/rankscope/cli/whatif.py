@@ -43,8 +43,8 @@ def whatif(
 ) -> None:
     """How fast a job would be without stragglers: in step time, GPU-hours and money.
 
-    Plays the job on the graph of what waits for what: with nobody slower than usual, and with each rank, stage, operation, phase
-    and cause alone made ideal, or alone left as it was.
+    Plays the job on the graph of what waits for what: with no rank slower than usual, and with each rank, host, stage, operation,
+    phase and cause alone made ideal, or alone left as it was.
 
     PATH is one run directory (its last attempt counts; RUN/attempts/000 names another); or Kineto traces of all ranks (files,
     folders, patterns; also on s3:// and every other filesystem of fsspec); or a Parquet file of traced operations

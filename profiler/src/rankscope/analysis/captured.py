@@ -130,7 +130,7 @@ def _costs(
 def _case(reductions: Mapping[int, Reduction], matched: Matched, costs: Costs | None, setting: Setting) -> Case:
     profile = profile_of_windows(reductions, matched, setting.world_size, setting.hosts)
     if profile is None:
-        return Case(setting, {}, missing=Missing("none of these steps has been profiled", "short_capture", lead=None))
+        return Case(setting, {}, missing=Missing("none of these steps has been profiled", "short_capture"))
     judgement = profile.judge()
     restriction = "" if judgement.is_tested else among(len(matched.blame.ranks), setting.world_size, "matched collectives")
     missing = "no collective of these steps could be matched across the ranks"
@@ -143,7 +143,7 @@ def _case(reductions: Mapping[int, Reduction], matched: Matched, costs: Costs | 
         ),
         judgement,
         profile.describe,
-        more=Missing("capture more steps", "short_capture"),
+        more=Missing("capture more steps", "short_capture", lead=""),
         shares_without=lambda ranks: shares_of(_costs(reductions, matched, setting.world_size, without=ranks)),
         unmatched=None if matched.matching.matches or setting.world_size == 1 else unmatched,
     )

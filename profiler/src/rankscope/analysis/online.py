@@ -33,7 +33,7 @@ from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.inference.judgement import judge
 from rankscope.analysis.inference.moving import moving_waits
 from rankscope.analysis.inference.run_evidence import RunEvidence
-from rankscope.analysis.inference.slow import Slow
+from rankscope.analysis.inference.slow import SlowRanks
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.run_analysis import analysis_of, evidence_of, read_evidence, world_size_of
 from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible_collective
@@ -84,7 +84,7 @@ class NewSteps:
 
     steps: int
     """Number of these steps that are kept."""
-    slow: list[Slow]
+    slow: list[SlowRanks]
     """Slow ranks of each group of ranks that has any."""
 
 

@@ -120,13 +120,13 @@ def _case(traces: Sequence[RankTrace], matched: Matched, costs: Costs | None, ex
     return with_judgement(
         replace(
             case,
-            doubt=None if doubt is None else Missing(doubt, "damaged"),
+            doubt=None if doubt is None else Missing(doubt, "damaged", lead=""),
             unproven=_too_damaged(traces),
             calm=f"{case.calm}{restriction}",
         ),
         judgement,
         partial(profile.describe, seen="step" if setting.steps else "window", explained=explained),
-        more=Missing("trace more steps"),
+        more=Missing("trace more steps", lead=""),
         shares_without=lambda ranks: shares_of(costs_of_traces(traces, matched, without=ranks)),
         unmatched=None if matches else _unmatched(traces, world_size),
     )
@@ -137,7 +137,7 @@ def _too_damaged(traces: Sequence[RankTrace]) -> Missing | None:
     if 2 * damaged <= steps:
         return None
     missing = f"{damaged} of {steps} steps lack device events of some rank, and in the others no rank is late"
-    return Missing(missing, "damaged")
+    return Missing(missing, "damaged", lead="")
 
 
 def _damaged_steps(traces: Sequence[RankTrace]) -> int:

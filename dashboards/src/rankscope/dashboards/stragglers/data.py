@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.causes import CAUSES, CauseRow
 from rankscope.analysis.collectives.bandwidth import directed_rows
 from rankscope.analysis.evidence.activities import activity_times
-from rankscope.analysis.evidence.compared import Judged, imposed_by_step, waits
+from rankscope.analysis.evidence.compared import StepOwnTimes, imposed_by_step, waits
 from rankscope.analysis.evidence.order import by_step, of_blocks
 from rankscope.analysis.evidence.peers import stage_of
 from rankscope.analysis.evidence.steps import Stored
@@ -174,7 +174,7 @@ def _directed_groups(run: RunEvidence) -> list[WaitGroup]:
     ]
 
 
-def _step_group(run: RunEvidence, judged: Judged) -> WaitGroup:
+def _step_group(run: RunEvidence, judged: StepOwnTimes) -> WaitGroup:
     last, wait = waits(judged)
     axis = _axis(run, judged.ranks)
     matrix = axis.no_cells()
@@ -266,7 +266,7 @@ class _Charged:
 class _LastRanks:
     """The rank that is last at each judged step, compared with the median rank."""
 
-    judged: Judged
+    judged: StepOwnTimes
     last: NDArray[np.intp]
     """Its row, [steps]."""
 
@@ -303,7 +303,7 @@ class _LastRanks:
         return np.concatenate(blocks) if any(has_values) else None
 
 
-def _charged(judged: Judged) -> _Charged:
+def _charged(judged: StepOwnTimes) -> _Charged:
     last, wait = imposed_by_step(judged)
     ranks = _LastRanks(judged, last)
     excess = ranks.excess("own_us")

@@ -11,7 +11,7 @@ from rankscope.analysis.compare.judging import as_shift, both_statistics, outcom
 from rankscope.analysis.compare.result import Outcome, RankShift
 from rankscope.analysis.compare.shift import cut
 from rankscope.analysis.compare.usable import Usable
-from rankscope.analysis.evidence.compared import Judged, imposed_wait
+from rankscope.analysis.evidence.compared import StepOwnTimes, imposed_wait
 from rankscope.analysis.evidence.peers import peer_groups
 from rankscope.analysis.evidence.steps import Matrix, Stored
 from rankscope.analysis.inference.excess import excess
@@ -139,7 +139,7 @@ def _imposed(side: Usable, ranks: list[int], work: float) -> dict[int, float]:
     found: dict[int, float] = {}
     for group in peer_groups(ranks, side.recording.infos):
         rows = np.searchsorted(side.table.ranks, group)
-        judged = Judged(side.table, rows, side.table.stored("own_us")[rows], wall_us=0.0)
+        judged = StepOwnTimes(side.table, rows, side.table.stored("own_us")[rows], wall_us=0.0)
         victims, steps = len(group) - 1, len(side.table.steps)
         found |= {rank: total / steps / victims / work for rank, total in imposed_wait(judged).items()}
     return found

@@ -9,7 +9,7 @@ import numpy as np
 from rankscope.analysis.collectives.arrivals import Floats, Numbers, sums
 from rankscope.analysis.collectives.blame import Blame
 from rankscope.analysis.collectives.imposed import Pairs
-from rankscope.analysis.evidence.compared import Judged, waits
+from rankscope.analysis.evidence.compared import StepOwnTimes, waits
 from rankscope.analysis.result.costs import (
     MAX_GROUPS,
     MAX_LEDGER_ROWS,
@@ -27,7 +27,7 @@ def ledger_of_blame(blame: Blame, source: LedgerSource) -> Ledger | None:
     return _ledger(blame.pairs, source, len(blame.steps)) if blame.steps else None
 
 
-def ledger_of_steps(compared: Sequence[Judged]) -> Ledger | None:
+def ledger_of_steps(compared: Sequence[StepOwnTimes]) -> Ledger | None:
     """Return the wait attribution from own times of the ranks that can be compared; ``None`` if none can.
 
     At each step the rank with the longest own time is charged. The training thread does nothing else during blocked time, so all

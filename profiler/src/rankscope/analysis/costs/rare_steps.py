@@ -81,7 +81,9 @@ def rare_steps_of(run: RunEvidence) -> RareSteps | None:
     cause: Cause | None = "communication" if waited else None
     if rank is not None:
         cause = _cause(run, steps, np.where(np.arange(len(alone))[:, None] == row, alone, 0.0))
-        if cause not in ACTIVITIES and _is_by_chance(int((alone[row, costly] > 0).sum()), len(costly), len(alone)):
+        count = int((alone[row, costly] > 0).sum())
+        # A rank that is alone in all of them is named; whether that may be chance, the verdict says.
+        if cause not in ACTIVITIES and count < len(costly) and chance_alone(count, len(costly), len(alone)) > LIMIT:
             rank = None
     if rank is None and not waited:
         # Where no rank is alone to blame, what takes the time of all of them may still be known.
@@ -124,10 +126,10 @@ def _excess(run: RunEvidence, rare: NDArray[np.bool_], typical_us: float) -> tup
     return excess, np.where(excess == excess.max(axis=0), excess - second, 0.0)
 
 
-def _is_by_chance(count: int, steps: int, ranks: int) -> bool:
-    """Return whether one of equal ranks may have been alone in ``count`` of so many steps, but not in all of them, by chance."""
+def chance_alone(count: int, steps: int, ranks: int) -> float:
+    """Return the probability that one of equal ranks is alone slow in ``count`` or more of so many steps."""
     ways = sum(comb(steps, number) * (ranks - 1) ** (steps - number) for number in range(count, steps + 1))
-    return count < steps and ways / ranks ** (steps - 1) > LIMIT
+    return float(min(1.0, ways / ranks ** (steps - 1)))
 
 
 def _cause(run: RunEvidence, steps: NDArray[np.intp], weights: NDArray[np.float64]) -> Cause | None:

@@ -51,7 +51,7 @@ class OwnTimes(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class StepOwnTimes:
     """Part of a step table that can be judged: complete steps of comparable ranks."""
 
     table: StepTable
@@ -108,7 +108,7 @@ def comparable(table: StepTable, peers: Sequence[int]) -> tuple[NDArray[np.intp]
     return (rows, keep) if keep.sum() >= MINIMUM_STEPS else None
 
 
-def judge(table: StepTable, peers: Sequence[int]) -> Judged | None:
+def judge(table: StepTable, peers: Sequence[int]) -> StepOwnTimes | None:
     """Return the ``comparable`` part of the table for the ranks ``peers``, or ``None``."""
     found = comparable(table, peers)
     if found is None:
@@ -127,7 +127,7 @@ def judge(table: StepTable, peers: Sequence[int]) -> Judged | None:
     wall = sum(sums) / max(1, sum(counts))
     if wall <= 0:  # from a broken clock
         return None
-    return Judged(usable, rows, own, wall)
+    return StepOwnTimes(usable, rows, own, wall)
 
 
 def filled(own: Stored) -> Stored:
@@ -152,12 +152,12 @@ def filled(own: Stored) -> Stored:
     return result
 
 
-def judged_groups(table: StepTable, groups: Iterable[Sequence[int]]) -> list[Judged]:
+def judged_groups(table: StepTable, groups: Iterable[Sequence[int]]) -> list[StepOwnTimes]:
     """Return the part that can be judged of each of ``groups`` of ranks that do the same work."""
     return [judged for peers in groups if (judged := judge(table, peers)) is not None]
 
 
-def waits(judged: Judged) -> tuple[NDArray[np.intp], Matrix]:
+def waits(judged: StepOwnTimes) -> tuple[NDArray[np.intp], Matrix]:
     """Return the row of the last rank, [usable steps], and each rank's wait for it, [compared ranks, usable steps].
 
     At each step the rank with the longest own time came last. A victim's wait is the difference between the two own times, but at
@@ -166,14 +166,14 @@ def waits(judged: Judged) -> tuple[NDArray[np.intp], Matrix]:
     return last_ranks(judged.own), _waits(judged, slice(None))
 
 
-def _waits(judged: Judged, steps: slice) -> Matrix:
+def _waits(judged: StepOwnTimes, steps: slice) -> Matrix:
     own = judged.own[:, steps].astype(np.float64)
     blocked = judged.table.some("blocked_us", steps)[judged.rows].astype(np.float64)
     wait: Matrix = np.minimum(own.max(axis=0) - own, np.nan_to_num(blocked)).clip(min=0)
     return wait
 
 
-def imposed_by_step(judged: Judged, *, without: Sequence[int] = ()) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+def imposed_by_step(judged: StepOwnTimes, *, without: Sequence[int] = ()) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
     """Return the row of the last rank, and the sum of the waits it imposed on all others, both [usable steps].
 
     ``without``: ranks whose waits are left out.
@@ -183,7 +183,7 @@ def imposed_by_step(judged: Judged, *, without: Sequence[int] = ()) -> tuple[NDA
     return last_ranks(judged.own), wait
 
 
-def imposed_wait(judged: Judged, *, without: Sequence[int] = ()) -> dict[int, float]:
+def imposed_wait(judged: StepOwnTimes, *, without: Sequence[int] = ()) -> dict[int, float]:
     """Return the imposed wait per rank in microseconds, summed over victims and usable steps.
 
     ``without``: ranks whose own waits are left out.

@@ -51,7 +51,7 @@ Accusations = tuple[HangCause, list[Accusation]]
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class DumpEvidence:
     """All evidence in the dumps: progress, meetings, waits and mismatches."""
 
     dumps: Dumps
@@ -120,7 +120,7 @@ def diagnose(dumps: Dumps) -> HangReport:
     return msgspec.structs.replace(report, next=advice(report, run=dumps.run, hosts=dumps.hosts, pids=dumps.pids))
 
 
-def _evidence(dumps: Dumps) -> Evidence:
+def _evidence(dumps: Dumps) -> DumpEvidence:
     recorded_size = dumps.world_size if dumps.world_size is not None and 0 < dumps.world_size <= LARGEST_WORLD else None
     groups = Groups(dumps.ranks, recorded_size)
     lines = Lines(dumps.ranks, groups, dumps.crashed)
@@ -139,10 +139,10 @@ def _evidence(dumps: Dumps) -> Evidence:
     ended = find_mismatches([meeting for meeting in meetings if meeting.ended], lines)
     blockers = find_blockers(meetings, moments, lines.ranks, ended)
     mismatched = find_mismatches(dict.fromkeys(blockers.oldest.values()), lines)
-    return Evidence(dumps, recorded_size or largest, lines, meetings, moments, blockers, mismatched)
+    return DumpEvidence(dumps, recorded_size or largest, lines, meetings, moments, blockers, mismatched)
 
 
-def _judge(evidence: Evidence) -> tuple[HangKind, HangCause | None, list[Accusation]]:
+def _judge(evidence: DumpEvidence) -> tuple[HangKind, HangCause | None, list[Accusation]]:
     """Return the result of the first rule that applies."""
     for rule in _RULES:
         if (accusations := rule(evidence)) is not None:
@@ -152,7 +152,7 @@ def _judge(evidence: Evidence) -> tuple[HangKind, HangCause | None, list[Accusat
     return "insufficient_data" if nothing or evidence.blockers.oldest else "no_hang", None, []
 
 
-def _by_absence(evidence: Evidence) -> Accusations | None:
+def _by_absence(evidence: DumpEvidence) -> Accusations | None:
     """Find ranks that did not arrive and wait for nothing, and ranks whose device is lost; the most awaited first."""
     blockers = evidence.blockers
     named = [Accusation(rank, "not_arrived", _most_awaited(blockers, meetings)) for rank, meetings in blockers.late.items()]
@@ -163,7 +163,7 @@ def _by_absence(evidence: Evidence) -> Accusations | None:
     return (named[0].cause, named) if named else None
 
 
-def _by_mismatch(evidence: Evidence) -> Accusations | None:
+def _by_mismatch(evidence: DumpEvidence) -> Accusations | None:
     meetings = _at_odds(evidence)
     named: dict[int, Accusation] = {}
     for meeting in meetings:
@@ -172,13 +172,13 @@ def _by_mismatch(evidence: Evidence) -> Accusations | None:
     return ("mismatch", list(named.values())) if meetings else None
 
 
-def _at_odds(evidence: Evidence) -> list[Meeting]:
+def _at_odds(evidence: DumpEvidence) -> list[Meeting]:
     """Return the meetings to which ranks came with different operations, sizes or data types, and none is known to be late."""
     harmless = {"held_up", "no_dump", "untold"}
     return [meeting for meeting in evidence.mismatches if set(evidence.blockers.blocks[meeting].values()) <= harmless]
 
 
-def _by_start(evidence: Evidence) -> Accusations | None:
+def _by_start(evidence: DumpEvidence) -> Accusations | None:
     """Find ranks whose device has not started a collective that other devices have started.
 
     Applies only where torch records start times.
@@ -195,7 +195,7 @@ def _by_start(evidence: Evidence) -> Accusations | None:
     return None
 
 
-def _by_circle(evidence: Evidence) -> Accusations | None:
+def _by_circle(evidence: DumpEvidence) -> Accusations | None:
     """Find a deadlock and name its ranks outside the meeting in which most of them wait; all of them without a majority."""
     blockers = evidence.blockers
     circle = blockers.deadlock()
@@ -207,11 +207,11 @@ def _by_circle(evidence: Evidence) -> Accusations | None:
     return ("deadlock", [Accusation(rank, "deadlock", blockers.oldest[rank]) for rank in odd]) if circle else None
 
 
-def _by_standstill(evidence: Evidence) -> Accusations | None:
+def _by_standstill(evidence: DumpEvidence) -> Accusations | None:
     return ("stuck", []) if evidence.blockers.stuck() else None
 
 
-def _by_silence(evidence: Evidence) -> Accusations | None:
+def _by_silence(evidence: DumpEvidence) -> Accusations | None:
     """Find ranks whose arrival no dump shows, in a meeting to which all other ranks came.
 
     The rule does not apply if these ranks outnumber those that came, or if other ranks without a dump are awaited elsewhere:
@@ -230,7 +230,7 @@ def _by_silence(evidence: Evidence) -> Accusations | None:
     return None
 
 
-_RULES: Final[tuple[Callable[[Evidence], Accusations | None], ...]] = (
+_RULES: Final[tuple[Callable[[DumpEvidence], Accusations | None], ...]] = (
     _by_absence,
     _by_mismatch,
     _by_start,
@@ -253,7 +253,7 @@ def _waits(blockers: Blockers, meeting: Meeting | None) -> int:
     return 0 if meeting is None else sum(blockers.oldest.get(rank) is meeting for rank in meeting.records)
 
 
-def _is_certain(evidence: Evidence, named: Accusation) -> bool:
+def _is_certain(evidence: DumpEvidence, named: Accusation) -> bool:
     """Return whether ranks had waited for long, by times that are known: else a job that goes on may look like that.
 
     Not so a mismatch, which no job survives.
@@ -264,13 +264,13 @@ def _is_certain(evidence: Evidence, named: Accusation) -> bool:
     return any(evidence.moments.is_certain(meeting) or _has_failed(evidence, meeting) for meeting in meetings)
 
 
-def _has_failed(evidence: Evidence, meeting: Meeting) -> bool:
+def _has_failed(evidence: DumpEvidence, meeting: Meeting) -> bool:
     """Return whether an exception ended a rank in this meeting, after its timeout."""
     lines = ((evidence.lines.of(meeting.group, rank), record) for rank, record in meeting.records.items())
     return any(line is not None and line.overdue is record for line, record in lines)
 
 
-def _culprit(evidence: Evidence, named: Accusation) -> Culprit:
+def _culprit(evidence: DumpEvidence, named: Accusation) -> Culprit:
     meeting, rank = named.meeting, named.rank
     line = None if meeting is None else evidence.lines.of(meeting.group, rank)
     last = max(
@@ -300,7 +300,7 @@ def _culprit(evidence: Evidence, named: Accusation) -> Culprit:
     return msgspec.structs.replace(culprit, detail=detail)
 
 
-def _waiting(evidence: Evidence, rank: int, meeting: Meeting) -> Waiting:
+def _waiting(evidence: DumpEvidence, rank: int, meeting: Meeting) -> Waiting:
     record = meeting.records[rank]
     waited = evidence.moments.waited_ns(rank, record)
     blocked = [other for other in evidence.blockers.blocks[meeting] if other != rank]
@@ -314,7 +314,7 @@ def _waiting(evidence: Evidence, rank: int, meeting: Meeting) -> Waiting:
     )
 
 
-def _chain(evidence: Evidence, culprit: int) -> list[Link]:
+def _chain(evidence: DumpEvidence, culprit: int) -> list[Link]:
     blockers = evidence.blockers
     chain = blockers.chain_to(culprit)
     return [
@@ -371,7 +371,7 @@ def _encodable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _warnings(evidence: Evidence, suspects: list[int], *, young: bool, short: bool) -> list[str]:
+def _warnings(evidence: DumpEvidence, suspects: list[int], *, young: bool, short: bool) -> list[str]:
     warnings = [_encodable(warning) for warning in evidence.dumps.warnings]
     if suspects:
         warnings.append(f"no dump of {ranks_text(suspects)}, which others wait for: late as well, or dead")

@@ -5,7 +5,7 @@ The input is a table of own times, [ranks, steps], of ranks that do the same wor
 ``Diagnosis`` (``diagnosis``): ranks, cause, cost and evidence.
 
 Which ranks are slow? Read ``judgement`` first: every source is judged there. ``judge`` finds, in one group, the ranks and hosts
-whose ``excess`` over their peers is beyond chance, and names them if healing them saves enough (``slow.Slow``). ``significance``
+whose ``excess`` over their peers is beyond chance, and names them if healing them saves enough (``SlowRanks``). ``significance``
 has the tests, ``healing`` what is saved, ``noise`` its error. ``moving`` has the waiting that no single rank causes. ``late``
 finds ranks that come last at collectives, and ``profiled`` describes stragglers in profiled steps. ``pipelined`` bounds what
 healing a rank of a pipeline saves, ``twins`` judges stages of few replicas. ``doubts`` tells where the times of traces contradict

@@ -47,49 +47,49 @@ def explained(diagnosis: Diagnosis, run: RunData, late: NDArray[np.bool_], looke
     if info is None or info.gpu_uuid is None or diagnosis.pattern == "rotating" or diagnosis.cause.explained_by is not None:
         return diagnosis
     peers = _peers(diagnosis, run.infos)
-    found, why = _read(run, [rank, *peers])
-    if rank not in found:
-        return replace(diagnosis, note=f"{diagnosis.note} There are no hardware samples of its GPU{why}.".lstrip())
+    readings, reason = _read(run, [rank, *peers])
+    if rank not in readings:
+        return replace(diagnosis, note=f"{diagnosis.note} There are no hardware samples of its GPU{reason}.".lstrip())
     lost = _lost(diagnosis, late, looked_at)
-    slow = _of_steps(run, found, [rank], late)[rank]
+    slow = _of_steps(run, readings, [rank], late)[rank]
     gpus = GpuComparison(
         slow=slow,
-        other=_of_steps(run, found, [rank], looked_at & ~late)[rank],
-        peers=_of_steps(run, found, peers, late),
+        other=_of_steps(run, readings, [rank], looked_at & ~late)[rank],
+        peers=_of_steps(run, readings, peers, late),
         lost=lost,
-        every=found[rank],
-        every_peer={one: found[one] for one in peers if one in found},
+        every=readings[rank],
+        every_peer={peer: readings[peer] for peer in peers if peer in readings},
         retries=_retries(run, rank, peers),
     )
     evidence = [*diagnosis.evidence, _count(slow, gpus.peers, late)]
-    device_unseen = not any(one.name == "device_busy_excess" for one in diagnosis.evidence)
+    device_unseen = not any(row.name == "device_busy_excess" for row in diagnosis.evidence)
     explanation = explain(gpus, diagnosis.cause.cause, device_unseen=device_unseen)
     if explanation is None:
         return replace(diagnosis, evidence=evidence)
     row, says = explanation.row, explanation.says
-    told = f"{says} (SIMULATED GPU readings)" if _simulated(found) else says
+    clause = f"{says} (SIMULATED GPU readings)" if _simulated(readings) else says
     cause = diagnosis.cause
     if row.on_device and cause.cause in MAY_BE_DEVICE:
         cause = replace(cause, cause="compute", says="its device needs longer")
-    cause = replace(cause, explained_by=row.reason, says=f"{cause.says}, for {told}")
-    return replace(diagnosis, cause=cause, evidence=[*evidence, _labelled(explanation.evidence, found)])
+    cause = replace(cause, explained_by=row.reason, says=f"{cause.says}, for {clause}")
+    return replace(diagnosis, cause=cause, evidence=[*evidence, _labelled(explanation.evidence, readings)])
 
 
 def _peers(diagnosis: Diagnosis, infos: Mapping[int, RankInfo]) -> list[int]:
     """Return ranks with other GPUs of the same model that are not to blame, those of the same host first."""
-    mine = infos[diagnosis.ranks[0]]
+    own = infos[diagnosis.ranks[0]]
     # Ranks may share a GPU.
-    theirs = {infos[rank].gpu_uuid for rank in diagnosis.ranks if rank in infos}
+    own_gpus = {infos[rank].gpu_uuid for rank in diagnosis.ranks if rank in infos}
     same = [
         rank
         for rank, info in infos.items()
-        if info.gpu_uuid is not None and info.gpu_uuid not in theirs and info.gpu_name == mine.gpu_name
+        if info.gpu_uuid is not None and info.gpu_uuid not in own_gpus and info.gpu_name == own.gpu_name
     ]
     hosts = [
-        mine.host,
-        *islice(dict.fromkeys(infos[rank].host for rank in same if infos[rank].host != mine.host), _PEERS_ELSEWHERE),
+        own.host,
+        *islice(dict.fromkeys(infos[rank].host for rank in same if infos[rank].host != own.host), _PEERS_ELSEWHERE),
     ]
-    return sorted((rank for rank in same if infos[rank].host in hosts), key=lambda rank: (infos[rank].host != mine.host, rank))[
+    return sorted((rank for rank in same if infos[rank].host in hosts), key=lambda rank: (infos[rank].host != own.host, rank))[
         :_PEERS
     ]
 
@@ -103,29 +103,29 @@ def _read(run: RunData, ranks: Sequence[int]) -> tuple[dict[int, Readings], str]
     starts = run.table.starts(int(np.searchsorted(run.table.ranks, ranks[0])))
     begin = int(starts[starts > 0].min(initial=2**62))
     end = int(run.table.last_end_unix_ns)
-    found: dict[int, Readings] = {}
-    why = ""
+    by_rank: dict[int, Readings] = {}
+    reason = ""
     # Only read existing folders: a host's name comes from a file and may be anything.
     present = set(run.reader.hosts())
     for number, (host, wanted) in enumerate(uuids.items()):
         if host not in present:
             continue
         for uuid, readings in readings_of(run.reader.hardware(host, begin), wanted, (begin, end)).items():
-            found[wanted[uuid]] = readings
-        if number == 0 and wanted[next(iter(wanted))] not in found:
+            by_rank[wanted[uuid]] = readings
+        if number == 0 and wanted[next(iter(wanted))] not in by_rank:
             missing = next((sample.missing for sample in run.reader.hardware(host) if sample.missing is not None), None)
-            why = f": {missing}" if missing else ""
-    return found, why
+            reason = f": {missing}" if missing else ""
+    return by_rank, reason
 
 
 def _of_steps(
-    run: RunData, found: Mapping[int, Readings], ranks: Iterable[int], wanted: NDArray[np.bool_]
+    run: RunData, readings: Mapping[int, Readings], ranks: Iterable[int], wanted: NDArray[np.bool_]
 ) -> dict[int, Readings]:
     row_of = {int(rank): row for row, rank in enumerate(run.table.ranks)}
     return {
-        rank: in_steps(found[rank], run.table.starts(row_of[rank]), _walls(run.table, row_of[rank]), wanted)
+        rank: in_steps(readings[rank], run.table.starts(row_of[rank]), _walls(run.table, row_of[rank]), wanted)
         for rank in ranks
-        if rank in found and rank in row_of
+        if rank in readings and rank in row_of
     }
 
 
@@ -143,21 +143,21 @@ def _lost(diagnosis: Diagnosis, late: NDArray[np.bool_], looked_at: NDArray[np.b
 def _retries(run: RunData, rank: int, peers: Iterable[int]) -> tuple[float, float] | None:
     """Return the allocator retries over the run, of the rank and of a typical peer; ``None`` where they are not recorded."""
     counts = []
-    for one in (rank, *islice(peers, _PEERS_ELSEWHERE)):
-        samples = run.table.memory.get(one)
+    for each in (rank, *islice(peers, _PEERS_ELSEWHERE)):
+        samples = run.table.memory.get(each)
         retries = np.empty(0) if samples is None else samples[:, 1 + MEMORY.index("allocator_retries")]
-        known = retries[np.isfinite(retries)]
-        counts.append(float(known[-1] - known[0]) if len(known) else None)
+        recorded = retries[np.isfinite(retries)]
+        counts.append(float(recorded[-1] - recorded[0]) if len(recorded) else None)
     usual = middle(counts[1:])
     return None if counts[0] is None or usual is None else (counts[0], usual)
 
 
-def _simulated(found: Mapping[int, Readings]) -> bool:
-    return any(readings.simulated for readings in found.values())
+def _simulated(by_rank: Mapping[int, Readings]) -> bool:
+    return any(readings.simulated for readings in by_rank.values())
 
 
-def _labelled(evidence: Evidence, found: Mapping[int, Readings]) -> Evidence:
-    if not _simulated(found):
+def _labelled(evidence: Evidence, by_rank: Mapping[int, Readings]) -> Evidence:
+    if not _simulated(by_rank):
         return evidence
     return Evidence(name=evidence.name, value=evidence.value, unit=evidence.unit, detail=f"SIMULATED: {evidence.detail}")
 

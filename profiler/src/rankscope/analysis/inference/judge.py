@@ -37,7 +37,7 @@ from rankscope.analysis.inference.significance import (
     share_reaching,
     widest_gap,
 )
-from rankscope.analysis.inference.slow import FIXED, MINIMUM_EFFECT, Slow
+from rankscope.analysis.inference.slow import FIXED, MINIMUM_EFFECT, SlowRanks
 from rankscope.analysis.result.analysis import Pattern
 from rankscope.analysis.statistics import FEWEST_BATCHES, Estimate, mean_of
 
@@ -56,7 +56,7 @@ _WAITED_FOR: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Suspect:
+class SuspectedRanks:
     """Ranks that would be named if chance could be excluded, with the evidence against the worst of them."""
 
     ranks: list[int]
@@ -79,8 +79,8 @@ class Suspect:
 class GroupAnswer:
     """Answer of the judge: ranks at fault, or suspects, or neither."""
 
-    slow: Slow | None
-    suspect: Suspect | None
+    slow: SlowRanks | None
+    suspect: SuspectedRanks | None
     """Ranks that may be slow; only where none are."""
     at_most_us: float
     """Upper bound of the time per step that any single rank or host costs beyond chance; only without ``slow``."""
@@ -171,7 +171,7 @@ class _Case:
             self.slow[one.rows] = True
         return found
 
-    def named(self, tested: Sequence[_Outliers]) -> Slow | None:
+    def named(self, tested: Sequence[_Outliers]) -> SlowRanks | None:
         """Return the slow ranks if healing them saves enough; without those tested last that take away the certainty."""
         kept, behind = self._waited_for(tested)
         for count in range(len(kept), 0, -1):
@@ -192,7 +192,7 @@ class _Case:
         kept = [replace(ahead, rows=rest) for ahead in found if (rest := [row for row in ahead.rows if row not in behind])]
         return kept, behind
 
-    def _slow(self, found: Sequence[_Outliers], behind: Sequence[int]) -> Slow | None:
+    def _slow(self, found: Sequence[_Outliers], behind: Sequence[int]) -> SlowRanks | None:
         rows, whole = self._with_hosts([row for ahead in found for row in ahead.rows])
         rows.sort(key=lambda row: -self.excess[row])
         slow = np.zeros(len(self.own), dtype=bool)
@@ -212,7 +212,7 @@ class _Case:
         often = max(float(gain.last.mean()), float(far.mean()) if limited else 0.0)
         pattern: Pattern = "fixed" if often >= FIXED and far.mean() >= FAR else "intermittent"
         affected = gain.last if pattern == "fixed" and not limited else far
-        return Slow(
+        return SlowRanks(
             ranks=[self.ranks[row] for row in rows],
             hosts=whole,
             pattern=pattern,
@@ -278,7 +278,7 @@ class _Case:
         over = longest - usual
         return over, far_steps(np.minimum(over, measure.at_most))
 
-    def suspect(self) -> Suspect | None:
+    def suspect(self) -> SuspectedRanks | None:
         """Return ranks that may cost enough to be named, but in too few steps to exclude chance; ``None`` without any."""
         steps = self.own.shape[1]
         none = np.zeros(len(self.own), dtype=bool)
@@ -302,7 +302,7 @@ class _Case:
         reach = estimate.reach((1 - LEVEL) / 2) / max(estimate.mean - self.limit, 1e-9)
         many = int(far.sum())
         more = max(needed / max(1, many) if many < needed else _LEAST_MORE, reach**2)
-        return Suspect(
+        return SuspectedRanks(
             ranks=[self.ranks[row] for row in ahead.rows],
             longer=int((over > 0).sum()),
             far=many,
@@ -413,7 +413,7 @@ def ranks_ahead(
     return best
 
 
-def by_chance_elsewhere(times: OwnTimes, slow: Slow, others: Sequence[OwnTimes]) -> float:
+def by_chance_elsewhere(times: OwnTimes, slow: SlowRanks, others: Sequence[OwnTimes]) -> float:
     """Return the probability that a rank in ``others``, groups without a slow rank, has the excess of the worst of ``slow``.
 
     Add it to the p-value of ``slow``, as correction for testing several groups.

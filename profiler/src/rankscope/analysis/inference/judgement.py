@@ -21,7 +21,7 @@ from rankscope.analysis.evidence.compared import OwnTimes
 from rankscope.analysis.inference.judge import GroupAnswer, by_chance_elsewhere, judge_ranks
 from rankscope.analysis.inference.late import all_agree, find_late, too_few
 from rankscope.analysis.inference.significance import LIMIT, blocks_needed
-from rankscope.analysis.inference.slow import MINIMUM_EFFECT, Slow
+from rankscope.analysis.inference.slow import MINIMUM_EFFECT, SlowRanks
 from rankscope.analysis.inference.twins import slow_twin
 
 Times = TypeVar("Times", bound=OwnTimes)
@@ -39,7 +39,7 @@ def unbounded(_ranks: Sequence[int], _times: OwnTimes) -> float:
 class Straggler(Generic[Times]):
     """Ranks that make the others wait."""
 
-    slow: Slow
+    slow: SlowRanks
     """The ranks, with times per step; per window where ``times`` is ``None``."""
     times: Times | None
     """Own times by which they are slow; ``None``: they came last at matched collectives."""
@@ -60,7 +60,7 @@ class GroupJudgement(Generic[Times]):
     times: Times
     answer: GroupAnswer
     """The answer by this group alone."""
-    slow: Slow | None
+    slow: SlowRanks | None
     """Its slow ranks, where the other groups do not contradict."""
     is_chance: bool = False
     """True if chance makes such ranks likely in one of so many groups."""
@@ -101,8 +101,8 @@ def judge(
     ``hosts``: host of each rank, where known. ``blame``: those waits, summed over a typical window of ``window_us``.
     """
     judged = _judge_groups(groups, hosts or {})
-    slow = [found for each in judged if (found := _costly(each, at_most_us)) is not None]
-    worst = max(slow, key=lambda found: found.slow.gain_us, default=None)
+    slow = [straggler for each in judged if (straggler := _costly(each, at_most_us)) is not None]
+    worst = max(slow, key=lambda straggler: straggler.slow.gain_us, default=None)
     late = None if blame is None else find_late(blame, window_us, hosts)
     if worst is not None and worst.times is not None:
         window_gain_us = worst.slow.gain_us * len(worst.times.steps)

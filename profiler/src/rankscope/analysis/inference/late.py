@@ -16,7 +16,7 @@ from rankscope.analysis.evidence.steps import Stored
 from rankscope.analysis.inference.excess import excess
 from rankscope.analysis.inference.judge import judge_ranks
 from rankscope.analysis.inference.significance import LIMIT, Scores, blocks_needed, p_value
-from rankscope.analysis.inference.slow import FIXED, MINIMUM_EFFECT, Slow
+from rankscope.analysis.inference.slow import FIXED, MINIMUM_EFFECT, SlowRanks
 from rankscope.analysis.result.analysis import Pattern
 from rankscope.analysis.statistics import over_median, t_quantile
 
@@ -63,7 +63,7 @@ def late_times(blame: Blame, window_us: float) -> LateTimes | None:
     return LateTimes(blame.ranks, blame.steps, np.ascontiguousarray((late * exposed).T), window_us / len(late), by_steps, savings)
 
 
-def find_late(blame: Blame, window_us: float, hosts: Mapping[int, str] | None = None) -> Slow | None:
+def find_late(blame: Blame, window_us: float, hosts: Mapping[int, str] | None = None) -> SlowRanks | None:
     """Return the ranks that were late beyond chance and at a significant cost, or ``None``; times are per window.
 
     ``hosts``: host of each rank, where known.
@@ -84,7 +84,7 @@ FEW_STEPS: Final = 3
 """Number of steps up to which each must show that a rank is slow. Among many ranks, chance seldom takes the same one so often."""
 
 
-def all_agree(own: Stored, ranks: Sequence[int], slow: Slow) -> bool:
+def all_agree(own: Stored, ranks: Sequence[int], slow: SlowRanks) -> bool:
     """Return whether at most ``FEW_STEPS`` steps of ``own`` [ranks, steps] agree; true for more, which may be intermittent."""
     if own.shape[1] > FEW_STEPS:
         return True
@@ -92,7 +92,7 @@ def all_agree(own: Stored, ranks: Sequence[int], slow: Slow) -> bool:
     return all(agree(over[ranks.index(rank)], 2) for rank in slow.ranks)
 
 
-def _at_collectives(times: LateTimes, blame: Blame) -> Slow | None:
+def _at_collectives(times: LateTimes, blame: Blame) -> SlowRanks | None:
     """Return the rank that was late at more collectives than chance explains, in too few steps for a test of steps.
 
     Collectives of one step depend on each other, so the steps must not contradict.
@@ -110,7 +110,7 @@ def _at_collectives(times: LateTimes, blame: Blame) -> Slow | None:
     last = times.own.argmax(axis=0) == row
     # By steps, because a rank that is late once in a step is last at one of its many collectives.
     pattern: Pattern = "fixed" if (steps.argmax(axis=1) == row).mean() >= FIXED else "intermittent"
-    return Slow([times.ranks[row]], pattern, gain, gain, chance, 1 - chance, float(last.mean()))
+    return SlowRanks([times.ranks[row]], pattern, gain, gain, chance, 1 - chance, float(last.mean()))
 
 
 def agree(ahead: NDArray[np.float64], ranks: int) -> bool:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.evidence.compared import OwnTimes
 from rankscope.analysis.evidence.lateness import lateness
 from rankscope.analysis.inference.healing import far_steps
-from rankscope.analysis.inference.slow import Slow
+from rankscope.analysis.inference.slow import SlowRanks
 from rankscope.analysis.result.text import OUTLIERS
 from rankscope.analysis.statistics import mean_of
 
@@ -42,9 +42,9 @@ class Moving:
         """True if the last rank is an outlier in most steps."""
         return self.outlying >= OUTLIERS
 
-    def as_slow(self, times: OwnTimes) -> Slow:
+    def as_slow(self, times: OwnTimes) -> SlowRanks:
         """Return the ranks that took part as slow ranks of the pattern ``rotating``."""
-        return Slow(
+        return SlowRanks(
             ranks=[rank for rank, share in self.shares.items() if share >= 0.25 / len(self.shares)],
             pattern="rotating",
             gain_us=self.share * times.wall_us,

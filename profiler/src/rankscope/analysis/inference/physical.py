@@ -56,24 +56,24 @@ class GpuComparison:
         usual = [middle(map(_mean, of_peers))]
         if len(other := _shares(self.other, reasons)) >= MINIMUM_READINGS:
             usual.append(_mean(other))
-        known = [share for share in usual if share is not None]
-        if len(active) < MINIMUM_READINGS or not known:
+        shares_elsewhere = [share for share in usual if share is not None]
+        if len(active) < MINIMUM_READINGS or not shares_elsewhere:
             return None
-        return _mean(active), int(active.sum()), max(known)
+        return _mean(active), int(active.sum()), max(shares_elsewhere)
 
     def gauge(self, name: str) -> tuple[float, list[float]] | None:
         """Return the medians of a gauge while busy: of the slow readings, and of the peers and the GPU's other steps.
 
         ``None`` without enough slow readings, or without enough readings to compare with.
         """
-        mine = self.slow.busy().known(name)
-        peers = {rank: one.busy() for rank, one in self.peers.items()}
+        of_rank = self.slow.busy().known(name)
+        peers = {rank: readings.busy() for rank, readings in self.peers.items()}
         usual = [
             value
             for those in (peers, {0: self.other.busy()})
             if (value := median_of(those, name, at_least=MINIMUM_READINGS)) is not None
         ]
-        return (float(np.median(mine)), usual) if len(mine) >= MINIMUM_READINGS and usual else None
+        return (float(np.median(of_rank)), usual) if len(of_rank) >= MINIMUM_READINGS and usual else None
 
     def rise(self, name: str) -> tuple[float, float, int] | None:
         """Return the increase of a counter, the median increase of the peers, and the time of the first increase.
@@ -81,13 +81,13 @@ class GpuComparison:
         ``None`` where the counter did not rise, where there are no peers or slow readings, or where more than half of the slow
         readings precede the first increase.
         """
-        mine = self.every.rises(name)
-        theirs = [found[0] for one in self.every_peer.values() if (found := one.rises(name)) is not None]
-        if mine is None or mine[1] is None or not theirs or not len(self.slow.unix_ns):
+        own_rise = self.every.rises(name)
+        rises = [rise[0] for readings in self.every_peer.values() if (rise := readings.rises(name)) is not None]
+        if own_rise is None or own_rise[1] is None or not rises or not len(self.slow.unix_ns):
             return None
-        if (self.slow.unix_ns >= mine[1]).mean() < 0.5:
+        if (self.slow.unix_ns >= own_rise[1]).mean() < 0.5:
             return None
-        return mine[0], float(np.median(theirs)), mine[1]
+        return own_rise[0], float(np.median(rises)), own_rise[1]
 
 
 MAY_BE_DEVICE: Final[tuple[Cause, ...]] = ("host", "unknown")
@@ -145,16 +145,16 @@ def _slows(gpus: GpuComparison, part: float, least: float) -> tuple[bool, str]:
     clock = gpus.gauge("sm_clock_hertz")
     if clock is None:
         return True, "clock not known"
-    mine, usual = clock[0], min(clock[1])
-    return mine <= usual * (1 - max(least, part * gpus.lost)), f"clock {mine / 1e6:.0f} MHz against {usual / 1e6:.0f}"
+    own_clock, usual = clock[0], min(clock[1])
+    return own_clock <= usual * (1 - max(least, part * gpus.lost)), f"clock {own_clock / 1e6:.0f} MHz against {usual / 1e6:.0f}"
 
 
 def _throttled(*reasons: str) -> Callable[[GpuComparison], Evidence | None]:
     def evidence(gpus: GpuComparison) -> Evidence | None:
-        found = gpus.share(*reasons)
-        if found is None:
+        shares = gpus.share(*reasons)
+        if shares is None:
             return None
-        share, count, usual = found
+        share, count, usual = shares
         slower, clock = _slows(gpus, 0.25, 0.02)
         if count < MINIMUM_READINGS or share - usual < _MORE_OFTEN or not slower:
             return None
@@ -176,10 +176,10 @@ def _low_clock(gpus: GpuComparison) -> Evidence | None:
 
 def _counted(name: str, says: str, *, least: float, times: float) -> Callable[[GpuComparison], Evidence | None]:
     def evidence(gpus: GpuComparison) -> Evidence | None:
-        found = gpus.rise(name)
-        if found is None:
+        rise = gpus.rise(name)
+        if rise is None:
             return None
-        rose, usual, first = found
+        rose, usual, first = rise
         if rose < least or rose < times * usual or rose <= usual:
             return None
         when = dt.datetime.fromtimestamp(first // 10**9, tz=dt.UTC).isoformat().replace("+00:00", "Z")
@@ -192,30 +192,30 @@ def _counted(name: str, says: str, *, least: float, times: float) -> Callable[[G
 
 def _narrow_link(gpus: GpuComparison) -> Evidence | None:
     for name, unit in (("pcie_link_width", "lanes"), ("pcie_link_generation", "generation")):
-        found = gpus.gauge(name)
-        if found is not None and found[0] < min(found[1]):
-            detail = f"of its PCIe link while busy; usual are {min(found[1]):g}"
-            return Evidence(name=f"hardware.{name}", value=found[0], unit=unit, detail=detail)
+        medians = gpus.gauge(name)
+        if medians is not None and medians[0] < min(medians[1]):
+            detail = f"of its PCIe link while busy; usual are {min(medians[1]):g}"
+            return Evidence(name=f"hardware.{name}", value=medians[0], unit=unit, detail=detail)
     return None
 
 
 def _links_down(gpus: GpuComparison) -> Evidence | None:
-    found = gpus.gauge("nvlinks_down")
-    if found is None or found[0] <= max(found[1]):
+    medians = gpus.gauge("nvlinks_down")
+    if medians is None or medians[0] <= max(medians[1]):
         return None
-    detail = f"NVLinks that are down; usual are {max(found[1]):g}"
-    return Evidence(name="hardware.nvlinks_down", value=found[0], unit="links", detail=detail)
+    detail = f"NVLinks that are down; usual are {max(medians[1]):g}"
+    return Evidence(name="hardware.nvlinks_down", value=medians[0], unit="links", detail=detail)
 
 
 def _retries(gpus: GpuComparison) -> Evidence | None:
     if gpus.retries is None:
         return None
-    mine, usual = gpus.retries
-    if mine < MINIMUM_READINGS or mine < 4 * usual:
+    retries, usual = gpus.retries
+    if retries < MINIMUM_READINGS or retries < 4 * usual:
         return None
     return Evidence(
         name="hardware.allocator_retries",
-        value=mine,
+        value=retries,
         unit="count",
         detail=f"allocations that made the allocator give back its cache; usual are {usual:g}",
     )

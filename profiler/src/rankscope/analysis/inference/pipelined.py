@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.collectives.arrivals import numbered, sums
 from rankscope.analysis.collectives.blame import Blame
 from rankscope.analysis.collectives.waiting import Waits
-from rankscope.analysis.evidence.compared import Judged
+from rankscope.analysis.evidence.compared import StepOwnTimes
 from rankscope.analysis.evidence.order import of_blocks
 from rankscope.analysis.evidence.peers import stage_of
 from rankscope.analysis.evidence.steps import Matrix, StepTable
@@ -37,7 +37,7 @@ from rankscope.runs.records import Phase, RankInfo
 class Schedule:
     """Step records of a pipeline with a known number of micro-batches."""
 
-    judged: Judged
+    judged: StepOwnTimes
     stages: Mapping[int, int]
     """Stage of each rank."""
     turns: int
@@ -71,7 +71,7 @@ def saved_at_most_us(ranks: Sequence[int], evidence: Schedule | WaitedFor | None
     return float("inf") if evidence is None else _by_waits(ranks, evidence)
 
 
-def schedule_of(judged: Judged, infos: Mapping[int, RankInfo], pipeline: PipelineResult | None) -> Schedule | None:
+def schedule_of(judged: StepOwnTimes, infos: Mapping[int, RankInfo], pipeline: PipelineResult | None) -> Schedule | None:
     """Return the evidence of step records; ``None`` where the schedule is not known.
 
     It holds for schedules that fill the bubble, too: they take less long, and the less of it for stages that others wait for.
@@ -160,10 +160,10 @@ def _by_waits(ranks: Sequence[int], waits: WaitedFor) -> float:
     rank, stages = ranks[0], waits.stages
     if stages[rank] is None or not waits.waited_us:
         return float("inf")
-    others = [one for one in waits.ranks if one not in ranks]
+    others = [peer for peer in waits.ranks if peer not in ranks]
     # How long others wait for a stage by the schedule alone differs between stages.
-    twins = [one for one in others if stages[one] == stages[rank]]
-    waited = {one: waits.waited_us.get(one, 0.0) for one in (rank, *others)}
+    twins = [peer for peer in others if stages[peer] == stages[rank]]
+    waited = {peer: waits.waited_us.get(peer, 0.0) for peer in (rank, *others)}
     longer = excess_of_rank(waited, rank, twins or others) or 0.0
     if twins and waits.longest_us is not None:
         longer = min(longer, waits.longest_us)

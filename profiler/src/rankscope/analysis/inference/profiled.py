@@ -5,25 +5,24 @@ They have own times on devices, and the waits at matched collectives.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, TypedDict
 
 import numpy as np
 
-from rankscope.analysis.causes import cause_of
 from rankscope.analysis.collectives.arrivals import sums
 from rankscope.analysis.collectives.blame import Blame
 from rankscope.analysis.collectives.matched import Matched
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.evidence.device_times import DeviceOwnTimes, DeviceTimes, device_own_times, times_of_windows
-from rankscope.analysis.inference.diagnosis import Diagnosis
+from rankscope.analysis.inference.diagnosis import Diagnosis, diagnosis_of, own_time_evidence
 from rankscope.analysis.inference.judgement import Bound, Judgement, Straggler, judge
 from rankscope.analysis.inference.pipelined import saved_at_most_us, waited_for_us, waits_for
 from rankscope.analysis.inference.signals import Signals
-from rankscope.analysis.inference.slow import Slow
+from rankscope.analysis.inference.slow import SlowRanks
 from rankscope.analysis.inference.slow_kernels import with_kernels
-from rankscope.analysis.inference.trace_signals import with_host_evidence, with_traces
+from rankscope.analysis.inference.trace_signals import with_traces
 from rankscope.analysis.result.analysis import Evidence
 from rankscope.analysis.statistics import excess_of_rank
 from rankscope.runs.records import StepBreakdown
@@ -69,29 +68,61 @@ class Profile:
 
         return at_most_us
 
-    def describe(self, straggler: DeviceStraggler, *, seen: str = "step", explained: float | None = None) -> Diagnosis:
-        """Describe a straggler by the evidence of these steps alone. Times are per step.
+    def describe(
+        self,
+        straggler: DeviceStraggler,
+        *,
+        seen: str = "step",
+        explained: float | None = None,
+        signals_of: SignalsOf | None = None,
+        stage: int | None = None,
+    ) -> Diagnosis:
+        """Describe a straggler. Times are per step.
 
         ``seen``: name of the unit that the waits count, for messages. ``explained``: the share of the communication that they
-        rest on, where known.
+        rest on, where known. ``signals_of`` returns the signals in step records of the same job; by default those of the profiled
+        steps count. ``stage``: pipeline stage of the worst rank; by default that of its trace.
         """
         slow, worst = straggler.slow, straggler.slow.ranks[0]
-        if straggler.times is not None:
-            stage = self.times[worst].stage
-            signals = device_step_signals(straggler, self.times)
-            diagnosis = diagnosis_by_own_times(straggler, signals, self.blame, stage=stage, per_window=self.steps == 1)
-            alike, affected = straggler.times.ranks, straggler.slow_steps
+        trace = self.times.get(worst)
+        by_own_times = straggler.times is not None
+        signals = device_step_signals(straggler, self.times) if by_own_times else self._late_signals(slow)
+        if signals_of is not None:
+            affected = frozenset(straggler.slow_steps) if by_own_times else self._late_steps(slow)
+            signals = replace(signals_of(slow.ranks, signals.own_us, affected), transfer_us=signals.transfer_us)
+        if by_own_times:
+            stage = trace.stage if stage is None and trace is not None else stage
+            diagnosis = _diagnosis_by_own_times(straggler, signals, self.blame, stage=stage, per_window=self.steps == 1)
         else:
-            signals = late_signals(slow, self.breakdowns, self.blame, steps=self.steps)
-            affected = sorted(self.times[worst].own_us) if worst in self.times else []
-            # Stages of a pipeline do different work.
-            alike = [rank for rank in self.times if worst in self.times and self.times[rank].stage == self.times[worst].stage]
-            peers = [rank for rank in alike if rank not in slow.ranks]
-            signals = with_traces(signals, self.times, worst, peers, affected, per=len(affected) / self.steps)
             diagnosis = diagnosis_of_late(
                 slow, self.blame, self.window_us, signals, steps=self.steps, seen=seen, explained=explained
             )
-        return with_kernels(with_host_evidence(diagnosis, signals), self.times, alike, affected)
+        if trace is None:
+            return diagnosis
+        steps = straggler.slow_steps if by_own_times else sorted(trace.own_us)
+        return with_kernels(
+            diagnosis, self.times, self._alike(trace) if straggler.times is None else straggler.times.ranks, steps
+        )
+
+    def _alike(self, trace: DeviceTimes) -> list[int]:
+        """Return the ranks of the same stage: stages of a pipeline do different work."""
+        return [rank for rank, times in self.times.items() if times.stage == trace.stage]
+
+    def _late_steps(self, slow: SlowRanks) -> frozenset[int] | None:
+        return late_steps(slow, self.blame) if self.steps > 1 else None
+
+    def _late_signals(self, slow: SlowRanks) -> Signals:
+        signals = late_signals(slow, self.breakdowns, self.blame, steps=self.steps)
+        worst = slow.ranks[0]
+        if worst not in self.times:
+            return signals
+        peers = [rank for rank in self._alike(self.times[worst]) if rank not in slow.ranks]
+        steps = self.times[worst].own_us
+        return with_traces(signals, self.times, worst, peers, steps, per=len(steps) / self.steps)
+
+
+SignalsOf = Callable[[Sequence[int], float, Collection[int] | None], Signals]
+"""Function from slow ranks, their excess per step, and their slow steps if not all, to the signals of the worst."""
 
 
 def profile_of_windows(
@@ -112,12 +143,12 @@ def device_step_signals(straggler: DeviceStraggler, times: Mapping[int, DeviceTi
     rank = slow.ranks[0]
     ranks = [] if straggler.times is None else straggler.times.ranks
     peers = [peer for peer in ranks if peer not in slow.ranks]
-    breakdowns = {each: [row for row in times[each].by_step if row.step in steps] for each in (rank, *peers)}
+    breakdowns = {each: [row for row in times[each].by_step if row.step in steps] for each in (rank, *peers) if each in times}
     busy = busy_excess(rank, breakdowns)
     return with_traces(Signals(own_us=slow.excess_us, device_busy_us=busy), times, rank, peers, steps)
 
 
-def late_signals(late: Slow, breakdowns: Mapping[int, Sequence[StepBreakdown]], blame: Blame, *, steps: int = 1) -> Signals:
+def late_signals(late: SlowRanks, breakdowns: Mapping[int, Sequence[StepBreakdown]], blame: Blame, *, steps: int = 1) -> Signals:
     """Return the signals for the cause of the worst late rank: means per step in excess of the median of its peers.
 
     ``late`` and ``blame`` are sums over ``steps``. ``breakdowns``: of each step, or of the whole window as one step. If the rank
@@ -127,7 +158,7 @@ def late_signals(late: Slow, breakdowns: Mapping[int, Sequence[StepBreakdown]], 
     transfer = excess_of_rank(blame.transfer_us, rank, [peer for peer in blame.transfer_us if peer not in late.ranks])
     slow = late_steps(late, blame) if steps > 1 else None
     if slow is not None:
-        breakdowns = {one: [row for row in rows if row.step in slow] for one, rows in breakdowns.items()}
+        breakdowns = {each: [row for row in rows if row.step in slow] for each, rows in breakdowns.items()}
     return Signals(
         own_us=late.gain_us / steps if slow is None else late.excess_us / len(blame.steps),
         device_busy_us=busy_excess(rank, breakdowns),
@@ -135,7 +166,7 @@ def late_signals(late: Slow, breakdowns: Mapping[int, Sequence[StepBreakdown]], 
     )
 
 
-def late_steps(late: Slow, blame: Blame) -> frozenset[int] | None:
+def late_steps(late: SlowRanks, blame: Blame) -> frozenset[int] | None:
     """Return the steps in which a rank is late intermittently; ``None`` where it always is, or they are not known."""
     if late.pattern == "fixed" or len(late.affected) != len(blame.steps):
         return None
@@ -148,15 +179,15 @@ def busy_excess(rank: int, breakdowns: Mapping[int, Sequence[StepBreakdown]]) ->
     ``None`` where the rank or all its peers lack complete windows.
     """
     busy = {
-        one: float(np.mean(known))
-        for one, rows in breakdowns.items()
-        if (known := [row.compute_us + row.exposed_memcpy_us for row in rows if not row.truncated])
+        each: float(np.mean(busy_us))
+        for each, rows in breakdowns.items()
+        if (busy_us := [row.compute_us + row.exposed_memcpy_us for row in rows if not row.truncated])
     }
     return excess_of_rank(busy, rank)
 
 
 def diagnosis_of_late(
-    slow: Slow,
+    slow: SlowRanks,
     blame: Blame,
     window_us: float,
     signals: Signals,
@@ -172,38 +203,17 @@ def diagnosis_of_late(
     """
     victims = max(1, len(blame.ranks) - len(slow.ranks))
     exposed = max(0.0, sum(blame.exposed_us[rank] for rank in slow.ranks) - _among(slow.ranks, blame))
-    saved = Evidence(
-        name="saved",
-        value=slow.gain_us / steps,
-        unit="us",
-        detail=f"per {'window' if steps == 1 else 'step'}, had it come with the last of the others",
-    )
-    last = Evidence(
-        name="last",
-        value=slow.last_share,
-        unit="ratio",
-        detail=f"of the {'collectives' if len(blame.steps) < 2 else 'steps'} in which anybody clearly was",
-    )
-    over = [
-        Evidence(name=name, value=value, unit="us", detail="over the median of its peers")
-        for name, value in (
-            ("device_busy_excess", signals.device_busy_us),
-            ("off_cpu_excess", signals.off_cpu_us if signals.sleeps else None),
-        )
-        if value is not None
-    ]
-    return Diagnosis(
-        ranks=slow.ranks,
-        hosts=slow.hosts,
-        pattern=slow.pattern,
-        cause=cause_of(signals),
-        phase=signals.phase,
-        gain_us=slow.gain_us / steps,
+    return diagnosis_of(
+        slow,
+        signals,
+        factor=1 / steps,
         wait_us=exposed / victims / steps,
         step_us=window_us / steps,
         confidence=sure(slow, len(blame.steps), explained=explained),
+        evidence=imposed_evidence(blame, slow.ranks),
+        unit="window" if steps == 1 else "step",
+        last_of=f"{'collectives' if len(blame.steps) < 2 else 'steps'} in which anybody clearly was",
         group=_where(blame, slow.ranks[0]),
-        evidence=[*imposed_evidence(blame, slow.ranks), saved, last, *chance_evidence(slow), *over],
         **few_steps(len(blame.steps), seen, steps),
     )
 
@@ -227,14 +237,7 @@ def imposed_evidence(blame: Blame, ranks: Sequence[int]) -> list[Evidence]:
     return rows
 
 
-def chance_evidence(slow: Slow) -> list[Evidence]:
-    """Return the p-value as evidence; empty without one."""
-    if slow.p_value is None:
-        return []
-    return [Evidence(name="p_value", value=slow.p_value, unit="probability", detail="permutation test")]
-
-
-def sure(slow: Slow, steps: int, *, explained: float | None = None) -> float:
+def sure(slow: SlowRanks, steps: int, *, explained: float | None = None) -> float:
     """Return the confidence in ranks that ``steps`` profiled steps show to be slow.
 
     ``explained``: share of the communication that the evidence rests on, where known.
@@ -282,7 +285,7 @@ def _where(blame: Blame, rank: int) -> str | None:
     return pairs.groups[int(waits.argmax())][0] if len(waits) > 1 else None
 
 
-def diagnosis_by_own_times(
+def _diagnosis_by_own_times(
     straggler: DeviceStraggler, signals: Signals, blame: Blame, *, stage: int | None, per_window: bool = False
 ) -> Diagnosis:
     """Describe a straggler by own times. Times are per step, or ``per_window`` of all steps.
@@ -293,39 +296,15 @@ def diagnosis_by_own_times(
     slow, compared = straggler.slow, straggler.times
     assert compared is not None, "named by own times"
     count = len(compared.steps)
-    times = count if per_window else 1
-    own = "time of the device without exposed communication"
-    evidence = [
-        Evidence(
-            name="own_time_excess",
-            value=slow.excess_us,
-            unit="us",
-            detail=f"{own}, beyond the median of the ranks with the same work, in its slow steps",
-        ),
-        Evidence(name="saved", value=slow.gain_us, unit="us", detail="per step, were it as fast as the slowest of the others"),
-        Evidence(name="last", value=slow.last_share, unit="ratio", detail="of the steps, in which its own time was the longest"),
-        Evidence(name="steps_judged", value=float(count), unit="steps"),
-        *chance_evidence(slow),
-        *(imposed_evidence(blame, slow.ranks) if blame.steps else []),
-    ]
-    for name, value, unit in (
-        ("device_busy_excess", signals.device_busy_us, "us"),
-        ("work_excess", signals.work, "ratio"),
-        ("phase_excess.data", signals.phases_us.get("data"), "us"),
-    ):
-        if value is not None:
-            evidence.append(Evidence(name=name, value=value, unit=unit, detail="over the median of its peers, in its slow steps"))
-    return Diagnosis(
-        ranks=slow.ranks,
-        hosts=slow.hosts,
-        pattern=slow.pattern,
-        cause=cause_of(signals),
-        phase=signals.phase,
-        gain_us=slow.gain_us * times,
-        wait_us=slow.gain_us * times,
-        step_us=compared.wall_us * times,
+    diagnosis = diagnosis_of(
+        slow,
+        signals,
+        wait_us=slow.gain_us,
+        step_us=compared.wall_us,
         confidence=sure(slow, count),
+        evidence=[*own_time_evidence(slow, count), *(imposed_evidence(blame, slow.ranks) if blame.steps else [])],
         stage=stage,
-        evidence=evidence,
         **few_steps(count, "step", 1),
     )
+    whole = count if per_window else 1
+    return replace(diagnosis, gain_us=whole * slow.gain_us, wait_us=whole * slow.gain_us, step_us=whole * compared.wall_us)

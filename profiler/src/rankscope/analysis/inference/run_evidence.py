@@ -10,7 +10,7 @@ from rankscope.analysis.collectives.blame import Blame
 from rankscope.analysis.collectives.matched import Matched
 from rankscope.analysis.collectives.matching import Matching
 from rankscope.analysis.collectives.windows import Reduction
-from rankscope.analysis.evidence.compared import Judged
+from rankscope.analysis.evidence.compared import StepOwnTimes
 from rankscope.analysis.evidence.liveness import Liveness
 from rankscope.analysis.evidence.recent import Earlier
 from rankscope.analysis.evidence.steps import StepTable
@@ -30,7 +30,7 @@ class RunEvidence:
     table: StepTable
     typical: TypicalSteps
     """Its typical and its rare steps."""
-    compared: list[Judged]
+    compared: list[StepOwnTimes]
     """Typical steps that can be judged, for each group of ranks that do the same work."""
     infos: dict[int, RankInfo]
     windows: dict[int, Reduction]

@@ -18,7 +18,7 @@ FIXED: Final = 0.6
 
 
 @dataclass(frozen=True, slots=True)
-class Slow:
+class SlowRanks:
     """Ranks that make the others wait."""
 
     ranks: list[int]

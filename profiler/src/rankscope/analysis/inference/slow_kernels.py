@@ -42,37 +42,37 @@ def with_kernels(
     peers = [rank for rank in ranks if rank not in diagnosis.ranks and rank in times]
     if diagnosis.cause.cause != "compute" or worst not in times or not peers:
         return diagnosis
-    found = compare_kernels(times, worst, peers, steps)
-    if found is None:
+    comparison = compare_kernels(times, worst, peers, steps)
+    if comparison is None:
         return diagnosis
     others = compare_kernels(times, worst, peers, times[worst].own_us.keys() - set(steps))
-    elsewhere = _factor_elsewhere(found, others)
-    rows = _kernel_evidence(found)
+    elsewhere = _factor_elsewhere(comparison, others)
+    rows = _kernel_evidence(comparison)
     if elsewhere is not None:
         detail = "median of these kernels in its other steps"
         rows.append(Evidence(name="kernel_factor_elsewhere", value=elsewhere, unit="ratio", detail=detail))
-    cause = _cause_of_kernels(diagnosis.cause, found, elsewhere if diagnosis.pattern == "intermittent" else None)
+    cause = _cause_of_kernels(diagnosis.cause, comparison, elsewhere if diagnosis.pattern == "intermittent" else None)
     return replace(diagnosis, cause=cause, evidence=[*diagnosis.evidence, *rows])
 
 
-def _factor_elsewhere(found: KernelComparison, others: KernelComparison | None) -> float | None:
+def _factor_elsewhere(comparison: KernelComparison, others: KernelComparison | None) -> float | None:
     """Return the median ratio of the kernels that take longer, in the steps in which the rank was not slow."""
-    slow = {(kernel.name, kernel.grid) for kernel in found.longer}
+    slow = {(kernel.name, kernel.grid) for kernel in comparison.longer}
     ratios = [kernel.ratio for kernel in others.compared if (kernel.name, kernel.grid) in slow] if others is not None else []
     return middle(ratios)
 
 
-def _kernel_evidence(found: KernelComparison) -> list[Evidence]:
+def _kernel_evidence(comparison: KernelComparison) -> list[Evidence]:
     rows = [
         Evidence(
             name="kernel_factor",
-            value=found.factor,
+            value=comparison.factor,
             unit="ratio",
-            detail=f"median of the {len(found.longer)} of {len(found.compared)} kernels (by name and grid) that take longer than "
-            "on its peers, in its slow steps",
+            detail=f"median of the {len(comparison.longer)} of {len(comparison.compared)} kernels (by name and grid) that take "
+            "longer than on its peers, in its slow steps",
         )
     ]
-    for kernel in found.longer[:_SHOWN]:
+    for kernel in comparison.longer[:_SHOWN]:
         took = f"{duration(kernel.median_us)} against {duration(kernel.usual_us)}"
         detail = f"{_called(kernel.name)}, grid {shortened(kernel.grid, 40)}: {took}"
         rows.append(Evidence(name="kernel_longer", value=kernel.ratio, unit="ratio", detail=detail))
@@ -80,23 +80,25 @@ def _kernel_evidence(found: KernelComparison) -> list[Evidence]:
         Evidence(
             name="kernel_unlike", value=share, unit="ratio", detail=f"of its compute is in {_called(name)}, unlike its peers'"
         )
-        for name, share in found.unlike[:_SHOWN]
+        for name, share in comparison.unlike[:_SHOWN]
     ]
     return rows
 
 
-def _cause_of_kernels(cause: Explanation, found: KernelComparison, elsewhere: float | None) -> Explanation:
-    longer = f"{found.factor:.2f} times as long" + ("" if elsewhere is None else f" ({elsewhere:.2f} times in its other steps)")
-    if found.fault == "device":
-        says = f"{len(found.longer)} of {len(found.compared)} kernels of the same grid take {longer}"
+def _cause_of_kernels(cause: Explanation, comparison: KernelComparison, elsewhere: float | None) -> Explanation:
+    longer = f"{comparison.factor:.2f} times as long" + (
+        "" if elsewhere is None else f" ({elsewhere:.2f} times in its other steps)"
+    )
+    if comparison.fault == "device":
+        says = f"{len(comparison.longer)} of {len(comparison.compared)} kernels of the same grid take {longer}"
         return replace(cause, says=f"{cause.says}: {says}")
-    if found.fault == "few_kernels":
-        names = _listed(found.names)
-        takes = "takes" if len(found.names) == 1 else "take"
+    if comparison.fault == "few_kernels":
+        names = _listed(comparison.names)
+        takes = "takes" if len(comparison.names) == 1 else "take"
         says = f"{names} {takes} {longer} as on the others, and its other kernels do not"
         return replace(cause, explained_by="few_kernels", says=says)
-    if found.fault == "other_kernels":
-        says = f"it runs {_listed([name for name, _ in found.unlike])}, which the others do not"
+    if comparison.fault == "other_kernels":
+        says = f"it runs {_listed([name for name, _ in comparison.unlike])}, which the others do not"
         return replace(cause, explained_by="other_kernels", says=says)
     return cause
 

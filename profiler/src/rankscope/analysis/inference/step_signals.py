@@ -59,12 +59,12 @@ def signals_of_moving(table: StepTable, last: NDArray[np.intp], affected: NDArra
     """
     counts = np.bincount(last[affected], minlength=len(table.ranks))
     often = np.argsort(-counts, kind="stable")[:MOST_MOVING]
-    found = [
+    excesses = [
         _excess_of(table, int(row), affected & (last == row), _some(rows[rows != row], MOST_MOVING), own=True)
         for row in often
         if counts[row]
     ]
-    return _signals(found, own_us=None, device_busy_us=None)
+    return _signals(excesses, own_us=None, device_busy_us=None)
 
 
 def _some(rows: NDArray[np.intp], most: int = MOST_PEERS) -> NDArray[np.intp]:
@@ -109,9 +109,9 @@ class _Compared:
             if not wanted[steps].any():
                 return None
             both = by_step(self._values(metric, steps))[wanted[steps]]
-            known = np.isfinite(both)
-            if not known.all():
-                both = _filled(both, known)
+            recorded = np.isfinite(both)
+            if not recorded.all():
+                both = _filled(both, recorded)
             return function(both) if len(both) else None
 
         return [part for part in of_blocks(self.table.profiled.shape, of) if part is not None]
@@ -122,25 +122,25 @@ class _Compared:
         A record that has other phases, but not the one asked for, has 0 of it: only some ranks may load data.
         """
         table, rows = self.table, self.rows
-        found = table.some(metric, steps, rows)
+        values = table.some(metric, steps, rows)
         phase = next((phase for phase in PHASES if metric in (f"{phase}_us", f"own_{phase}_us")), None)
-        if phase is None or np.isfinite(found).all():
-            return found
-        has_phases = np.logical_or.reduce([np.isfinite(table.some(f"{one}_us", steps, rows)) for one in PHASES])
+        if phase is None or np.isfinite(values).all():
+            return values
+        has_phases = np.logical_or.reduce([np.isfinite(table.some(f"{each}_us", steps, rows)) for each in PHASES])
         absent = has_phases & np.isnan(table.some(f"{phase}_us", steps, rows))
         if metric.startswith("own_"):
             absent &= np.isfinite(table.some("own_us", steps, rows))
-        return np.where(np.isnan(found) & absent, found.dtype.type(0), found)
+        return np.where(np.isnan(values) & absent, values.dtype.type(0), values)
 
     def activities(self, steps: NDArray[np.bool_]) -> list[_Activity]:
         """Return the activities of the rank in the steps."""
-        found = []
+        activities = []
         for cause, tag in ACTIVITIES.items():
             tagged = self.table.tagged(tag)
             if not tagged[self.row, steps].any():
                 continue
             times = activity_times(self.table, tag, self.rows, own=self.own)
-            found.append(
+            activities.append(
                 _Activity(
                     cause,
                     excess=_beyond(by_step(times.in_steps(slice(None))[:, steps])),
@@ -149,7 +149,7 @@ class _Compared:
                     is_measured=times.is_measured(0, steps & tagged[self.row]),
                 )
             )
-        return found
+        return activities
 
     def profiler_us(self, steps: NDArray[np.bool_]) -> float:
         """Return the part of the own excess that comes with the script's own profiler: 0 unless it is on in most of the steps on
@@ -203,10 +203,10 @@ def _excess_of(table: StepTable, row: int, affected: NDArray[np.bool_], others: 
     phases = [*(phase_metric(phase, own=own) for phase in PHASES), *(f"{phase}_us" for phase in PHASES)]
     metrics = dict.fromkeys((*phases, "own_us", "cpu_us", "run_queue_us", "gc_us"))
     over = {metric: excess for metric in metrics if len(excess := compared.excess(metric, affected))}
-    activities = {one.cause: one for one in compared.activities(affected)}
+    activities = {activity.cause: activity for activity in compared.activities(affected)}
     return _Excess(
         steps=int(affected.sum()),
-        over=over | {cause: one.excess for cause, one in activities.items()},
+        over=over | {cause: activity.excess for cause, activity in activities.items()},
         work={metric: more for metric in _WORK if (more := compared.work_excess(metric, affected)) is not None},
         activities=activities,
         profiler_us=compared.profiler_us(affected),
@@ -214,14 +214,14 @@ def _excess_of(table: StepTable, row: int, affected: NDArray[np.bool_], others: 
     )
 
 
-def _filled(both: Stored, known: NDArray[np.bool_]) -> Stored:
+def _filled(both: Stored, recorded: NDArray[np.bool_]) -> Stored:
     """Return the steps that the rank and half of its peers recorded, with the peers' median where a peer did not."""
-    there = known[:, 0] & (2 * known[:, 1:].sum(axis=1) >= both.shape[1] - 1)
-    both, known = both[there], known[there]
-    if not len(both) or known.all():
+    enough = recorded[:, 0] & (2 * recorded[:, 1:].sum(axis=1) >= both.shape[1] - 1)
+    both, recorded = both[enough], recorded[enough]
+    if not len(both) or recorded.all():
         return both
     middle = np.nanmedian(both[:, 1:], axis=1, keepdims=True)
-    filled: Stored = np.where(known, both, middle.astype(both.dtype))
+    filled: Stored = np.where(recorded, both, middle.astype(both.dtype))
     return filled
 
 
@@ -231,26 +231,28 @@ def _beyond(both: Stored) -> NDArray[np.float64]:
     return excess
 
 
-def _signals(found: Sequence[_Excess], *, own_us: float | None, device_busy_us: float | None) -> Signals:
+def _signals(excesses: Sequence[_Excess], *, own_us: float | None, device_busy_us: float | None) -> Signals:
     """Return the signals of some ranks together, each with its affected steps."""
     over = {
-        metric: np.concatenate([one.over.get(metric, np.zeros(one.steps if metric in ACTIVITIES else 0)) for one in found])
-        for metric in dict.fromkeys(metric for one in found for metric in one.over)
+        metric: np.concatenate(
+            [excess.over.get(metric, np.zeros(excess.steps if metric in ACTIVITIES else 0)) for excess in excesses]
+        )
+        for metric in dict.fromkeys(metric for excess in excesses for metric in excess.over)
     }
     means = {metric: float(values.mean()) for metric, values in over.items() if len(values)}
-    work = {metric: _weighted(found, partial(_more_work, metric)) for metric in _WORK}
+    work = {metric: _weighted(excesses, partial(_more_work, metric)) for metric in _WORK}
     given, loaded = work["model_elements"], work["input_elements"]
     loaded = work["samples"] if loaded is None else loaded
-    shares = {cause: _weighted(found, partial(_share, cause)) or 0.0 for cause in ACTIVITIES}
-    of_peers = {cause: _weighted(found, partial(_share_of_peers, cause)) or 0.0 for cause in ACTIVITIES}
-    measured = {cause for one in found for cause, activity in one.activities.items() if activity.is_measured}
+    shares = {cause: _weighted(excesses, partial(_share, cause)) or 0.0 for cause in ACTIVITIES}
+    of_peers = {cause: _weighted(excesses, partial(_share_of_peers, cause)) or 0.0 for cause in ACTIVITIES}
+    measured = {cause for excess in excesses for cause, activity in excess.activities.items() if activity.is_measured}
     least = max(0.5, _AS_OFTEN * max(shares.values()))
     activities = [cause for cause in ACTIVITIES if cause in means and (cause in measured or shares[cause] >= least)]
     kind = "own_" if own_us is None else ""
     signals = Signals(
         own_us=own_us if own_us is not None else means.get("own_us", 0.0),
         phases_us={phase: means[f"{kind}{phase}_us"] for phase in PHASES if f"{kind}{phase}_us" in means},
-        host_us=_total([means.get(f"{phase}_us") for phase in PHASES]) if all(one.has_peers for one in found) else None,
+        host_us=_total([means.get(f"{phase}_us") for phase in PHASES]) if all(excess.has_peers for excess in excesses) else None,
         cpu_us=means.get("cpu_us"),
         run_queue_us=means.get("run_queue_us"),
         gc_us=means.get("gc_us"),
@@ -258,7 +260,9 @@ def _signals(found: Sequence[_Excess], *, own_us: float | None, device_busy_us: 
         loaded_work=None if given is None else loaded,
         activities_us={cause: means[cause] for cause in activities},
         alone=frozenset(cause for cause in activities if of_peers[cause] < 0.5),
-        profiler_us=min(_weighted(found, lambda one: one.profiler_us) or 0.0, float("inf") if own_us is None else own_us),
+        profiler_us=min(
+            _weighted(excesses, lambda excess: excess.profiler_us) or 0.0, float("inf") if own_us is None else own_us
+        ),
         device_busy_us=device_busy_us,
     )
     parts = {metric: np.array([values[block].mean() for block in block_slices(len(values))]) for metric, values in over.items()}
@@ -277,17 +281,17 @@ def _more_work(metric: str, excess: _Excess) -> float | None:
     return excess.work.get(metric)
 
 
-def _weighted(found: Sequence[_Excess], value: Callable[[_Excess], float | None]) -> float | None:
+def _weighted(excesses: Sequence[_Excess], value: Callable[[_Excess], float | None]) -> float | None:
     """Return the mean of a value of the ranks that have it, weighted by their affected steps."""
-    known = [(number, one.steps) for one in found if (number := value(one)) is not None and one.steps]
-    total = sum(steps for _, steps in known)
-    return sum(number * steps for number, steps in known) / total if total else None
+    weighted = [(number, excess.steps) for excess in excesses if (number := value(excess)) is not None and excess.steps]
+    total = sum(steps for _, steps in weighted)
+    return sum(number * steps for number, steps in weighted) / total if total else None
 
 
 def _total(parts: Sequence[float | None]) -> float | None:
     """Return the sum of the parts that are known; ``None`` without any."""
-    known = [part for part in parts if part is not None]
-    return sum(known) if known else None
+    recorded = [part for part in parts if part is not None]
+    return sum(recorded) if recorded else None
 
 
 _DRAWS: Final = 200

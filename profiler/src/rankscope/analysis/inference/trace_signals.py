@@ -8,16 +8,12 @@ from typing import Final, Literal
 
 from rankscope.analysis.causes import MORE_WORK
 from rankscope.analysis.evidence.device_times import DeviceTimes, more_rows, more_work
-from rankscope.analysis.inference.diagnosis import Diagnosis
 from rankscope.analysis.inference.signals import Signals
-from rankscope.analysis.result.analysis import Evidence
 from rankscope.analysis.statistics import excess_of_rank
 from rankscope.analysis.trace.annotations import HostKind
 from rankscope.runs.records import PHASES
 
 _ACTIVITIES: Final[tuple[Literal["checkpoint", "evaluation"], ...]] = ("checkpoint", "evaluation")
-_NOTABLE: Final = 0.1
-"""Share of the excess from which it is evidence."""
 _ALONE: Final = 0.9
 """Share of the rank's time in an activity that must be beyond its peers' for the rank to do it alone."""
 
@@ -64,17 +60,3 @@ def with_traces(
         activities_us={kind: over[kind] for kind in _ACTIVITIES if kind in over},
         alone=frozenset(kind for kind in _ACTIVITIES if kind in over and over[kind] >= _ALONE * per * host[kind][rank]),
     )
-
-
-def with_host_evidence(diagnosis: Diagnosis, signals: Signals) -> Diagnosis:
-    """Return ``diagnosis`` with the evidence of its host: phases that have a tenth of the excess, the data loader, and gc."""
-    detail = "of the host by its annotations, over the median of its peers"
-    rows = [
-        Evidence(name=f"phase_excess.{phase}", value=over, unit="us", detail=detail)
-        for phase, over in signals.phases_us.items()
-        if phase == "data" or signals.part(over) >= _NOTABLE
-    ]
-    if signals.gc_us is not None and signals.part(signals.gc_us) >= _NOTABLE:
-        rows.append(Evidence(name="gc_excess", value=signals.gc_us, unit="us", detail=detail))
-    known = {row.name for row in diagnosis.evidence}
-    return replace(diagnosis, evidence=[*diagnosis.evidence, *(row for row in rows if row.name not in known)])

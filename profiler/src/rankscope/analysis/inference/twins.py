@@ -13,11 +13,11 @@ import numpy as np
 from rankscope.analysis.evidence.compared import OwnTimes
 from rankscope.analysis.inference.excess import excess
 from rankscope.analysis.inference.significance import LIMIT, block_sums, p_value
-from rankscope.analysis.inference.slow import MINIMUM_EFFECT, Slow
+from rankscope.analysis.inference.slow import MINIMUM_EFFECT, SlowRanks
 from rankscope.analysis.statistics import t_quantile
 
 
-def slow_twin(group: OwnTimes, suspect: int, calm: Sequence[OwnTimes]) -> Slow | None:
+def slow_twin(group: OwnTimes, suspect: int, calm: Sequence[OwnTimes]) -> SlowRanks | None:
     """Return the rank ``suspect`` of ``group`` as slow, if neither chance nor noise of any duration explains its excess.
 
     ``calm``: groups of other stages without slow ranks. Four conditions must hold:
@@ -42,4 +42,6 @@ def slow_twin(group: OwnTimes, suspect: int, calm: Sequence[OwnTimes]) -> Slow |
     if mine.mean() <= max(between, within) or (chance := p_value(block_sums(every.T), row)) > LIMIT:
         return None
     last = group.own.argmax(axis=0) == row
-    return Slow([suspect], "fixed", gain, float(mine.mean()), chance, 1.0, float(last.mean()), np.ones(len(mine), dtype=bool))
+    return SlowRanks(
+        [suspect], "fixed", gain, float(mine.mean()), chance, 1.0, float(last.mean()), np.ones(len(mine), dtype=bool)
+    )

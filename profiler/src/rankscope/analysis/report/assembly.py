@@ -22,7 +22,7 @@ from rankscope.analysis.costs.figures import (
 )
 from rankscope.analysis.costs.ledger import ledger_of_blame, ledger_of_steps
 from rankscope.analysis.costs.waterfall import Costs, waterfall
-from rankscope.analysis.evidence.compared import Judged, imposed_wait
+from rankscope.analysis.evidence.compared import StepOwnTimes, imposed_wait
 from rankscope.analysis.result.analysis import Analysis, CollectiveMatching, ImposedWait, RankResult, RareSteps, Source
 from rankscope.analysis.result.costs import Ledger, LedgerSource, Memory, PipelineResult, Throughput
 from rankscope.analysis.verdict.advice import Subject, reason_of, recommend
@@ -56,7 +56,7 @@ def attribution_of_blame(blame: Blame, source: LedgerSource) -> Attribution:
     return Attribution(_largest_first(rows), source, ledger_of_blame(blame, source))
 
 
-def attribution_of_steps(compared: Sequence[Judged]) -> Attribution:
+def attribution_of_steps(compared: Sequence[StepOwnTimes]) -> Attribution:
     """Return the waits by own times; empty where none are compared. They do not show how much of a wait compute hides."""
     imposed: dict[int, float] = {}
     for judged in compared:

@@ -11,7 +11,7 @@ pipeline's bubble), ``slow_links`` (transfers below the rate of their link), ``s
 rank stalls), ``hung_run`` (a hang replaces the verdict) and ``endings`` (ranks that crashed or were killed).
 ``unnamed_communication`` has the verdict on traces of several ranks without any known communication.
 
-What to do next comes from one table, ``advice_table``, with the rows of named ranks in ``advice_of_ranks``, and
-the types of rows and the sentences that they share in ``advice_rows``. ``advice`` selects from it:
-next actions for a verdict, and recommendations for figures.
+What to do next comes from one table, ``advice_table``, with rows of the types in ``advice_rows``; those of named ranks come with
+their causes and reasons (``inference/remedy_table.py``). ``advice`` selects from it: next actions for a verdict, and
+recommendations for figures.
 """

@@ -45,8 +45,8 @@ class Subject:
         """Return the values of the placeholders of actions."""
         rank = self.ranks[0] if self.ranks else None
         host = None if rank is None else self.hosts.get(rank)
-        theirs = {self.hosts.get(one) for one in self.ranks}
-        at_fault = list(self.whole_hosts) or ([host] if host is not None and len(theirs) == 1 else [])
+        hosts = {self.hosts.get(named) for named in self.ranks}
+        at_fault = list(self.whole_hosts) or ([host] if host is not None and len(hosts) == 1 else [])
         if self.whole_hosts:
             host = joined(self.whole_hosts, _SHOWN)
         others = bool(at_fault) and not set(self.hosts.values()) <= set(at_fault)
@@ -90,7 +90,7 @@ def reason_of(verdict: Verdict, evidence: Sequence[Evidence], *, accelerated: bo
     The rank's host waits for its device inside the step, so profiled steps tell which of them is late, or a host that
     sleeps. ``evidence``: that of the finding on the rank. ``recorded``: the job was recorded, so steps of it may be profiled.
     """
-    seen = not accelerated or verdict.stalls_at is not None or any(one.name in HOST_OR_DEVICE for one in evidence)
+    seen = not accelerated or verdict.stalls_at is not None or any(row.name in HOST_OR_DEVICE for row in evidence)
     of_one = verdict.kind == "straggler" and verdict.pattern != "rotating"
     of_either = verdict.cause in _OF_HOST_OR_DEVICE and verdict.phase not in _OF_HOST
     unseen = of_one and recorded and verdict.evidence_source in _OF_ALL_STEPS and of_either and not seen
@@ -142,18 +142,20 @@ def recommend(figures: Figures, subject: Subject, *, step_us: float | None, reas
 
     ``reason``: result of ``reason_of``, which decides on the remedy for a named rank.
     """
-    known = derived(figures)
+    all_figures = derived(figures)
     replaced = {row.when[0].figure for row in TABLE if row.whole_host and row.when} if subject.whole_hosts else set()
-    found = [
-        _advice(row, actions, known, step_us, subject.run)
+    recommendations = [
+        _advice(row, actions, all_figures, step_us, subject.run)
         for row in TABLE
         if row.name
-        and all(condition.holds(known) for condition in row.when)
+        and all(condition.holds(all_figures) for condition in row.when)
         and (row.kind != "straggler" or row.reason in (None, reason))
         and row.whole_host == (row.when[0].figure in replaced)
         and (actions := _filled(row, subject.values()))
     ]
-    return sorted(found, key=lambda one: -1.0 if one.gain_share_at_most is None else one.gain_share_at_most, reverse=True)
+    return sorted(
+        recommendations, key=lambda advice: -1.0 if advice.gain_share_at_most is None else advice.gain_share_at_most, reverse=True
+    )
 
 
 def _filled(row: Row, values: Mapping[str, object]) -> list[str]:

@@ -92,8 +92,8 @@ def shares_of(costs: Costs | None, transfers: Figures | None = None) -> Figures:
 
     ``transfers``: figures of collectives, which are added if the waterfall is known. They decide what to do about a limit.
     """
-    found = derived(figures_of_costs(costs))
-    return {**(transfers or {}), **found} if found else {}
+    shares = derived(figures_of_costs(costs))
+    return {**(transfers or {}), **shares} if shares else {}
 
 
 def exposed_transfer(figures: Figures) -> str | None:
@@ -112,25 +112,27 @@ _SHARDED: Final = 0.1
 
 def limit_of(shares: Figures) -> tuple[LimitRow, float] | None:
     """Return the row with the largest share among those that reach their limit, and that share; ``None`` if none does."""
-    known = [(row, shares[row.figure].value) for row in LIMITS if row.figure in shares]
-    reached = [(row, share) for row, share in known if share >= row.at_least]
-    found = max(reached, key=lambda one: one[1], default=None)
-    if found is None or found[0].figure not in ("share.host", "share.idle_unexplained"):
-        return found
+    limits = [(row, shares[row.figure].value) for row in LIMITS if row.figure in shares]
+    reached = [(row, share) for row, share in limits if share >= row.at_least]
+    largest = max(reached, key=lambda entry: entry[1], default=None)
+    if largest is None or largest[0].figure not in ("share.host", "share.idle_unexplained"):
+        return largest
     activity = max(
-        ((row, shares[row.figure].value) for row in _ACTIVITIES if row.figure in shares), key=lambda one: one[1], default=None
+        ((row, shares[row.figure].value) for row in _ACTIVITIES if row.figure in shares),
+        key=lambda entry: entry[1],
+        default=None,
     )
-    if activity is not None and activity[1] >= _MOST * found[1]:
+    if activity is not None and activity[1] >= _MOST * largest[1]:
         return activity
     parts = [(row, shares[row.figure].value) for row in HOST_OF_CPU if row.figure in shares]
     # With an accelerator, records do not show what the host does inside the step.
-    return (max(parts, key=lambda one: one[1])[0], found[1]) if "share.stalled" in shares else found
+    return (max(parts, key=lambda entry: entry[1])[0], largest[1]) if "share.stalled" in shares else largest
 
 
 def largest_besides_compute(shares: Figures) -> tuple[str, Figure] | None:
     """Return the name in words and the share of the largest known part besides compute; ``None`` if no known part is above 0."""
-    found = max((name for name in _BESIDES if name in shares), key=lambda name: shares[name].value, default=None)
-    return None if found is None or shares[found].value <= 0 else (_BESIDES[found], shares[found])
+    largest = max((name for name in _BESIDES if name in shares), key=lambda name: shares[name].value, default=None)
+    return None if largest is None or shares[largest].value <= 0 else (_BESIDES[largest], shares[largest])
 
 
 def unknown_share(shares: Figures) -> float:

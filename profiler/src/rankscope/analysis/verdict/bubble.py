@@ -26,10 +26,12 @@ def bubble_explained(
         return verdict, findings
     parts = says(pipeline)
     findings = [
-        msgspec.structs.replace(one, summary=f"{one.summary} {parts}".strip(), evidence=[*one.evidence, *_evidence(pipeline)])
-        if one.kind == "pipeline_bubble"
-        else one
-        for one in findings
+        msgspec.structs.replace(
+            finding, summary=f"{finding.summary} {parts}".strip(), evidence=[*finding.evidence, *_evidence(pipeline)]
+        )
+        if finding.kind == "pipeline_bubble"
+        else finding
+        for finding in findings
     ]
     if verdict.kind != "pipeline_bubble":
         slowest = _slowest(pipeline)
@@ -51,8 +53,8 @@ def bubble_explained(
 
 def reason(pipeline: PipelineResult) -> str | None:
     """Return the name of the largest part of the bubble; ``None`` where the schedule is not known."""
-    known = [(amount, name) for name, field, _ in _PARTS if (amount := getattr(pipeline, field)) is not None]
-    return max(known)[1] if known else None
+    parts = [(amount, name) for name, field, _ in _PARTS if (amount := getattr(pipeline, field)) is not None]
+    return max(parts)[1] if parts else None
 
 
 def says(pipeline: PipelineResult) -> str:

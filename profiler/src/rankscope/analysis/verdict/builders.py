@@ -73,7 +73,7 @@ class Missing:
     lack: Lack | None = None
     steps_needed: int | None = None
     """Number of steps, about, that a run needs for a verdict."""
-    lead: str | None = ""
+    lead: str | None = None
     """Beginning of the sentence on what limits the step; ``None``: what was recorded does not show that."""
 
 
@@ -84,12 +84,7 @@ def straggler(diagnosis: Diagnosis, setting: Setting) -> tuple[Verdict, list[Fin
     slowdown = diagnosis.step_us / (diagnosis.step_us - diagnosis.gain_us) if diagnosis.step_us > diagnosis.gain_us > 0 else None
     hours, cost = loss(diagnosis.gain_us, setting)
     summary = _sentence(diagnosis, setting)
-    saves = (
-        None
-        if diagnosis.saves_us is None or diagnosis.step_us <= 0
-        else (diagnosis.saves_us[0] / diagnosis.step_us, diagnosis.saves_us[1] / diagnosis.step_us)
-    )
-    found = Verdict(
+    unadvised = Verdict(
         kind="straggler",
         rank=rank,
         ranks=sorted(diagnosis.ranks),
@@ -105,7 +100,7 @@ def straggler(diagnosis: Diagnosis, setting: Setting) -> tuple[Verdict, list[Fin
         confidence=diagnosis.confidence,
         cause_confidence=diagnosis.cause_confidence,
         slowdown=slowdown,
-        saves=saves,
+        saves=diagnosis.saves,
         costs_at_most=setting.costs_at_most if rotating else None,
         judged_ranks=setting.judged_ranks,
         judged_steps=setting.judged_steps,
@@ -116,10 +111,10 @@ def straggler(diagnosis: Diagnosis, setting: Setting) -> tuple[Verdict, list[Fin
     actions = next_actions(
         "straggler",
         Subject(setting.run, [] if rotating else diagnosis.ranks, setting.hosts, whole_hosts=diagnosis.hosts),
-        cause=found.cause,
-        reason=reason_of(found, diagnosis.evidence, accelerated=setting.accelerated, recorded=setting.run is not None),
+        cause=unadvised.cause,
+        reason=reason_of(unadvised, diagnosis.evidence, accelerated=setting.accelerated, recorded=setting.run is not None),
     )
-    verdict = msgspec.structs.replace(found, next=[*([ROTATING] if rotating else []), *actions])
+    verdict = msgspec.structs.replace(unadvised, next=[*([ROTATING] if rotating else []), *actions])
     finding = Finding(
         kind="straggler",
         rank=rank,
@@ -149,7 +144,7 @@ def _per_host(finding: Finding, diagnosis: Diagnosis, setting: Setting) -> list[
     rest = [rank for rank in diagnosis.ranks if setting.hosts.get(rank) not in diagnosis.hosts]
     if rest:
         units.append((None, rest))
-    found = [
+    first, *others = [
         msgspec.structs.replace(
             finding,
             rank=ranks[0],
@@ -160,7 +155,7 @@ def _per_host(finding: Finding, diagnosis: Diagnosis, setting: Setting) -> list[
         )
         for host, ranks in units
     ]
-    return [found[0], *(msgspec.structs.replace(one, slowdown=None, gpu_hours_lost=None, evidence=[]) for one in found[1:])]
+    return [first, *(msgspec.structs.replace(other, slowdown=None, gpu_hours_lost=None, evidence=[]) for other in others)]
 
 
 def finding_of_moving(diagnosis: Diagnosis, setting: Setting, *, lead: str) -> Finding:
@@ -203,8 +198,8 @@ def no_straggler(shares: Figures, setting: Setting, *, confidence: float | None,
     ``why``: the reason for this, as text. ``shares``: shares of the step's parts (``figures_of_costs``).
     """
     findings = limits(shares, setting, lead=f"{why}; ", confidence=confidence)
-    found = findings[0] if findings else None
-    kind: Kind = found.kind if found else "balanced"
+    limit = findings[0] if findings else None
+    kind: Kind = limit.kind if limit else "balanced"
     verdict = Verdict(
         kind=kind,
         steps=setting.steps,
@@ -213,22 +208,22 @@ def no_straggler(shares: Figures, setting: Setting, *, confidence: float | None,
         costs_at_most=setting.costs_at_most,
         judged_ranks=setting.judged_ranks,
         judged_steps=setting.judged_steps,
-        cause=found.cause if found else None,
-        explained_by=found.explained_by if found else None,
-        phase=found.phase if found else None,
-        summary=found.summary if found else f"{why}; {_calm(shares, setting.unit)}.",
-        next=next_actions(kind, Subject(setting.run), cause=found.cause if found else None, reason=_reason(found, shares)),
+        cause=limit.cause if limit else None,
+        explained_by=limit.explained_by if limit else None,
+        phase=limit.phase if limit else None,
+        summary=limit.summary if limit else f"{why}; {_calm(shares, setting.unit)}.",
+        next=next_actions(kind, Subject(setting.run), cause=limit.cause if limit else None, reason=_reason(limit, shares)),
     )
     return verdict, findings
 
 
-def _reason(found: Finding | None, shares: Figures) -> str | None:
+def _reason(limit: Finding | None, shares: Figures) -> str | None:
     """Return what selects the next actions besides the cause: transfers, an explanation, or the phase."""
-    if found is None:
+    if limit is None:
         return None
-    if found.kind == "communication_bound":
+    if limit.kind == "communication_bound":
         return exposed_transfer(shares)
-    return found.explained_by or found.phase
+    return limit.explained_by or limit.phase
 
 
 def _calm(shares: Figures, unit: str) -> str:
@@ -278,10 +273,10 @@ def rarely_slow(suspects: Sequence[int], more: Missing) -> Missing:
 
 def limits(shares: Figures, setting: Setting, *, lead: str, confidence: float | None = None) -> list[Finding]:
     """Return the limit of the step as a finding whose sentence begins with ``lead``; empty when no part dominates."""
-    found = limit_of(shares)
-    if found is None:
+    limit = limit_of(shares)
+    if limit is None:
         return []
-    row, share = found
+    row, share = limit
     return [
         Finding(
             kind=row.kind,
@@ -353,7 +348,7 @@ def _sentence(diagnosis: Diagnosis, setting: Setting, first: Sequence[int] = ())
     others = "the other rank" if victims == 1 else f"the other {victims} ranks"
     cause = diagnosis.cause
     doubt = "probably " if (diagnosis.cause_confidence or 1.0) < _SURE_OF_CAUSE else ""
-    known = ", ".join(
+    facts = ", ".join(
         part
         for part in (
             f"cause {doubt}{cause.called or cause.cause}",
@@ -366,13 +361,13 @@ def _sentence(diagnosis: Diagnosis, setting: Setting, first: Sequence[int] = ())
     )
     if diagnosis.pattern == "rotating":
         text = f"The ranks wait for each other {per}, for {len(diagnosis.ranks)} of them in turn"
-        text += f": on the rank that is last at the time, {cause.says} ({known})"
+        text += f": on the rank that is last at the time, {cause.says} ({facts})"
     else:
         who, verb = _subject(diagnosis, setting, first)
         often = " intermittently," if diagnosis.pattern == "intermittent" and len(diagnosis.ranks) == 1 else ""
         worst = "" if len(diagnosis.ranks) == 1 else f"for the worst of them, rank {diagnosis.ranks[0]}, "
         saves = _saves(diagnosis)
-        text = f"{who} {verb} {others} wait{often} {per}{saves}: {worst}{cause.says} ({known})"
+        text = f"{who} {verb} {others} wait{often} {per}{saves}: {worst}{cause.says} ({facts})"
     return f"{text}. {diagnosis.note}" if diagnosis.note else f"{text}."
 
 
@@ -380,11 +375,11 @@ def _subject(diagnosis: Diagnosis, setting: Setting, first: Sequence[int]) -> tu
     """Return the ranks or hosts at fault as the subject of a sentence, and its verb."""
     text = units_text(diagnosis.ranks, setting.hosts, diagnosis.hosts)
     if first and (rest := [rank for rank in diagnosis.ranks if rank not in first]):
-        mine, theirs = (
+        first_units, other_units = (
             units_text(ranks, setting.hosts, sorted({setting.hosts[rank] for rank in ranks} & set(diagnosis.hosts)))
             for ranks in (first, rest)
         )
-        return f"{mine[0].upper()}{mine[1:]}, together with {theirs},", "makes" if setting.hosts[
+        return f"{first_units[0].upper()}{first_units[1:]}, together with {other_units},", "makes" if setting.hosts[
             first[0]
         ] in diagnosis.hosts else "make"
     if len(diagnosis.ranks) == 1 and not diagnosis.hosts and (host := setting.hosts.get(diagnosis.ranks[0])):
@@ -397,8 +392,8 @@ def _subject(diagnosis: Diagnosis, setting: Setting, first: Sequence[int]) -> tu
 
 def _saves(diagnosis: Diagnosis) -> str:
     """Return the clause with the interval of what healing saves; empty where there is none."""
-    if diagnosis.saves_us is None or diagnosis.step_us <= 0:
+    if diagnosis.saves is None:
         return ""
-    low, high = (max(0.0, share / diagnosis.step_us) for share in diagnosis.saves_us)
+    low, high = (max(0.0, share) for share in diagnosis.saves)
     it = "it" if len(diagnosis.ranks) == 1 or len(diagnosis.hosts) == 1 else "them"
     return f", and healing {it} saves {share_bound(low, upper=False)} to {share_bound(high, upper=True)} of the step"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -17,16 +17,8 @@ from rankscope.analysis.inference.diagnosis import Diagnosis
 from rankscope.analysis.inference.judge import judge_ranks
 from rankscope.analysis.inference.judgement import Judgement, are_tested, judge
 from rankscope.analysis.inference.late import find_late
-from rankscope.analysis.inference.profiled import (
-    ENOUGH_STEPS,
-    DeviceStraggler,
-    diagnosis_by_own_times,
-    diagnosis_of_late,
-    late_signals,
-    late_steps,
-)
-from rankscope.analysis.inference.signals import Signals
-from rankscope.analysis.inference.slow import Slow
+from rankscope.analysis.inference.profiled import ENOUGH_STEPS, DeviceStraggler, Profile, SignalsOf
+from rankscope.analysis.inference.slow import SlowRanks
 from rankscope.analysis.result.analysis import Evidence
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.verdict.builders import Missing, Setting, among, ranks_were
@@ -104,10 +96,6 @@ class DurationEvidence:
         return float(np.mean(shares)) if shares else None
 
 
-SignalsOf = Callable[[Sequence[int], float, Collection[int] | None], Signals]
-"""Function from late ranks, their gain per step, and their late steps if not all, to the signals of the cause."""
-
-
 def duration_case(
     evidence: DurationEvidence,
     setting: Setting,
@@ -124,7 +112,7 @@ def duration_case(
     blame = evidence.matched.blame
     case = Case(setting, shares or {})
     if (missing := _useless(evidence) or _untested(evidence)) is not None:
-        return replace(case, missing=_lacks(missing))
+        return replace(case, missing=Missing(missing))
     # Where most communication is of ranks that cannot be matched, the time outside of communication shows who is late.
     by_own_times = (evidence.is_pipeline or (evidence.explained or 0.0) < _MOST) and are_tested(evidence.own)
 
@@ -143,40 +131,29 @@ def duration_case(
     return with_judgement(
         replace(
             case,
-            doubt=None if doubt is None else _lacks(doubt),
-            unproven=None if unproven is None else _lacks(unproven),
+            doubt=None if doubt is None else Missing(doubt),
+            unproven=None if unproven is None else Missing(unproven),
             calm=f"{case.calm}{restriction}",
         ),
         judgement,
         lambda straggler: explain(_diagnosis(straggler, evidence, setting, signals_of)),
-        more=_lacks("repeat with more steps"),
+        more=Missing("repeat with more steps"),
     )
-
-
-def _lacks(what: str) -> Missing:
-    return Missing(what, lead=None)
 
 
 def _diagnosis(
     straggler: DeviceStraggler, evidence: DurationEvidence, setting: Setting, signals_of: SignalsOf | None
 ) -> Diagnosis:
-    slow, blame = straggler.slow, evidence.matched.blame
-    if straggler.times is not None:
-        signals = Signals(own_us=slow.excess_us)
-        if signals_of is not None:
-            signals = signals_of(slow.ranks, slow.excess_us, frozenset(straggler.slow_steps))
-        diagnosis = diagnosis_by_own_times(straggler, signals, blame, stage=evidence.stages.get(slow.ranks[0]))
-    else:
-        steps = max(1, len(blame.steps))
-        signals = late_signals(slow, {}, blame, steps=steps)
-        if signals_of is not None:
-            recorded = signals_of(slow.ranks, signals.own_us, late_steps(slow, blame) if steps > 1 else None)
-            signals = replace(recorded, transfer_us=signals.transfer_us)
-        diagnosis = diagnosis_of_late(
-            slow, blame, evidence.window_us, signals, steps=steps, seen=setting.unit, explained=evidence.explained
-        )
-        if evidence.overlapping:
-            diagnosis = replace(diagnosis, note=f"{diagnosis.note} {_AT_LEAST}".strip())
+    steps = max(1, len(evidence.matched.blame.steps)) if straggler.times is None else len(straggler.times.steps)
+    diagnosis = Profile(evidence.matched, {}, {}, evidence.window_us, steps).describe(
+        straggler,
+        seen=setting.unit,
+        explained=evidence.explained,
+        signals_of=signals_of,
+        stage=evidence.stages.get(straggler.slow.ranks[0]),
+    )
+    if straggler.times is None and evidence.overlapping:
+        diagnosis = replace(diagnosis, note=f"{diagnosis.note} {_AT_LEAST}".strip())
     rows = [] if evidence.step_count is None else [Evidence(name="steps_judged", value=float(evidence.step_count), unit="steps")]
     if evidence.explained is not None:
         share = Evidence(name="communication_matched", value=evidence.explained, unit="ratio", detail="of the communication")
@@ -281,7 +258,7 @@ def _left_out(evidence: DurationEvidence, steps: int) -> str | None:
             f"ranks wait for each other {evidence.waiting:.0%} of the time, but the {evidence.source.many} do not show for "
             f"which of them; {evidence.source.more_order}"
         )
-    rank = max(evidence.hidden, key=lambda one: evidence.hidden[one], default=None)
+    rank = max(evidence.hidden, key=lambda each: evidence.hidden[each], default=None)
     if rank is not None and 2 * evidence.hidden[rank] >= steps:
         return (
             f"no rank is last at the matched collectives, but {counted(evidence.hidden[rank], 'collective')} of rank {rank} "
@@ -290,7 +267,7 @@ def _left_out(evidence: DurationEvidence, steps: int) -> str | None:
     return None
 
 
-def _doubt_of_late(late: Slow, evidence: DurationEvidence) -> str | None:
+def _doubt_of_late(late: SlowRanks, evidence: DurationEvidence) -> str | None:
     """Return why the ranks that come last may not be at fault; ``None`` where they are."""
     rank = min(late.ranks, key=evidence.share)
     if (share := evidence.share(rank)) < _MOST:
@@ -321,7 +298,7 @@ def _doubt_of_late(late: Slow, evidence: DurationEvidence) -> str | None:
     return None
 
 
-def _shared(late: Slow, matched: Matched) -> str | None:
+def _shared(late: SlowRanks, matched: Matched) -> str | None:
     """Return a group in which late ranks meet without all others; ``None`` without one."""
     every = set(matched.blame.ranks)
     groups = matched.matching.matches.ranks_of_groups()

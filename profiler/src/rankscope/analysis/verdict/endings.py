@@ -28,16 +28,18 @@ class Endings:
 
     def warnings(self) -> list[str]:
         """Return one sentence per way to end; the rank that ended first comes first."""
-        said: list[str] = []
+        sentences: list[str] = []
         for ranks, text in ((self.crashed, "crashed"), (self.killed, "killed")):
             others = [rank for rank in ranks if rank != self.first]
             if self.first in ranks:
                 alone = len(self.crashed) + len(self.killed) == 1
-                said.insert(0, f"rank {self.first} {text} before the end of training" + ("" if alone else ", the first to end"))
+                sentences.insert(
+                    0, f"rank {self.first} {text} before the end of training" + ("" if alone else ", the first to end")
+                )
             if others:
                 after = "" if self.first is None else f" after rank {self.first}"
-                said.append(f"{ranks_text(others)} {text}{after or ' before the end of training'}")
-        return said
+                sentences.append(f"{ranks_text(others)} {text}{after or ' before the end of training'}")
+        return sentences
 
     def advise(self, verdict: Verdict, hosts: Mapping[int, str]) -> list[str]:
         """Return the next actions after ``verdict``, with a look at the job's error output. That look comes first, unless the

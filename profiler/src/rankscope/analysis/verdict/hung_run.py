@@ -54,13 +54,13 @@ def _report(run: Path, _files: frozenset[tuple[str, int, int]]) -> HangReport | 
 
 
 def _files(folder: Path) -> frozenset[tuple[str, int, int]]:
-    found: set[tuple[str, int, int]] = set()
+    files: set[tuple[str, int, int]] = set()
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with suppress(OSError):
                 status = entry.stat()
-                found.add((entry.name, status.st_size, status.st_mtime_ns))
-    return frozenset(found)
+                files.add((entry.name, status.st_size, status.st_mtime_ns))
+    return frozenset(files)
 
 
 def hung_verdict(run: RunEvidence) -> tuple[Verdict, Finding] | None:
@@ -96,7 +96,7 @@ def hang_verdict(report: HangReport, paths: str) -> tuple[Verdict, Finding]:
 def _last_call(report: HangReport) -> str:
     """Return where the script of the only culprit enqueued its last operation; empty where the dumps do not tell."""
     last = report.evidence[0].last if len(report.evidence) == 1 else None
-    frame = None if last is None else next((one for one in last.frames if not _LIBRARY.search(one)), None)
+    frame = None if last is None else next((each for each in last.frames if not _LIBRARY.search(each)), None)
     if last is None or frame is None:
         return ""
     return f" Its last call, {last.op} {last.sequence}, came from {frame.rpartition('/')[2]}."
@@ -120,12 +120,12 @@ def _went_on(run: RunEvidence, report: HangReport) -> bool:
 
 
 def _evidence(report: HangReport) -> list[Evidence]:
-    found = [Evidence(name="waiting", value=float(len(report.waiting)), unit="ranks")]
+    rows = [Evidence(name="waiting", value=float(len(report.waiting)), unit="ranks")]
     if (waited := max((row.waited_s for row in report.waiting if row.waited_s is not None), default=None)) is not None:
-        found.append(Evidence(name="waited", value=waited, unit="s", detail="the longest, when the dumps were taken"))
+        rows.append(Evidence(name="waited", value=waited, unit="s", detail="the longest, when the dumps were taken"))
     if report.collective is not None:
         detail = f"{report.collective.op} of group {report.collective.group}"
-        found.append(Evidence(name="sequence", value=float(report.collective.sequence), unit="number", detail=detail))
+        rows.append(Evidence(name="sequence", value=float(report.collective.sequence), unit="number", detail=detail))
     if report.coverage is not None:
-        found.append(Evidence(name="coverage", value=report.coverage, unit="ratio", detail="of ranks with a dump"))
-    return found
+        rows.append(Evidence(name="coverage", value=report.coverage, unit="ratio", detail="of ranks with a dump"))
+    return rows

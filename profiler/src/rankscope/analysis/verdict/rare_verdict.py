@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from rankscope.analysis.costs.rare_steps import chance_alone
 from rankscope.analysis.costs.waterfall import Costs, waiting_share
 from rankscope.analysis.inference.moving import MOST_WAITING
 from rankscope.analysis.inference.significance import LIMIT
@@ -40,12 +41,12 @@ def with_rare_steps(
     if kind is None:
         if verdict.kind != "balanced" or lost < MOST_WAITING:
             return msgspec.structs.replace(verdict, summary=f"{verdict.summary} {rare.summary}"), findings
-        found = Verdict(
+        unclear = Verdict(
             kind="insufficient_data",
             summary=f"{rare.summary} {_FEW} The typical step: {_lowered(verdict.summary)}",
             next=_look_around(rare, setting),
         )
-        return _as_judged(found, verdict), findings
+        return _as_judged(unclear, verdict), findings
     finding = _finding(rare, kind, pattern, setting, hours)
     if rare.share <= typical_loss or (lost < MOST_WAITING and rare.rank is None):
         return msgspec.structs.replace(verdict, summary=f"{verdict.summary} {rare.summary}"), [*findings, finding]
@@ -57,8 +58,8 @@ def _look_around(rare: RareSteps, setting: Setting) -> list[str]:
     """Return what to look at after steps that may not recur."""
     what = f"step{'s' if len(rare.steps) > 1 else ''} {', '.join(map(str, rare.steps))}"
     where = "host " + rare.host if rare.host is not None else "the hosts"
-    found = [f"Look at {where} around {what}: dmesg -T, journalctl, the log of the scheduler, storage"]
-    return found if setting.run is None else [*found, f"rankscope dashboard {shlex.quote(setting.run)}"]
+    actions = [f"Look at {where} around {what}: dmesg -T, journalctl, the log of the scheduler, storage"]
+    return actions if setting.run is None else [*actions, f"rankscope dashboard {shlex.quote(setting.run)}"]
 
 
 def _typical_loss(verdict: Verdict, costs: Costs | None) -> float:
@@ -76,8 +77,8 @@ def _kind(rare: RareSteps, ranks: int) -> tuple[Kind | None, Pattern | None]:
     is_activity = rare.cause in ("evaluation", "checkpoint")
     if rare.rank is not None:
         # An activity recurs on its rank. Pauses may fall on the same of equal ranks by chance.
-        by_chance = float(max(2, ranks)) ** (1 - rare.count)
-        return ("straggler", "intermittent") if is_activity or by_chance <= LIMIT else (None, None)
+        is_chance = chance_alone(rare.count, rare.count, max(2, ranks)) > LIMIT
+        return ("straggler", "intermittent") if is_activity or not is_chance else (None, None)
     if is_activity:
         return "host_bound", None
     if rare.count > 1 and rare.moves:

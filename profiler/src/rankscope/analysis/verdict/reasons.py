@@ -8,21 +8,20 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.analysis.causes import cause_of
-from rankscope.analysis.evidence.compared import Judged, imposed_wait
+from rankscope.analysis.evidence.compared import StepOwnTimes, imposed_wait
 from rankscope.analysis.evidence.kernel_calls import compare_calls
 from rankscope.analysis.evidence.order import last_ranks
 from rankscope.analysis.evidence.peers import peer_groups, stage_of
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.evidence.typical import after_warm_up
-from rankscope.analysis.inference.diagnosis import Diagnosis
+from rankscope.analysis.inference.diagnosis import Diagnosis, diagnosis_of, own_time_evidence
 from rankscope.analysis.inference.explained import explained
 from rankscope.analysis.inference.healing import period
 from rankscope.analysis.inference.moving import Moving
 from rankscope.analysis.inference.profiled import busy_excess
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.inference.signals import Signals
-from rankscope.analysis.inference.slow import Slow
+from rankscope.analysis.inference.slow import SlowRanks
 from rankscope.analysis.inference.stalled_line import evenly, line_of_run
 from rankscope.analysis.inference.step_signals import signals_of, signals_of_moving
 from rankscope.analysis.result.analysis import Evidence
@@ -49,17 +48,17 @@ def signals_beside_windows(
     """
     table, rank, count = run.table, ranks[0], len(run.table.steps)
     usual = after_warm_up(count) & ~table.profiled.any(axis=0)
-    if affected is not None and (there := usual & np.isin(table.steps, list(affected))).any():
-        usual = there
-    others = [one for one in run.ranks if one != rank]
+    if affected is not None and (in_affected := usual & np.isin(table.steps, list(affected))).any():
+        usual = in_affected
+    others = [other for other in run.ranks if other != rank]
     alike = next(group for group in peer_groups(run.ranks, run.infos) if rank in group)
-    peers = [one for one in alike if one not in ranks] or [one for one in others if one not in ranks] or others
+    peers = [other for other in alike if other not in ranks] or [other for other in others if other not in ranks] or others
     # Profiled steps between the slow ones would show a device that is as fast as the others.
     profiled = affected if steps is None else steps
     busy = _busy_excess(run, rank, peers, profiled)
-    found = signals_of(table, rank, usual, peers, device_busy_us=busy, own_us=gain_us)
-    found = _with_work(found, run, rank, peers, profiled)
-    return replace(found, device_unseen=busy is None and run.accelerated)
+    signals = signals_of(table, rank, usual, peers, device_busy_us=busy, own_us=gain_us)
+    signals = _with_work(signals, run, rank, peers, profiled)
+    return replace(signals, device_unseen=busy is None and run.accelerated)
 
 
 def _with_work(
@@ -70,7 +69,7 @@ def _with_work(
     On a host, also with whether the line with most of its extra time is one that its peers never reach.
     """
     attempt, some = run.table.attempt, evenly(peers)
-    kernels = {one: list(run.reader.kernels(attempt, one)) for one in (rank, *some) if one in run.windows}
+    kernels = {each: list(run.reader.kernels(attempt, each)) for each in (rank, *some) if each in run.windows}
     profiled = {row.step for row in kernels.get(rank, []) if steps is None or row.step in steps}
     line = None
     if not run.accelerated and signals.part(signals.cpu_us) > 0 and len(run.table.steps):
@@ -94,10 +93,10 @@ def _is_on_device(table: StepTable, rank: int) -> bool:
 
 def _busy_excess(run: RunEvidence, rank: int, peers: Sequence[int], steps: Container[int] | None = None) -> float | None:
     """Return ``busy_excess`` of a rank over ``peers`` in the profiled steps, or in those of them that are in ``steps``."""
-    found = {one: run.windows[one].breakdowns for one in (rank, *peers) if one in run.windows}
+    breakdowns = {each: run.windows[each].breakdowns for each in (rank, *peers) if each in run.windows}
     if steps is not None:
-        found = {one: [row for row in rows if row.step in steps] for one, rows in found.items()}
-    return busy_excess(rank, found)
+        breakdowns = {each: [row for row in rows if row.step in steps] for each, rows in breakdowns.items()}
+    return busy_excess(rank, breakdowns)
 
 
 def _slow_and_profiled(run: RunEvidence, rank: int, peers: Sequence[int], excess_us: float) -> frozenset[int]:
@@ -109,16 +108,16 @@ def _slow_and_profiled(run: RunEvidence, rank: int, peers: Sequence[int], excess
     return frozenset(some.steps[slow].tolist())
 
 
-def diagnosis_of_slow(run: RunEvidence, judged: Judged, slow: Slow) -> Diagnosis:
+def diagnosis_of_slow(run: RunEvidence, judged: StepOwnTimes, slow: SlowRanks) -> Diagnosis:
     """Return the slow rank, with the physical reason if there is one."""
     looked_at = np.isin(run.table.steps, judged.table.steps)
     late = looked_at if slow.pattern == "fixed" else np.isin(run.table.steps, judged.table.steps[slow.affected])
     diagnosis = _diagnosis(run, judged, slow)
-    found = explained(diagnosis, run.data, late, looked_at)
-    return found if found.cause is diagnosis.cause else replace(found, cause_confidence=None)
+    physical = explained(diagnosis, run.data, late, looked_at)
+    return physical if physical.cause is diagnosis.cause else replace(physical, cause_confidence=None)
 
 
-def diagnosis_of_moving(run: RunEvidence, judged: Judged, moving: Moving) -> Diagnosis:
+def diagnosis_of_moving(run: RunEvidence, judged: StepOwnTimes, moving: Moving) -> Diagnosis:
     """Return the waiting that moves between ranks, with the cause that the ranks have while they are last."""
     slow = moving.as_slow(judged)
     diagnosis = diagnosis_of_slow(run, judged, slow)
@@ -144,7 +143,7 @@ _MOST_SHOWN: Final = 4
 """Number of ranks that are listed of those that ranks wait for in turn."""
 
 
-def _diagnosis(run: RunEvidence, judged: Judged, slow: Slow) -> Diagnosis:
+def _diagnosis(run: RunEvidence, judged: StepOwnTimes, slow: SlowRanks) -> Diagnosis:
     worst = slow.ranks[0]
     peers = [rank for rank in judged.ranks if rank not in slow.ranks] or [rank for rank in judged.ranks if rank != worst]
     affected = slow.affected
@@ -168,20 +167,7 @@ def _diagnosis(run: RunEvidence, judged: Judged, slow: Slow) -> Diagnosis:
     wait = sum(imposed[rank] for rank in slow.ranks) / steps / victims
     evidence = [
         Evidence(name="imposed_wait", value=wait, unit="us", detail="per step and waiting rank"),
-        Evidence(
-            name="saved",
-            value=slow.gain_us,
-            unit="us",
-            detail="per step, if it delayed the others no more than a typical rank does",
-        ),
-        Evidence(
-            name="own_time_excess",
-            value=slow.excess_us,
-            unit="us",
-            detail="over the median of its peers, in its slow steps",
-        ),
-        Evidence(name="last", value=slow.last_share, unit="ratio", detail="of the steps"),
-        Evidence(name="steps_judged", value=float(steps), unit="steps"),
+        *own_time_evidence(slow, steps),
     ]
     note = ""
     if slow.pattern == "intermittent":
@@ -190,55 +176,29 @@ def _diagnosis(run: RunEvidence, judged: Judged, slow: Slow) -> Diagnosis:
         if every is not None:
             evidence.append(Evidence(name="period", value=float(every), unit="steps", detail="between slow steps"))
         note = f"It is slow in {share:.0%} of the steps" + (f", one in {every}." if every is not None else ".")
-    if slow.p_value is not None:
-        evidence.append(
-            Evidence(
-                name="p_value", value=slow.p_value, unit="probability", detail="permutation test against the run's own noise"
-            )
-        )
-    for name, value, unit in (
-        ("cpu_excess", signals.cpu_us, "us"),
-        ("run_queue_excess", signals.run_queue_us, "us"),
-        ("off_cpu_excess", signals.off_cpu_us if signals.sleeps else None, "us"),
-        ("gc_excess", signals.gc_us, "us"),
-        ("device_busy_excess", signals.device_busy_us, "us"),
-        ("work_excess", signals.work, "ratio"),
-        ("loaded_work_excess", signals.loaded_work, "ratio"),
-        ("profiler_excess", signals.profiler_us or None, "us"),
-    ):
-        if value is not None:
-            evidence.append(Evidence(name=name, value=value, unit=unit, detail="over the median of its peers"))
-    evidence.extend(
-        Evidence(name=f"phase_excess.{phase}", value=value, unit="us", detail="own time over the median of its peers")
-        for phase, value in signals.phases_us.items()
-    )
-    evidence.extend(
-        Evidence(name=f"{activity}_excess", value=value, unit="us", detail="time in it over the median of its peers")
-        for activity, value in signals.activities_us.items()
-    )
-    if (cause := cause_of(signals)).explained_by == "more_calls" and signals.calls is not None:
-        calls = signals.calls
-        detail = f"of {calls.name} per profiled step, {calls.usual_calls:.0f} on its peers"
-        evidence.append(Evidence(name="calls", value=calls.calls, unit="calls", detail=detail))
-    return Diagnosis(
-        ranks=slow.ranks,
-        pattern=slow.pattern,
-        cause=cause,
-        phase=signals.phase,
-        stage=stage_of(run.infos.get(worst)),
-        gain_us=slow.gain_us,
+    diagnosis = diagnosis_of(
+        slow,
+        signals,
         wait_us=wait,
         step_us=judged.wall_us,
         confidence=round(min(0.99, slow.certainty), 3),
-        hosts=slow.hosts,
+        evidence=evidence,
+        stage=stage_of(run.infos.get(worst)),
+    )
+    if diagnosis.cause.explained_by == "more_calls" and signals.calls is not None:
+        calls = signals.calls
+        detail = f"of {calls.name} per profiled step, {calls.usual_calls:.0f} on its peers"
+        diagnosis.evidence.append(Evidence(name="calls", value=calls.calls, unit="calls", detail=detail))
+    notes = (note, _next(slow), _shared(run, judged, diagnosis))
+    return replace(
+        diagnosis,
         saves_us=None if slow.gain_low_us is None or slow.gain_high_us is None else (slow.gain_low_us, slow.gain_high_us),
         cause_confidence=signals.agreement,
-        evidence=evidence,
-        note=" ".join(part for part in (note, _next(slow), _shared(run, judged, slow, signals)) if part),
+        note=" ".join(part for part in notes if part),
     )
 
 
-def _next(slow: Slow) -> str:
+def _next(slow: SlowRanks) -> str:
     """Return the note that other ranks are slow, too, but less than these."""
     if not slow.behind:
         return ""
@@ -246,12 +206,12 @@ def _next(slow: Slow) -> str:
     return f"{who[0].upper()}{who[1:]} {'is' if len(slow.behind) == 1 else 'are'} slow, too, but less: the next to look at."
 
 
-def _shared(run: RunEvidence, judged: Judged, slow: Slow, signals: Signals) -> str:
+def _shared(run: RunEvidence, judged: StepOwnTimes, diagnosis: Diagnosis) -> str:
     """Return the note that a small difference in CPU time may be the machine's, where ranks share the CPUs of a host."""
     hosts = {info.host for info in run.infos.values()}
     cpus = all(info.device_kind == "cpu" for info in run.infos.values())
-    share = slow.gain_us / judged.wall_us
-    if len(hosts) != 1 or not cpus or share >= _SMALL or cause_of(signals).cause != "compute":
+    share = diagnosis.gain_us / judged.wall_us
+    if len(hosts) != 1 or not cpus or share >= _SMALL or diagnosis.cause.cause != "compute":
         return ""
     lasting = f"a lasting difference as small as {share:.0%} of the step may be the machine's"
     return f"All ranks share the CPUs of host {hosts.pop()}: {lasting}."

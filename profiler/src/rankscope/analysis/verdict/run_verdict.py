@@ -5,36 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import numpy as np
 
 from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.costs.waterfall import Costs
-from rankscope.analysis.evidence.compared import MINIMUM_STEPS, Judged
+from rankscope.analysis.evidence.compared import MINIMUM_STEPS, StepOwnTimes
 from rankscope.analysis.evidence.peers import peer_groups, stage_of
 from rankscope.analysis.evidence.typical import WARM_UP
 from rankscope.analysis.inference.diagnosis import Diagnosis
 from rankscope.analysis.inference.explained import explained
-from rankscope.analysis.inference.judge import LEVEL, Suspect
+from rankscope.analysis.inference.judge import LEVEL, SuspectedRanks
 from rankscope.analysis.inference.judgement import Bound, GroupJudgement, Judgement, judge
 from rankscope.analysis.inference.moving import MOST_WAITING, Moving, moving_waits
 from rankscope.analysis.inference.pipelined import saved_at_most_us, schedule_of
-from rankscope.analysis.inference.profiled import (
-    DeviceStraggler,
-    Profile,
-    device_step_signals,
-    diagnosis_by_own_times,
-    diagnosis_of_late,
-    late_steps,
-    profile_of_windows,
-)
+from rankscope.analysis.inference.profiled import DeviceStraggler, Profile, profile_of_windows
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.inference.significance import LIMIT
 from rankscope.analysis.inference.slow import MINIMUM_EFFECT
 from rankscope.analysis.verdict.bottleneck import LimitRow, limit_of, shares_of
 from rankscope.analysis.verdict.bubble import bubble_explained
-from rankscope.analysis.verdict.builders import Lack, Missing, Setting, among, finding_of_moving, limits
+from rankscope.analysis.verdict.builders import Missing, Setting, among, finding_of_moving, limits
 from rankscope.analysis.verdict.endings import endings
 from rankscope.analysis.verdict.job_verdict import Answer, Case, verdict_of, with_judgement
 from rankscope.analysis.verdict.reasons import diagnosis_of_moving, diagnosis_of_slow, signals_beside_windows
@@ -79,7 +72,7 @@ def run_verdict(
     return bubble_explained(*verdict_of(_case(run, setting, costs, by_durations)), run.pipeline, run.path)
 
 
-def pipeline_bound(run: RunEvidence) -> Bound[Judged]:
+def pipeline_bound(run: RunEvidence) -> Bound[StepOwnTimes]:
     """Return the function that limits what slow ranks cost by the schedule of their pipeline."""
     return lambda ranks, judged: saved_at_most_us(ranks, schedule_of(judged, run.infos, run.pipeline))
 
@@ -94,10 +87,10 @@ def _case(
     if not steps:
         yet = "" if run.liveness == "over" else " yet"
         missing = f"no step has been recorded{yet}" if run.ranks else f"no rank has recorded anything{yet}"
-        return Case(setting, {}, missing=_missing(missing))
+        return Case(setting, {}, missing=Missing(missing, "few_steps"))
     case = Case(setting, shares_of(costs(()), run.matched.figures))
     if run.world_size == 1:
-        few = _missing(f"{steps} steps recorded, {MINIMUM_STEPS} needed")
+        few = Missing(f"{steps} steps recorded, {MINIMUM_STEPS} needed", "few_steps")
         return replace(case, missing=few if steps < MINIMUM_STEPS else None)
     if not run.compared:
         return _case_without_own_times(run, case, None if by_durations is None else by_durations(setting, case.shares))
@@ -122,11 +115,6 @@ def _case(
     return replace(case, setting=setting, diagnosis=diagnosis, shares_without=without, besides=besides)
 
 
-def _missing(what: str, lack: Lack = "few_steps", *, needed: int | None = None) -> Missing:
-    """Return what is missing, where the little that was recorded does not show what limits the step."""
-    return Missing(what, lack, needed, lead=None)
-
-
 def _case_without_own_times(run: RunEvidence, case: Case, by_durations: Case | None) -> Case:
     """Return the case where step records cannot decide: durations of collectives are of all steps, windows of some."""
     if by_durations is not None and by_durations.lacking is None:
@@ -146,17 +134,17 @@ def _lacking(run: RunEvidence) -> Missing:
     """Return what the step records lack for the comparison of ranks."""
     reporting = _reporting(run)
     if reporting < 2:
-        return _missing(f"step records of {reporting} rank only, of a world of {run.world_size or 'unknown size'}", "few_ranks")
+        return Missing(f"step records of {reporting} rank only, of a world of {run.world_size or 'unknown size'}", "few_ranks")
     if not np.isfinite(run.table.stored("own_us")).any():
-        return _missing("the step records do not separate own time from waiting, and no profiled window decides", "few_windows")
+        return Missing("the step records do not separate own time from waiting, and no profiled window decides", "few_windows")
     if all(len(peers) == 1 for peers in peer_groups(run.ranks, run.infos)):
         alone = "every pipeline stage is on one rank, so its own time has none to be compared with"
-        return _missing(alone, "one_rank_per_stage")
+        return Missing(alone, "one_rank_per_stage")
     steps = len(run.table.steps)
-    return _missing(f"{steps} steps recorded, {MINIMUM_STEPS} steps complete on all ranks after warm-up needed")
+    return Missing(f"{steps} steps recorded, {MINIMUM_STEPS} steps complete on all ranks after warm-up needed", "few_steps")
 
 
-def _case_without_straggler(run: RunEvidence, case: Case, judgement: Judgement[Judged]) -> Case:
+def _case_without_straggler(run: RunEvidence, case: Case, judgement: Judgement[StepOwnTimes]) -> Case:
     groups, setting, shares = judgement.groups, case.setting, case.shares
     is_pipeline = run.pipeline is not None or len(groups) > 1
     moving = None if is_pipeline else _waiting_in_turn(groups[0].times, shares)
@@ -164,7 +152,7 @@ def _case_without_straggler(run: RunEvidence, case: Case, judgement: Judgement[J
     suspect = None if suspected is None else suspected.answer.suspect
     if suspected is not None and suspect is not None and not _is_one_in_turn(suspect, suspected.times, moving):
         needed = _in_run(suspect.steps_needed)
-        return replace(case, doubt=_missing(_suspected(suspect, suspected.times), needed=needed))
+        return replace(case, doubt=Missing(_suspected(suspect, suspected.times), "few_steps", needed))
     compared = setting.judged_ranks or 0
     restriction = among(compared, setting.world_size, "records")
     # A rank that is slow at no cost, as its pipeline's schedule leaves time for it, raises no doubt.
@@ -186,7 +174,7 @@ def _case_without_straggler(run: RunEvidence, case: Case, judgement: Judgement[J
     unproven = _waits_for_unseen(run, setting, shares, limit)
     if unproven is None and limit is None and (sure < _SURE or at_most >= MOST_WAITING):
         steps = setting.judged_steps
-        unproven = _missing(f"a {unit} may cost up to {at_most:.0%} of the step, as far as the {steps} steps show")
+        unproven = Missing(f"a {unit} may cost up to {at_most:.0%} of the step, as far as the {steps} steps show", "few_steps")
     why = case.calm
     if not is_pipeline:  # what a rank costs in a pipeline depends on its schedule
         why = f"No {unit} costs more than {share_bound(at_most, upper=True)} of the step"
@@ -197,7 +185,7 @@ _SURE: Final = 0.8
 """Probability that no rank or host costs enough to be named from which a verdict says that none does."""
 
 
-def _costless(groups: Sequence[GroupJudgement[Judged]]) -> str:
+def _costless(groups: Sequence[GroupJudgement[StepOwnTimes]]) -> str:
     """Return the clause about ranks that are slow in time that the pipeline's schedule leaves; empty without any."""
     slow_ranks = [group.slow for group in groups if group.slow is not None]
     if not slow_ranks:
@@ -210,7 +198,7 @@ def _costless(groups: Sequence[GroupJudgement[Judged]]) -> str:
     )
 
 
-def _waiting_in_turn(judged: Judged, shares: Figures) -> Moving | None:
+def _waiting_in_turn(judged: StepOwnTimes, shares: Figures) -> Moving | None:
     """Return the waiting for whichever rank is last; ``None`` below ``MOST_WAITING`` of the step."""
     moving = moving_waits(judged)
     # The waterfall treats missing records in another way, and so differs a little.
@@ -218,7 +206,7 @@ def _waiting_in_turn(judged: Judged, shares: Figures) -> Moving | None:
     return moving if max(moving.share, waiting) >= MOST_WAITING else None
 
 
-def _is_one_in_turn(suspect: Suspect, judged: Judged, moving: Moving | None) -> bool:
+def _is_one_in_turn(suspect: SuspectedRanks, judged: StepOwnTimes, moving: Moving | None) -> bool:
     """Return whether the suspect may be ahead by chance of others that cause most of the waiting."""
     return moving is not None and suspect.p_value > LIMIT and 2 * suspect.gain.mean <= moving.share * judged.wall_us
 
@@ -234,14 +222,14 @@ def _waits_for_unseen(
         return None
     unseen = setting.world_size - compared
     which = "the other rank" if unseen == 1 else f"one of the {unseen} other ranks"
-    return _missing(
+    return Missing(
         f"the {compared} ranks with enough records wait {waiting.value:.0%} of the step, all at the same time: for "
         f"communication, or for {which}",
         "few_ranks",
     )
 
 
-def _suspected(suspect: Suspect, judged: Judged) -> str:
+def _suspected(suspect: SuspectedRanks, judged: StepOwnTimes) -> str:
     """Return the evidence against the suspected ranks, and the number of steps that are needed."""
     ranks, steps = judged.own.shape
     low, high = (bound / judged.wall_us for bound in suspect.gain.bounds(LEVEL))
@@ -292,7 +280,7 @@ def _case_of_windows(run: RunEvidence, case: Case) -> Case | None:
         replace(case, setting=setting, calm=calm),
         judgement,
         lambda straggler: _diagnosis_by_windows(run, profile, straggler),
-        more=Missing("more profiled steps are needed", "few_windows", lead=None),
+        more=Missing("more profiled steps are needed", "few_windows"),
     )
     if case.doubt is None and case.diagnosis is None and _reporting(run) < 2:
         # A few profiled steps are not evidence for all the steps without a record.
@@ -304,17 +292,9 @@ def _case_of_windows(run: RunEvidence, case: Case) -> Case | None:
 
 def _diagnosis_by_windows(run: RunEvidence, profile: Profile, straggler: DeviceStraggler) -> Diagnosis:
     """Describe a straggler in the profiled windows by the signals in the step records."""
-    slow = straggler.slow
-    if straggler.times is not None:
-        signals = signals_beside_windows(run, slow.ranks, slow.excess_us)
-        signals = replace(signals, device_busy_us=device_step_signals(straggler, profile.times).device_busy_us)
-        diagnosis = diagnosis_by_own_times(straggler, signals, run.blame, stage=stage_of(run.infos.get(slow.ranks[0])))
-    else:
-        # The waits are summed over the profiled steps; verdicts are per step.
-        slow_steps = late_steps(slow, run.blame)
-        gain = slow.gain_us / profile.steps if slow_steps is None else slow.excess_us / len(run.blame.steps)
-        signals = signals_beside_windows(run, slow.ranks, gain, slow_steps)
-        diagnosis = diagnosis_of_late(slow, run.blame, profile.window_us, signals, steps=profile.steps)
+    diagnosis = profile.describe(
+        straggler, signals_of=partial(signals_beside_windows, run), stage=stage_of(run.infos.get(straggler.slow.ranks[0]))
+    )
     # A few profiled steps can fall between two hardware readings, so readings of all steps are used.
     every = np.ones(len(run.table.steps), dtype=bool)
     return explained(diagnosis, run.data, every, every)

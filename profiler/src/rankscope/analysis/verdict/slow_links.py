@@ -46,7 +46,7 @@ def with_slow_links(
     The loss must reach ``MINIMUM_EFFECT`` of the profiled time, and so must the communication that no compute hides.
     """
     slow = slow_rows(rows)
-    windows = [row for one in breakdowns.values() for row in one]
+    windows = [row for of_rank in breakdowns.values() for row in of_rank]
     total = sum(row.window_us for row in windows)
     if not slow or not total:
         return verdict, findings
@@ -76,10 +76,10 @@ def _sentence(row: CollectiveBandwidth, share: float) -> str:
 
 
 def _evidence(rows: Sequence[CollectiveBandwidth]) -> list[Evidence]:
-    found: list[Evidence] = []
+    evidence: list[Evidence] = []
     for row in rows[:8]:
         where = f"{row.op} of group {row.group}, {row.bytes} bytes, over {row.link}"
         for name, value in (("bus_bandwidth", row.bus_gb_s), ("expected_bandwidth", row.expected_gb_s)):
             assert value is not None, "rows that are slow have both"
-            found.append(Evidence(name=name, value=value, unit="GB/s", detail=where))
-    return found
+            evidence.append(Evidence(name=name, value=value, unit="GB/s", detail=where))
+    return evidence

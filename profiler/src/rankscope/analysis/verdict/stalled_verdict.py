@@ -37,12 +37,12 @@ def with_stalled_line(verdict: Verdict, findings: list[Finding], run: RunEvidenc
     note = f"Its Python stack was not sampled: {reason}." if line is None else f"The extra time is spent {described(line)}."
     summary = f"{verdict.summary} {note}"
     if line is not None:
-        ranks = [rank, *(one for one in verdict.ranks if one != rank)]
+        ranks = [rank, *(other for other in verdict.ranks if other != rank)]
         subject = Subject(run.path, ranks, run.hosts, whole_hosts=verdict.hosts, stalls_at=place(line))
         actions = next_actions("straggler", subject, cause=verdict.cause, reason=verdict.explained_by)
         verdict = msgspec.structs.replace(verdict, next=actions)
-    told = [msgspec.structs.replace(findings[0], summary=summary), *findings[1:]]
-    return msgspec.structs.replace(verdict, summary=summary, stalls_at=line), told
+    findings_with_line = [msgspec.structs.replace(findings[0], summary=summary), *findings[1:]]
+    return msgspec.structs.replace(verdict, summary=summary, stalls_at=line), findings_with_line
 
 
 def _healthy(verdict: Verdict, run: RunEvidence) -> Sequence[int]:

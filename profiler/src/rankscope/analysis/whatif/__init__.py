@@ -7,5 +7,6 @@
 - traces, and runs whose records do not suffice: ``windows_answer`` plays the collectives of profiled steps (``window_graph``);
 - a file of traced operations: ``operations_answer`` plays what ``operations_file`` read, in the order of ``schedule``.
 
-The last two are played on one kind of ``graph``. ``outcome`` turns step times into the ``result``, which ``render`` prints.
+The last two are played on one kind of ``graph``. What ranks and hosts save is what the verdict says (``healed``), but for traced
+operations. ``outcome`` turns step times into the ``result``, which ``render`` prints.
 """

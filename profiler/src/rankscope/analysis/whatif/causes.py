@@ -42,14 +42,14 @@ class Causes:
     def parts(self, block: Block) -> list[Matrix | None]:
         """Return the part of each cause, [stretches, ranks], ``None`` where it took nothing. They add up to ``block.above``."""
         left = block.above.copy()
-        found: list[Matrix | None] = []
+        parts: list[Matrix | None] = []
         for row in self.rows:
             part = row.amounts(self, block)
             if part is not None:
                 np.minimum(part, left, out=part)
                 left -= part
-            found.append(part)
-        return found
+            parts.append(part)
+        return parts
 
     @cached_property
     def known(self) -> frozenset[str]:
@@ -59,8 +59,8 @@ class Causes:
     def _is_known(self, metric: str) -> bool:
         if not self.graph.table.is_known(metric):
             return False
-        known = self.graph.of_blocks(lambda block: np.isfinite(self.graph.values(metric, block.steps)).any(axis=0))
-        return bool(np.logical_or.reduce(known).all())
+        recorded = self.graph.of_blocks(lambda block: np.isfinite(self.graph.values(metric, block.steps)).any(axis=0))
+        return bool(np.logical_or.reduce(recorded).all())
 
     @property
     def work(self) -> str | None:
@@ -71,7 +71,7 @@ class Causes:
     def activities(self) -> dict[str, ActivityTimes]:
         """Times of each tag of ``ACTIVITIES`` in the run."""
         times = (activity_times(self.graph.table, tag, self.graph.rows) for tag in ACTIVITIES.values())
-        return {one.tag: one for one in times if one.is_present}
+        return {activity.tag: activity for activity in times if activity.is_present}
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,7 @@ _MASKED_AT_ONCE: Final = 2**26
 
 
 @dataclass(frozen=True, slots=True)
-class Durations:
+class NodeDurations:
     """Time of every operation itself, measured and ideal. Seconds."""
 
     real: Times
@@ -146,7 +146,7 @@ class Durations:
     """Ideal time, [nodes]."""
 
 
-def play(graph: Graph, durations: Durations, masks: Iterable[Mask]) -> Times:
+def play(graph: Graph, durations: NodeDurations, masks: Iterable[Mask]) -> Times:
     """Return step times [scenarios, steps]: operations in the scenario's mask as they were, all others ideal."""
     real, ideal = durations.real[..., None], durations.ideal.tolist()
     nodes, replicas, steps = durations.real.shape

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from rankscope.analysis.result.text import first_of
-from rankscope.analysis.whatif.graph import CycleError, Durations, Graph, Mask, Times, play, with_and_without
+from rankscope.analysis.whatif.graph import CycleError, Graph, Mask, NodeDurations, Times, play, with_and_without
 from rankscope.analysis.whatif.operations import TYPES, ColumnsError, Operations, arrange
 from rankscope.analysis.whatif.operations_file import read_columns, read_layout
 from rankscope.analysis.whatif.outcome import MAX_RANKS, Outcome, Part, Terms, answer, parts, slowest_count
@@ -69,7 +69,7 @@ def whatif_of_operations(path: Path, terms: Terms) -> WhatIf:
 def play_operations(operations: Operations, graph: Graph) -> Outcome:
     """Play every part of the job twice: as it was with all else ideal, and ideal with all else as it was."""
     real = own_durations(operations, graph)
-    durations = Durations(real, ideal_durations(operations, real))
+    durations = NodeDurations(real, ideal_durations(operations, real))
     nodes, replicas = operations.ranks.shape
     everything = np.ones((nodes, replicas), dtype=bool)
     kinds = np.array([TYPES[code].reported_as for code in operations.kind])

@@ -70,6 +70,7 @@ def whatif_with_chain(
     table = replace(table, start_unix_ns=None)  # of no use here, and as large as two metrics
     ranks = table.ranks.tolist()
     infos = reader.infos(attempt)
+    hosts = {rank: info.host for rank, info in infos.items()}
     about = reader.attempt(attempt)
     world_size = max(about.world_size if about else 0, *(info.world_size for info in infos.values()), len(ranks)) or None
     recorded = reader.info
@@ -99,7 +100,7 @@ def whatif_with_chain(
         return result, chain
     reductions = {rank: _profiled(reader, attempt, rank) for rank in ranks}
     matched = match_windows(reductions, infos, world_size)
-    profile = profile_of_windows(reductions, matched, world_size, {rank: info.host for rank, info in infos.items()})
+    profile = profile_of_windows(reductions, matched, world_size, hosts)
     windows = {rank: reduction.breakdowns for rank, reduction in reductions.items()}
     by_windows = whatif_of_windows(windows, matched, profile, source, terms)
     if by_windows.status == "ok":

@@ -23,7 +23,7 @@ from rankscope.analysis.trace.locations import Location, common_folder
 from rankscope.analysis.trace_analysis import fabric_of, match_traces
 from rankscope.analysis.trace_case import profile_of_traces, world_size_of_traces
 from rankscope.analysis.verdict.unnamed_communication import NO_COMMUNICATION
-from rankscope.analysis.whatif.graph import CycleError, Durations, Times, play, with_and_without
+from rankscope.analysis.whatif.graph import CycleError, NodeDurations, Times, play, with_and_without
 from rankscope.analysis.whatif.healed import Healed, healed_of_profile
 from rankscope.analysis.whatif.outcome import MAX_RANKS, Outcome, Terms, answer, insufficient, parts, slowest_count
 from rankscope.analysis.whatif.result import WhatIf, WhatIfSource
@@ -209,7 +209,7 @@ def _played(graph: WindowGraph, slowest: Sequence[int], units: Sequence[Sequence
         with_and_without(np.isin(rank_of, members) for members in units),
         with_and_without(kind_of == kind for kind in kinds),
     )
-    return play(graph.graph, Durations(graph.real[:, None, None], graph.ideal), masks)
+    return play(graph.graph, NodeDurations(graph.real[:, None, None], graph.ideal), masks)
 
 
 def _excess(graph: WindowGraph, chosen: Chosen) -> float:
