@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.profiler.handover import RING_FILE, EntryKind, Window, read_hello
+from rankscope.profiler.handover import RING_FILE, EntryKind, Window, read_exit_status, read_hello
 from rankscope.profiler.helper.collectives.collective_times import CollectiveTimes
 from rankscope.profiler.helper.collectives.flight import FlightDumps
 from rankscope.profiler.helper.coordination.duty import Coordination
@@ -215,7 +215,8 @@ class Helper:
         ended = time.time_ns()
         self._stacks.finish()
         self._times.finish()
-        reason: EndReason = "disabled" if self._ring.disabled_reason else _REASONS[self._ring.end]
+        end = self._end()
+        reason: EndReason = "disabled" if self._ring.disabled_reason else _REASONS[end]
         if not self._storing.finish(self._own_info(end_unix_ns=ended, end_reason=reason)):
             self._say("gave up writing the last records")
         if not self._reducing.finish_keeping(STUCK_SECONDS):
@@ -223,8 +224,15 @@ class Helper:
         self._note()
         if not self._ticked:
             self._tick()
-        self._duties.end(vanished=self._ring.end is End.SILENT)
+        self._duties.end(vanished=end is End.SILENT)
         self._ring.close()
+
+    def _end(self) -> End:
+        """Return how the rank ended: as it said itself, unless its exit status says more."""
+        end, status = self._ring.end, read_exit_status(self._scratch)
+        if status is None or end not in (End.SILENT, End.EXIT):
+            return end
+        return End.CRASH if status else End.EXIT
 
     def _say(self, message: str) -> None:
         with suppress(OSError, ValueError):
