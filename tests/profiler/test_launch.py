@@ -72,7 +72,7 @@ def test_the_status_is_what_a_shell_would_give(
     tmp_path: Path, command: list[str], status: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     result = launch(command, LaunchOptions(run_dir=tmp_path / "run", name="x"))
-    assert (result.status, result.recorded) == (status, False)
+    assert (result.status, result.ranks) == (status, frozenset())
     assert not (tmp_path / "run").exists(), "nothing was recorded"
     said = capfd.readouterr().err
     assert ("command not found" in said) == (status == 127)

@@ -22,7 +22,7 @@ from typing import Final
 
 from rankscope.base.errors import InputError
 from rankscope.base.text import one_line
-from rankscope.profiler.scratch import LOCAL_MEMORY, hold, is_left, make_scratch, spooled, was_recorded
+from rankscope.profiler.scratch import LOCAL_MEMORY, hold, is_left, make_scratch, recorded_ranks, spooled
 from rankscope.profiler.settings import (
     BUDGET,
     EXPORTER_URL,
@@ -109,13 +109,14 @@ class LaunchResult:
     """Result of a recorded job.
 
     ``status``: the job's exit status as a shell reports it (128 + n after signal n).
-    ``recorded``: whether a rank of this job was recorded in ``run_dir``; if not, a run in ``run_dir`` may be another job's.
+    ``ranks``: attempt and rank of each rank that this launcher recorded in ``run_dir``. Without any, a run there may be another
+    job's.
     """
 
     status: int
     run_dir: Path
     attempt: int
-    recorded: bool
+    ranks: frozenset[tuple[int, int]]
 
 
 def launch(command: Sequence[str], options: LaunchOptions) -> LaunchResult:
@@ -149,8 +150,8 @@ def launch(command: Sequence[str], options: LaunchOptions) -> LaunchResult:
             logs.mkdir(exist_ok=True)
             leaving.callback(_remove_empty, [logs])
         status = _run(command, _environment(settings, options), scratch)
-        recorded = was_recorded(scratch)
-    return LaunchResult(status=status, run_dir=run_dir, attempt=settings.attempt, recorded=recorded)
+        ranks = recorded_ranks(scratch)
+    return LaunchResult(status=status, run_dir=run_dir, attempt=settings.attempt, ranks=ranks)
 
 
 def _check_name(folder: Path | None) -> None:

@@ -136,7 +136,7 @@ class Helper:
     def _note(self) -> None:
         if self._store.begun and not self._noted:
             self._noted = True
-            note_recorded(self._scratch)
+            note_recorded(self._scratch, self._store.attempt, self._hello.rank.rank)
 
     def _take(self, *, ended: bool) -> int:
         entries = self._ring.read(500, ended=ended, free=False)
