@@ -30,7 +30,7 @@ from rankscope.profiler.helper.publishing.published import Publishing
 from rankscope.profiler.helper.sampling.hardware import Hardware
 from rankscope.profiler.helper.sampling.stacks import Stacks
 from rankscope.profiler.helper.usual import Usual
-from rankscope.profiler.helper.writing.keeping import WRONG_BYTES, Keeping
+from rankscope.profiler.helper.writing.keeping import WRONG_BYTES, Keeping, keeps_wrong
 from rankscope.profiler.helper.writing.reducing import Reducing
 from rankscope.profiler.helper.writing.store import RETAINED_TRACES, RunStore
 from rankscope.profiler.helper.writing.storing import END_SECONDS, STUCK_SECONDS, Storing
@@ -89,13 +89,14 @@ class Helper:
         )
 
     def _keeping(self) -> Keeping:
-        settings = self._hello.settings
+        settings, rank = self._hello.settings, self._hello.rank
+        wrong_bytes = WRONG_BYTES if settings.retain_bytes is None else round(settings.retain_bytes * RETAINED_TRACES)
         return Keeping(
             self._scratch,
             keep=settings.keep_traces,
             keep_in=lambda: self._store.folder if self._store.begun and not self._store.refused else None,
             say=self._say,
-            wrong_bytes=WRONG_BYTES if settings.retain_bytes is None else round(settings.retain_bytes * RETAINED_TRACES),
+            wrong_bytes=wrong_bytes if keeps_wrong(rank.rank, rank.world_size) else 0,
         )
 
     def run(self) -> None:
