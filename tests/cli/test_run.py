@@ -10,14 +10,16 @@ from pathlib import Path
 
 import click
 import pytest
+from tests.step_files import append
 
 from rankscope.analysis.result.stored import stored_verdict
 from rankscope.cli import run as run_module
 from rankscope.cli.share import SHARE
 from rankscope.profiler.launch import LaunchResult
+from rankscope.runs.paths import rank_dir, rank_file
 from rankscope.runs.reader import RunReader, is_run
-from rankscope.runs.records import RunInfo
-from rankscope.runs.writer import create_run
+from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo, StepRecord
+from rankscope.runs.writer import create_attempt, create_run, write_record
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -170,6 +172,23 @@ def test_of_several_launchers_on_a_run_that_of_rank_0_prints_the_verdict(tmp_pat
     assert "2 ranks of 2" in first, first
     assert [len(list(RunReader(tmp_path / "run").steps(0, rank))) for rank in (0, 1)] == [7, 7]
     assert "not ended" not in first
+
+
+def test_the_verdict_is_of_the_own_attempt_although_another_launcher_has_added_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    create_run(tmp_path, RunInfo(run_id="r", name="r", start_unix_ns=1))
+    for attempt in (0, 1):
+        create_attempt(tmp_path, AttemptInfo(attempt=attempt, start_unix_ns=1, world_size=1))
+        rank = RankInfo(rank=0, world_size=1, host="h", pid=1, attempt=attempt, start_unix_ns=1, end_unix_ns=2, end_reason="exit")
+        write_record(rank_file(tmp_path, attempt, 0), rank)
+        records = [StepRecord(step=step, start_unix_ns=1, wall_us=1000.0) for step in range(20 + attempt)]
+        append(rank_dir(tmp_path, attempt, 0), "steps", *records)
+    result = LaunchResult(status=0, run_dir=tmp_path, attempt=0, ranks=frozenset({(0, 0)}))
+    monkeypatch.setattr(run_module, "launch", lambda *_: result)
+    assert run_module.run.main(["--run-dir", str(tmp_path), "--", "job"], standalone_mode=False) == 0
+    assert "1 rank of 1, 20 steps" in capsys.readouterr().err
+    assert stored_verdict(tmp_path) is None
 
 
 VERBS_WITH_A_PATH = (

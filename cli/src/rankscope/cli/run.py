@@ -20,7 +20,7 @@ from rankscope.cli.terminal import price_options, use_color, width
 from rankscope.profiler.helper.sampling.exporter_page import parse_target
 from rankscope.profiler.launch import DRAIN_SECONDS, LaunchOptions, LaunchResult, launch
 from rankscope.profiler.settings import BUDGET, EXPORTER_URL, STACKS_SECONDS, WINDOW_FIRST, WINDOW_STEPS, default_spool_dir
-from rankscope.runs.paths import SPOOL_DIR
+from rankscope.runs.paths import SPOOL_DIR, attempt_dir
 from rankscope.runs.reader import RunReader
 
 
@@ -225,10 +225,13 @@ def _print_verdict(result: LaunchResult) -> None:
 
         _wait_for_other_launchers(result, last)
         began_ns = time.time_ns()
-        analysis = analyze([result.run_dir])
+        # Another launcher may have added an attempt meanwhile; the verdict that is stored is that of the last one.
+        is_last = last == max(RunReader(result.run_dir).attempts(), default=last)
+        analysis = analyze([result.run_dir if is_last else attempt_dir(result.run_dir, last)])
         text = render_text(analysis, width=width(), color=use_color(sys.stderr))
-        with suppress(OSError):  # a full disk: the dashboard analyses the run itself
-            store_verdict(result.run_dir, analysis, as_of_unix_ns=began_ns)
+        if is_last:
+            with suppress(OSError):  # a full disk: the dashboard analyses the run itself
+                store_verdict(result.run_dir, analysis, as_of_unix_ns=began_ns)
     except Exception as error:  # noqa: BLE001  # see above
         kind = "" if isinstance(error, RankscopeError) else f"{type(error).__name__}: "
         click.echo(f"rankscope: recorded in {result.run_dir}, but there is no verdict: {kind}{error}", err=True)

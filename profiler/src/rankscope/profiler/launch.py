@@ -179,7 +179,8 @@ def _check_run_dir(run_dir: Path) -> list[Path]:
         probe.unlink()
     except OSError as error:
         _remove_empty(missing)
-        raise InputError(run_dir, f"cannot record here: {error.strerror or error}") from error
+        reason = f"cannot record here: {error.strerror or error}; choose a folder with --run-dir"
+        raise InputError(run_dir, reason) from error
     return missing
 
 
