@@ -33,6 +33,7 @@ STEP = StepRecord(
     device_us=EACH,
     device_blocked_us=PhaseTimes(backward=1e5),
     sections_us={f"section {number}": 1e3 for number in range(MAX_SECTIONS + 3)},
+    metrics={"loss": 2.5},
     cpu_us=9e5,
     run_queue_us=1e4,
     gc_us=1e3,

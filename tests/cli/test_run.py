@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,14 +10,16 @@ from pathlib import Path
 
 import click
 import pytest
+from tests.step_files import append
 
 from rankscope.analysis.result.stored import stored_verdict
 from rankscope.cli import run as run_module
 from rankscope.cli.share import SHARE
 from rankscope.profiler.launch import LaunchResult
-from rankscope.runs.reader import is_run
-from rankscope.runs.records import RunInfo
-from rankscope.runs.writer import create_run
+from rankscope.runs.paths import rank_dir, rank_file
+from rankscope.runs.reader import RunReader, is_run
+from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo, StepRecord
+from rankscope.runs.writer import create_attempt, create_run, write_record
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -122,13 +125,70 @@ def test_an_analysis_that_fails_does_not_change_the_jobs_status(
 ) -> None:
     # given a recorded run whose analysis has a bug
     create_run(tmp_path, RunInfo(run_id="r", name="r", start_unix_ns=1))
-    monkeypatch.setattr(run_module, "launch", lambda *_: LaunchResult(status=5, run_dir=tmp_path, attempt=0, recorded=True))
+    result = LaunchResult(status=5, run_dir=tmp_path, attempt=0, ranks=frozenset({(0, 0)}))
+    monkeypatch.setattr(run_module, "launch", lambda *_: result)
     monkeypatch.setattr("rankscope.analysis.engine.analyze", lambda _: 1 / 0)
     # when the job ends
     status = run_module.run.main(["--run-dir", str(tmp_path), "--", "job"], standalone_mode=False)
     # then
     assert status == 5
     assert "there is no verdict: ZeroDivisionError" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("require_torch")
+def test_of_several_launchers_on_a_run_that_of_rank_0_prints_the_verdict(tmp_path: Path) -> None:
+    # Given a launcher on each node, and a rank 1 that takes longer
+    script = (
+        "import os, time, torch\n"
+        "model = torch.nn.Linear(4, 4)\n"
+        "optimizer = torch.optim.SGD(model.parameters())\n"
+        "for _ in range(8):\n"
+        "    time.sleep(0.3 * int(os.environ['RANK']))\n"
+        "    model(torch.rand(2, 4)).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    words = ["run", "--run-dir", str(tmp_path / "run"), "--no-hardware", "--", sys.executable, "-c", script]
+    launchers = [
+        subprocess.Popen(
+            [sys.executable, "-m", "rankscope", *words],
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "LOCAL_RANK": "0",
+                "WORLD_SIZE": "2",
+                "RANKSCOPE_RUN_ID": "several",
+                "RANKSCOPE_ATTEMPT": "0",
+            },
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    # When both have ended
+    first, second = (launcher.communicate(timeout=120)[1] for launcher in launchers)
+    # Then one of them has printed a verdict, on all steps of both ranks
+    assert second.strip() == f"rankscope: recorded in {tmp_path / 'run'}; the launcher of rank 0 prints the verdict."
+    assert "2 ranks of 2" in first, first
+    assert [len(list(RunReader(tmp_path / "run").steps(0, rank))) for rank in (0, 1)] == [7, 7]
+    assert "not ended" not in first
+
+
+def test_the_verdict_is_of_the_own_attempt_although_another_launcher_has_added_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    create_run(tmp_path, RunInfo(run_id="r", name="r", start_unix_ns=1))
+    for attempt in (0, 1):
+        create_attempt(tmp_path, AttemptInfo(attempt=attempt, start_unix_ns=1, world_size=1))
+        rank = RankInfo(rank=0, world_size=1, host="h", pid=1, attempt=attempt, start_unix_ns=1, end_unix_ns=2, end_reason="exit")
+        write_record(rank_file(tmp_path, attempt, 0), rank)
+        records = [StepRecord(step=step, start_unix_ns=1, wall_us=1000.0) for step in range(20 + attempt)]
+        append(rank_dir(tmp_path, attempt, 0), "steps", *records)
+    result = LaunchResult(status=0, run_dir=tmp_path, attempt=0, ranks=frozenset({(0, 0)}))
+    monkeypatch.setattr(run_module, "launch", lambda *_: result)
+    assert run_module.run.main(["--run-dir", str(tmp_path), "--", "job"], standalone_mode=False) == 0
+    assert "1 rank of 1, 20 steps" in capsys.readouterr().err
+    assert stored_verdict(tmp_path) is None
 
 
 VERBS_WITH_A_PATH = (

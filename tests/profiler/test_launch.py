@@ -72,7 +72,7 @@ def test_the_status_is_what_a_shell_would_give(
     tmp_path: Path, command: list[str], status: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     result = launch(command, LaunchOptions(run_dir=tmp_path / "run", name="x"))
-    assert (result.status, result.recorded) == (status, False)
+    assert (result.status, result.ranks) == (status, frozenset())
     assert not (tmp_path / "run").exists(), "nothing was recorded"
     said = capfd.readouterr().err
     assert ("command not found" in said) == (status == 127)
@@ -127,6 +127,42 @@ def test_a_signal_to_the_launcher_reaches_the_job(tmp_path: Path) -> None:
         assert launcher.stdout.readline() == "up\n"
         launcher.send_signal(signal.SIGTERM)
         assert launcher.wait(60) == 9
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT, signal.SIGCONT, signal.SIGRTMIN]
+)
+def test_the_launcher_outlives_a_signal_that_the_job_handles(tmp_path: Path, number: signal.Signals) -> None:
+    # Slurm's --signal=USR1@90 reaches every process of the job
+    job = (
+        "import signal, sys, time\n"
+        f"signal.signal({int(number)}, lambda *_: sys.exit(7))\n"
+        "print('up', flush=True)\n"
+        "while True: time.sleep(0.05)"
+    )
+    script = (
+        "import sys; from pathlib import Path; from rankscope.profiler.launch import *\n"
+        f"sys.exit(launch([sys.executable, '-c', {job!r}], LaunchOptions(run_dir=Path(sys.argv[1]), name='x')).status)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, tmp_path / "run"], stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        assert launcher.stdout.readline() == "up\n"
+        launcher.send_signal(number)
+        assert launcher.wait(60) == 7
+
+
+def test_a_signal_that_ends_the_job_is_its_status(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from rankscope.profiler.launch import *\n"
+        "job = ['sh', '-c', 'echo up; exec sleep 60']\n"
+        "print(launch(job, LaunchOptions(run_dir=Path(sys.argv[1]), name='x')).status)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, tmp_path / "run"], stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        assert launcher.stdout.readline() == "up\n"
+        time.sleep(0.2)
+        launcher.send_signal(signal.SIGUSR1)
+        assert launcher.stdout.readline() == f"{128 + signal.SIGUSR1}\n"
 
 
 EARLY = """

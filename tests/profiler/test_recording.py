@@ -72,7 +72,7 @@ def slow_data(tmp_path_factory: pytest.TempPathFactory) -> tuple[LaunchResult, R
 
 def test_every_step_of_every_rank_is_recorded(slow_data: tuple[LaunchResult, RunReader, Path]) -> None:
     result, run, _ = slow_data
-    assert (result.status, result.attempt, result.recorded) == (0, 0, True)
+    assert (result.status, result.attempt, result.ranks) == (0, 0, frozenset({(0, 0), (0, 1)}))
     assert run.attempts() == [0]
     assert run.ranks(0) == [0, 1]
     for rank in (0, 1):

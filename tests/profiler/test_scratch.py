@@ -93,11 +93,11 @@ def test_in_a_folder_that_is_everybodys_there_is_no_launcher_to_tell(tmp_path: P
     rank = scratch.make_scratch("rank0", str(tmp_path))
     os.close(scratch.hold(tmp_path))
     tmp_path.chmod(0o1777)
-    scratch.note_recorded(rank)
-    assert not scratch.was_recorded(tmp_path)
+    scratch.note_recorded(rank, 1, 5)
+    assert scratch.recorded_ranks(tmp_path) == frozenset()
     tmp_path.chmod(0o700)
-    scratch.note_recorded(rank)
-    assert scratch.was_recorded(tmp_path)
+    scratch.note_recorded(rank, 1, 5)
+    assert scratch.recorded_ranks(tmp_path) == frozenset({(1, 5)})
 
 
 def test_a_trace_goes_to_disk_where_memory_is_short_and_nowhere_where_both_are(

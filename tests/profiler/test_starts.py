@@ -95,13 +95,21 @@ def test_a_process_beside_a_rank_that_lives_is_refused(tmp_path: Path, capsys: p
     now = time.time_ns() // SECOND
     assert joined(tmp_path, 0, now, pid=os.getpid()).begun
     assert joined(tmp_path, 0, now - 1).refused
-    assert "has this rank already" in capsys.readouterr().err
+    assert "is already recorded in" in capsys.readouterr().err
     assert not attempt_dir(tmp_path, 1).exists()
 
 
-def test_without_an_agent_the_number_holds(tmp_path: Path) -> None:
-    assert joined(tmp_path, 0, 1000, key=None, attempt=3).attempt == 3
+def test_without_an_agent_the_number_holds_while_its_rank_may_live(tmp_path: Path) -> None:
+    assert joined(tmp_path, 0, 1000, key=None, attempt=3, host="another").attempt == 3
     assert joined(tmp_path, 0, 1100, key=None, attempt=3).refused
+
+
+def test_a_second_program_of_one_command_is_the_next_attempt(tmp_path: Path) -> None:
+    # As a fold after another, each with its own processes
+    folds = [[joined(tmp_path, rank, 1000 + 100 * fold, key=None) for rank in range(2)] for fold in range(3)]
+    assert [[store.attempt for store in fold] for fold in folds] == [[0, 0], [1, 1], [2, 2]]
+    # and then a program with another number of ranks
+    assert [joined(tmp_path, rank, 2000, key=None, world_size=4).attempt for rank in range(4)] == [3] * 4
 
 
 def test_the_agents_count_matters_only_where_there_is_no_agent_to_be_known() -> None:

@@ -12,8 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from rankscope.profiler.rank import attach, flight_dump  # noqa: E402  # torch may be missing
+from rankscope.profiler.rank.process_end import end_of  # noqa: E402
 from rankscope.profiler.rank.recorder import Recorder  # noqa: E402
-from rankscope.profiler.rank.recording import end_of  # noqa: E402
 from rankscope.profiler.ring import End  # noqa: E402
 from rankscope.profiler.settings import RecorderSettings  # noqa: E402
 from rankscope.profiler.step import StepProfiler  # noqa: E402

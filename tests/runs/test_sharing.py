@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -154,14 +155,14 @@ def test_a_rank_that_may_not_be_read_is_named_and_the_others_are_read(shared: Pa
 
 
 def test_ranks_of_two_jobs_are_not_mixed_in_one_attempt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    # given a job of two ranks, and one of four that uses the same folder; the places of its last ranks are free
+    # given a job of two ranks that goes on, and one of four that uses the same folder; the places of its last ranks are free
     def joins(rank: int, world_size: int) -> bool:
         store = RunStore(
             Hello(
                 settings=RecorderSettings(run_dir=str(tmp_path), run_id="r", name="test", start_unix_ns=1),
                 run=RunInfo(run_id="r", name="test", start_unix_ns=1),
                 attempt=AttemptInfo(attempt=0, start_unix_ns=rank, world_size=world_size),
-                rank=RankInfo(rank=rank, world_size=world_size, host="h", pid=world_size * 10 + rank, start_unix_ns=1),
+                rank=RankInfo(rank=rank, world_size=world_size, host="h", pid=os.getpid(), start_unix_ns=time.time_ns()),
             )
         )
         store.flush()

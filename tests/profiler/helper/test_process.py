@@ -20,7 +20,7 @@ from rankscope.analysis.engine import analyze
 from rankscope.profiler.handover import HELLO_FILE, RING_FILE, EntryKind, Hello, Window
 from rankscope.profiler.rank.session import Session
 from rankscope.profiler.ring import SLOTS, End, RingWriter
-from rankscope.profiler.scratch import hold, is_left, spooled, was_recorded
+from rankscope.profiler.scratch import hold, is_left, recorded_ranks, spooled
 from rankscope.profiler.settings import SITE_FOLDER
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
@@ -186,7 +186,7 @@ def test_the_launcher_hears_of_what_is_recorded_and_of_files_in_the_spool(tmp_pa
     spool.mkdir()
     handle = hold(job)
     try:
-        assert (was_recorded(job), spooled(job)) == (False, [])
+        assert (recorded_ranks(job), spooled(job)) == (frozenset(), [])
         # When a rank in it has a place in the run and vanishes
         rank = Rank(job / "rank0", hello(tmp_path / "run", spool=spool))
         rank.put(0)
@@ -194,7 +194,7 @@ def test_the_launcher_hears_of_what_is_recorded_and_of_files_in_the_spool(tmp_pa
     finally:
         os.close(handle)
     # Then the launcher knows both
-    assert was_recorded(job)
+    assert recorded_ranks(job) == {(0, 0)}
     assert spooled(job) == [entry.name for entry in spool.iterdir()] != []
 
 

@@ -17,7 +17,7 @@ from rankscope.profiler.helper.publishing.published import Publishing, render, s
 from rankscope.profiler.helper.publishing.totals import Totals
 from rankscope.profiler.scratch import hold, spooled
 from rankscope.profiler.settings import RecorderSettings
-from rankscope.runs.metrics import MAX_SECTIONS, RANK_LABELS, RANK_METRICS, STEP_BUCKETS_SECONDS, STEP_TAGS
+from rankscope.runs.metrics import MAX_SCRIPT_METRICS, MAX_SECTIONS, RANK_LABELS, RANK_METRICS, STEP_BUCKETS_SECONDS, STEP_TAGS
 from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
 
 BARE_RANK = RankInfo(rank=3, world_size=8, host="node", pid=1, start_unix_ns=1)
@@ -173,6 +173,20 @@ def test_sections_are_few_and_none_is_lost() -> None:
     assert (sections["a?b"], sections["x" * 128]) == (2, 2)
     assert sum(sections.values()) == 104
     assert sections["other"] == 104 - 4 - (MAX_SECTIONS - 2)
+
+
+def test_the_scripts_own_numbers_are_gauges_of_few_names() -> None:
+    many = {f"number {number}": 1.0 for number in range(100)}
+    totals = after(
+        replace(BARE_STEP, metrics={"loss": 2.5, "a\x1bb": 1.0}),
+        replace(BARE_STEP, metrics=many),
+        replace(BARE_STEP, metrics={"loss": 2.0}),
+    )
+    numbers = {label: value for (name, label), value in parsed(totals).items() if name == "rank_script_metric"}
+
+    assert len(numbers) == MAX_SCRIPT_METRICS
+    assert (numbers["loss"], numbers["a?b"]) == (2.0, 1.0)
+    assert not any(name == "rank_script_metric" for name, _ in parsed(after(BARE_STEP)))
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import random
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import pytest
 from rankscope.profiler.handover import Window
 from rankscope.profiler.helper.writing import keeping as keeping_module
 from rankscope.profiler.helper.writing import reducing as reducing_module
-from rankscope.profiler.helper.writing.keeping import CAPTURED, MAX_WAITING, WRONG, WRONG_BYTES, Keeping
+from rankscope.profiler.helper.writing.keeping import CAPTURED, MAX_WAITING, WRONG, WRONG_BYTES, Keeping, keeps_wrong
 from rankscope.profiler.helper.writing.no_activity import reason_without_activity
 from rankscope.profiler.helper.writing.reducing import Reduced, Reducing
 from rankscope.runs.records import DeviceKind
@@ -48,6 +49,23 @@ class Place:
     @property
     def kept(self) -> list[str]:
         return sorted(path.name for path in (self.folder / "traces").iterdir())
+
+
+@pytest.mark.parametrize(("world_size", "kept"), [(1, 1), (2, 2), (8, 8), (9, 5), (64, 8), (1000, 8), (1024, 8)])
+def test_few_ranks_of_a_large_job_keep_what_looked_wrong(world_size: int, kept: int) -> None:
+    ranks = [rank for rank in range(world_size) if keeps_wrong(rank, world_size)]
+    assert (len(ranks), ranks[0]) == (kept, 0)
+
+
+def test_a_trace_that_nobody_asked_for_does_not_fill_the_disk(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(place.folder)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100))
+    keeping = place.keeping()
+    keeping.take(place.trace(1), wrong=True)
+    keeping.take(place.trace(2), asked=True)
+    assert keeping.finish(60)
+    assert place.kept == [name(2)]
+    assert place.said == ["cannot keep the trace window-000000001.json.gz: the disk is nearly full"]
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,9 @@ from rankscope.profiler.raw import NOT_AT_ALL, pack_raw
 MS = 1_000_000
 LIBRARY = "/usr/lib/python3/site-packages/torch/nn/linear.py"
 STANDARD = f"{stack_lines._STANDARD[0]}threading.py"
-RECORDER = stack_lines.__file__
+WRAPPERS = importlib.util.find_spec("rankscope.profiler.rank.attach")
+RECORDER = "" if WRAPPERS is None else str(WRAPPERS.origin)
+"""Also where the project is installed as its source tree, as `pip install -e` does."""
 
 
 def event(ph: str, name: str, line: int, ts: int, tid: int = 7) -> dict[str, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import pickle
 import sys
 from pathlib import Path
 
@@ -39,3 +40,18 @@ def test_looking_for_a_module_is_not_importing_it(tmp_path: Path, monkeypatch: p
     finally:
         sys.modules.pop("saves_things", None)
     assert told.written == 1
+
+
+def test_pickling_a_tensor_is_no_checkpoint(tmp_path: Path) -> None:
+    # As object collectives, Ray and joblib do
+    told = Told()
+    save = checkpoints._reported(torch.serialization.save, lambda: told)
+    saved_by = torch.storage.UntypedStorage.__reduce__.__globals__["torch"]
+    original, saved_by.save = saved_by.save, save
+    try:
+        assert torch.equal(pickle.loads(pickle.dumps(torch.ones(3))), torch.ones(3))
+        assert told.written == 0
+        torch.save({"weights": torch.ones(3)}, tmp_path / "model.pt")
+        assert told.written == 1
+    finally:
+        saved_by.save = original

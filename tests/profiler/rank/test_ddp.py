@@ -147,6 +147,17 @@ def test_the_same_graph_gone_through_twice_is_two_passes(events: list[str]) -> N
     assert (first.ready_ns, second.ready_ns) == (ready, 2)
 
 
+def test_a_graph_that_is_gone_through_many_times_costs_the_same_each_time() -> None:
+    parallel, gradients = watched(nn.Linear(4, 1))
+    loss = parallel(torch.ones(2, 4)).sum()
+    calls: list[object] = []
+    for number in range(50):
+        gradients.watch(loss)
+        gradients._hooks[0] = calls.append
+        loss.backward(retain_graph=True)
+        assert len(calls) == number + 1
+
+
 def test_passes_inside_a_pass_are_told_apart(events: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     # Given reentrant checkpoints: the last gradients, and DDP's waiting, are inside a pass that one of them runs
     layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))

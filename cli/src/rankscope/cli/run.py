@@ -18,9 +18,10 @@ from rankscope.base.text import one_line
 from rankscope.cli.share import SHARE
 from rankscope.cli.terminal import price_options, use_color, width
 from rankscope.profiler.helper.sampling.exporter_page import parse_target
-from rankscope.profiler.launch import LaunchOptions, LaunchResult, launch
+from rankscope.profiler.launch import DRAIN_SECONDS, LaunchOptions, LaunchResult, launch
 from rankscope.profiler.settings import BUDGET, EXPORTER_URL, STACKS_SECONDS, WINDOW_FIRST, WINDOW_STEPS, default_spool_dir
-from rankscope.runs.paths import SPOOL_DIR
+from rankscope.runs.paths import SPOOL_DIR, attempt_dir
+from rankscope.runs.reader import RunReader
 
 
 def _exporter_url(_context: click.Context, _option: click.Parameter, url: str) -> str | None:
@@ -199,7 +200,7 @@ def _similar(option: str) -> list[str]:
 
 
 def _print_verdict(result: LaunchResult) -> None:
-    if not result.recorded:
+    if not result.ranks:
         if result.status in (126, 127):
             return  # the job did not start, which is already reported
         why = (
@@ -210,19 +211,46 @@ def _print_verdict(result: LaunchResult) -> None:
         )
         click.echo(f"rankscope: nothing was recorded in {one_line(str(result.run_dir))}: {why}.", err=True)
         return
+    last = max(attempt for attempt, _ in result.ranks)
+    if (last, 0) not in result.ranks:
+        click.echo(
+            f"rankscope: recorded in {one_line(str(result.run_dir))}; the launcher of rank 0 prints the verdict.", err=True
+        )
+        return
     # A failed analysis must not change the exit status, which is the job's.
     try:
         from rankscope.analysis.engine import analyze
         from rankscope.analysis.report.terminal import render_text
         from rankscope.analysis.result.stored import store_verdict
 
+        _wait_for_other_launchers(result, last)
         began_ns = time.time_ns()
-        analysis = analyze([result.run_dir])
+        # Another launcher may have added an attempt meanwhile; the verdict that is stored is that of the last one.
+        is_last = last == max(RunReader(result.run_dir).attempts(), default=last)
+        analysis = analyze([result.run_dir if is_last else attempt_dir(result.run_dir, last)])
         text = render_text(analysis, width=width(), color=use_color(sys.stderr))
-        with suppress(OSError):  # a full disk: the dashboard analyses the run itself
-            store_verdict(result.run_dir, analysis, as_of_unix_ns=began_ns)
+        if is_last:
+            with suppress(OSError):  # a full disk: the dashboard analyses the run itself
+                store_verdict(result.run_dir, analysis, as_of_unix_ns=began_ns)
     except Exception as error:  # noqa: BLE001  # see above
         kind = "" if isinstance(error, RankscopeError) else f"{type(error).__name__}: "
         click.echo(f"rankscope: recorded in {result.run_dir}, but there is no verdict: {kind}{error}", err=True)
         return
     click.echo(text, err=True, color=True)
+
+
+def _wait_for_other_launchers(result: LaunchResult, attempt: int) -> None:
+    """Wait, at most ``DRAIN_SECONDS``, until the ranks of the launchers on other nodes have an end, too."""
+    reader = RunReader(result.run_dir)
+    info = reader.attempt(attempt)
+    ours = {rank for number, rank in result.ranks if number == attempt}
+    others = set(range(info.world_size if info is not None else 0)) - ours
+    deadline = time.monotonic() + DRAIN_SECONDS
+    while others := {rank for rank in others if (row := reader.rank(attempt, rank)) is None or row.end_reason is None}:
+        if time.monotonic() > deadline:
+            click.echo(
+                f"rankscope: {len(others)} ranks of other launchers have not ended; the verdict is without their last steps",
+                err=True,
+            )
+            return
+        time.sleep(0.2)

@@ -22,7 +22,7 @@ from typing import Final
 
 from rankscope.base.errors import InputError
 from rankscope.base.text import one_line
-from rankscope.profiler.scratch import LOCAL_MEMORY, hold, is_left, make_scratch, spooled, was_recorded
+from rankscope.profiler.scratch import LOCAL_MEMORY, hold, is_left, make_scratch, recorded_ranks, spooled
 from rankscope.profiler.settings import (
     BUDGET,
     EXPORTER_URL,
@@ -48,6 +48,20 @@ DRAIN_SECONDS: Final = 30.0
 _NOT_EXECUTABLE: Final = 126
 _NOT_FOUND: Final = 127
 _SIGNALLED: Final = 128
+_NOT_FORWARDED: Final = frozenset(
+    getattr(signal, name)
+    for name in (
+        # no handler can be set
+        *("SIGKILL", "SIGSTOP"),
+        # about this process: its children, pipes, faults
+        *("SIGCHLD", "SIGPIPE", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP"),
+        # job control of a shell, which stops the whole job
+        *("SIGTSTP", "SIGTTIN", "SIGTTOU"),
+    )
+)
+_OF_TERMINAL: Final = frozenset((signal.SIGINT, signal.SIGQUIT))
+"""Signals that a key of a terminal sends to the whole foreground group."""
+_ENDING: Final = frozenset((signal.SIGINT, signal.SIGTERM))
 _MASK: Final = "***"
 _SECRET_VARIABLE: Final = re.compile(r"KEY|TOKEN(?!I|S\b)|SECRET|PASSW|PASSPHRASE|CREDENTIAL")
 """Pattern of environment variables with secrets; ``TOKENIZERS_PARALLELISM`` and ``MAX_TOKENS`` hold none."""
@@ -95,13 +109,14 @@ class LaunchResult:
     """Result of a recorded job.
 
     ``status``: the job's exit status as a shell reports it (128 + n after signal n).
-    ``recorded``: whether a rank of this job was recorded in ``run_dir``; if not, a run in ``run_dir`` may be another job's.
+    ``ranks``: attempt and rank of each rank that this launcher recorded in ``run_dir``. Without any, a run there may be another
+    job's.
     """
 
     status: int
     run_dir: Path
     attempt: int
-    recorded: bool
+    ranks: frozenset[tuple[int, int]]
 
 
 def launch(command: Sequence[str], options: LaunchOptions) -> LaunchResult:
@@ -134,10 +149,9 @@ def launch(command: Sequence[str], options: LaunchOptions) -> LaunchResult:
             logs = inspector_dir(run_dir)
             logs.mkdir(exist_ok=True)
             leaving.callback(_remove_empty, [logs])
-        status = _run(command, _environment(settings, options))
-        _wait_for_helpers(scratch)
-        recorded = was_recorded(scratch)
-    return LaunchResult(status=status, run_dir=run_dir, attempt=settings.attempt, recorded=recorded)
+        status = _run(command, _environment(settings, options), scratch)
+        ranks = recorded_ranks(scratch)
+    return LaunchResult(status=status, run_dir=run_dir, attempt=settings.attempt, ranks=ranks)
 
 
 def _check_name(folder: Path | None) -> None:
@@ -165,7 +179,8 @@ def _check_run_dir(run_dir: Path) -> list[Path]:
         probe.unlink()
     except OSError as error:
         _remove_empty(missing)
-        raise InputError(run_dir, f"cannot record here: {error.strerror or error}") from error
+        reason = f"cannot record here: {error.strerror or error}; choose a folder with --run-dir"
+        raise InputError(run_dir, reason) from error
     return missing
 
 
@@ -262,7 +277,8 @@ def _environment(settings: RecorderSettings, options: LaunchOptions) -> dict[str
     return environment
 
 
-def _run(command: Sequence[str], environment: dict[str, str]) -> int:
+def _run(command: Sequence[str], environment: dict[str, str], scratch: Path) -> int:
+    """Run the job, wait until it and its helpers have ended, and return its exit status as a shell reports it."""
     # Signals are caught before the job starts: one that ended the launcher at that moment would leave the job behind.
     with _forwarding() as forward_to:
         try:
@@ -275,20 +291,27 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> int:
             return _NOT_EXECUTABLE
         forward_to(child)
         status = child.wait()
+        _wait_for_helpers(scratch)
     return _SIGNALLED - status if status < 0 else status
 
 
 @contextmanager
 def _forwarding() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
-    """Catch signals. Yields a function that forwards those caught so far, and all later ones, to a child."""
+    """Catch the signals that a job may be sent. Yields a function that forwards those caught so far, and later ones, to it."""
     children: list[subprocess.Popen[bytes]] = []
     early: list[int] = []
 
     def forward(number: int, _frame: FrameType | None) -> None:
         if not children:
             early.append(number)
-        # Ctrl-C in a terminal already reaches the child with the whole foreground group.
-        elif number != signal.SIGINT or not _in_foreground():
+        elif children[0].returncode is not None:
+            # The job has ended; these end the waiting for its records, and others no longer have a receiver.
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            if number in _ENDING:
+                raise SystemExit(_SIGNALLED + number)
+        # A key of a terminal already reaches the child with the whole foreground group.
+        elif number not in _OF_TERMINAL or not _in_foreground():
             children[0].send_signal(number)
 
     def forward_to(child: subprocess.Popen[bytes]) -> None:
@@ -296,9 +319,11 @@ def _forwarding() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
         for number in early:
             forward(number, None)
 
-    # Only the main thread may set handlers; in other threads the embedding program handles signals.
+    # Only the main thread may set handlers; in other threads the embedding program handles signals, and its handlers stay. What
+    # this process was told to ignore (nohup), the child ignores, too.
+    numbers = {number for number in signal.valid_signals() - _NOT_FORWARDED if signal.getsignal(number) is signal.SIG_DFL}
     main = threading.current_thread() is threading.main_thread()
-    previous = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)} if main else {}
+    previous = {number: signal.signal(number, forward) for number in numbers | _ENDING} if main else {}
     try:
         yield forward_to
     finally:

@@ -102,9 +102,9 @@ def hold(scratch: Path) -> int:
     return handle
 
 
-def note_recorded(scratch: Path) -> None:
+def note_recorded(scratch: Path, attempt: int, rank: int) -> None:
     """Record for the launcher, if ``scratch`` is in its folder, that a rank of this job is recorded. Never raises ``OSError``."""
-    _note(scratch, _RECORDED_FILE)
+    _note(scratch, f"{_RECORDED_FILE}-{attempt}-{rank}")
 
 
 def note_spooled(scratch: Path, name: str) -> None:
@@ -140,9 +140,10 @@ def _is_launchers(folder: Path) -> bool:
     return not folder.stat().st_mode & stat.S_IWOTH and (folder / _LOCK_FILE).exists()
 
 
-def was_recorded(job: Path) -> bool:
-    """Return whether any rank whose folder was in ``job`` was recorded in the run directory."""
-    return (job / _RECORDED_FILE).exists()
+def recorded_ranks(job: Path) -> frozenset[tuple[int, int]]:
+    """Return attempt and rank of all ranks whose folders were in ``job`` and that were recorded in the run directory."""
+    names = [entry.name.split("-") for entry in job.glob(f"{_RECORDED_FILE}-*-*")]
+    return frozenset((int(attempt), int(rank)) for _, attempt, rank in names)
 
 
 def spooled(job: Path) -> list[str]:

@@ -71,3 +71,8 @@ def is_alive(rank: RankInfo, host: str) -> bool:
     began = process_start_unix_ns(rank.pid)
     # A process that began after the rank's first step is another one with a reused pid.
     return began is not None and began <= rank.start_unix_ns
+
+
+def is_over(rank: RankInfo, host: str) -> bool:
+    """Return whether the process of ``rank`` is known to have ended: it has a recorded end, or it was on ``host`` and is gone."""
+    return rank.end_unix_ns is not None or (rank.host == host and not is_alive(rank, host))

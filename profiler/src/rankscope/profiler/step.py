@@ -16,8 +16,8 @@ import msgspec
 import torch  # noqa: F401  # before attach, as under the launcher, which imports attach after torch
 
 from rankscope.profiler.rank import attach
+from rankscope.profiler.rank.process_end import end_of
 from rankscope.profiler.rank.recorder import Recorder
-from rankscope.profiler.rank.recording import end_of
 from rankscope.profiler.settings import (
     BUDGET,
     EXPORTER_URL,

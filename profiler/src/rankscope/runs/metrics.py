@@ -80,6 +80,7 @@ RANK_METRICS: Final[tuple[RankMetric, ...]] = (
         "Device allocations that succeeded only after the allocator released its cache.",
     ),
     RankMetric("rank_resident_memory_bytes", "gauge", "Resident memory of the process at the end of a recent step."),
+    RankMetric("rank_script_metric", "gauge", "Last value of a number that the script records with prof.metric.", ("name",)),
     RankMetric("rank_profiled_steps_total", "counter", "Steps recorded with the profiler on."),
     RankMetric("rank_windows_total", "counter", "Profiler windows that were due: recorded, missed.", ("outcome",)),
     RankMetric(
@@ -115,3 +116,6 @@ STEP_TAGS: Final = ("checkpoint", "eval", "gc", "optimizer_skipped")
 
 MAX_SECTIONS: Final = 16
 """Maximum names of sections that a rank publishes; further ones are summed as ``other``."""
+
+MAX_SCRIPT_METRICS: Final = 16
+"""Maximum names of the script's own numbers that a rank publishes; further ones are only in the records."""

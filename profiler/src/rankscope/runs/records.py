@@ -93,7 +93,8 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     start_unix_ns: int
     end_unix_ns: int | None = None
     end_reason: EndReason | None = None
-    """``None`` while running. ``interrupted``: by Ctrl-C. ``killed``: ended abruptly (SIGKILL, OOM killer, node lost)."""
+    """``None`` while running. ``crash``: by an exception or with a status other than 0. ``interrupted``: by Ctrl-C. ``killed``:
+    ended abruptly (SIGKILL, OOM killer, node lost)."""
     dropped_records: int = 0
     """Number of records missing from the files: the ring was full, or they could not be read, encoded or written."""
     unconfirmed_records: int = 0

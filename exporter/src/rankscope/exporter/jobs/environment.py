@@ -6,19 +6,12 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from rankscope.base.launchers import place_in_job
 from rankscope.exporter.jobs.party import Ranks
 
 _NUMBER: Final = re.compile(r"[0-9]{1,9}")
 _WORD: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@+\\-]{0,127}")
 
-# Rank, local rank, world size. The first launcher that set them counts; torchrun comes before the launcher that started it.
-# SLURM_STEP_NUM_TASKS marks a Slurm step: a batch script has a SLURM_PROCID, too, but is no rank.
-_LAUNCHERS: Final = (
-    ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),
-    ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
-)
 _RUN_IDS: Final = ("RANKSCOPE_RUN_ID", "TORCHELASTIC_RUN_ID")
 _NO_RUN: Final = "none"  # torchrun's default
 
@@ -36,8 +29,7 @@ def variables(content: bytes) -> dict[str, str]:
 
 def ranks_of(environ: Mapping[str, str]) -> Ranks:
     """Return rank and run from the launchers' variables; a value that is not a number, or not a plain word, is None."""
-    names = next((names for names in _LAUNCHERS if _all_set(environ, names)), _LAUNCHERS[0])
-    rank, local_rank, world_size = (number(environ.get(name)) for name in names)
+    rank, local_rank, world_size = (None if place is None else str(place) for place in place_in_job(environ))
     runs = (word(environ.get(name)) for name in _RUN_IDS)
     return Ranks(
         rank=rank,
@@ -55,8 +47,3 @@ def number(text: str | None) -> str | None:
 def word(text: str | None) -> str | None:
     """Return ``text`` if it is a plain name of at most 128 characters; None for anything else."""
     return text if text is not None and _WORD.fullmatch(text) else None
-
-
-def _all_set(environ: Mapping[str, str], names: tuple[str, str, str]) -> bool:
-    rank, _, world_size = names
-    return rank in environ and world_size in environ

@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.profiler.handover import RING_FILE, EntryKind, Window, read_hello
+from rankscope.profiler.handover import RING_FILE, EntryKind, Window, read_exit_status, read_hello
 from rankscope.profiler.helper.collectives.collective_times import CollectiveTimes
 from rankscope.profiler.helper.collectives.flight import FlightDumps
 from rankscope.profiler.helper.coordination.duty import Coordination
@@ -30,7 +30,7 @@ from rankscope.profiler.helper.publishing.published import Publishing
 from rankscope.profiler.helper.sampling.hardware import Hardware
 from rankscope.profiler.helper.sampling.stacks import Stacks
 from rankscope.profiler.helper.usual import Usual
-from rankscope.profiler.helper.writing.keeping import WRONG_BYTES, Keeping
+from rankscope.profiler.helper.writing.keeping import WRONG_BYTES, Keeping, keeps_wrong
 from rankscope.profiler.helper.writing.reducing import Reducing
 from rankscope.profiler.helper.writing.store import RETAINED_TRACES, RunStore
 from rankscope.profiler.helper.writing.storing import END_SECONDS, STUCK_SECONDS, Storing
@@ -89,13 +89,14 @@ class Helper:
         )
 
     def _keeping(self) -> Keeping:
-        settings = self._hello.settings
+        settings, rank = self._hello.settings, self._hello.rank
+        wrong_bytes = WRONG_BYTES if settings.retain_bytes is None else round(settings.retain_bytes * RETAINED_TRACES)
         return Keeping(
             self._scratch,
             keep=settings.keep_traces,
             keep_in=lambda: self._store.folder if self._store.begun and not self._store.refused else None,
             say=self._say,
-            wrong_bytes=WRONG_BYTES if settings.retain_bytes is None else round(settings.retain_bytes * RETAINED_TRACES),
+            wrong_bytes=wrong_bytes if keeps_wrong(rank.rank, rank.world_size) else 0,
         )
 
     def run(self) -> None:
@@ -136,7 +137,7 @@ class Helper:
     def _note(self) -> None:
         if self._store.begun and not self._noted:
             self._noted = True
-            note_recorded(self._scratch)
+            note_recorded(self._scratch, self._store.attempt, self._hello.rank.rank)
 
     def _take(self, *, ended: bool) -> int:
         entries = self._ring.read(500, ended=ended, free=False)
@@ -215,7 +216,8 @@ class Helper:
         ended = time.time_ns()
         self._stacks.finish()
         self._times.finish()
-        reason: EndReason = "disabled" if self._ring.disabled_reason else _REASONS[self._ring.end]
+        end = self._end()
+        reason: EndReason = "disabled" if self._ring.disabled_reason else _REASONS[end]
         if not self._storing.finish(self._own_info(end_unix_ns=ended, end_reason=reason)):
             self._say("gave up writing the last records")
         if not self._reducing.finish_keeping(STUCK_SECONDS):
@@ -223,8 +225,15 @@ class Helper:
         self._note()
         if not self._ticked:
             self._tick()
-        self._duties.end(vanished=self._ring.end is End.SILENT)
+        self._duties.end(vanished=end is End.SILENT)
         self._ring.close()
+
+    def _end(self) -> End:
+        """Return how the rank ended: as it said itself, unless its exit status says more."""
+        end, status = self._ring.end, read_exit_status(self._scratch)
+        if status is None or end not in (End.SILENT, End.EXIT):
+            return end
+        return End.CRASH if status else End.EXIT
 
     def _say(self, message: str) -> None:
         with suppress(OSError, ValueError):

@@ -25,6 +25,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from rankscope.profiler.rank import captures, checkpoints, flight_dump, layout, model_inputs, waits
 from rankscope.profiler.rank.kineto import note_begun, note_ended
+from rankscope.profiler.rank.process_end import watch_immediate_exits
 from rankscope.profiler.rank.recorder import Recorder
 from rankscope.profiler.settings import from_environment
 
@@ -76,6 +77,7 @@ def use(recorder: Recorder) -> None:
         _patched = True
         _wrap_everything()
         os.register_at_fork(after_in_child=_forked)
+        watch_immediate_exits()
 
 
 def adopt_existing(recorder: Recorder) -> None:

@@ -36,6 +36,7 @@ _LATER: Final[dict[str, Sequence[str]]] = {
     "safetensors.torch": ("save_file", "save_model"),
 }
 """Functions that write checkpoints, by module."""
+_STORAGES: Final = (torch.UntypedStorage, torch.storage.TypedStorage)
 _NAMED_AGAIN: Final = {"torch.distributed.checkpoint.state_dict_saver": "torch.distributed.checkpoint"}
 """Packages that re-export these functions, by module."""
 
@@ -69,7 +70,9 @@ def _wrap(module: ModuleType, functions: Sequence[str], listening: Listening) ->
 def _reported(original: Callable[..., Any], listening: Listening) -> Callable[..., Any]:
     @wraps(original)
     def write(*args: Any, **kwargs: Any) -> Any:
-        listener = listening()
+        # Pickling a tensor, as for another process, saves its storage in memory.
+        is_pickling = bool(args) and isinstance(args[0], _STORAGES)
+        listener = None if is_pickling else listening()
         if listener is None or not listener.enter_checkpoint():
             return original(*args, **kwargs)
         try:

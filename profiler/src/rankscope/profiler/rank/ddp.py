@@ -31,6 +31,8 @@ _queue: Any = getattr(getattr(Variable, "_execution_engine", None), "queue_callb
 
 _COMPILED: Final = "torch._dynamo.compiled_autograd"
 _modules = sys.modules
+_FOLLOWED: Final = "rankscope"
+"""Key of a node's metadata: the tensor whose hooks it has."""
 
 
 class Tail:
@@ -125,10 +127,12 @@ class LastGradient:
 
     def _follow(self, node: Any) -> None:
         # Compiled autograd would trace the hook again at every pass. The hook is freed with the graph, which is cheaper than
-        # removing it; in a retained graph, every pass adds one more hook without effect.
+        # removing it; a retained graph has it already.
         if node is not None and _queue is not None and not (_COMPILED in _modules and _compiled_autograd()):
             try:
-                node._register_hook_dict(self._carrier)  # noqa: SLF001  # as ``Tensor.register_hook`` does
+                if node.metadata.get(_FOLLOWED) is not self._carrier:
+                    node._register_hook_dict(self._carrier)  # noqa: SLF001  # as ``Tensor.register_hook`` does
+                    node.metadata[_FOLLOWED] = self._carrier
             except AttributeError:
                 return  # not public; on a torch without it the pass is not watched
 

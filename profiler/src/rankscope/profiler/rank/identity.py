@@ -16,6 +16,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from rankscope.base.launchers import place_in_job
 from rankscope.base.process import boot_id
 from rankscope.profiler.handover import Hello
 from rankscope.profiler.rank.device import used_gpus
@@ -34,8 +35,9 @@ def identify(settings: RecorderSettings, parameters: Collection[torch.device] = 
     The run id and start of the settings are used only if this rank creates the run.
     """
     initialised = dist.is_available() and dist.is_initialized()
-    rank = dist.get_rank() if initialised else _of_launcher("RANK", "SLURM_PROCID") or 0
-    world_size = dist.get_world_size() if initialised else _of_launcher("WORLD_SIZE", "SLURM_STEP_NUM_TASKS") or 1
+    place = place_in_job(os.environ)
+    rank = dist.get_rank() if initialised else place.rank or 0
+    world_size = dist.get_world_size() if initialised else place.world_size or 1
     backend = str(dist.get_backend()) if initialised else None
     attempt = settings.elastic_attempt(os.environ)
     kind, gpus = _devices(parameters)
@@ -75,7 +77,7 @@ def identify(settings: RecorderSettings, parameters: Collection[torch.device] = 
             boot_id=boot_id() or None,
             pid=os.getpid(),
             attempt=attempt,
-            local_rank=_of_launcher("LOCAL_RANK", "SLURM_LOCALID"),
+            local_rank=place.local_rank,
             device_kind=kind,
             gpu_uuid=_uuid(gpus[0]) if gpus else None,
             gpu_name=gpus[0].name if gpus else None,
@@ -95,16 +97,6 @@ def ranks_on_host(world_size: int) -> int:
     if not here and (nodes := _integer("SLURM_STEP_NUM_NODES")) and (tasks := _integer("SLURM_STEP_NUM_TASKS")):
         here = -(-tasks // nodes)
     return here or min(world_size, _TYPICAL_RANKS)
-
-
-def _of_launcher(variable: str, of_slurm: str) -> int | None:
-    """Return the value set by torchrun, or else by ``srun``.
-
-    Slurm also sets most of its variables in batch scripts, which are one process however many tasks the job has. Its variables of
-    a job step exist only if ``srun`` started this process.
-    """
-    said = _integer(variable)
-    return _integer(of_slurm) if said is None and "SLURM_STEP_NUM_TASKS" in os.environ else said
 
 
 def _integer(variable: str) -> int | None:

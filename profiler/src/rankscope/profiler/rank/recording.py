@@ -5,7 +5,6 @@ The events in the steps come from ``recorder``.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import os
 import sys
@@ -16,14 +15,13 @@ from contextlib import suppress
 from functools import partial
 from time import perf_counter_ns as now
 from time import sleep
-from types import TracebackType
 from typing import Any, Final
 
 from torch.utils.data import get_worker_info
 
 from rankscope.profiler.entries import pack, pack_within
 from rankscope.profiler.events import RAISED, StepEvents
-from rankscope.profiler.handover import EntryKind
+from rankscope.profiler.handover import EXIT_STATUS_FILE, EntryKind
 from rankscope.profiler.phases import PhaseClock
 from rankscope.profiler.plan import Schedule
 from rankscope.profiler.rank import flight_dump
@@ -36,6 +34,7 @@ from rankscope.profiler.rank.kineto import others_on
 from rankscope.profiler.rank.mark_sampling import MarkSampling
 from rankscope.profiler.rank.measures import StepMeasures
 from rankscope.profiler.rank.optimizers import OptimizerSteps, StepBoundary
+from rankscope.profiler.rank.process_end import forget_in_child, watch_end
 from rankscope.profiler.rank.session import Session
 from rankscope.profiler.rank.windows import Windows
 from rankscope.profiler.raw import AS_NOTED, NOT_AT_ALL, NOT_KNOWN, RawFields, RawStep, pack_raw, pack_span, to_entry
@@ -109,7 +108,7 @@ class Recording:
         self._waits: list[tuple[int, int]] = []
         self._tail_unknown = self._tail_seen = False
         self._others = OtherGroups()
-        self._forget_crashes: Callable[[], None] | None = None
+        self._forget_end: Callable[[], None] | None = None
 
     def claim(self) -> None:
         """Make this thread the recorded one before the first step: an optimizer steps on it (Ray trains on a side thread)."""
@@ -244,8 +243,7 @@ class Recording:
         self._windows = windows = Windows(Schedule.of(self.settings), session.scratch, session.ring, ranks_here=ranks_here)
         self._alone = hello.rank.world_size == 1
         self._on_host = hello.rank.device_kind == "cpu"
-        atexit.register(self.close, End.EXIT)
-        self._forget_crashes = _note_crashes(self.close)
+        self._forget_end = watch_end(partial(self.close, exiting=True), session.scratch / EXIT_STATUS_FILE)
         if hello.rank.device_kind in _WITH_CUDA and self._events is not None:
             self._events.measures.memory.gpu = next(iter(used_gpus(parameters)), None)
         device = self._find_device(optimizer)
@@ -317,8 +315,8 @@ class Recording:
                     self.session.replace_helper()
         self._release()
 
-    def close(self, end: End) -> None:
-        """End the recording when the script ends, also by a crash; the helper writes the rest."""
+    def close(self, end: End, *, exiting: bool = False) -> None:
+        """End the recording; the helper writes the rest. ``exiting``: this process ends; the helper waits until it has."""
         if self.session is None:
             # Without a step there is nothing to end, but later events must be ignored.
             self._switch_off()
@@ -342,7 +340,7 @@ class Recording:
             if end is End.CRASH:
                 flight_dump.dump_crash(self.session.scratch)
         with suppress(Exception):
-            self.session.close()
+            self.session.close(exiting=exiting)
         flight_dump.settle()
         if not self._alone:
             sleep(_SETTLE_SECONDS)
@@ -350,9 +348,8 @@ class Recording:
         self._release()
         # A script may record many times: a finished recording must leave nothing registered.
         with suppress(Exception):
-            atexit.unregister(self.close)
-            if self._forget_crashes is not None:
-                self._forget_crashes()
+            if self._forget_end is not None:
+                self._forget_end()
 
     def _release(self) -> None:
         self._release_events()
@@ -376,6 +373,8 @@ class Recording:
             return
         self._switch_off()
         with suppress(Exception):
+            forget_in_child()
+        with suppress(Exception):
             self.session.forget()
         with suppress(Exception):
             # CUDA must not be called in a forked child, not even to destroy an event.
@@ -388,29 +387,3 @@ class Recording:
 def _never_free(holder: object) -> None:
     """Keep an object and all that it refers to until the process ends, and beyond the end of the interpreter."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(holder))
-
-
-def end_of(error: BaseException | None) -> End:
-    """Return the end state of a script that ``error`` ended: a crash, unless it is Ctrl-C or a ``sys.exit`` with success."""
-    if isinstance(error, KeyboardInterrupt):
-        return End.INTERRUPTED
-    if isinstance(error, SystemExit):
-        return End.CRASH if error.code else End.EXIT
-    return End.EXIT if error is None else End.CRASH
-
-
-def _note_crashes(close: Callable[[End], None]) -> Callable[[], None]:
-    """Call ``close`` when an exception ends the script. Returns a function that undoes this."""
-    previous = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        close(end_of(error))
-        previous(kind, error, trace)
-
-    def forget() -> None:
-        # A hook that was installed later may call this one.
-        if sys.excepthook is hook:
-            sys.excepthook = previous
-
-    sys.excepthook = hook
-    return forget

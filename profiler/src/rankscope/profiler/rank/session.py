@@ -57,13 +57,16 @@ class Session:
             self._helper.stdin.close()
         self._helper = self._start()
 
-    def close(self) -> None:
-        """Let the helper finish on its own, without waiting for it."""
+    def close(self, *, exiting: bool = False) -> None:
+        """Let the helper finish on its own, without waiting for it: now, or if ``exiting`` when this process has ended."""
         if self.helper_ended():
             # No other process removes it.
             shutil.rmtree(self.scratch, ignore_errors=True)
         self.ring.close()
         if self._helper.stdin is not None:
+            if exiting:
+                # Only the kernel closes this end of the pipe: Python closes its files before the exit status is there.
+                os.dup(self._helper.stdin.fileno())
             self._helper.stdin.close()
         if self._helper.returncode is None:
             _closed.add(self._helper.pid)

@@ -77,6 +77,7 @@ def _by_label(totals: Totals, rank: RankInfo) -> Iterator[Sample]:
         ("rank_device_seconds_total", "phase", {**totals.device_s}),
         ("rank_device_blocked_seconds_total", "phase", {**totals.device_blocked_s}),
         ("rank_section_seconds_total", "section", {**totals.sections_s}),
+        ("rank_script_metric", "name", {**totals.script_metrics}),
         ("rank_window_seconds_total", "state", {**totals.window_s}),
         ("rank_windows_total", "outcome", {"recorded": rank.windows, "missed": rank.missed_windows}),
         ("rank_recorder_seconds_total", "part", cost),

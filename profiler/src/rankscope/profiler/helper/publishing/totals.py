@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rankscope.profiler.spool import label_text
-from rankscope.runs.metrics import MAX_SECTIONS, STEP_BUCKETS_SECONDS, STEP_TAGS
+from rankscope.runs.metrics import MAX_SCRIPT_METRICS, MAX_SECTIONS, STEP_BUCKETS_SECONDS, STEP_TAGS
 from rankscope.runs.records import PHASES, PhaseTimes, StepBreakdown, StepRecord
 
 _MICRO: Final = 1e-6
@@ -69,6 +69,8 @@ class Totals:
     sections_s: dict[str, float] = field(default_factory=dict)
     sums: dict[str, float] = field(default_factory=dict)
     levels: dict[str, float] = field(default_factory=dict)
+    script_metrics: dict[str, float] = field(default_factory=dict)
+    """Last value of each of the script's own numbers."""
     tags: Counter[str] = field(default_factory=Counter)
     profiled: int = 0
     window_s: dict[str, float] = field(default_factory=dict)
@@ -91,12 +93,16 @@ class Totals:
             section = label_text(name)
             known = section in self.sections_s or len(self.sections_s) < MAX_SECTIONS
             _add(self.sections_s, section if known else _OTHER, time_us * _MICRO)
+        for name, value in step.metrics.items():
+            label = label_text(name)
+            if label in self.script_metrics or len(self.script_metrics) < MAX_SCRIPT_METRICS:
+                self.script_metrics[label] = value
         for name in _SUMMED:
-            if (value := getattr(step, name)) is not None:
-                _add(self.sums, name, value)
+            if (amount := getattr(step, name)) is not None:
+                _add(self.sums, name, amount)
         for name in _LEVELS:
-            if (value := getattr(step, name)) is not None:
-                self.levels[name] = value
+            if (level := getattr(step, name)) is not None:
+                self.levels[name] = level
         if step.tags:
             self.tags.update(tag for tag in set(step.tags) if tag in STEP_TAGS)
         self.profiled += step.profiled

@@ -34,7 +34,8 @@ _STARTING_NS: Final = 6_000_000
 """Longest time from the start of py-spy's process to the zero of its times."""
 _LIBRARIES: Final = ("site-packages", "dist-packages")
 _STANDARD: Final = tuple({f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib")})
-_RECORDER: Final = f"{Path(__file__).parents[1]}/"
+_RECORDER: Final = f"{Path(__file__).parents[2]}/"
+"""Its wrappers are in the stack of what they wrap."""
 
 
 class _Args(msgspec.Struct, frozen=True):

@@ -22,17 +22,26 @@ WRONG: Final = 4
 """Number of traces kept per rank of windows in which something looked wrong; the oldest are removed."""
 WRONG_BYTES: Final = 256 * 1024 * 1024
 """Default limit of the total size of the traces in which something looked wrong."""
+WRONG_RANKS: Final = 8
+"""Number of ranks of a job that keep these: where ranks wait for each other, the same window looks wrong on all of them."""
+_ROOM: Final = 10
+"""Least free space on the disk for such a trace, in multiples of its size: nobody asked for it."""
 MAX_WAITING: Final = 2
 """Largest number of traces that wait in local memory for the disk; further ones are not kept."""
 
 _Why = Literal["last", "asked", "wrong"]
 
 
+def keeps_wrong(rank: int, world_size: int) -> bool:
+    """Return whether this rank keeps traces in which something looked wrong: at most ``WRONG_RANKS`` do, spread over the job."""
+    return rank % -(-world_size // WRONG_RANKS) == 0
+
+
 class Keeping:
     """Retention of the last ``keep`` traces, in the folder that ``keep_in`` returns (``None``: there is none now).
 
     It also keeps the last ``CAPTURED`` requested traces, and the last ``WRONG`` traces in which something looked wrong, of at
-    most ``wrong_bytes`` in total. Every trace is removed from ``scratch``, kept or not.
+    most ``wrong_bytes`` in total (0: none). Every trace is removed from ``scratch``, kept or not.
     """
 
     def __init__(
@@ -57,7 +66,7 @@ class Keeping:
 
     def take(self, trace: Path, *, asked: bool = False, wrong: bool = False) -> None:
         """Take a reduced trace; ``asked``: it was requested, ``wrong``: something looked wrong in it. Never waits."""
-        why: _Why = "asked" if asked else "wrong" if wrong else "last"
+        why: _Why = "asked" if asked else "wrong" if wrong and self._wrong_bytes else "last"
         if why == "last" and not self._keep:
             remove_trace(trace, self._scratch)
         elif self._traces.qsize() >= MAX_WAITING:
@@ -100,7 +109,7 @@ class Keeping:
                 target.close()
                 size = file.tell()
                 if why == "wrong":
-                    self._make_room(size)
+                    self._make_room(kept.parent, size)
             if why == "wrong":
                 self._wrong.append((kept, size))
                 return
@@ -111,8 +120,10 @@ class Keeping:
         except OSError as error:
             self._say(f"cannot keep the trace {kept.name}: {error.strerror or error}")
 
-    def _make_room(self, size: int) -> None:
+    def _make_room(self, folder: Path, size: int) -> None:
         """Make room for one more trace in which something looked wrong. Raises ``OSError``, also if it alone is too large."""
+        if shutil.disk_usage(folder).free < _ROOM * size:
+            raise OSError(errno.ENOSPC, "the disk is nearly full")
         if size > self._wrong_bytes:
             raise OSError(errno.EFBIG, f"it is larger than all of its kind may be, {self._wrong_bytes} bytes")
         while len(self._wrong) >= WRONG or sum(size for _, size in self._wrong) + size > self._wrong_bytes:

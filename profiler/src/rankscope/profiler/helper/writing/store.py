@@ -13,8 +13,8 @@ from typing import Final, TypeVar
 import msgspec
 
 from rankscope.profiler.handover import Hello
-from rankscope.profiler.starts import is_alive, is_earlier, is_same_job
-from rankscope.runs.paths import RANK_STREAMS, RankStream, attempt_file, rank_dir, rank_file, run_file
+from rankscope.profiler.starts import is_alive, is_earlier, is_over, is_same_job
+from rankscope.runs.paths import RANK_STREAMS, RankStream, attempt_dir, attempt_file, rank_dir, rank_file, run_file
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo, StepRecord
 from rankscope.runs.segments import UNDECODABLE
 from rankscope.runs.step_columns import event_of, pack_row
@@ -253,6 +253,8 @@ class RunStore:
             if theirs is not None and self._passes(mine, theirs):
                 return False
             if theirs is not None and theirs.world_size != mine.world_size:
+                if self._is_over():
+                    return False
                 of = f"{theirs.world_size} rank(s), and this process is one of {mine.world_size}"
                 self._refuse(f"attempt {self.attempt} of {self._run_dir} is that of another job, of {of}; it is not recorded")
                 return True
@@ -260,9 +262,14 @@ class RunStore:
         if not write_record(file, rank, overwrite=False):
             there = _read(file, RankInfo)
             if there is None or not _is_of(rank, there):
-                if mine.start_key is not None and there is not None and not is_alive(there, rank.host):
-                    return False
-                self._refuse(f"attempt {self.attempt} of {self._run_dir} has this rank already; this process is not recorded")
+                is_elastic = mine.start_key is not None and there is not None and not is_alive(there, rank.host)
+                if is_elastic or (there is not None and is_over(there, rank.host)):
+                    return False  # an earlier start, or an earlier program of the same command
+                by = "" if there is None else f" (pid {there.pid} on {there.host})"
+                self._refuse(
+                    f"rank {rank.rank} is already recorded in {self._run_dir}{by}; this process is not: "
+                    "give this program its own --run-dir"
+                )
                 return True
             # Counts of a killed predecessor of this helper are continued.
             self._written, self._expired, self._unconfirmed = there, there.expired_records, there.unconfirmed_records
@@ -272,6 +279,11 @@ class RunStore:
         self.begun = True
         self._moved()
         return True
+
+    def _is_over(self) -> bool:
+        """Return whether no rank of the attempt goes on, as far as this host can tell."""
+        ranks = [_read(file, RankInfo) for file in attempt_dir(self._run_dir, self.attempt).glob("ranks/*/rank.json")]
+        return all(rank is not None and is_over(rank, self._hello.rank.host) for rank in ranks)
 
     def _passes(self, mine: AttemptInfo, theirs: AttemptInfo) -> bool:
         """Return whether an existing attempt belongs to another job, or to an earlier start of this one."""
