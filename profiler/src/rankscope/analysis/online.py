@@ -256,22 +256,26 @@ class _Attempt:
         late = columns.step < self._first
         if late.any():
             self._passed.add(columns.step[late])
-            self._count(rank, columns.values["wall_us"][late])
+            walls = columns.values["wall_us"][late]
+            self._count(rank, int(np.isfinite(walls).sum()), float(np.nansum(walls, dtype=np.float64)))
             columns = columns.where(~late)
         self._filling.add(rank, columns)
 
-    def _count(self, rank: int, walls: NDArray[np.float32]) -> None:
-        """Count records that are no longer kept; NaN marks a missing record."""
-        self._records[rank] = self._records.get(rank, 0) + int(np.isfinite(walls).sum())
-        self._wall_us[rank] = self._wall_us.get(rank, 0.0) + float(np.nansum(walls, dtype=np.float64))
+    def _count(self, rank: int, records: int, wall_us: float) -> None:
+        """Count records that are no longer kept, and their wall time."""
+        self._records[rank] = self._records.get(rank, 0) + records
+        self._wall_us[rank] = self._wall_us.get(rank, 0.0) + wall_us
 
     def _forget_steps(self) -> None:
         steps = self._filling.steps
         over = max(len(steps) - self._recent_steps, int(np.searchsorted(steps, self._first)))
         if over:
             self._passed.add(steps[:over])
-            for rank, walls in zip(self._filling.ranks, self._filling.metrics["wall_us"][:, :over], strict=True):
-                self._count(rank, walls)
+            walls = self._filling.metrics["wall_us"][:, :over]
+            records: list[int] = np.isfinite(walls).sum(axis=1).tolist()
+            sums_us: list[float] = np.nansum(walls, axis=1, dtype=np.float64).tolist()
+            for rank, count, wall_us in zip(self._filling.ranks, records, sums_us, strict=True):
+                self._count(rank, count, wall_us)
             self._filling.drop_before(over)
             self._first = int(self._filling.steps[0])
 
