@@ -272,8 +272,9 @@ class _Attempt:
         if over:
             self._passed.add(steps[:over])
             walls = self._filling.metrics["wall_us"][:, :over]
-            records: list[int] = np.isfinite(walls).sum(axis=1).tolist()
-            sums_us: list[float] = np.nansum(walls, axis=1, dtype=np.float64).tolist()
+            are_known = np.isfinite(walls)
+            records: list[int] = are_known.sum(axis=1).tolist()
+            sums_us: list[float] = np.where(are_known, walls, 0).sum(axis=1, dtype=np.float64).tolist()
             for rank, count, wall_us in zip(self._filling.ranks, records, sums_us, strict=True):
                 self._count(rank, count, wall_us)
             self._filling.drop_before(over)
