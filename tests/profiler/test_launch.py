@@ -141,14 +141,18 @@ def test_the_launcher_outlives_a_signal_that_the_job_handles(tmp_path: Path, num
         "while True: time.sleep(0.05)"
     )
     script = (
-        "import sys; from pathlib import Path; from rankscope.profiler.launch import *\n"
+        "import signal, sys; from pathlib import Path; from rankscope.profiler.launch import *\n"
+        f"signal.signal({int(number)}, signal.SIG_DFL)\n"  # whoever runs the tests may ignore it, as nohup does
         f"sys.exit(launch([sys.executable, '-c', {job!r}], LaunchOptions(run_dir=Path(sys.argv[1]), name='x')).status)"
     )
     with subprocess.Popen([sys.executable, "-c", script, tmp_path / "run"], stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout is not None
         assert launcher.stdout.readline() == "up\n"
-        launcher.send_signal(number)
-        assert launcher.wait(60) == 7
+        try:
+            launcher.send_signal(number)
+            assert launcher.wait(60) == 7
+        finally:
+            launcher.kill()
 
 
 def test_a_signal_that_ends_the_job_is_its_status(tmp_path: Path) -> None:
