@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from rankscope.analysis.collectives.figures import Figure, Figures
 from rankscope.analysis.costs.waterfall import Costs, waterfall
-from rankscope.analysis.inference.remedy_table import FIGURES
-from rankscope.analysis.result.analysis import RankResult, Verdict
+from rankscope.analysis.result.analysis import RankResult
 from rankscope.analysis.result.costs import Memory, PartSource, PipelineResult, Throughput
 from rankscope.runs.records import KernelRecord
 
@@ -55,24 +54,6 @@ def figures_of_stages(costs: Costs | None) -> dict[str, Figure]:
         f"share.{name}": Figure(min(1.0, amount.us / costs.step_us), source=amount.source, stage=stage)
         for name, (stage, amount) in costs.largest.items()
     }
-
-
-def figures_of_verdict(verdict: Verdict, costs: Costs | None, reason: str | None) -> dict[str, Figure]:
-    """Return ``straggler.CAUSE``: the time lost to the named ranks, as a share of the step of ``costs``.
-
-    ``reason``: ``explained_by`` of the verdict, or another result of ``reason_of``. A reason with another remedy than its cause
-    gives the name.
-    """
-    if verdict.kind != "straggler" or verdict.slowdown is None or verdict.slowdown <= 1:
-        return {}
-    if verdict.pattern == "rotating":
-        return {}  # remedies are for ranks and hosts, of which none is at fault by itself
-    whole = 1.0
-    if costs is not None and costs.extent_us is not None and costs.step_us > 0:
-        whole = costs.extent_us / costs.step_us
-    lost = Figure(min(1.0, (1 - 1 / verdict.slowdown) * whole), source=verdict.evidence_source)
-    why = FIGURES.get(reason or "", verdict.cause)
-    return {f"straggler.{why or 'unknown'}": lost}
 
 
 def figures_of_ranks(ranks: Sequence[RankResult], source: PartSource) -> dict[str, Figure]:

@@ -18,14 +18,13 @@ from rankscope.analysis.costs.figures import (
     figures_of_ranks,
     figures_of_stages,
     figures_of_throughput,
-    figures_of_verdict,
 )
 from rankscope.analysis.costs.ledger import ledger_of_blame, ledger_of_steps
 from rankscope.analysis.costs.waterfall import Costs, waterfall
 from rankscope.analysis.evidence.compared import StepOwnTimes, imposed_wait
 from rankscope.analysis.result.analysis import Analysis, CollectiveMatching, ImposedWait, RankResult, RareSteps, Source
 from rankscope.analysis.result.costs import Ledger, LedgerSource, Memory, PipelineResult, Throughput
-from rankscope.analysis.verdict.advice import Subject, reason_of, recommend
+from rankscope.analysis.verdict.advice import Subject, figures_of_verdict, reason_of, recommend
 from rankscope.analysis.verdict.builders import Setting, never_balanced_while_waiting
 from rankscope.analysis.verdict.job_verdict import Answer
 from rankscope.analysis.verdict.stalled_verdict import place

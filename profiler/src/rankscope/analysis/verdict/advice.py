@@ -10,8 +10,10 @@ from string import Formatter
 from typing import Final
 
 from rankscope.analysis.causes import Cause
-from rankscope.analysis.collectives.figures import Figures
+from rankscope.analysis.collectives.figures import Figure, Figures
 from rankscope.analysis.costs.figures import derived
+from rankscope.analysis.costs.waterfall import Costs
+from rankscope.analysis.inference.remedy_table import FIGURES
 from rankscope.analysis.inference.signals import HOST_OR_DEVICE
 from rankscope.analysis.result.analysis import Evidence, Kind, Verdict
 from rankscope.analysis.result.costs import Advice, AdviceEvidence
@@ -193,3 +195,21 @@ def _advice(row: Row, actions: Sequence[str], figures: Figures, step_us: float |
         cost_share_at_most=None if row.cost is None else row.cost.of(figures),
         check=f"{command}: {row.falls} must fall",
     )
+
+
+def figures_of_verdict(verdict: Verdict, costs: Costs | None, reason: str | None) -> dict[str, Figure]:
+    """Return ``straggler.CAUSE``: the time lost to the named ranks, as a share of the step of ``costs``.
+
+    ``reason``: ``explained_by`` of the verdict, or another result of ``reason_of``. A reason with another remedy than its cause
+    gives the name.
+    """
+    if verdict.kind != "straggler" or verdict.slowdown is None or verdict.slowdown <= 1:
+        return {}
+    if verdict.pattern == "rotating":
+        return {}  # remedies are for ranks and hosts, of which none is at fault by itself
+    whole = 1.0
+    if costs is not None and costs.extent_us is not None and costs.step_us > 0:
+        whole = costs.extent_us / costs.step_us
+    lost = Figure(min(1.0, (1 - 1 / verdict.slowdown) * whole), source=verdict.evidence_source)
+    why = FIGURES.get(reason or "", verdict.cause)
+    return {f"straggler.{why or 'unknown'}": lost}
