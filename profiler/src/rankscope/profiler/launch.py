@@ -290,9 +290,16 @@ def _run(command: Sequence[str], environment: dict[str, str], scratch: Path) -> 
             print(f"rankscope: {command[0]}: {error.strerror}", file=sys.stderr)
             return _NOT_EXECUTABLE
         forward_to(child)
-        status = child.wait()
+        status = _status_of(child)
         _wait_for_helpers(scratch)
     return _SIGNALLED - status if status < 0 else status
+
+
+def _status_of(child: subprocess.Popen[bytes]) -> int:
+    """Wait for the child and return its status. Python handles a signal that comes just before a blocking call when that ends."""
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return child.wait(timeout=1.0)
 
 
 @contextmanager
