@@ -210,10 +210,12 @@ def us_text(ns: int) -> bytes:
 
     Perfetto multiplies the float64 of the number by 1000 and truncates, so that six numbers in a thousand lose a nanosecond. A
     slice could then extend beyond its parent, and Perfetto would drop it. These numbers get a fourth decimal: a tenth of a
-    nanosecond more.
+    nanosecond more or, where float64 cannot tell that apart, four tenths.
     """
     text = b"%d.%03d" % divmod(ns, 1000)
-    return text if int(ns / 1000 * 1000.0) == ns else text + b"1"
+    if int(ns / 1000 * 1000.0) == ns:
+        return text
+    return text + (b"1" if int(float(text + b"1") * 1000.0) == ns else b"4")
 
 
 def inert(text: str, limit: int = MAX_NAME) -> str:
