@@ -161,7 +161,7 @@ NO_STEPS: Final = (
     "What made ranks late is not known:<br>this takes at least five recorded steps of two ranks,<br>"
     "with own time separate from waiting."
 )
-NO_CAUSE_LOOKS: Final = "No rank made another one wait."
+NO_CAUSES: Final = "No rank made another one wait."
 
 _LEGEND: Final[dict[str, Any]] = {"font": {"size": 12}, "traceorder": "normal"}
 
@@ -177,10 +177,10 @@ def cause_bars(
     """Draw horizontal stacked bars per cause for the ranks (or ``hosts``, as in ``imposed_bars``) that imposed the most wait."""
     known = [rank for rank in ranks if rank.steps_us is not None]
     if not known:
-        return note(NO_STEPS if not ranks or ranks[0].steps_us is None else NO_CAUSE_LOOKS, colors)
+        return note(NO_STEPS if not ranks or ranks[0].steps_us is None else NO_CAUSES, colors)
     top = sorted((rank for rank in known if rank.steps_us), key=lambda rank: -(rank.steps_us or 0.0))[:MOST_CAUSE_BARS]
     if not top:
-        return note(NO_CAUSE_LOOKS, colors)
+        return note(NO_CAUSES, colors)
     longest = top[0].steps_us or 0.0
     size, unit = time_unit(longest)
     figure = go.Figure()
@@ -217,7 +217,7 @@ def cause_timeline(timeline: CauseTimeline | None, colors: Palette) -> go.Figure
     if timeline is None:
         return note(NO_STEPS, colors)
     if not timeline.causes_us:
-        return note(NO_CAUSE_LOOKS, colors)
+        return note(NO_CAUSES, colors)
     first, last, steps = (np.array(values) for values in (timeline.first, timeline.last, timeline.steps))
     per_step = {cause: values / steps for cause, values in _visible(timeline.causes_us).items()}
     size, unit = time_unit(float(sum(per_step.values(), start=np.zeros(len(steps))).max()))

@@ -96,10 +96,7 @@ def forget_in_child() -> None:
     global _close  # noqa: PLW0603
     _close = None
     if _address is not None:
-        libc = ctypes.CDLL(None)
-        libc.mmap.restype = ctypes.c_void_p
-        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _FIXED
-        libc.mmap(ctypes.c_void_p(_address), mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE, private, -1, ctypes.c_long(0))
+        _map_page(_address, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
 
 
 def _leave_status(status_file: Path) -> None:
@@ -111,19 +108,28 @@ def _leave_status(status_file: Path) -> None:
         # Allocated, as writing to a hole of a full tmpfs would kill the process; as a whole page, as ``mmap`` requires.
         os.posix_fallocate(handle, 0, mmap.PAGESIZE)
         os.pwrite(handle, struct.pack("i", NO_EXIT_STATUS), 0)
-        libc.mmap.restype = libc.fmemopen.restype = ctypes.c_void_p
-        flags = mmap.MAP_SHARED | (_FIXED if _address is not None else 0)
-        # Not Python's mmap, which would be unmapped before the process ends.
-        address = libc.mmap(
-            ctypes.c_void_p(_address), mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE, flags, handle, ctypes.c_long(0)
-        )
+        address = _map_page(_address, mmap.MAP_SHARED, handle)
     finally:
         os.close(handle)
-    if address is None or address == ctypes.c_void_p(-1).value or _address is not None:
+    if address is None or _address is not None:
         return
+    libc.fmemopen.restype = ctypes.c_void_p
     stream = libc.fmemopen(ctypes.c_void_p(address), ctypes.c_size_t(4), b"r+")
     if stream is None:
         return
     libc.setvbuf(ctypes.c_void_p(stream), None, _UNBUFFERED, ctypes.c_size_t(0))
     if libc.on_exit(ctypes.cast(libc.putw, ctypes.c_void_p), ctypes.c_void_p(stream)) == 0:
         _address = address
+
+
+def _map_page(address: int | None, flags: int, handle: int) -> int | None:
+    """Map a page of a file, at ``address`` if given, and return where it is; ``None`` if that fails.
+
+    Not by Python's ``mmap``, which would be unmapped before the process ends.
+    """
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    flags |= 0 if address is None else _FIXED
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    mapped: int | None = libc.mmap(ctypes.c_void_p(address), mmap.PAGESIZE, access, flags, handle, ctypes.c_long(0))
+    return None if mapped == ctypes.c_void_p(-1).value else mapped
