@@ -19,11 +19,9 @@ from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryFile
 from typing import Any
 
-_DROPPED = 9
-"""Index of the word of a ring that counts the entries for which it had no room."""
 LONG_STEP_S = 0.05
 """Seconds that each step of ``long`` sleeps."""
 
@@ -85,14 +83,12 @@ class _Wrappers:
         self._floor(lambda loader: batch(loader), lambda *args, **kwargs: backward(*args, **kwargs), _nothing, _nothing)  # noqa: PLW0108
 
     def least(self, ring: Any) -> None:
-        """Install the least Python that records a step as one entry of a ring, without any guard.
+        """Install the least Python that records a step as words of a ring, without any guard.
 
-        The entry has eight moments, start, CPU time, and the end of the backward pass before DDP waits.
+        The words are eight moments, start, CPU time, and the end of the backward pass before DDP waits.
         """
         import torch
         from torch.autograd import Variable
-
-        from rankscope.profiler.raw import pack_raw
 
         now, queue = time.perf_counter_ns, Variable._execution_engine.queue_callback  # noqa: SLF001
         batch, run = self._original("__next__"), self._original("backward")
@@ -121,10 +117,9 @@ class _Wrappers:
             noted.append(now())
 
         def after(*_: Any) -> None:
-            noted.append(now())
-            payload = pack_raw((1, time.time_ns(), time.thread_time_ns(), noted))
+            ring.write(time.time_ns(), time.thread_time_ns(), *noted, now())
             noted.clear()
-            ring.put(1, payload)
+            ring.rewind()  # nobody reads it
 
         self._floor(load, backward, before, after)
 
@@ -180,7 +175,7 @@ def train_blocks(run_dir: Path, blocks: int, steps: int, device: str) -> None:
     import torch.distributed as dist
 
     from rankscope.profiler.rank import attach
-    from rankscope.profiler.rank.recorder import Recorder
+    from rankscope.profiler.rank.recorder import StepRecorder
     from rankscope.profiler.ring import RingWriter
     from rankscope.profiler.settings import RecorderSettings
 
@@ -189,14 +184,15 @@ def train_blocks(run_dir: Path, blocks: int, steps: int, device: str) -> None:
     settings = RecorderSettings(
         run_dir=str(run_dir), run_id="bench", name="bench", start_unix_ns=time.time_ns(), window_steps=0, exporter_url=None
     )
-    recorder = Recorder(settings)
+    recorder = StepRecorder(settings)
     wrappers = _Wrappers(lambda: attach.use(recorder))
     # One model for all arms: two models would have different memory layouts.
     model = _model(64, 4, device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     batches = _endless(64, 8)
-    with TemporaryDirectory(dir="/dev/shm") as folder:  # where the recorder's own ring is
-        ring = RingWriter(Path(folder) / "ring", slots=(blocks + 2) * steps)
+    ring = RingWriter()
+    with TemporaryFile(dir="/dev/shm") as file:
+        ring.share(file.fileno())
     arms = {"with": wrappers.on, "without": wrappers.off, "empty": wrappers.empty, "least": lambda: wrappers.least(ring)}
     rows: dict[str, list[tuple[float, float, float]]] = {arm: [] for arm in arms}
     for number in range(blocks + 1):
@@ -210,7 +206,6 @@ def train_blocks(run_dir: Path, blocks: int, steps: int, device: str) -> None:
             if number:
                 rows[arm].append((row[0] / steps / 1e3, row[1] / steps / 1e3, row[2] / steps / 1e3))
     assert not recorder.off, "the recorder switched itself off"
-    assert ring.words[_DROPPED] == 0, "the ring of the floor was full"
     result = {**rows, "steps": recorder.step_number}
     run_dir.with_name(f"blocks-{dist.get_rank()}.json").write_text(json.dumps(result), encoding="utf-8")
     dist.destroy_process_group()

@@ -13,7 +13,7 @@ from rankscope.profiler.work import EVALUATION, NO_WORK, StepWork
 
 
 class Evaluation:
-    """Detector of evaluation on the training thread. Times are nanoseconds of a monotonic clock that the caller reads."""
+    """Detector of evaluation in one step. Times are nanoseconds of one clock."""
 
     __slots__ = ("_began", "_ended", "_likely", "_sure", "_work", "suspected")
 

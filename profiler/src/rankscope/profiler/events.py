@@ -1,182 +1,156 @@
-"""Events of a step, noted when they happen and evaluated later.
+"""Words that a rank writes into its ring: what happened in a step, and when.
 
 Between two events training evicts the recorder's code and objects from the processor's caches, so each one it touches is slow.
-The training thread therefore only notes events, and the helper process evaluates them. Steps with a time line on a device, and
-steps with more events than a slot of the ring holds, are evaluated on the training thread.
+The training thread therefore stores one word per event straight into the ring, and the helper process evaluates them.
 
-An event is one number in a flat list, ``at << SHIFT | kind``: its kind and its time (nanoseconds of ``perf_counter_ns``, which
-all processes of a Linux machine share). Appending a number costs a sixth of adding a tuple. An event of a kind from ``DETAILED``
-on is followed by a list entry with its details.
+An event is ``at << SHIFT | MARKED? | kind``: its time in nanoseconds of ``perf_counter_ns``, which all processes of a Linux
+machine share, and its kind. ``DETAILS`` says how many words with details follow. No word is 0, so the reader sees which have been
+written. Where an event is ``MARKED``, a mark was placed on the device's stream; their times follow in a ``DEVICE`` message.
 """
 
 from __future__ import annotations
 
-from math import prod
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+import struct
+from collections.abc import Iterable
+from typing import Final
 
-from rankscope.profiler.evaluation import Evaluation
-from rankscope.profiler.phases import BACKWARD, BETWEEN, DATA, OPTIMIZER, PhaseClock
-from rankscope.profiler.work import StepWork
+SHIFT: Final = 6
+"""Number of bits below the time."""
+MARKED: Final = 32
+KIND: Final = 31
+"""Mask of the kind."""
 
-if TYPE_CHECKING:
-    # Not in the helper: it loads torch.
-    from rankscope.profiler.rank.device import DeviceLine, Mark
-
-SHIFT: Final = 5
-"""Number of bits of the kind."""
-_KIND: Final = (1 << SHIFT) - 1
-DETAILED: Final = 16
-"""First of the kinds that have details."""
-
-# An event whose kind is the number of a phase is the beginning of that phase.
-LEAVE: Final = 10
+# An event whose kind is the number of a phase (0 to 5, see ``phases``) is the beginning of that phase.
+LEAVE: Final = 6
 """The phase that began last ends."""
-RAISED: Final = 11
+RAISED: Final = 7
 """The step of an optimizer ended by an exception."""
-WAITED: Final = 17
-"""A wait for other ranks is over. Details: its nanoseconds, and the two marks around it on the device."""
-TRAINING_BATCH: Final = 12
+TRAINING_BATCH: Final = 8
 """A batch to train on is about to be requested."""
-BATCH_WITHOUT_GRADIENTS: Final = 13
+BATCH_WITHOUT_GRADIENTS: Final = 9
 """A batch is requested while gradients are off."""
-BATCH: Final = DETAILED
-"""The data phase ends. Details: samples and elements of the batch, or ``None``."""
-SHAPE: Final = 21
-"""``BATCH``, where the batch is one tensor. Details: its shape."""
-MODEL_INPUT: Final = 22
-"""The model is called to train. Details: elements of its arguments, or ``None``."""
-TAIL: Final = 18
-"""A backward pass that waited for other ranks at its end is over. Details: when the wait began, in nanoseconds."""
-MODEL_EVALUATES: Final = 19
-"""``model.eval()``. Details: whether gradients are on."""
-MODEL_TRAINS: Final = 20
-"""``model.train()``. Details: whether gradients are on."""
+BATCH: Final = 10
+"""The data phase ends. Details: samples and elements of the batch."""
+NO_BATCH: Final = 11
+"""The data phase ends without a batch."""
+MODEL_INPUT: Final = 12
+"""The model is called to train. Detail: elements of its arguments."""
+MODEL_EVALUATES: Final = 13
+"""``model.eval()``. Detail: whether gradients are on."""
+MODEL_TRAINS: Final = 14
+"""``model.train()``. Detail: whether gradients are on."""
+WAIT: Final = 15
+"""A wait for other ranks begins."""
+WAITED: Final = 16
+"""The wait is over."""
+READY: Final = 17
+"""Time at which the graph of a backward pass was exhausted: from there to the pass's end the rank waits for others. It is written
+when the pass ends, directly before its ``LEAVE`` or ``RETURNED``."""
+RETURNED: Final = 18
+"""A backward pass inside another is over."""
+UNSEEN_WAIT: Final = 19
+"""The rank may have waited for others without a sign of how long."""
+SECTION: Final = 20
+"""A section of the script begins. Detail: its name."""
+SECTION_ENDS: Final = 21
+"""A section of the script ends. Detail: its name."""
+TAG: Final = 22
+"""The step gets a tag. Detail: the tag's name."""
+METRIC: Final = 23
+"""The script reports a number. Details: its name, and the number (two words)."""
+WORK: Final = 24
+"""The script reports its work. Details: samples, tokens, floating-point operations (two words, or none: two times nothing)."""
+COLLECTED: Final = 25
+"""Garbage was collected in the step. Details: nanoseconds, number of full collections."""
+CHECKPOINT_BEGINS: Final = 26
+CHECKPOINT_ENDS: Final = 27
+MEMORY: Final = 28
+"""Memory at the end of the last step. Details: resident, allocated, reserved, peak of allocated, retries of the allocator."""
+USAGE: Final = 29
+"""Counters of the training thread at the end of the last step. Details: voluntary and involuntary context switches, nanoseconds
+in the run queue, nanoseconds on the processor, and 1 where steps before are not meant: counting begins here."""
+END: Final = 30
+"""The step ends. Details: number << 8 | flags (below), not encoded as others, and the time at which it began."""
+MESSAGE: Final = 31
+"""Bytes for the helper. In place of the time: their number << 4 | kind of the message."""
 
-MAX_NOTED: Final = 1024
-"""Largest number of list entries; a step with more events is evaluated piece by piece."""
+DETAILS: Final = tuple(
+    {
+        BATCH: 2, MODEL_INPUT: 1, MODEL_EVALUATES: 1, MODEL_TRAINS: 1, SECTION: 1, SECTION_ENDS: 1, TAG: 1, METRIC: 3, WORK: 4,
+        COLLECTED: 2, MEMORY: 5, USAGE: 5, END: 2,
+    }.get(kind, 0)
+    for kind in range(32)
+)  # fmt: skip
+"""Number of words with details by kind; that of a message depends on its length."""
 
-_TRAINING: Final = (DATA, BACKWARD, OPTIMIZER)
-_ON_STREAM: Final = (BACKWARD, OPTIMIZER)
-"""Beginnings of phases in which the current stream of a device is that of training."""
+# Flags of END. The first is always set.
+NUMBER: Final = 8
+"""Number of bits below the step's number."""
+PROFILED: Final = 2
+WHOLE: Final = 4
+"""The beginning of the step was seen."""
+AWAITS_DEVICE: Final = 8
+"""The times of the step's marks may follow."""
+SIGNALLED: Final = 16
+"""All waits of the device for other ranks were reported."""
+WAITING: Final = 5
+"""Place of two bits that tell what is known of the rank's waits on the host."""
+NOT_KNOWN: Final = 0
+"""The host cannot see how long the rank waited for others."""
+NOT_AT_ALL: Final = 1
+"""There are no other ranks."""
+AS_NOTED: Final = 2
+"""The waits are among the events."""
+IF_NOTED: Final = 3
+"""The waits are among the events, if there are any; else nothing is known."""
+
+NOTHING: Final = 1
+"""Detail that says that there is no value."""
+_WORD_BYTES: Final = 7
+"""Bytes of a message in one word; the lowest byte makes it different from 0."""
+_DOUBLE: Final = struct.Struct("=d")
+_HALVES: Final = struct.Struct("=II")
 
 
-_W = TypeVar("_W", bound=StepWork)
+def detail(value: int | None) -> int:
+    """Return the word of a number that is not negative and below 2**62, or of ``None``."""
+    return NOTHING if value is None else (value + 1) << 1 | 1
 
 
-class StepEvents(Generic[_W]):
-    """Events of the current step, evaluated into ``clock`` and ``measures``."""
+def value_of(word: int) -> int | None:
+    """Return the number of a word with details."""
+    return None if word == NOTHING else (word >> 1) - 1
 
-    __slots__ = ("_evaluation", "_marks", "_stale", "clock", "line", "measures", "noted", "start", "understood")
 
-    def __init__(self, clock: PhaseClock, measures: _W) -> None:
-        self.clock = clock
-        self.measures = measures
-        self.start = clock.start
-        """Start of the step."""
-        self.understood = False
-        """True if some events of the step have been evaluated and are no longer in ``noted``."""
-        self._stale = False
-        self.line: DeviceLine | None = None
-        self.noted: list[Any] = []
-        """Events noted so far. Without a ``line``, callers that cannot afford ``note`` append to it directly."""
-        self._marks: list[Mark] = []
-        self._evaluation = Evaluation()
+def details_of_float(number: float | None) -> tuple[int, int]:
+    """Return the two words of a number, or of ``None``."""
+    if number is None:
+        return NOTHING, NOTHING
+    high, low = _HALVES.unpack(_DOUBLE.pack(number))
+    return detail(high), detail(low)
 
-    def note(self, kind: int, at: int, more: object = None) -> None:
-        """Note an event that happens now."""
-        word = at << SHIFT | kind
-        if kind < DETAILED:
-            self.noted.append(word)
-        else:
-            self.noted += (word, more)
-        if self.line is not None:
-            if kind in _ON_STREAM:
-                self.line.follow()
-            # These two do not cut the step; a wait has marks of its own.
-            self._marks.append(None if kind in (WAITED, MODEL_INPUT) else self.line.mark())
-        if len(self.noted) > MAX_NOTED:
-            self.understand()
 
-    def understand(self) -> None:
-        """Evaluate and clear the noted events."""
-        self.understood = True
-        if self._stale:
-            self._stale = False
-            self._evaluation.forget()
-            self.clock.begin(self.start)
-        noted, marks = iter(self.noted), iter(self._marks)
-        clock, measures, evaluation, line = self.clock, self.measures, self._evaluation, self.line
-        for word in noted:
-            kind, at = word & _KIND, word >> SHIFT
-            more: Any = next(noted) if kind >= DETAILED else None
-            if line is not None:
-                line.here = next(marks, None)
-            if kind == LEAVE:
-                clock.leave(at)
-            elif kind <= BETWEEN:
-                if evaluation.suspected is not None and kind in _TRAINING:
-                    evaluation.training(clock, measures, proof=kind != DATA)
-                clock.enter(kind, at)
-            elif kind in (BATCH, SHAPE):
-                clock.leave(at)
-                self._batch(at, more if kind == BATCH else (more[0] if more else None, prod(more)))
-            elif kind == WAITED:
-                self._waited(*more)
-            else:
-                self._rare(kind, at, more)
-        self.noted.clear()
-        if line is not None:
-            self._marks.clear()
+def float_of(high: int, low: int) -> float | None:
+    """Return the number of two words."""
+    if high == NOTHING:
+        return None
+    (number,) = _DOUBLE.unpack(_HALVES.pack((high >> 1) - 1, (low >> 1) - 1))
+    return float(number)
 
-    def _batch(self, at: int, work: tuple[int | None, int | None] | None) -> None:
-        if work is not None:
-            self.measures.add_work(*work)
-        if self._evaluation.suspected is not None:
-            self._evaluation.batch(at)
 
-    def _waited(self, nanoseconds: int, since: Mark, until: Mark) -> None:
-        self.clock.wait(nanoseconds)
-        if self.line is not None:
-            self.line.waited(since, until)
+def words_of_message(kind: int, payload: bytes) -> list[int]:
+    """Return the words of a message of ``kind``, 0 to 15."""
+    parts = (payload[start : start + _WORD_BYTES] for start in range(0, len(payload), _WORD_BYTES))
+    return [(len(payload) << 4 | kind) << SHIFT | MESSAGE, *(int.from_bytes(part, "little") << 8 | 1 for part in parts)]
 
-    def _rare(self, kind: int, at: int, more: Any) -> None:
-        clock, measures, evaluation = self.clock, self.measures, self._evaluation
-        if kind == TAIL:
-            clock.wait(at - more)
-        elif kind == MODEL_INPUT:
-            measures.add_model_work(more)
-        elif kind == RAISED:
-            clock.abandon(OPTIMIZER)
-        elif kind == BATCH_WITHOUT_GRADIENTS:
-            evaluation.batch_without_gradients(clock, measures, at)
-        elif kind == MODEL_EVALUATES:
-            evaluation.model_evaluates(clock, measures, at, gradients=more)
-        elif evaluation.suspected is None:
-            return
-        elif kind == MODEL_TRAINS:
-            evaluation.model_trains(clock, measures, at, gradients=more)
-        elif kind == TRAINING_BATCH:
-            evaluation.batch_to_train_on(clock, measures)
 
-    def watch(self, line: DeviceLine | None) -> None:
-        """Also use the time line of a device, from the next step on; ``None``: no longer."""
-        self.line = self.clock.line = line
+def size_of_message(word: int) -> tuple[int, int, int]:
+    """Return (kind, bytes, words that follow) of a message by its first word."""
+    about = word >> SHIFT
+    size = about >> 4
+    return about & 15, size, -(-size // _WORD_BYTES)
 
-    def begin(self, now: int) -> None:
-        """Begin the next step, where the previous one ended."""
-        # Events may be left from a first step without a record, or from a step that Ctrl-C interrupted.
-        self.noted.clear()
-        if self._marks:
-            self._marks.clear()
-        self.start = now
-        self._stale = True
-        self.understood = False
 
-    def finish(self, ended: int) -> int:
-        """End the step; return its wall time in nanoseconds."""
-        self.understand()
-        if self._evaluation.suspected is not None:
-            self._evaluation.training(self.clock, self.measures, proof=True)
-        if self.line is not None:
-            self.line.here = self.line.mark()
-        return self.clock.finish(ended)
+def bytes_of_message(size: int, words: Iterable[int]) -> bytes:
+    """Return the content of a message."""
+    return b"".join((word >> 8).to_bytes(_WORD_BYTES, "little") for word in words)[:size]

@@ -1,4 +1,4 @@
-"""Data that a rank hands to its helper process: a description of itself at the start, then entries through the ring."""
+"""Data that a rank hands to its helper process: a description of itself at the start, then words and messages in the ring."""
 
 from __future__ import annotations
 
@@ -21,21 +21,15 @@ NO_EXIT_STATUS: Final = 2**31 - 1
 """Content of that file until then."""
 
 
-class EntryKind(IntEnum):
-    """Kind of an entry of the ring."""
+class MessageKind(IntEnum):
+    """Kind of a message in the ring."""
 
-    STEP = 1
-    """A packed ``StepEntry``."""
-    WINDOW = 2
+    WINDOW = 1
     """An encoded ``Window``: a trace in local memory is ready to be read."""
-    MISSED_WINDOW = 3
-    """A window that could not be recorded; the payload is the reason."""
-    DEVICE = 4
-    """A packed ``DeviceEntry``."""
-    RAW_STEP = 5
-    """A packed ``RawStep``: a step that the helper has to evaluate."""
-    SPAN = 6
-    """A packed ``raw.Span``: the usage of the training thread in the last steps before it ended."""
+    MISSED_WINDOW = 2
+    """A window that could not be recorded; the content is the reason."""
+    DEVICE = 3
+    """Number of a step and the times of its marks in nanoseconds since that of its start, as 8-byte integers."""
 
 
 class Window(msgspec.Struct, frozen=True):

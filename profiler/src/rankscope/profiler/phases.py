@@ -4,13 +4,12 @@ Only some phases have events at their beginning and end. The time between them i
 backward pass is forward, also in an optimizer's closure; time from a backward pass to the optimizer is the optimizer's (clipping,
 unscaling); the rest is between steps. So the phases sum to the wall time by construction.
 
-A phase is a number, its index in ``PHASES``, and times are lists of nanoseconds by that index, because this runs at every event
-of every step.
+A phase is a number, its index in ``PHASES``, and times are lists of nanoseconds by that index.
 """
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
 from rankscope.runs.records import PHASES
 
@@ -28,37 +27,22 @@ _NEVER: Final = [UNSEEN] * len(PHASES)
 _NOTHING: Final = [0] * len(PHASES)
 _INTERRUPTING: Final = (H2D, BETWEEN)
 _END: Final = -1
-_GAP: Final = -1
-
-
-class Line(Protocol):
-    """Another time line that is cut at the same events as this one; see ``device``."""
-
-    def cut(self, phase: int) -> None:
-        """Assign the time between the last cut and now to ``phase``; -1: the phase is decided later."""
-
-    def settle(self, phase: int) -> None:
-        """Assign the undecided (-1) time so far to ``phase``."""
-
-    def place(self) -> int:
-        """Return the number of cuts; for ``forget``."""
-
-    def forget(self, place: int, phase: int) -> None:
-        """Assign all time since cut number ``place`` to ``phase``."""
 
 
 class PhaseClock:
-    """Phase and blocked times of the current step, in nanoseconds of a monotonic clock that the caller reads."""
+    """Phase and blocked times of a step that begins at ``now``, in nanoseconds of the clock that the caller's times are of.
 
-    __slots__ = ("_gap", "_gap_blocked", "_last", "_mark", "_open", "blocked", "line", "start", "times")
+    Time does not run backward here: a signal handler may have run between the reading of an event's time and its report.
+    """
+
+    __slots__ = ("_gap", "_gap_blocked", "_last", "_mark", "_open", "_undecided", "blocked", "pieces", "start", "times")
 
     def __init__(self, now: int) -> None:
-        self.line: Line | None = None
         self._open: list[int] = []
-        self.begin(now)
-
-    def begin(self, now: int) -> None:
-        """Start a step at ``now``. A phase still open is forgotten: an exception went through it."""
+        self.pieces: list[tuple[int, int]] = []
+        """(phase, end) of consecutive pieces of the step, from its start."""
+        self._undecided: tuple[int, ...] = ()
+        """Places of the pieces whose phase is decided later."""
         self.start = self._mark = now
         self.times = _NEVER.copy()
         """Nanoseconds per phase, ``UNSEEN`` where the phase was not observed."""
@@ -66,19 +50,18 @@ class PhaseClock:
         """Nanoseconds of waiting for other ranks inside each phase."""
         self._gap = self._gap_blocked = 0
         self._last = BETWEEN
-        if self._open:
-            self._open.clear()
 
     @property
-    def mark(self) -> int:
-        """Time of the last event that ended or decided a phase."""
-        return self._mark
+    def innermost(self) -> int | None:
+        """Phase that is open now; ``None`` between phases."""
+        return self._open[-1] if self._open else None
 
     def enter(self, phase: int, now: int) -> None:
         """Begin ``phase``, and charge the time since the last event to the phase that this decides.
 
         ``BETWEEN`` and ``H2D`` interrupt undecided time without deciding its phase.
         """
+        now = max(now, self._mark)
         if self._open:
             inner = self._open[-1]
             if inner == OPTIMIZER and phase == BACKWARD:
@@ -88,8 +71,8 @@ class PhaseClock:
         elif phase in _INTERRUPTING:
             self._gap += now - self._mark
             self._mark = now
-            if self.line is not None:
-                self.line.cut(_GAP)
+            self._undecided += (len(self.pieces),)
+            self.pieces.append((BETWEEN, now))
         else:
             self._close_gap(phase, now)
         if self.times[phase] == UNSEEN:
@@ -101,7 +84,7 @@ class PhaseClock:
         if not self._open:
             return  # it began in a step that is over
         phase = self._open.pop()
-        self._add(phase, now)
+        self._add(phase, max(now, self._mark))
         if phase not in _INTERRUPTING:
             self._last = phase
 
@@ -118,6 +101,7 @@ class PhaseClock:
 
     def finish(self, now: int) -> int:
         """End the step at ``now``; returns its wall time in nanoseconds."""
+        now = max(now, self._mark)
         if self._open:
             self._add(self._open[-1], now)
         self._close_gap(_END, now)
@@ -125,8 +109,6 @@ class PhaseClock:
 
     def remember(self) -> Moment:
         """Return the current state, for ``interrupt``."""
-        if self.line is not None:
-            self.line.cut(self._open[-1] if self._open else _GAP)
         return Moment(self)
 
     def interrupt(self, since: Moment, began: int, ended: int) -> None:
@@ -138,13 +120,10 @@ class PhaseClock:
         self.times, self.blocked, self._last = since.times, since.blocked, since.last
         self._mark, self._gap, self._gap_blocked = since.mark, since.gap, since.gap_blocked
         self._open = since.open
-        if self.line is not None:
-            self.line.forget(since.place, BETWEEN)
-        line, self.line = self.line, None
+        self.pieces, self._undecided = since.pieces, since.undecided
         self.enter(BETWEEN, max(began, self._mark))
         self.wait(waited)
         self.leave(max(ended, self._mark))
-        self.line = line
 
     def _add(self, phase: int, now: int) -> None:
         self.times[phase] = max(self.times[phase], 0) + now - self._mark
@@ -152,8 +131,7 @@ class PhaseClock:
         if self._gap_blocked and phase not in _INTERRUPTING:
             self.blocked[phase] += self._gap_blocked
             self._gap_blocked = 0
-        if self.line is not None:
-            self.line.cut(phase)
+        self.pieces.append((phase, now))
 
     def _close_gap(self, following: int, now: int) -> None:
         if following == BACKWARD:
@@ -168,18 +146,19 @@ class PhaseClock:
             self.blocked[phase] += self._gap_blocked
             self._gap = self._gap_blocked = 0
         self._mark = now
-        if self.line is not None:
-            self.line.cut(phase)
-            self.line.settle(phase)
+        for place in self._undecided:
+            self.pieces[place] = phase, self.pieces[place][1]
+        self._undecided = ()
+        self.pieces.append((phase, now))
 
 
 class Moment:
     """Saved state of a ``PhaseClock``."""
 
-    __slots__ = ("blocked", "gap", "gap_blocked", "last", "mark", "open", "place", "times")
+    __slots__ = ("blocked", "gap", "gap_blocked", "last", "mark", "open", "pieces", "times", "undecided")
 
     def __init__(self, clock: PhaseClock) -> None:
         self.times, self.blocked = clock.times.copy(), clock.blocked.copy()
         self.mark, self.gap, self.gap_blocked = clock._mark, clock._gap, clock._gap_blocked  # noqa: SLF001  # a part of it
         self.last, self.open = clock._last, clock._open.copy()  # noqa: SLF001  # as above
-        self.place = 0 if clock.line is None else clock.line.place()
+        self.pieces, self.undecided = clock.pieces.copy(), clock._undecided  # noqa: SLF001  # as above

@@ -1,18 +1,17 @@
-"""A single-writer, single-reader ring in a memory-mapped file.
+"""A single-writer, single-reader ring of words in memory that two processes share.
 
-The training thread writes, the helper process reads. The file is in local memory, so its content survives SIGKILL of the
-writer. Nothing here blocks: a full ring drops the entry and counts it.
+The training thread writes, the helper process reads. The memory survives SIGKILL of the writer. Nothing here blocks: without
+room, a step is dropped and counted.
 
-Layout, in the byte order of the machine: a header page, then ``slots`` slots of ``slot_bytes``. Header: magic, slot_bytes,
-slots; then at fixed offsets 8-byte words: the writer's (head, dropped, the recorder's cost, end, cost and number of windows, the
-last announcement read), the reader's (tail, and an announcement); and the reason for which the recorder switched itself off.
-A slot: a word with its sequence number + 1, one with the checksum, the length and the kind (32, 16 and 16 bits from the lowest),
-and the payload. An entry exists once ``head`` has passed it and its slot holds its sequence number and checksum. The checksum is
-Adler-32 of the payload, seeded with the sequence number: between the events of training, CRC-32 takes twice as long, because of
-its tables.
+Layout, in the byte order of the machine: a header, then ``CAPACITY`` words. The header has 8-byte words at fixed offsets: magic;
+the writer's (head, dropped steps, the recorder's cost, end, cost and number of windows, the last announcement read), the reader's
+(tail, and an announcement); the reason for which the recorder switched itself off; and the names that words refer to.
 
-Every word is written with one aligned store, so the other side sees the old value or the new one, never a part of each. The
-announcement is several words: its generation is 0 while they change and is written last, with a checksum over all of them.
+Positions in the ring count all words ever written. The writer publishes its head at the end of each step, so the reader takes
+whole steps. Every word is written with one aligned store, so the other side sees the old value or the new one, never a part of
+each. A word is 0 until it is written, and the reader makes it 0 again: it needs no checksum, and it can look at the words of the
+step that is going on. The announcement is several words: its generation is 0 while they change and is written last, with a
+checksum over all of them.
 """
 
 from __future__ import annotations
@@ -20,43 +19,48 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-import time
 from contextlib import suppress
 from enum import IntEnum
-from pathlib import Path
 from typing import Final, NamedTuple, Self
-from zlib import adler32, crc32
+from zlib import crc32
 
-SLOT_BYTES: Final = 1024
-SLOTS: Final = 4096
-PATIENCE_SECONDS: Final = 1.0
-"""Longest wait of the reader for a slot that ``head`` has passed but that does not hold its entry: other processors may see
-stores late, but never as late as this."""
+from rankscope.profiler.events import words_of_message
 
-_MAGIC: Final = b"RSRING03"
-_HEADER_BYTES: Final = 4096
-_GEOMETRY: Final = struct.Struct("=8sII")
-_SLOT: Final = struct.Struct("=QQ")
-_SLOT_HEADER: Final = _SLOT.size
-_LENGTH: Final = 32
-_KIND: Final = 48
-_LOW_32: Final = 0xFFFFFFFF
-_LOW_16: Final = 0xFFFF
+CAPACITY: Final = 1 << 17
+"""Number of words: 1 MiB, about 10,000 usual steps."""
+MASK: Final = CAPACITY - 1
+STEP_WORDS: Final = CAPACITY // 4
+"""Largest number of words of one step; a step with more is dropped."""
+_RESERVE: Final = 2 * STEP_WORDS
+"""Room that ``RingWriter.next_step`` asks for: that of one large step, and of the steps until the next call."""
+MAX_NAMES: Final = 100
+EVENT_NS: Final = 1_100
+"""Cost of one word to the training thread: an estimate, because the thread does not measure what it writes. It is checked by
+``benchmarks/overhead.py``: between the events of training all caches are cold, so no loop could measure it here."""
+
+_MAGIC: Final = int.from_bytes(b"RSRING04", "little")
+_HEADER_BYTES: Final = 8192
+BYTES: Final = _HEADER_BYTES + 8 * CAPACITY
+"""Size of the memory."""
 _ANNOUNCED: Final = struct.Struct("=QQQQQ")
 _REASON: Final = 256
 _REASON_BYTES: Final = 1024
+_NAMES: Final = 4096
+_NAME_BYTES: Final = 40
 
-# Words, by their index: offset / 8.
+# Words of the header, by their index: offset / 8.
 _HEAD, _DROPPED, _COST, _END, _WINDOW_COST, _WINDOWS, _SEEN = range(8, 15)
 _TAIL: Final = 16
 _GENERATION: Final = 24
 _NUMBER, _FIRST, _STEPS, _FLAGS, _CHECK = range(25, 30)
 _KEEP_TRACE: Final = 1
 
-COST: Final = _COST
-"""Index of the word with the recorder's cost so far, see ``RingWriter.set_cost``."""
-NEWS: Final = (_GENERATION, _SEEN)
-"""Indices of two words that are equal while ``RingWriter.news`` has nothing new to return."""
+HEAD: Final = _HEAD
+"""Index of the header's word with the position up to which whole steps have been written."""
+TAIL: Final = _TAIL
+"""Index of the header's word with the position up to which the reader has taken them."""
+ANNOUNCED: Final = (_GENERATION, _SEEN)
+"""Indices of two words of the header that are equal while ``RingWriter.announcement`` has nothing new to return."""
 
 
 class End(IntEnum):
@@ -82,181 +86,255 @@ class Announcement(NamedTuple):
 
 
 class RingWriter:
-    """Writer of the ring, in the training process. Raises ``OSError`` only from the constructor; nothing blocks."""
+    """Writer of the ring, in the training process. Until ``share`` it writes into memory of its own.
 
-    def __init__(self, path: Path, *, slots: int = SLOTS, slot_bytes: int = SLOT_BYTES) -> None:
-        assert slot_bytes % 8 == 0, "slots are written as words"
-        size = _HEADER_BYTES + slots * slot_bytes
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.ftruncate(handle, size)
-            # Writing to a sparse file on a full tmpfs would raise SIGBUS in training, so allocate all pages now.
-            os.posix_fallocate(handle, 0, size)
-            # Populate the mapping at once: otherwise every fourth step would cause a page fault.
-            self._map = mmap.mmap(handle, size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
-        finally:
-            os.close(handle)
-        self.words = memoryview(self._map)[:_HEADER_BYTES].cast("Q")
-        """Words of the header, for callers that cannot afford a method call; see ``NEWS`` and ``COST``."""
-        self._slot_words = memoryview(self._map).cast("Q")
-        self.room = min(slot_bytes - _SLOT_HEADER, _LOW_16)
-        """Size of the largest payload in bytes."""
-        self._slots = slots
-        self._slot_bytes = slot_bytes
-        self._head = 0
-        self._dropped = 0
-        self._map[: _GEOMETRY.size] = _GEOMETRY.pack(_MAGIC, slot_bytes, slots)
+    Callers that cannot afford a method call store their words at ``words[at & MASK]`` themselves, and add to ``at``. They must
+    not call anything between reading ``at`` and storing it: a signal handler, which may run at every call, would write there.
+    """
+
+    def __init__(self) -> None:
+        self._own = memoryview(bytearray(8 * CAPACITY)).cast("Q")
+        self._map: mmap.mmap | None = None
+        self._names: dict[str, int] = {}
+        self.header = memoryview(bytearray(_HEADER_BYTES)).cast("Q")
+        self._ring = self.words = self._own
+        """Memory for the words of the current step."""
+        self.at = 0
+        """Position of the next word."""
+        self.limit = STEP_WORDS
+        """Position from which ``overflow`` must be called before a word is written."""
+        self.spilled = False
+        """True if the current step will be dropped."""
+
+    def share(self, handle: int) -> None:
+        """Write into the memory of the file ``handle`` from now on. Raises ``OSError``."""
+        os.ftruncate(handle, BYTES)
+        # Writing to memory that the system cannot give would raise SIGBUS in training, so allocate all of it now.
+        os.posix_fallocate(handle, 0, BYTES)
+        # Populate the mapping at once: otherwise many steps would cause a page fault.
+        self._map = mmap.mmap(handle, BYTES, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+        for name, number in self._names.items():
+            self._write_name(name, number)
+        header, ring = memoryview(self._map)[:_HEADER_BYTES].cast("Q"), memoryview(self._map)[_HEADER_BYTES:].cast("Q")
+        header[0] = _MAGIC
+        if not self.spilled:
+            ring[: self.at] = self._own[: self.at]
+            self.words = ring
+        self.header, self._ring = header, ring
 
     def put(self, kind: int, payload: bytes) -> bool:
-        """Add an entry. Returns False and counts a drop if the ring is full or the payload does not fit a slot."""
-        head, words, size = self._head, self._slot_words, len(payload)
-        if head - words[_TAIL] >= self._slots or size > self.room:
-            self._dropped += 1
-            words[_DROPPED] = self._dropped
+        """Write a message. False: there is no room."""
+        words = words_of_message(kind, payload)
+        return self.write(*words)
+
+    def write(self, *words: int) -> bool:
+        """Write words. False: there is no room in this step."""
+        count = len(words)
+        if self.at + count > self.limit:
+            self.overflow()
             return False
-        offset = _HEADER_BYTES + (head % self._slots) * self._slot_bytes
-        start = offset + _SLOT_HEADER
-        self._map[start : start + size] = payload
-        # Two stores instead of ``struct``, whose code is cold here.
-        at = offset >> 3
-        words[at + 1] = adler32(payload, head & _LOW_32) | size << _LENGTH | kind << _KIND
-        self._head = words[at] = words[_HEAD] = head + 1
-        return True
+        # First the place: a signal handler of the script may write during the loop.
+        memory, at = self.words, self.at
+        self.at = at + count
+        for word in words:
+            memory[at & MASK] = word
+            at += 1
+        return not self.spilled
+
+    def publish(self) -> None:
+        """Let the reader have what was written since the end of the last step."""
+        if not self.spilled:
+            self.header[_HEAD] = self.at
+
+    def overflow(self) -> None:
+        """Drop the current step: it has too many words, or the ring has no room. Its words go to memory that nobody reads."""
+        start = self.header[_HEAD]
+        if not self.spilled:
+            for at in range(start, min(self.at, start + CAPACITY)):
+                self.words[at & MASK] = 0
+        self.words, self.at, self.limit, self.spilled = self._own, start, start + STEP_WORDS, True
+
+    def next_step(self) -> bool:
+        """Make room for the next step, or drop it; false if the one that ends was dropped.
+
+        To be called after each step that was dropped, and from time to time: the room suffices for many usual steps.
+        """
+        header, dropped = self.header, self.spilled
+        if dropped:
+            header[_DROPPED] += 1
+            self.at = header[_HEAD]
+        if self._map is None or self.at + _RESERVE - header[_TAIL] <= CAPACITY:
+            self.words, self.spilled = self._ring, False
+        else:
+            self.words, self.spilled = self._own, True
+        self.limit = self.at + STEP_WORDS
+        return not dropped
+
+    def rewind(self) -> None:
+        """Forget the words of the current step."""
+        self.at = self.header[_HEAD]
+
+    def name(self, name: str) -> int | None:
+        """Return the number of a name; ``None``: there are too many."""
+        number = self._names.get(name)
+        if number is None and len(self._names) < MAX_NAMES:
+            number = self._names[name] = len(self._names)
+            if self._map is not None:
+                self._write_name(name, number)
+        return number
+
+    def _write_name(self, name: str, number: int) -> None:
+        assert self._map is not None
+        data = name.encode(errors="replace")[: _NAME_BYTES - 1]
+        start = _NAMES + number * _NAME_BYTES
+        self._map[start : start + len(data)] = data
 
     def set_cost(self, nanoseconds: int) -> None:
-        """Publish the recorder's cost to the training thread so far."""
-        self.words[_COST] = nanoseconds
+        """Publish the measured part of the recorder's cost to the training thread so far; see ``EVENT_NS`` for the rest."""
+        self.header[_COST] = nanoseconds
 
     def set_window_cost(self, nanoseconds: int, windows: int) -> None:
         """Publish the part of the cost that is due to profiler windows, and the number of windows."""
-        self.words[_WINDOW_COST] = nanoseconds
-        self.words[_WINDOWS] = windows
+        self.header[_WINDOW_COST] = nanoseconds
+        self.header[_WINDOWS] = windows
 
-    def news(self) -> Announcement | None:
+    def announcement(self) -> Announcement | None:
         """Return the helper's announcement, once; ``None`` if there is no new one."""
-        words = self.words
-        generation = words[_GENERATION]
-        if generation == words[_SEEN] or not generation:
+        header = self.header
+        generation = header[_GENERATION]
+        if generation == header[_SEEN] or not generation:
             return None
-        number, first, steps, flags, check = words[_NUMBER : _CHECK + 1]
-        if words[_GENERATION] != generation or check != _check(generation, number, first, steps, flags):
+        number, first, steps, flags, check = header[_NUMBER : _CHECK + 1]
+        if header[_GENERATION] != generation or check != _check(generation, number, first, steps, flags):
             return None  # it is being written; the next step reads it
-        words[_SEEN] = generation
+        header[_SEEN] = generation
         return Announcement(number, first, steps, bool(flags & _KEEP_TRACE))
 
     def set_end(self, end: End) -> None:
         """Record the end of the writer, or withdraw it with ``SILENT``."""
-        self.words[_END] = end
+        self.header[_END] = end
 
     def set_disabled(self, reason: str) -> None:
         """Publish the reason for which the recorder switched itself off."""
-        data = reason.encode(errors="replace")[: _REASON_BYTES - 1]
-        self._map[_REASON : _REASON + len(data) + 1] = data + b"\0"
+        if self._map is not None:
+            data = reason.encode(errors="replace")[: _REASON_BYTES - 1]
+            self._map[_REASON : _REASON + len(data) + 1] = data + b"\0"
 
     def close(self) -> None:
-        """Unmap the file."""
-        self.words.release()
-        self._slot_words.release()
-        self._map.close()
+        """Unmap the memory."""
+        if self._map is not None:
+            views, self.header = (self.header, self._ring), memoryview(bytearray(_HEADER_BYTES)).cast("Q")
+            self._ring = self.words = self._own
+            for view in views:
+                view.release()
+            self._map.close()
+            self._map = None
 
 
 class RingReader:
     """Reader of the ring, in the helper.
 
-    Raises ``OSError`` if the file cannot be mapped and ``ValueError`` if it is not a ring.
+    Raises ``OSError`` if the memory of the file ``handle`` cannot be mapped and ``ValueError`` if it is not a ring.
     """
 
-    def __init__(self, path: Path, *, patience_s: float = PATIENCE_SECONDS) -> None:
-        with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), 0)
-        if len(self._map) < _HEADER_BYTES:
-            raise ValueError(f"{path}: not a ring")
-        magic, self._slot_bytes, self._slots = _GEOMETRY.unpack_from(self._map)
-        if magic != _MAGIC or len(self._map) != _HEADER_BYTES + self._slots * self._slot_bytes:
-            raise ValueError(f"{path}: not a ring")
-        self._words = memoryview(self._map)[:_HEADER_BYTES].cast("Q")
-        self._next = self._words[_TAIL]
-        self._patience_s = patience_s
-        self._doubted: int | None = None
-        self._doubted_since = 0.0
+    def __init__(self, handle: int) -> None:
+        if os.fstat(handle).st_size != BYTES:
+            raise ValueError("not a ring")
+        self._map = mmap.mmap(handle, BYTES)
+        self._header = memoryview(self._map)[:_HEADER_BYTES].cast("Q")
+        self._words = memoryview(self._map)[_HEADER_BYTES:].cast("Q")
+        if self._header[0] != _MAGIC:
+            self.close()
+            raise ValueError("not a ring")
+        self.at = self._header[_TAIL]
+        """Position of the next word to read."""
         # A killed predecessor of this helper may have announced a window.
-        self._generation = max(self._words[_GENERATION], self._words[_SEEN])
-        self.torn = 0
-        """Number of published slots without a valid entry; only broken memory should cause this."""
+        self._generation = max(self._header[_GENERATION], self._header[_SEEN])
+        self.lost = 0
+        """Number of steps that were damaged; only broken memory should cause this."""
 
-    def read(self, limit: int = SLOTS, *, ended: bool = False, free: bool = True) -> list[tuple[int, bytes]]:
-        """Return up to ``limit`` entries, (kind, payload), oldest first. Frees their slots, unless ``free`` is False.
+    def read(self, limit: int = CAPACITY) -> list[int]:
+        """Return up to ``limit`` published words, oldest first, and in any case those of a whole entry of the writer.
 
-        Reading stops at a slot that does not hold its entry yet. The slot is torn if it still does not after ``patience_s``, or
-        if the writer has ``ended``.
+        A word that another processor does not see yet is 0, and ends what is returned.
         """
-        head, tail = self._words[_HEAD], self._next
-        entries = []
-        for sequence in range(tail, min(head, tail + limit)):
-            offset = _HEADER_BYTES + (sequence % self._slots) * self._slot_bytes
-            number, about = _SLOT.unpack_from(self._map, offset)
-            length = about >> _LENGTH & _LOW_16
-            payload = self._map[offset + _SLOT.size : offset + _SLOT.size + length]
-            if number == sequence + 1 and about & _LOW_32 == _checksum(sequence, payload):
-                entries.append((about >> _KIND, payload))
-            elif ended or self._out_of_patience(sequence):
-                self.torn += 1
-            else:
-                break
-            tail = sequence + 1
-        self._next = tail
-        if free:
-            self.free()
-        return entries
+        head, start = self._header[_HEAD], self.at
+        words = self._slice(start, min(head, start + limit, start + CAPACITY))
+        with suppress(ValueError):
+            words = words[: words.index(0)]
+        self.at = start + len(words)
+        return words
 
-    def free(self, *, keep: int = 0) -> None:
-        """Free the slots of the entries read, except the last ``keep``: a replacement of this reader reads those again."""
-        self._words[_TAIL] = max(self._words[_TAIL], self._next - keep)
+    def current(self) -> list[int]:
+        """Return the words of the step that is going on, as far as they have been written."""
+        head = self._header[_HEAD]
+        words = self._slice(head, head + STEP_WORDS)
+        with suppress(ValueError):
+            words = words[: words.index(0)]
+        return words
 
-    def _out_of_patience(self, sequence: int) -> bool:
-        if self._doubted != sequence:
-            self._doubted, self._doubted_since = sequence, time.monotonic()
-        return time.monotonic() - self._doubted_since >= self._patience_s
+    def free(self, position: int) -> None:
+        """Give the words before ``position`` back to the writer. A replacement of this reader reads those after it again."""
+        tail = self._header[_TAIL]
+        while tail < position:
+            start = tail & MASK
+            count = min(position - tail, CAPACITY - start)
+            self._words[start : start + count] = memoryview(bytes(8 * count)).cast("Q")
+            tail += count
+        self._header[_TAIL] = tail
+
+    def _slice(self, start: int, end: int) -> list[int]:
+        first, last = start & MASK, end & MASK
+        if end - start >= CAPACITY or last < first:
+            return self._words[first:].tolist() + self._words[:last].tolist()
+        return self._words[first:last].tolist()
+
+    def name(self, number: int) -> str:
+        """Return the name that has this number; empty: there is none."""
+        if not 0 <= number < MAX_NAMES:
+            return ""
+        start = _NAMES + number * _NAME_BYTES
+        return self._map[start : start + _NAME_BYTES].partition(b"\0")[0].decode(errors="ignore")
 
     def announce(self, window: Announcement) -> None:
-        """Request a window from the training thread. This overwrites an announcement that is not yet ``heard``."""
+        """Request a window from the training thread. This overwrites an announcement that is not yet ``acknowledged``."""
         self._generation += 1
-        words, flags = self._words, _KEEP_TRACE * window.keep_trace
-        words[_GENERATION] = 0
-        words[_NUMBER], words[_FIRST], words[_STEPS], words[_FLAGS] = window.number, window.first, window.steps, flags
-        words[_CHECK] = _check(self._generation, window.number, window.first, window.steps, flags)
-        words[_GENERATION] = self._generation
+        header, flags = self._header, _KEEP_TRACE * window.keep_trace
+        header[_GENERATION] = 0
+        header[_NUMBER], header[_FIRST], header[_STEPS], header[_FLAGS] = window.number, window.first, window.steps, flags
+        header[_CHECK] = _check(self._generation, window.number, window.first, window.steps, flags)
+        header[_GENERATION] = self._generation
 
     @property
-    def heard(self) -> bool:
+    def acknowledged(self) -> bool:
         """True if the training thread has read the last announcement, or there was none."""
-        return self._words[_SEEN] == self._words[_GENERATION]
+        return self._header[_SEEN] == self._header[_GENERATION]
 
     @property
     def dropped(self) -> int:
-        """Number of lost entries: dropped by the writer, or torn."""
-        return self._words[_DROPPED] + self.torn
+        """Number of lost steps: dropped by the writer, or damaged."""
+        return self._header[_DROPPED] + self.lost
 
     @property
     def cost_ns(self) -> int:
         """Cost of the recorder to the training thread so far."""
-        return self._words[_COST]
+        return self._header[_COST] + EVENT_NS * self._header[_HEAD]
 
     @property
     def window_cost_ns(self) -> int:
         """Part of ``cost_ns`` that is due to profiler windows."""
-        return self._words[_WINDOW_COST]
+        return self._header[_WINDOW_COST]
 
     @property
     def windows(self) -> int:
         """Number of recorded profiler windows."""
-        return self._words[_WINDOWS]
+        return self._header[_WINDOWS]
 
     @property
     def end(self) -> End:
         """End state that the writer recorded."""
         with suppress(ValueError):
-            return End(self._words[_END])
+            return End(self._header[_END])
         return End.SILENT
 
     @property
@@ -266,7 +344,8 @@ class RingReader:
         return text.decode(errors="replace") or None
 
     def close(self) -> None:
-        """Unmap the file."""
+        """Unmap the memory."""
+        self._header.release()
         self._words.release()
         self._map.close()
 
@@ -275,10 +354,6 @@ class RingReader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _checksum(sequence: int, payload: bytes) -> int:
-    return adler32(payload, sequence & _LOW_32)
 
 
 def _check(*words: int) -> int:

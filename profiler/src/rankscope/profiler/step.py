@@ -17,7 +17,7 @@ import torch  # noqa: F401  # before attach, as under the launcher, which import
 
 from rankscope.profiler.rank import attach
 from rankscope.profiler.rank.process_end import end_of
-from rankscope.profiler.rank.recorder import Recorder
+from rankscope.profiler.rank.recorder import StepRecorder
 from rankscope.profiler.settings import (
     BUDGET,
     EXPORTER_URL,
@@ -40,7 +40,7 @@ class Section:
 
     __slots__ = ("_name", "_recorder")
 
-    def __init__(self, recorder: Recorder | None, name: str) -> None:
+    def __init__(self, recorder: StepRecorder | None, name: str) -> None:
         self._recorder = recorder
         self._name = name
 
@@ -107,7 +107,7 @@ class StepProfiler:
         currency: str | None = None,
     ) -> None:
         started = time.time_ns()
-        self._recorder: Recorder | None = None
+        self._recorder: StepRecorder | None = None
         self._settings: RecorderSettings | None = None
         self._wrong = ""
         try:
@@ -160,7 +160,7 @@ class StepProfiler:
 
     def _attach(self, settings: RecorderSettings) -> None:
         try:
-            self._recorder = Recorder(settings, explicit=True)
+            self._recorder = StepRecorder(settings, explicit=True)
             attach.use(self._recorder)
             attach.adopt_existing(self._recorder)
         except Exception as error:  # noqa: BLE001  # no error may stop training
@@ -220,7 +220,7 @@ def _as_text(coordinates: str | Mapping[str, int] | None) -> str | None:
 class _Batches(Iterable[_T]):
     """Result of ``data``: the batches of ``loader``, iterable once per epoch, with the time of each reported."""
 
-    def __init__(self, loader: Iterable[_T], recorder: Recorder | None) -> None:
+    def __init__(self, loader: Iterable[_T], recorder: StepRecorder | None) -> None:
         self._loader = loader
         self._recorder = recorder
 
@@ -238,7 +238,7 @@ class _SizedBatches(_Batches[_T]):
 class _BatchIterator(Iterator[_T]):
     """Iterator that reports the time of each batch and keeps no reference, so that the script controls a batch's lifetime."""
 
-    def __init__(self, iterator: Iterator[_T], recorder: Recorder | None) -> None:
+    def __init__(self, iterator: Iterator[_T], recorder: StepRecorder | None) -> None:
         self._iterator = iterator
         self._recorder = recorder
 

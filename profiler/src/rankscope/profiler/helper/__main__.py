@@ -18,17 +18,17 @@ from typing import Final
 
 import msgspec
 
-from rankscope.profiler.handover import RING_FILE, EntryKind, Window, read_exit_status, read_hello
+from rankscope.profiler.handover import RING_FILE, MessageKind, Window, read_exit_status, read_hello
 from rankscope.profiler.helper.collectives.collective_times import CollectiveTimes
 from rankscope.profiler.helper.collectives.flight import FlightDumps
 from rankscope.profiler.helper.coordination.duty import Coordination
 from rankscope.profiler.helper.duties import Duties, Surroundings
-from rankscope.profiler.helper.joining import Joining
 from rankscope.profiler.helper.lasting import LastingCost
 from rankscope.profiler.helper.publishing.otlp import OtlpTraces
 from rankscope.profiler.helper.publishing.published import Publishing
 from rankscope.profiler.helper.sampling.hardware import Hardware
 from rankscope.profiler.helper.sampling.stacks import Stacks
+from rankscope.profiler.helper.step_assembler import AssembledStep, StepAssembler
 from rankscope.profiler.helper.usual import Usual
 from rankscope.profiler.helper.writing.keeping import WRONG_BYTES, Keeping, keeps_wrong
 from rankscope.profiler.helper.writing.reducing import Reducing
@@ -37,9 +37,11 @@ from rankscope.profiler.helper.writing.storing import END_SECONDS, STUCK_SECONDS
 from rankscope.profiler.ring import End, RingReader
 from rankscope.profiler.scratch import hold, note_recorded, sweep
 from rankscope.runs.decoders import make_decoders
-from rankscope.runs.records import EndReason, RankInfo, StepRecord
+from rankscope.runs.records import EndReason, RankInfo
 
 POLL_SECONDS: Final = 0.2
+_WORDS: Final = 8192
+"""Number of words that are read at once."""
 
 
 class Helper:
@@ -48,7 +50,8 @@ class Helper:
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
         self._hello = read_hello(scratch)
-        self._ring = RingReader(scratch / RING_FILE)
+        with (scratch / RING_FILE).open("r+b") as file:
+            self._ring = RingReader(file.fileno())
         self._hold = hold(scratch)
         self._store = RunStore(self._hello)
         self._storing = Storing(self._store)
@@ -56,11 +59,9 @@ class Helper:
         self._lasting = LastingCost()
         kind = self._hello.rank.device_kind
         self._reducing = Reducing(scratch, self._keeping(), judge=self._usual.judged, device_kind=kind)
-        self._joining = Joining()
+        self._assembler = StepAssembler(self._ring.name, self._ring.at)
         self._disabled = False
         self._noted = self._ticked = False
-        self._steps_in_a_row = 0
-        """Number of consecutive raw steps among the last entries read."""
         self._missed_windows = 0
         around = Surroundings(
             hello=self._hello,
@@ -109,10 +110,8 @@ class Helper:
         while True:
             # Checked before reading the ring: after the rank's end one more reading gets everything.
             gone = _rank_is_gone(parent)
-            while self._take(ended=gone):
+            while self._take():
                 pass
-            self._record(self._joining.overdue())
-            self._free()
             self._collect()
             self._storing.wake()
             self._note()
@@ -120,7 +119,7 @@ class Helper:
             if gone:
                 break
             select.select([0], [], [], POLL_SECONDS)
-        self._record(self._joining.rest())
+        self._record(self._assembler.rest())
         left = self._reducing.finish(END_SECONDS)
         self._collect()
         if left:
@@ -139,45 +138,38 @@ class Helper:
             self._noted = True
             note_recorded(self._scratch, self._store.attempt, self._hello.rank.rank)
 
-    def _take(self, *, ended: bool) -> int:
-        entries = self._ring.read(500, ended=ended, free=False)
-        for kind, payload in entries:
-            self._steps_in_a_row = self._steps_in_a_row + 1 if kind == EntryKind.RAW_STEP else 0
+    def _take(self) -> int:
+        words = self._ring.read(_WORDS)
+        try:
+            messages = self._assembler.add(words)
+        except Exception as error:  # noqa: BLE001  # damaged words must not cost the steps after them
+            self._store.lose(1, error)
+            messages = []
+        for kind, content in messages:
             try:
-                self._take_entry(kind, payload)
-            except Exception as error:  # noqa: BLE001  # one invalid entry must not cost the entries after it
+                self._take_message(kind, content)
+            except Exception as error:  # noqa: BLE001  # one invalid message must not cost the others
                 self._store.lose(1, error)
-        self._free()
+        self._record(self._assembler.complete())
+        # Words that are not records yet stay in the ring: if this process is killed, the next one reads them again.
+        self._ring.free(self._assembler.position)
         if self._ring.disabled_reason and not self._disabled:
             self._disabled = True
             self._storing.write_rank(self._own_info())
-        return len(entries)
+        return len(words)
 
-    def _free(self) -> None:
-        # Entries that are not records yet stay in the ring: if this process is killed, the next one reads them again.
-        self._ring.free(keep=min(self._joining.unshared, self._steps_in_a_row))
+    def _take_message(self, kind: int, content: bytes) -> None:
+        if kind == MessageKind.WINDOW:
+            self._reducing.add(msgspec.json.decode(content, type=Window))
+        elif kind == MessageKind.MISSED_WINDOW:
+            self._missed(content.decode(errors="replace"))
 
-    def _take_entry(self, kind: int, payload: bytes) -> None:
-        if kind == EntryKind.STEP:
-            self._record(self._joining.step(payload))
-        elif kind == EntryKind.RAW_STEP:
-            self._duties.raw(payload)
-            self._record(self._joining.raw(payload))
-        elif kind == EntryKind.DEVICE:
-            self._record(self._joining.device(payload))
-        elif kind == EntryKind.SPAN:
-            self._record(self._joining.span(payload))
-        elif kind == EntryKind.WINDOW:
-            self._reducing.add(msgspec.json.decode(payload, type=Window))
-        elif kind == EntryKind.MISSED_WINDOW:
-            self._missed(payload.decode(errors="replace"))
-
-    def _record(self, records: list[StepRecord]) -> None:
-        for record in records:
+    def _record(self, steps: list[AssembledStep]) -> None:
+        for record, intervals in steps:
             self._usual.add(record)
             if self._hello.rank.device_kind != "cpu":
                 self._lasting.add(record)
-            self._duties.step(record)
+            self._duties.step(record, intervals)
             self._store.add_step(record)
 
     def _missed(self, reason: str) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from rankscope.profiler.handover import Hello
+from rankscope.profiler.intervals import PhaseInterval
 from rankscope.runs.records import RankInfo, RunInfo, StepBreakdown, StepRecord
 
 
@@ -30,11 +31,8 @@ class Surroundings:
 class Duty:
     """Base class of duties. Methods run on the helper's main thread, which also empties the ring, so none may block."""
 
-    def step(self, record: StepRecord) -> None:
-        """Handle a step of the rank."""
-
-    def raw(self, payload: bytes) -> None:
-        """Handle a packed ``RawStep``, before its record is complete. Not called for steps with device times."""
+    def step(self, record: StepRecord, intervals: Sequence[PhaseInterval]) -> None:
+        """Handle a step of the rank. ``intervals``: its phases on the host, in the order of time."""
 
     def breakdown(self, breakdown: StepBreakdown) -> None:
         """Handle the breakdown of a profiled step."""
@@ -53,13 +51,9 @@ class Duties:
         self._duties = list(duties)
         self._say = say
 
-    def step(self, record: StepRecord) -> None:
+    def step(self, record: StepRecord, intervals: Sequence[PhaseInterval]) -> None:
         """See ``Duty.step``."""
-        self._each(lambda duty: duty.step(record))
-
-    def raw(self, payload: bytes) -> None:
-        """See ``Duty.raw``."""
-        self._each(lambda duty: duty.raw(payload))
+        self._each(lambda duty: duty.step(record, intervals))
 
     def breakdown(self, breakdown: StepBreakdown) -> None:
         """See ``Duty.breakdown``."""

@@ -18,30 +18,30 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.autograd import profiler
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from rankscope.profiler.rank import captures, checkpoints, flight_dump, layout, model_inputs, waits
+from rankscope.profiler.rank import checkpoints, flight_dump, graph_capture, layout, model_inputs, waits
 from rankscope.profiler.rank.kineto import note_begun, note_ended
 from rankscope.profiler.rank.process_end import watch_immediate_exits
-from rankscope.profiler.rank.recorder import Recorder
+from rankscope.profiler.rank.recorder import StepRecorder
 from rankscope.profiler.settings import from_environment
 
 _OLDEST_TORCH = (2, 6)
 
-_recorder: Recorder | None = None
-_launched: Recorder | None = None
+_recorder: StepRecorder | None = None
+_launched: StepRecorder | None = None
 _patched = False
 
 
-def current() -> Recorder | None:
+def current() -> StepRecorder | None:
     """Return the recorder of this process, if there is one."""
     return _recorder
 
 
-def take_launched() -> Recorder | None:
+def take_launched() -> StepRecorder | None:
     """Return the recorder that ``install`` made, only to the first caller and only before its first step is over."""
     global _launched  # see ``use``
     launched, _launched = _launched, None
@@ -54,7 +54,7 @@ def install() -> None:
     try:
         settings = from_environment(os.environ)
         if settings is not None:
-            recorder = Recorder(settings)
+            recorder = StepRecorder(settings)
             use(recorder)
             _launched = recorder
     except Exception as error:  # noqa: BLE001  # no error may stop training
@@ -62,7 +62,7 @@ def install() -> None:
             sys.stderr.write(f"rankscope: not recorded: {str(error) or type(error).__name__}; training goes on\n")
 
 
-def use(recorder: Recorder) -> None:
+def use(recorder: StepRecorder) -> None:
     """Make ``recorder`` the one that the wrappers report to, and install them.
 
     Raises ``RuntimeError`` if torch is too old.
@@ -80,7 +80,7 @@ def use(recorder: Recorder) -> None:
         watch_immediate_exits()
 
 
-def adopt_existing(recorder: Recorder) -> None:
+def adopt_existing(recorder: StepRecorder) -> None:
     """Find the DDP models and device meshes made before the wrappers were installed. Takes some tens of milliseconds."""
     for thing in gc.get_objects():
         # Not isinstance, which could run code of the objects themselves.
@@ -94,8 +94,8 @@ def _forked() -> None:
         _recorder.forked()
 
 
-def _listening() -> Recorder | None:
-    if is_compiling() or _recorder is None or _recorder.off:
+def _listening() -> StepRecorder | None:
+    if is_dynamo_compiling() or _recorder is None or _recorder.off:
         return None
     return _recorder
 
@@ -128,7 +128,7 @@ def _wrap_everything() -> None:
     _replace(torch.cuda.CUDAGraph, "capture_end", _capture_ends)
     _replace(DistributedDataParallel, "__init__", _wrapped_model)
     waits.watch(_listening)
-    model_inputs.watch(_listening)
+    model_inputs.watch(current)
     layout.watch_meshes()
     checkpoints.watch(_listening)
     register_optimizer_step_pre_hook(_before_optimizer)
@@ -137,7 +137,7 @@ def _wrap_everything() -> None:
 
 def _data(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def following(self: Any) -> Any:
-        recorder = None if is_compiling() else _recorder
+        recorder = None if is_dynamo_compiling() else _recorder
         if recorder is None or recorder.off or not recorder.enter_data(self):
             return original(self)
         batch = None
@@ -152,7 +152,7 @@ def _data(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _backward(original: Callable[..., None]) -> Callable[..., None]:
     def backward(*args: Any, **kwargs: Any) -> None:
-        recorder = None if is_compiling() else _recorder
+        recorder = None if is_dynamo_compiling() else _recorder
         if recorder is None or recorder.off:
             return original(*args, **kwargs)
         roots = args[0] if args else kwargs.get("tensors")
@@ -182,9 +182,9 @@ def _evaluates(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _trains(original: Callable[..., Any]) -> Callable[..., Any]:
     def train(self: Any, mode: bool = True) -> Any:
-        # A model calls this for each submodule; only the first call begins or ends an evaluation. ``eval`` of some models (all
-        # of transformers 5) calls this too. A compiled caller must not depend on ``may_evaluate``: a change would recompile it.
-        if not is_compiling() and _recorder is not None and (_recorder.may_evaluate) == mode:
+        # A model calls this for each submodule, so the check comes first that is false for all but the first call. ``eval`` of
+        # some models (all of transformers 5) calls this too.
+        if _recorder is not None and _recorder.may_evaluate is mode and not is_dynamo_compiling():
             recorder = _listening()
             if recorder is not None:
                 (recorder.model_trains if mode else recorder.model_evaluates)()
@@ -229,7 +229,7 @@ def _foreign_profiler_ends(original: Callable[..., Any]) -> Callable[..., Any]:
 def _capture_begins(original: Callable[..., None]) -> Callable[..., None]:
     def begin(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        captures.note_begun(self)
+        graph_capture.note_begun(self)
 
     return begin
 
@@ -239,7 +239,7 @@ def _capture_ends(original: Callable[..., None]) -> Callable[..., None]:
         try:
             original(self, *args, **kwargs)
         finally:
-            captures.note_ended(self)
+            graph_capture.note_ended(self)
 
     return end
 
@@ -255,15 +255,15 @@ def _wrapped_model(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _before_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-    recorder = None if is_compiling() else _recorder
+    recorder = None if is_dynamo_compiling() else _recorder
     if recorder is not None and not recorder.off:
         if recorder.session is None:
             recorder.claim()
-            model_inputs.watch(_listening)  # the script has imported what it trains with
+            model_inputs.watch(current)  # the script has imported what it trains with
         recorder.before_optimizer(optimizer)
 
 
 def _after_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-    recorder = None if is_compiling() else _recorder
+    recorder = None if is_dynamo_compiling() else _recorder
     if recorder is not None and not recorder.off:
         recorder.after_optimizer(optimizer)

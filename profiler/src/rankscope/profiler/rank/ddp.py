@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from itertools import repeat
 from time import perf_counter_ns as now
 from typing import Any, Final
 
@@ -38,7 +39,7 @@ _FOLLOWED: Final = "rankscope"
 class Tail:
     """End of one backward pass.
 
-    ``mark`` places a mark on the time line of the device; ``ready_mark`` is the mark placed when the graph was exhausted.
+    ``mark`` places a mark on the device and returns it; ``ready_mark`` is the one placed when the graph was exhausted.
     """
 
     __slots__ = ("_exhausted", "hook", "mark", "ready_mark", "stamps")
@@ -48,11 +49,11 @@ class Tail:
         # The callback consists of builtins alone: in a Python function, signal handlers could run inside the pass, and an
         # exception of theirs (as of Ctrl-C) would keep DDP from ending it.
         self.stamps: deque[int] = deque(maxlen=1)
-        """Holds ``ready_ns``, for callers that cannot afford a property."""
+        """Time when the graph was exhausted; empty: that was not observed."""
         self._exhausted: Callable[[], object] = partial(next, map(self.stamps.append, iter(now, None)))
-        if mark is not None:
-            self._exhausted = partial(self._marking, self._exhausted, mark)
         self.mark = mark
+        if mark is not None:
+            self._exhausted = partial(self._marking, self._exhausted)
         self.hook: Callable[[object], object] = partial(next, map(_queue, (self._exhausted,)))
         """Hook for the nodes that the pass begins with. ``next(…, gradient)``: the first call queues the callback and returns
         ``None``; all others return the gradient. Both leave the gradient unchanged."""
@@ -63,20 +64,24 @@ class Tail:
         self.ready_mark = None
         self.hook = partial(next, map(_queue, (self._exhausted,)))
 
-    def _marking(self, exhausted: Callable[[], object], mark: Callable[[], object]) -> None:
+    def hook_of_all(self) -> Callable[[object], object]:
+        """Return a hook for one node that runs once in every pass."""
+        return partial(next, map(_queue, repeat(self._exhausted)))
+
+    def _marking(self, exhausted: Callable[[], object]) -> None:
         # An exception would reach training.
         with suppress(Exception):
             exhausted()
-            self.ready_mark = mark()
-
-    @property
-    def ready_ns(self) -> int | None:
-        """Time when the graph was exhausted; ``None`` if that was not observed."""
-        return self.stamps[0] if self.stamps else None
+            if self.mark is not None:
+                self.ready_mark = self.mark()
 
 
 class LastGradient:
-    """Detector of the end of backward passes over all DDP models of this process."""
+    """Detector of the end of backward passes over all DDP models of this process.
+
+    With one model, all of whose parameters get a gradient in every pass, one hook at the first of them serves all passes: it is
+    usually the last that is ready. Otherwise each pass gets a hook at the nodes that it begins with.
+    """
 
     def __init__(self) -> None:
         self._models: list[weakref.ref[DistributedDataParallel]] = []
@@ -84,10 +89,15 @@ class LastGradient:
         """True if there is any DDP model."""
         self.on_host = True
         """False if some parameters are on a device: the host's wait is then meaningless."""
-        self.spare: Tail | None = None
-        """A ``Tail`` that can be reused."""
         self.mark: Callable[[], object] | None = None
-        """Function that places a mark on the device's time line; ``None`` without one."""
+        """Function that places a mark on the device and returns it; ``None`` without one."""
+        self._spare: Tail | None = None
+        """A ``Tail`` that can be reused."""
+        self.lasting: Tail | None = None
+        """The ``Tail`` of all passes, where one hook serves them all."""
+        self._model: Callable[[], DistributedDataParallel | None] = lambda: None
+        """The model of ``lasting``."""
+        self._handle: Any = None
         # The public way to register a hook runs much Python at every pass. A tensor's dictionary of hooks is registered in one
         # call and may be shared by all nodes. The script's torch function modes must not affect it.
         self._hooks: dict[int, Callable[[object], object]] = {}
@@ -97,12 +107,54 @@ class LastGradient:
 
     def adopt(self, model: DistributedDataParallel) -> None:
         """Watch a model that was just wrapped in DDP."""
+        parameters = [parameter for parameter in model.module.parameters() if parameter.requires_grad]
         self.on_host &= not any(parameter.device.type != "cpu" for parameter in model.module.parameters())
         self._models.append(weakref.ref(model))
         self.present = True
+        self.forget_lasting()
+        if len(self._models) == 1 and parameters and not getattr(model, "find_unused_parameters", True):
+            self._watch_all(model, parameters[0])
+
+    def _watch_all(self, model: DistributedDataParallel, first: Tensor) -> None:
+        tail = Tail(None if self.on_host else self._placed)
+        try:
+            with torch._C.DisableTorchFunction(), torch.enable_grad():  # noqa: SLF001  # as above
+                node: Any = first.view_as(first).grad_fn
+            self._handle = node.next_functions[0][0].register_prehook(tail.hook_of_all())
+        except (AttributeError, IndexError, RuntimeError):
+            return  # a torch, or a kind of tensor, without it
+        self.lasting, self._model = tail, weakref.ref(model)
+
+    def _placed(self) -> object:
+        return None if self.mark is None else self.mark()
+
+    def forget_lasting(self) -> None:
+        """Watch each pass by itself from now on."""
+        self.lasting = None
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.remove()
+
+    def watch_pass(self, roots: object) -> Tail | None:
+        """Watch the outermost backward pass over ``roots``, which begins; ``None`` as for ``watch``."""
+        tail = self.lasting
+        if tail is not None:
+            model = self._model()
+            # Compiled autograd would trace the hook.
+            compiled = _modules.get(_COMPILED)
+            if model is not None and (compiled is None or not getattr(compiled, "compiled_autograd_enabled", False)):
+                if not model.require_backward_grad_sync:
+                    return None
+                tail.stamps.clear()
+                tail.ready_mark = None
+                return tail
+            self.forget_lasting()
+        return self.watch(roots)
 
     def watch(self, roots: object) -> Tail | None:
         """Watch the backward pass over ``roots`` that begins; ``None`` if it ends without an all-reduce (under ``no_sync``)."""
+        if self.lasting is not None:
+            self.forget_lasting()
         for reference in self._models:
             model = reference()
             if model is not None and getattr(model, "require_backward_grad_sync", True):
@@ -111,7 +163,7 @@ class LastGradient:
             self._models = [reference for reference in self._models if reference() is not None]
             self.present = bool(self._models)
             return None
-        tail, self.spare = self.spare, None
+        tail, self._spare = self._spare, None
         if tail is None or tail.mark is not self.mark:
             tail = Tail(self.mark)
         else:
@@ -124,6 +176,14 @@ class LastGradient:
             for root in roots if isinstance(roots, (list, tuple)) and not hasattr(roots, "node") else (roots,):
                 self._follow(root.grad_fn if isinstance(root, Tensor) else getattr(root, "node", None))
         return tail
+
+    def passed(self, tail: Tail) -> None:
+        """Note that the pass of ``tail`` is over."""
+        if tail is not self.lasting:
+            self._spare = tail
+        elif not tail.stamps:
+            # Not every pass reaches that parameter.
+            self.forget_lasting()
 
     def _follow(self, node: Any) -> None:
         # Compiled autograd would trace the hook again at every pass. The hook is freed with the graph, which is cheaper than
@@ -143,7 +203,7 @@ class LastGradient:
 
     def tails(self) -> list[object]:
         """Return what holds the marks of backward passes."""
-        return [self.spare, *self._hooks.values()]
+        return [self._spare, self.lasting, *self._hooks.values()]
 
     def close(self) -> None:
         """Release the models at the end of the recording."""
@@ -151,7 +211,8 @@ class LastGradient:
         # Cleared, not replaced: a pass on another thread may be about to register it.
         self._hooks.clear()
         self.present = False
-        self.mark = self.spare = None
+        self.mark = self._spare = None
+        self.forget_lasting()
 
 
 def _compiled_autograd() -> bool:

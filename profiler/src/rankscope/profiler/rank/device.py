@@ -1,4 +1,4 @@
-"""Device times of the phases, from events on the device's stream where the host cuts the step.
+"""Times of the phases on the device, by marks on the device's stream at the events of a step.
 
 The host runs ahead of a device, so the host's clock only shows when work was launched. Nothing here makes the host wait: marks
 are put on the stream, queried some steps later, and read once the device has passed them. While a CUDA graph is captured,
@@ -10,6 +10,7 @@ device and stream are current at the other events. The number of marks in a step
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final, Protocol
@@ -17,15 +18,13 @@ from typing import Any, Final, Protocol
 import torch
 from torch import cuda
 
-from rankscope.profiler.entries import DeviceEntry
-from rankscope.profiler.phases import UNSEEN
-from rankscope.profiler.rank import captures
-from rankscope.runs.records import PHASES
+from rankscope.profiler.events import MARKED
+from rankscope.profiler.rank import graph_capture
 
 MAX_PENDING: Final = 64
 """Largest number of steps whose marks the device has not passed; beyond it the oldest are discarded."""
-MAX_CUTS: Final = 512
-"""Largest number of cuts, and of marks for them, in one step; a step with more has no device times."""
+MAX_MARKS: Final = 512
+"""Largest number of marks in one step, besides those of waits; a step with more has no device times."""
 MAX_WAITS: Final = 256
 """Largest number of waits with marks in one step. Of a step with more, how long the device waited is unknown: tensor parallel
 training waits thousands of times."""
@@ -34,13 +33,15 @@ QUIET_STEPS: Final = 25
 
 Mark = Any
 """Position on the time line of the device."""
+_event: Any = getattr(torch._C, "_CudaEventBase", cuda.Event)  # noqa: SLF001  # the public class adds calls of Python to each use
+_current_stream: Any = getattr(torch._C, "_cuda_getCurrentStream", None)  # noqa: SLF001  # as above
 
 
 class DeviceClock(Protocol):
     """Interface to the clock of a device. No method may wait for the device."""
 
     def usable(self) -> bool:
-        """Return whether the device may be used now."""
+        """Return whether the device may be used now; called once a step."""
 
     def mark(self) -> Mark:
         """Mark the position that the stream reaches when it has done all work launched so far."""
@@ -48,8 +49,8 @@ class DeviceClock(Protocol):
     def again(self, mark: Mark) -> None:
         """Move an earlier mark to the current position."""
 
-    def follow(self) -> None:
-        """Place all further marks on the stream that is current now."""
+    def follow(self) -> bool:
+        """Place all further marks on the stream that is current now. Return whether that is another one than before."""
 
     def leave(self) -> bool:
         """Place all further marks on the stream that is then current. Return whether that is another one now."""
@@ -58,7 +59,10 @@ class DeviceClock(Protocol):
         """Return whether the device has reached ``mark``."""
 
     def elapsed_us(self, earlier: Mark, later: Mark) -> float:
-        """Return the microseconds between two marks that are ready; negative where the device passed ``later`` first."""
+        """Return the microseconds between two marks; negative where the device passed ``later`` first.
+
+        Raises ``RuntimeError`` if the device has not reached both.
+        """
 
 
 class CudaClock:
@@ -67,37 +71,43 @@ class CudaClock:
     def __init__(self, device: int) -> None:
         self.device = device
         self._stream: cuda.Stream | None = None
+        self._known: object = None
+        """Identity of ``_stream``, as torch's C functions give it."""
 
     def usable(self) -> bool:
         """Return False while a graph is captured: marks would become part of it, and querying one would invalidate it."""
-        return not captures.going_on()
+        return not graph_capture.going_on()
 
-    def mark(self) -> cuda.Event:
+    def mark(self) -> Any:
         """Record and return a new event."""
-        event = cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = _event(enable_timing=True, blocking=False, interprocess=False)
         self.again(event)
         return event
 
-    def again(self, mark: cuda.Event) -> None:
+    def again(self, mark: Any) -> None:
         """Record an event again."""
         # Without a stream, torch takes that of the current device: an event of another device raises there.
         mark.record(cuda.current_stream(self.device) if self._stream is None else self._stream)
 
-    def follow(self) -> None:
+    def follow(self) -> bool:
         """Ask torch for the stream; nothing is asked of the driver."""
-        self._stream = cuda.current_stream(self.device)
+        current = _current_stream(self.device) if _current_stream is not None else None
+        if current is not None and current == self._known and self._stream is not None:
+            return False
+        before, self._known, self._stream = self._stream, current, cuda.current_stream(self.device)
+        return before is not None
 
     def leave(self) -> bool:
         """Compare the streams."""
         stream, self._stream = self._stream, None
         return stream is not None and stream != cuda.current_stream(self.device)
 
-    def ready(self, mark: cuda.Event) -> bool:
+    def ready(self, mark: Any) -> bool:
         """Query the driver for the event."""
-        over: bool = mark.query()  # type: ignore[no-untyped-call]
+        over: bool = mark.query()
         return over
 
-    def elapsed_us(self, earlier: cuda.Event, later: cuda.Event) -> float:
+    def elapsed_us(self, earlier: Any, later: Any) -> float:
         """Return the elapsed microseconds; torch returns milliseconds."""
         milliseconds: float = earlier.elapsed_time(later)
         return milliseconds * 1000
@@ -141,89 +151,93 @@ def _holds_memory(device: int) -> bool:
 class _Step:
     """Marks of one step."""
 
-    __slots__ = ("is_last", "marks", "number", "phases", "signalled", "start", "unmarked", "waits")
+    __slots__ = ("is_last", "marks", "number", "start", "streams")
 
     def __init__(self, start: Mark) -> None:
         self.number = 0
         self.start = start
         self.marks: list[Mark] = []
-        self.phases: list[int] = []
-        """Phase of the time before each mark."""
-        self.waits: list[tuple[int, Mark, Mark]] = []
-        """Waits of the stream for other ranks: (index of the following cut, mark at the start, mark at the end)."""
-        self.unmarked = False
-        """True if a wait is not in ``waits``, because it has no marks."""
-        self.signalled = False
-        """True if all waits of the step are in ``waits``."""
+        """Marks of the marked events, in the order of the events, and last that of the step's end."""
+        self.streams = 1
+        """Number of streams that marks are on, at least."""
         self.is_last = False
         """True if no step begins at its last mark."""
 
 
-class DeviceLine:
-    """Time line of the steps of one thread on its device; see ``phases.Line``."""
+class DeviceMarks:
+    """Marks of the steps of one thread on its device."""
 
     def __init__(self, clock: DeviceClock) -> None:
         self._clock = clock
         self._step: _Step | None = None
         self._pending: deque[_Step] = deque()
         self._free: list[Mark] = []
-        self._given = self._waits_given = self._given_before = 0
-        """Marks given out in this step for cuts, and for waits, and all of the step before."""
-        self._follows = False
+        self._waits = 0
+        """Marks of waits in this step."""
+        self.given = 0
+        """Number of marks in the step that ended last; 0 if it had none."""
+        self.follows = False
         """True if training showed its stream in this step."""
         self._quiet_until = 0
         """Number of the first step that may have marks of waits again."""
-        self._marks_waits = True
+        self.marks_waits = True
         """False while how long the device waits is unknown anyway, so that marks of waits would be of no use."""
-        self.here: Mark | None = None
-        """Mark of the event that is being evaluated: the position of the next ``cut``."""
+        self._usable: bool | None = None
+        """Whether the device may be used where the step ends; ``None``: not looked at yet."""
 
     def follow(self) -> None:
         """Place all marks until the next call on the stream that is current now: training uses it."""
         # A capture has a stream of its own, on which its graph does not run later.
-        if self._clock.usable():
-            self._follows = True
-            self._clock.follow()
+        if not graph_capture.noted():
+            self.follows = True
+            if self._clock.follow() and self._step is not None:
+                self._step.streams += 1
 
-    def mark(self) -> Mark | None:
-        """Return a mark of this moment for a cut. ``None``: the device cannot be used now, or the step has too many."""
-        if self._given >= MAX_CUTS:
-            return None
-        self._given += 1
-        return self._mark()
-
-    def mark_wait(self) -> Mark | None:
-        """Return a mark of this moment for one end of a wait; ``None`` as for ``mark``, or if it would be of no use."""
-        if not self._marks_waits or self._waits_given >= 2 * MAX_WAITS:
-            return None
-        self._waits_given += 1
-        return self._mark()
-
-    def _mark(self) -> Mark | None:
-        if not self._clock.usable():
+    def place(self) -> int:
+        """Mark this moment, at an event of the step. Return ``MARKED``, or 0: the step will have no device times."""
+        step = self._step
+        if step is None:
+            return 0
+        if len(step.marks) >= MAX_MARKS + 2 * MAX_WAITS or graph_capture.noted():
             self._step = None
-            return None
+            return 0
+        step.marks.append(self._mark())
+        return MARKED
+
+    def place_wait(self) -> int:
+        """Mark one end of a wait for other ranks. Return ``MARKED``, or 0: how long the device waited will not be known."""
+        if not self.marks_waits or self._waits >= 2 * MAX_WAITS:
+            return 0
+        self._waits += 1
+        return self.place()
+
+    def ready(self) -> Mark | None:
+        """Return a mark of this moment, for ``add``; ``None``: none can be placed."""
+        return None if self._step is None or not self.marks_waits or graph_capture.noted() else self._mark()
+
+    def add(self, mark: Mark | None) -> int:
+        """Add an earlier mark where an event is written later. Return ``MARKED``, or 0 without a mark."""
+        if mark is None or self._step is None:
+            return 0
+        self._step.marks.append(mark)
+        return MARKED
+
+    def _mark(self) -> Mark:
         if not self._free:
             return self._clock.mark()
         mark = self._free.pop()
         self._clock.again(mark)
         return mark
 
-    @property
-    def given(self) -> int:
-        """Number of marks given out in the step that ended last; 0 if it had none."""
-        return self._given_before
-
     def begin(self) -> None:
         """Begin a step here."""
         self.pause()
-        self._given = self._waits_given = 0
-        mark = self._mark()
-        self._step = None if mark is None else _Step(mark)
+        self._waits = 0
+        self._step = _Step(self._mark()) if self._clock.usable() else None
 
     def pause(self) -> None:
         """Place no marks until ``begin``: the step that begins gets none."""
-        self._given_before = 0
+        self.given = 0
         step, self._step = self._step, None
         if step is None:
             return
@@ -232,112 +246,57 @@ class DeviceLine:
         else:
             self._free.append(step.start)
 
-    def cut(self, phase: int) -> None:
-        """Assign the time between the last cut and ``here`` to ``phase``; -1: the phase is decided later."""
-        step = self._step
-        if step is None:
-            return
-        if len(step.marks) >= MAX_CUTS:
-            self._step = None
-            return
-        if self.here is None:
-            self._step = None
-            return
-        if not step.marks or step.marks[-1] is not self.here:
-            step.marks.append(self.here)
-            step.phases.append(phase)
-
-    def settle(self, phase: int) -> None:
-        """Assign the undecided (-1) time so far to ``phase``."""
-        if self._step is not None and UNSEEN in self._step.phases:
-            self._step.phases = [phase if one == UNSEEN else one for one in self._step.phases]
-
-    def place(self) -> int:
-        """Return the number of cuts."""
-        return 0 if self._step is None else len(self._step.phases)
-
-    def forget(self, place: int, phase: int) -> None:
-        """Assign all time since cut number ``place``, up to ``here``, to ``phase``."""
-        self.cut(phase)
-        if self._step is not None:
-            self._step.phases[place:] = [phase] * (len(self._step.phases) - place)
-
-    def waited(self, since: Mark | None, until: Mark | None) -> None:
-        """Note a wait of the stream for other ranks from ``since`` to ``until``, both between the last cut and the next.
-
-        ``None``: there was no mark.
-        """
-        if self._step is None:
-            return
-        if since is None or until is None:
-            self._step.unmarked = True
-        else:
-            self._step.waits.append((len(self._step.marks), since, until))
-
     def finish(self, number: int, *, signalled: bool) -> bool:
-        """End step ``number`` at the last cut, where the next one begins.
+        """End step ``number``, where the next one begins. Return whether its times may follow.
 
-        ``signalled``: all waits of the step were reported. Returns whether an entry of the step will follow.
+        ``signalled``: all waits of the step were reported.
         """
+        usable = self._usable = self._clock.usable()
+        if usable:
+            self.place()
         step, self._step = self._step, None
-        self._given_before = self._given + self._waits_given
-        if not self._follows and self._clock.leave():
+        given, waits = 0 if step is None else len(step.marks), self._waits
+        if not self.follows and self._clock.leave():
             # As where a graph is replayed from now on: the stream of the steps before may be idle.
             step = None
-        self._follows = False
+        self.follows = False
         # Where the waits of this step are unknown, those of the next most likely are: it gets no marks for them.
-        if self._waits_given >= 2 * MAX_WAITS:
+        if waits >= 2 * MAX_WAITS:
             self._quiet_until = number + QUIET_STEPS
-        self._marks_waits = signalled and number >= self._quiet_until
-        if step is None or not step.marks or not self._clock.usable():
+        self.marks_waits = signalled and number >= self._quiet_until
+        if step is None or not usable:
             self.begin()
+            self.given = given
             return False
-        self._given = self._waits_given = 0
-        step.number, step.signalled = number, signalled and not step.unmarked
+        self.given, self._waits = given, 0
+        step.number = number
         self._pending.append(step)
         self._step = _Step(step.marks[-1])
         if len(self._pending) > MAX_PENDING:
             self._release(self._pending.popleft())
         return True
 
-    def read(self) -> list[DeviceEntry]:
-        """Return the entries of the steps that the device has finished since the last call."""
-        entries = []
-        while self._pending and self._clock.usable() and self._is_over(self._pending[0]):
+    def read(self) -> list[bytes]:
+        """Return the times of the steps that the device has finished since the last call, as messages for the helper."""
+        messages: list[bytes] = []
+        usable, self._usable = self._usable, None
+        if not self._pending or not (self._clock.usable() if usable is None else usable):
+            return messages
+        while self._pending and self._is_over(self._pending[0]):
             step = self._pending.popleft()
-            entries.append(self._entry(step))
+            try:
+                times = [round(self._clock.elapsed_us(step.start, mark) * 1000) for mark in step.marks]
+            except RuntimeError:
+                times = []
+            messages.append(struct.pack(f"={len(times) + 1}q", step.number, *times))
             self._release(step)
-        return entries
+        return messages
 
     def _is_over(self, step: _Step) -> bool:
+        # On one stream the last mark suffices.
         ready = self._clock.ready
-        # The last mark first: on one stream this one query suffices while the device is busy.
-        if not ready(step.marks[-1]):
-            return False
-        waits = [mark for _, since, until in step.waits for mark in (since, until)]
-        return all(map(ready, step.marks)) and all(map(ready, waits))
-
-    def _entry(self, step: _Step) -> DeviceEntry:
-        """Return the times of a step. Marks of different streams may be out of order; times between those are not known."""
-        times, blocked = [UNSEEN] * len(PHASES), [0] * len(PHASES)
-        signalled, before = step.signalled, step.start
-        for mark, phase in zip(step.marks, step.phases, strict=True):
-            passed = self._between(before, mark)
-            if passed < 0:
-                return DeviceEntry(step.number, None, None)
-            times[phase] = max(times[phase], 0) + passed
-            before = mark
-        for place, since, until in step.waits:
-            if place < len(step.phases):
-                passed = self._between(since, until)
-                signalled = signalled and passed >= 0
-                blocked[step.phases[place]] += passed
-        return DeviceEntry(step.number, times, blocked if signalled else None)
-
-    def _between(self, earlier: Mark, later: Mark) -> int:
-        return round(self._clock.elapsed_us(earlier, later) * 1000)
+        return ready(step.marks[-1]) and (step.streams == 1 or all(map(ready, step.marks)))
 
     def _release(self, step: _Step) -> None:
         # The last mark stays in use where it is the start of the next step.
         self._free += [step.start, *(step.marks if step.is_last else step.marks[:-1])]
-        self._free += [mark for _, since, until in step.waits for mark in (since, until)]

@@ -7,27 +7,20 @@ from collections.abc import Callable
 from functools import wraps
 from threading import get_ident
 from time import perf_counter_ns as now
-from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar, cast
+from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-
-UNSEEN_NS: Final = 600
-"""Cost of a guarded call that the call itself cannot measure: the calls of the wrapper and of the guarded method. It is an
-estimate, added to every call. It depends on how cold the caches are, and is higher during training than in any loop that could
-measure it here."""
 
 
 class Guarded(Protocol):
     """Class with guarded methods.
 
     ``thread``: the one thread whose calls it accepts (0: it is off). ``listening``: the same, but 0 during a guarded call.
-    ``cost_ns``: its own cost in nanoseconds.
     """
 
     thread: int
     listening: int
-    cost_ns: int
 
     def failed(self, error: Exception) -> None:
         """Switch off for good, or raise ``error`` if it belongs to training: see ``raised_by_a_signal_handler``."""
@@ -55,7 +48,7 @@ def _code(handler: object) -> object:
 def guarded(
     default: _R,
 ) -> Callable[[Callable[Concatenate[_G, int, _P], _R]], Callable[Concatenate[_G, _P], _R]]:
-    """Make a method do nothing on other threads or when its object is off, count its own cost, and raise no recorder error.
+    """Make a method do nothing on other threads or when its object is off, and raise no recorder error.
 
     The method receives the time of its call, in nanoseconds of ``perf_counter_ns``, before its other arguments (positional only,
     because they are cheaper), so no event reads the clock twice. The call returns ``default`` in three cases: it does nothing,
@@ -78,7 +71,6 @@ def guarded(
                 return default
             finally:
                 self.listening = self.thread
-                self.cost_ns += now() - at + UNSEEN_NS
 
         return cast("Callable[Concatenate[_G, _P], _R]", safe)
 

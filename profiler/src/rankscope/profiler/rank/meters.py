@@ -11,26 +11,25 @@ from functools import partial
 from itertools import repeat
 from os import pread
 from resource import RUSAGE_THREAD, getrusage
+from time import thread_time_ns
 from typing import Any, Final
 
 from torch import cuda
 
-from rankscope.profiler.entries import Memory
-from rankscope.profiler.raw import Reading
-
-GC_TAG: Final = "gc"
 _FULL_COLLECTION: Final = 2
 _MAX_STAMPS: Final = 2**16
 """Limit of stamps in one step, two per collection; of more, only the last are counted."""
 
 
 READ_EVERY_NS: Final = 20_000_000
-"""Time between two readings of a ``ThreadMeter``. A reading takes two system calls, 10 to 15 us between the events of a step.
-Steps shorter than this share a reading, see ``helper.joining``."""
+"""Time between two readings of a ``ThreadMeter``. A reading takes two or three system calls, 10 to 15 us between the events of a
+step. Steps shorter than this share a reading, see ``helper.step_assembler``."""
+_RUN_QUEUE: Final = 1
+"""Position of the waiting time in ``schedstat``."""
 
 
 class ThreadMeter:
-    """Reader of the counters of the thread that made it: one system call, and a second one if the thread was switched."""
+    """Reader of the counters of the thread that made it: two system calls, and another if the thread was switched."""
 
     def __init__(self) -> None:
         try:
@@ -38,17 +37,20 @@ class ThreadMeter:
         except OSError:
             self._schedstat = None
         self._switches = -1
-        self._queued: bytes | None = None
+        self._queued_ns: int | None = None
 
-    def read(self) -> Reading:
-        """Return the current counters; ``raw`` evaluates them."""
+    def read(self) -> tuple[int, int, int | None, int]:
+        """Return the thread's voluntary and involuntary context switches, and its nanoseconds in the run queue (``None``: the
+        kernel does not keep it) and on a processor, since it started.
+        """
         usage = getrusage(RUSAGE_THREAD)
         voluntary, involuntary = usage[14], usage[15]
         # Without a context switch the thread has not waited in the run queue.
         if voluntary + involuntary != self._switches and self._schedstat is not None:
             self._switches = voluntary + involuntary
-            self._queued = pread(self._schedstat, 96, 0)
-        return voluntary, involuntary, self._queued
+            fields = pread(self._schedstat, 96, 0).split()
+            self._queued_ns = int(fields[_RUN_QUEUE]) if len(fields) > _RUN_QUEUE else None
+        return voluntary, involuntary, self._queued_ns, thread_time_ns()
 
     def close(self) -> None:
         """Close the file handle."""
@@ -80,12 +82,12 @@ class GcMeter:
         gc.callbacks.append(self._callback)
 
     def read(self) -> tuple[int, int]:
-        """Return the nanoseconds and the number of full collections so far."""
-        if self.stamps:
-            self._understand()
-        return self._total_ns, self._full
+        """Return the nanoseconds and the number of full collections since the last call."""
+        before = self._total_ns, self._full
+        self._evaluate()
+        return self._total_ns - before[0], self._full - before[1]
 
-    def _understand(self) -> None:
+    def _evaluate(self) -> None:
         collected = False
         while self.stamps:
             phase, at, thread = self.stamps.popleft()
@@ -136,8 +138,6 @@ class MemoryMeter:
     """Reader of the memory of the process and its device."""
 
     def __init__(self) -> None:
-        self.due_ns = 0
-        """Time from which the memory is read again, at any step."""
         self.gpu: int | None = None
         """CUDA device whose memory is read; ``None``: the current one."""
         try:
@@ -145,10 +145,9 @@ class MemoryMeter:
         except OSError:
             self._statm = None
 
-    def read(self, now: int) -> Memory:
-        """Return the memory at ``now``, in nanoseconds of a monotonic clock."""
-        self.due_ns = now + EVERY_NS
-        return Memory(self._resident(), *self._device())
+    def read(self) -> tuple[int | None, ...]:
+        """Return resident, allocated and reserved bytes, the peak of those allocated, and the retries of the allocator."""
+        return self._resident(), *self._device()
 
     def _resident(self) -> int | None:
         if self._statm is None:

@@ -16,7 +16,7 @@ from functools import wraps
 from typing import Any, Final, Protocol
 
 import torch
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 # The public way imports the compiler, which takes seconds.
 _frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)  # noqa: SLF001
@@ -32,6 +32,9 @@ _PLACES: Final = (
 
 class Listener(Protocol):
     """Receiver of the arguments."""
+
+    measures_input: bool
+    """Whether the arguments are wanted in this step."""
 
     def enter_model(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the arguments of a call of the model."""
@@ -57,8 +60,8 @@ def watch(listening: Listening) -> None:
 
 def _of_call(original: Callable[..., Any], listening: Listening) -> Callable[..., Any]:
     def pre_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_compiling():
-            _report(listening, args, kwargs)
+        if not is_dynamo_compiling() and (listener := listening()) is not None and listener.measures_input:
+            _report(listener, args, kwargs)
         return original(self, *args, **kwargs)
 
     return pre_forward
@@ -67,20 +70,23 @@ def _of_call(original: Callable[..., Any], listening: Listening) -> Callable[...
 def _of_root(original: Callable[..., Any], listening: Listening) -> Callable[..., Any]:
     def root_pre_forward(state: Any, module: Any, args: Any, kwargs: Any) -> Any:
         # ``None`` until a first forward shows which module is the outermost.
-        if not is_compiling() and getattr(state, "_is_root", False) is not False:
-            _report(listening, args, kwargs)
+        if (
+            not is_dynamo_compiling()
+            and (listener := listening()) is not None
+            and listener.measures_input
+            and getattr(state, "_is_root", False) is not False
+        ):
+            _report(listener, args, kwargs)
         return original(state, module, args, kwargs)
 
     return root_pre_forward
 
 
-def _report(listening: Listening, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _report(listener: Listener, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     # Between the graphs of a compiled model, the compiler would also compile the functions that are called from here.
     compiler = _frames.set_eval_frame(None)
     try:
-        listener = listening()
-        if listener is not None:
-            listener.enter_model(args, kwargs)
+        listener.enter_model(args, kwargs)
     finally:
         _frames.set_eval_frame(compiler)
 

@@ -18,13 +18,13 @@ class StepBoundary:
     """Detector of the end of steps, from the events of one thread."""
 
     __slots__ = (
-        "_backward_seen",
-        "_backward_since_close",
-        "_backward_since_step",
         "_known",
         "_last",
         "_newest",
         "_only",
+        "backward_seen",
+        "backward_since_close",
+        "backward_since_step",
         "stepped",
     )
 
@@ -37,22 +37,17 @@ class StepBoundary:
         """Optimizer that stepped most recently."""
         self.stepped: set[int] = set()
         """Optimizers that have stepped in the current step; while it is empty, ``before_optimizer`` returns False."""
-        self._backward_seen = False
-        self._backward_since_close = False
-        self._backward_since_step = False
+        self.backward_seen = self.backward_since_close = self.backward_since_step = False
+        """True if a backward pass has returned: ever, since the last end of a step, since the last step of an optimizer."""
 
     @property
     def knows_optimizers(self) -> bool:
         """True if any optimizer has stepped outside of a backward pass."""
         return bool(self._known)
 
-    def backward_done(self) -> None:
-        """Note that a backward pass has returned."""
-        self._backward_seen = self._backward_since_close = self._backward_since_step = True
-
     def before_optimizer(self, optimizer: object) -> bool:
         """Return whether the step was over before ``optimizer``, which is about to step."""
-        if id(optimizer) in self.stepped and self._backward_since_step:
+        if id(optimizer) in self.stepped and self.backward_since_step:
             self._close()
             return True
         return False
@@ -60,18 +55,18 @@ class StepBoundary:
     def after_optimizer(self, optimizer: object) -> bool:
         """Return whether the step is over now that ``optimizer`` has stepped."""
         only = self._only
-        if only is not None and only() is optimizer and self._backward_since_step and not self.stepped:
+        if only is not None and only() is optimizer and self.backward_since_step and not self.stepped:
             # Fast path of the code below, for the usual loop.
-            self._backward_since_step = self._backward_since_close = False
+            self.backward_since_step = self.backward_since_close = False
             return True
         self._only = None
         key = id(optimizer)
         known = self._known.get(key)
         again = key == self._newest and known is not None and known() is optimizer
-        if again and self._backward_seen and not self._backward_since_step:
+        if again and self.backward_seen and not self.backward_since_step:
             return False
         self._newest = key
-        self._backward_since_step = False
+        self.backward_since_step = False
         if known is None or known() is not optimizer:
             self._forget_dead()
             first = not self._known
@@ -81,7 +76,7 @@ class StepBoundary:
                 # Another optimizer in the first cycle: the step that just ended includes its step.
                 return False
         self.stepped.add(key)
-        if key == self._last and (self._backward_since_close or len(self._known) == 1):
+        if key == self._last and (self.backward_since_close or len(self._known) == 1):
             self._close()
             if len(self._known) == 1:
                 self._only = self._known[key]
@@ -90,7 +85,7 @@ class StepBoundary:
 
     def _close(self) -> None:
         self.stepped.clear()
-        self._backward_since_close = False
+        self.backward_since_close = False
 
     def _forget_dead(self) -> None:
         for key in [key for key, reference in self._known.items() if reference() is None]:
@@ -103,12 +98,13 @@ class OptimizerSteps:
     Keeps no optimizer alive: one whose step raised may have been discarded, and its state is large.
     """
 
-    __slots__ = ("_inner", "backward_since_inner", "current", "data_since", "last", "taken")
+    __slots__ = ("backward_since_inner", "current", "data_since", "inner", "last", "taken")
 
     def __init__(self) -> None:
         self.current: weakref.ref[object] | None = None
         """Optimizer whose step began and whose end was not reported."""
-        self._inner: int | None = None
+        self.inner: int | None = None
+        """Optimizer that steps inside the current step."""
         self.data_since = False
         """True if a batch was requested since the current step began."""
         self.backward_since_inner = False
@@ -135,7 +131,7 @@ class OptimizerSteps:
         last = self.last
         # It is usually the same optimizer, whose reference can be reused.
         self.current = last if last is not None and last() is optimizer else weakref.ref(optimizer)
-        self._inner = None
+        self.inner = None
         self.data_since = False
 
     def _is_inner(self, outer: object, optimizer: object) -> bool:
@@ -143,18 +139,10 @@ class OptimizerSteps:
         # another backward. A backward alone proves nothing, because closures run one.
         if outer is None or outer is optimizer or self.data_since:
             return False
-        if self._inner == id(optimizer) and self.backward_since_inner:
+        if self.inner == id(optimizer) and self.backward_since_inner:
             return False
-        if self._inner is None:
-            self._inner, self.backward_since_inner = id(optimizer), False
-        return True
-
-    def ends(self, optimizer: object) -> bool:
-        """End the step of ``optimizer``. False: it was inside another's step."""
-        if self.current is None or self.current() is not optimizer:
-            return False
-        self.last, self.current = self.current, None
-        self.taken += 1
+        if self.inner is None:
+            self.inner, self.backward_since_inner = id(optimizer), False
         return True
 
     def forget(self) -> None:

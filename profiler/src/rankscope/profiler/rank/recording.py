@@ -1,7 +1,4 @@
-"""Recording of one process: its thread, start and end, and its steps, each written into the ring when it ends.
-
-The events in the steps come from ``recorder``.
-"""
+"""Start, steps and end of the recording of one process; the events in the steps come from ``recorder``."""
 
 from __future__ import annotations
 
@@ -15,33 +12,59 @@ from contextlib import suppress
 from functools import partial
 from time import perf_counter_ns as now
 from time import sleep
-from typing import Any, Final
+from typing import Final
 
 from torch.utils.data import get_worker_info
 
-from rankscope.profiler.entries import pack, pack_within
-from rankscope.profiler.events import RAISED, StepEvents
-from rankscope.profiler.handover import EXIT_STATUS_FILE, EntryKind
-from rankscope.profiler.phases import PhaseClock
+from rankscope.profiler.events import (
+    AS_NOTED,
+    AWAITS_DEVICE,
+    COLLECTED,
+    END,
+    IF_NOTED,
+    MEMORY,
+    NOT_AT_ALL,
+    NOT_KNOWN,
+    NUMBER,
+    PROFILED,
+    RAISED,
+    SHIFT,
+    SIGNALLED,
+    TAG,
+    USAGE,
+    WAITING,
+    WHOLE,
+    WORK,
+    detail,
+    details_of_float,
+)
+from rankscope.profiler.handover import EXIT_STATUS_FILE, MessageKind
 from rankscope.profiler.plan import Schedule
 from rankscope.profiler.rank import flight_dump
 from rankscope.profiler.rank.ddp import LastGradient
-from rankscope.profiler.rank.device import DeviceClock, DeviceLine, Mark, find_device, parameter_devices, used_gpus
+from rankscope.profiler.rank.device import DeviceClock, DeviceMarks, find_device, parameter_devices, used_gpus
 from rankscope.profiler.rank.groups import OtherGroups
 from rankscope.profiler.rank.guard import guarded, raised_by_a_signal_handler
 from rankscope.profiler.rank.identity import identify, ranks_on_host
 from rankscope.profiler.rank.kineto import others_on
-from rankscope.profiler.rank.mark_sampling import MarkSampling
-from rankscope.profiler.rank.measures import StepMeasures
+from rankscope.profiler.rank.mark_sampling import MARK_NS, MarkSampling
+from rankscope.profiler.rank.measures import amount, count
+from rankscope.profiler.rank.meters import EVERY_NS, EVERY_STEPS, READ_EVERY_NS, GcMeter, MemoryMeter, ThreadMeter
 from rankscope.profiler.rank.optimizers import OptimizerSteps, StepBoundary
 from rankscope.profiler.rank.process_end import forget_in_child, watch_end
 from rankscope.profiler.rank.session import Session
 from rankscope.profiler.rank.windows import Windows
-from rankscope.profiler.raw import AS_NOTED, NOT_AT_ALL, NOT_KNOWN, RawFields, RawStep, pack_raw, pack_span, to_entry
-from rankscope.profiler.ring import COST, NEWS, End
+from rankscope.profiler.ring import ANNOUNCED, EVENT_NS, HEAD, MASK, STEP_WORDS, End, RingWriter
 from rankscope.profiler.settings import RecorderSettings
 from rankscope.profiler.work import OTHER_PROFILER
 
+IN_DATA: Final = 1
+IN_BACKWARD: Final = 2
+IN_COPY: Final = 4
+IN_CHECKPOINT: Final = 8
+IN_WAIT: Final = 16
+_INPUT_EVERY: Final = 15
+"""Mask of the numbers of the short steps in which the model's input is measured: one of 16."""
 _HELPER_CHECK_NS: Final = 1_000_000_000
 _HELPER_ENDED: Final = "its helper process ended"
 _SETTLE_SECONDS: Final = 0.1
@@ -49,16 +72,33 @@ _SETTLE_SECONDS: Final = 0.1
 (pytorch/pytorch#190489). On loaded machines it holds them for milliseconds."""
 _PAUSE_NS: Final = 1_000_000
 """Longest recorder work between two steps that still counts as part of a step; longer work counts to neither step."""
-_GENERATION, _SEEN = NEWS
+_GENERATION, _SEEN = ANNOUNCED
 _WITH_CUDA: Final = ("cuda", "rocm")
 _python_profiler: Callable[[], object] = sys.getprofile
-"""Function that returns the profiler of Python functions that is on, such as cProfile; ``None``: none. Called in every step."""
+"""Function that returns the profiler of Python functions that is on, such as cProfile; ``None``: none."""
 if sys.version_info >= (3, 12):
     _python_profiler = partial(sys.monitoring.get_tool, sys.monitoring.PROFILER_ID)
 
 
-class Recording:
-    """Recording of one process; there is at most one at a time.
+class _Meters:
+    """Meters of the thread that makes this object."""
+
+    def __init__(self) -> None:
+        self.thread = ThreadMeter()
+        self.garbage = GcMeter(now)
+        self.memory = MemoryMeter()
+        self.memory_step = self.memory_ns = 0
+        """Step and time at which the memory is read again, whichever comes first."""
+
+    def close(self) -> None:
+        """Stop measuring. Never raises."""
+        for meter in (self.thread, self.garbage, self.memory):
+            with suppress(Exception):
+                meter.close()
+
+
+class RecorderLifecycle:
+    """The part of a ``StepRecorder`` that opens and closes steps and the recording; there is at most one at a time.
 
     ``explicit``: steps end when ``step`` is called, not at optimizer steps. ``device`` finds the device of an optimizer.
     """
@@ -73,42 +113,52 @@ class Recording:
         self.settings = settings
         self.explicit = explicit
         self.off = False
-        self.cost_ns = 0
+        self._measured_ns = 0
+        """Cost of the recorder's work between steps so far."""
         self.thread = self.listening = threading.get_ident()
         self.gradients = LastGradient()
         self.session: Session | None = None
         self.step_number = 0
         self.may_evaluate = False
         """True if there was a sign of evaluation in this step."""
+        self.measures_input = True
+        """True if the input of the model is to be reported in this step."""
         self._find_device = device
-        self._boundary = StepBoundary()
-        self._events: StepEvents[StepMeasures] | None = None
-        self._noted: list[Any] | None = None
-        """List of noted events of ``_events``; ``None`` where marks on a device require calls of ``StepEvents.note``."""
-        self._line: DeviceLine | None = None
-        """Time line of the device; ``_events`` has it in the steps that get marks."""
-        self._mark_wait: Callable[[], Mark | None] | None = None
-        self._marked = MarkSampling(settings.budget)
-        self._whole = False
+        self._ring = RingWriter()
+        self._begun = 0
+        """Time at which the current step began; 0: there was no sign of training yet."""
+        self._inside = 0
+        """What the thread is inside of, as the sum of ``IN_…``. What an exception interrupted must not outlast its step."""
+        self._flags = 1
+        self._due_ns = self._wake = 0
+        """Time and step from which the end of a step takes more than storing it."""
+        self._meters: _Meters | None = None
+        self._device: DeviceMarks | None = None
+        self._marks: DeviceMarks | None = None
+        """``_device`` in the steps that get marks."""
+        self._on_device = self._alone = False
+        """``_on_device``: the rank may wait where the host does not. ``_alone``: this is the only rank."""
+        self._has_models = False
+        """Whether ``_flags`` says that there are DDP models."""
+        self._unseen_wait = self._tail_seen = False
+        self._sampling = MarkSampling(settings.budget)
         self._windows: Windows | None = None
         self._helper_seen = 0
-        self._alone = self._on_host = False
-        """``_alone``: this is the only rank. ``_on_host``: the host waits wherever the rank does."""
+        self._boundary = StepBoundary()
         self._optimizers = OptimizerSteps()
         self._inner_optimizer = False
         # The iterator of the last batch, and that of the last batch before a backward pass.
         self._loading: weakref.ref[object] | None = None
         self._trained_on: weakref.ref[object] | None = None
-        self._in_data = self._in_backward = self._in_copy = self._in_checkpoint = False
         self._other_profiler = False
         """True from the start of a torch profiler of the script's own until the first step without it."""
-        self._wait_started = 0
-        self._wait_mark: Mark = None
-        self._waited = False
-        self._waits: list[tuple[int, int]] = []
-        self._tail_unknown = self._tail_seen = False
         self._others = OtherGroups()
         self._forget_end: Callable[[], None] | None = None
+
+    @property
+    def cost_ns(self) -> int:
+        """Cost of the recorder to the training thread so far, in nanoseconds."""
+        return self._measured_ns + EVENT_NS * self._ring.at
 
     def claim(self) -> None:
         """Make this thread the recorded one before the first step: an optimizer steps on it (Ray trains on a side thread)."""
@@ -119,164 +169,211 @@ class Recording:
             if not self.off and self.session is None and here != self.thread and not foreign:
                 self.thread = self.listening = here
                 self._optimizers.forget()
-                self._in_data = self._in_backward = self._in_copy = self._in_checkpoint = False
-                self._wait_started = 0
                 # The DDP models stay: they may have been wrapped on the other thread.
-                self._release_events()
+                self._forget_step()
         except Exception as error:  # noqa: BLE001  # no error may stop training
             self.failed(error)
 
     @guarded(default=None)
     def begin(self, at: int) -> None:
         """Start the first step here (explicit mode)."""
-        if self._events is None:
+        if not self._begun:
             self._start(at, whole=True)
 
     @guarded(default=None)
     def step(self, at: int, samples: object = None, tokens: object = None, flops: object = None) -> None:
-        """End the step here (explicit mode)."""
-        events = self._events or self._start(at)
+        """End the step here (explicit mode).
+
+        ``samples``, ``tokens``, ``flops``: work of the step; what is not a number counts as unknown: reading a tensor on a device
+        would wait for the device.
+        """
+        if not self._begun:
+            self._start(at)
         if self._optimizers.going_on:
-            events.note(RAISED, at)
+            self._note(RAISED, at)
             self._optimizers.forget()
-        events.measures.told(samples, tokens, flops)
+        if samples is not None or tokens is not None or flops is not None:
+            told = detail(count(samples)), detail(count(tokens)), *details_of_float(amount(flops))
+            self._store(at << SHIFT | WORK, *told)
         self._close_step(at)
 
-    def _start(self, at: int, *, whole: bool = False) -> StepEvents[StepMeasures]:
-        """Start recording events at the first sign of training. ``whole``: this is the start of a step."""
-        self._events = StepEvents(PhaseClock(at), StepMeasures())
-        self._noted = self._events.noted
-        self._whole = whole
-        return self._events
+    def _start(self, at: int, *, whole: bool = False) -> None:
+        """Start recording at the first sign of training. ``whole``: this is the start of a step."""
+        self._meters = _Meters()
+        self._begun = at
+        self._flags |= WHOLE * whole
+        self._store_usage(begins=True)
 
-    def _close_step(self, ended: int) -> None:  # noqa: C901, PLR0912, PLR0915  # in every step, and every call costs
-        session, windows, events = self.session, self._windows, self._events
+    def _store(self, *words: int) -> None:
+        if not self._ring.write(*words):
+            self._due_ns = 0
+
+    def _note(self, kind: int, at: int, *details: int) -> None:
+        """Store an event, with a mark on the device in steps that have them."""
+        mark = 0 if self._marks is None else self._marks.place()
+        self._store(at << SHIFT | mark | kind, *details)
+
+    def _name(self, kind: int, at: int, name: str) -> None:
+        """Store an event that has a name."""
+        number = self._ring.name(name) if self._begun else None
+        if number is not None:
+            self._store(at << SHIFT | kind, detail(number))
+
+    def _overflow(self) -> None:
+        self._ring.overflow()
+        self._due_ns = 0
+
+    def _close_step(self, at: int) -> None:
+        """End the step at ``at``, where the next one begins."""
+        number, meters = self.step_number, self._meters
+        if at >= self._due_ns or self._marks is not None or meters is None or meters.garbage.stamps:
+            # A step may have no other thread's events, nor those of a signal handler, until this is done.
+            self.listening = 0
+            try:
+                self._close_with_work(at)
+            finally:
+                self.listening = self.thread
+            return
+        # In most of short steps, this is all.
+        ring = self._ring
+        i, words = ring.at, ring.words
+        words[i & MASK] = at << SHIFT | END
+        words[i + 1 & MASK] = number << NUMBER | self._flags
+        words[i + 2 & MASK] = self._begun
+        ring.at = ring.header[HEAD] = i = i + 3
+        ring.limit = i + STEP_WORDS
+        # Before the rest: Ctrl-C between the two leaves a gap, not two steps with the same number.
+        self.step_number = number = number + 1
+        self._begun = at
+        self._inside = 0
+        self.may_evaluate = False
+        self.measures_input = not number & _INPUT_EVERY
+        if number >= self._wake:
+            self._due_ns = 0
+
+    def _close_with_work(self, at: int) -> None:
+        """End the step, and do what is due between two steps."""
+        session, windows = self.session, self._windows
         if session is None or windows is None:
             if get_worker_info() is not None:
                 self._switch_off()
                 return
             session, windows = self._open()
-        assert events is not None
-        measures = events.measures
-        if self._alone:
-            waiting = NOT_AT_ALL
-        elif not self._on_host or self._tail_unknown or not self.gradients.on_host:
-            # With a device the host runs ahead and waits at other places.
-            waiting = NOT_KNOWN
-        else:
-            waiting = AS_NOTED if self._waited or self.gradients.present else NOT_KNOWN
-        words = session.ring.words
-        wakes = self.step_number + 1 >= windows.wake or words[_GENERATION] != words[_SEEN]
-        if wakes:
-            # The time of the window work is part of no step, and neither is what the thread uses meanwhile.
-            measures.use_due_ns = 0
+        meters, ring, marks = self._meters, self._ring, self._marks
+        assert meters is not None
+        if meters.garbage.stamps:
+            collected_ns, full = meters.garbage.read()
+            self._store(at << SHIFT | COLLECTED, detail(collected_ns), detail(full))
+        if self.gradients.present is not self._has_models:
+            self._set_waiting()
         if self._other_profiler or _python_profiler() is not None:
-            self._note_other_profiler(measures)
-        profiled = windows.session is not None or windows.prepared is not None
-        fields = measures.take(self.step_number, events, ended, profiled, waiting)
-        # Before the write: Ctrl-C between the two leaves a gap, not two steps with the same number.
-        self.step_number += 1
-        ring = session.ring
-        noted = self._noted
-        payload = None if noted is None or events.understood else pack_raw(fields)
-        if payload is None or len(payload) > ring.room:
-            kind, payload = EntryKind.STEP, self._understand(fields, events, ring.room)
-        else:
-            kind = EntryKind.RAW_STEP
-        # A first step whose beginning was not observed has a number but no record.
-        if self._whole:
-            taken = ring.put(kind, payload)
+            # One that was on in a part of the step in which it ended counts, too.
+            self._other_profiler = others_on() or _python_profiler() is not None
+            self._name(TAG, at, OTHER_PROFILER)
+        flags = self._flags
+        self._flags |= WHOLE
+        if windows.session is not None or windows.prepared is not None:
+            flags |= PROFILED
+        if marks is not None:
+            signalled = self._is_signalled()
+            if marks.finish(self.step_number, signalled=signalled):
+                flags |= AWAITS_DEVICE | SIGNALLED * signalled
+            self._measured_ns += marks.given * MARK_NS
+        self._store(at << SHIFT | END, self.step_number << NUMBER | flags, self._begun)
+        # Before the rest, as above.
+        self.step_number = number = self.step_number + 1
+        ring.publish()
+        wall_ns, header = at - self._begun, ring.header
+        wakes = number >= windows.wake or header[_GENERATION] != header[_SEEN]
+        if wakes or at >= self._due_ns:
+            self._read_meters(meters, number, at)
+        ring.publish()
+        if not ring.next_step() or at - self._helper_seen >= _HELPER_CHECK_NS:
             # Without a helper the ring would accept thousands more steps that no process writes.
-            if not taken or ended - self._helper_seen >= _HELPER_CHECK_NS:
-                self._helper_seen = ended
-                if session.helper_ended():
-                    self.disable(_HELPER_ENDED)
-                    return
-        else:
-            self._whole = True
-            measures.restart_span(self.step_number)
-        line = self._line
-        if line is not None:
-            self._read_device(line, session)
-        if measures.tags or events.understood:
-            measures.forget()
+            self._helper_seen = at
+            if session.helper_ended():
+                self.disable(_HELPER_ENDED)
+                return
+        if self._device is not None:
+            for message in self._device.read():
+                ring.put(MessageKind.DEVICE, message)
         if wakes:
-            windows.boundary(self.step_number)
-        if line is not None:
-            # Steps of windows always have marks: they are compared with the profile.
-            chosen = self._marked.chosen(self.step_number, ended, line.given)
-            self._choose_marks(line, events, chosen or windows.session is not None or windows.prepared is not None)
-        words[COST] = self.cost_ns
-        # State that an exception or Ctrl-C interrupted must not outlast its step.
-        self._waited = self._tail_unknown = self._tail_seen = self.may_evaluate = False
-        self._in_data = self._in_backward = self._in_copy = self._in_checkpoint = False
-        self._wait_started = 0
-        self._wait_mark = None
+            windows.boundary(number)
+        if self._device is not None:
+            self._choose_marks(self._device, number, at, windows)
+        self._wake = windows.wake - 1
+        self._unseen_wait = self._tail_seen = self.may_evaluate = False
+        self._inside = 0
+        self.measures_input = wall_ns >= READ_EVERY_NS or not number & _INPUT_EVERY
         begun = now()
-        if begun - ended > _PAUSE_NS:
-            events.begin(begun)
-            measures.restart(self.step_number)
-            if events.line is not None:
-                events.line.begin()
+        self._measured_ns += begun - at
+        ring.set_cost(self._measured_ns)
+        if begun - at > _PAUSE_NS:
+            self._begun = begun
+            self._store_usage(begins=True)
+            if self._marks is not None:
+                self._marks.begin()
         else:
-            events.begin(ended)
+            self._begun = at
+        if ring.spilled or self._other_profiler or self._device is not None or number >= self._wake:
+            self._due_ns = 0
 
-    def _note_other_profiler(self, measures: StepMeasures) -> None:
-        """Tag the step if a profiler of the script's own is still on; it was on in a part of the step in which it ended."""
-        self._other_profiler = others_on() or _python_profiler() is not None
-        measures.tag(OTHER_PROFILER)
+    def _read_meters(self, meters: _Meters, number: int, at: int) -> None:
+        """Store what the meters show at the end of the step before ``number``."""
+        if number > meters.memory_step or at >= meters.memory_ns:
+            meters.memory_step, meters.memory_ns = (number - 1) // EVERY_STEPS * EVERY_STEPS + EVERY_STEPS, at + EVERY_NS
+            self._store(at << SHIFT | MEMORY, *map(detail, meters.memory.read()))
+        self._store_usage()
+        self._due_ns = at + READ_EVERY_NS
 
-    def _understand(self, fields: RawFields, events: StepEvents[StepMeasures], room: int) -> bytes:
-        """Evaluate a step that the helper cannot: it has a time line on a device, or very many events."""
-        raw, line = RawStep(*fields), events.line
-        events.finish(raw.ended_ns)
-        awaits = line is not None and line.finish(raw.step, signalled=self._is_signalled())
-        return pack_within(room, to_entry(raw, events, awaits_device=awaits))
+    def _store_usage(self, *, begins: bool = False) -> None:
+        """Store the counters of the thread. ``begins``: they are not those of the steps before."""
+        if self._meters is not None:
+            self._store(1 << SHIFT | USAGE, *map(detail, self._meters.thread.read()), detail(begins))
 
     def _open(self) -> tuple[Session, Windows]:
         optimizer = None if self._optimizers.last is None else self._optimizers.last()
         parameters = parameter_devices(optimizer)
         hello = identify(self.settings, parameters)
-        session = Session(hello, self.settings.scratch_dir)
+        session = Session(hello, self.settings.scratch_dir, self._ring)
         self.session = session
         ranks_here = ranks_on_host(hello.rank.world_size)
-        self._windows = windows = Windows(Schedule.of(self.settings), session.scratch, session.ring, ranks_here=ranks_here)
+        self._windows = windows = Windows(Schedule.of(self.settings), session.scratch, self._ring, ranks_here=ranks_here)
         self._alone = hello.rank.world_size == 1
-        self._on_host = hello.rank.device_kind == "cpu"
+        self._on_device = hello.rank.device_kind != "cpu"
+        self._set_waiting()
         self._forget_end = watch_end(partial(self.close, exiting=True), session.scratch / EXIT_STATUS_FILE)
-        if hello.rank.device_kind in _WITH_CUDA and self._events is not None:
-            self._events.measures.memory.gpu = next(iter(used_gpus(parameters)), None)
+        if hello.rank.device_kind in _WITH_CUDA and self._meters is not None:
+            self._meters.memory.gpu = next(iter(used_gpus(parameters)), None)
         device = self._find_device(optimizer)
         if device is not None:
-            self._line = DeviceLine(device)
-            self._mark_wait = self._line.mark_wait
+            self._device = DeviceMarks(device)
         return session, windows
 
-    def _choose_marks(self, line: DeviceLine, events: StepEvents[StepMeasures], chosen: bool) -> None:
-        """Let the step that begins have marks on the device, or not."""
-        if chosen is (events.line is not None):
-            return
-        # First, because Ctrl-C may come between any two lines: without a list, all events pass through ``note``, which is always
-        # right.
-        self._noted = None
-        self.gradients.mark = self._mark_wait if chosen else None
-        if chosen:
-            events.watch(line)
-            line.begin()
+    def _set_waiting(self) -> None:
+        """Set what the host knows of the rank's waits, for the flags of each step."""
+        self._has_models = self.gradients.present
+        if self._alone:
+            waiting = NOT_AT_ALL
+        elif self._on_device or not self.gradients.on_host:
+            # With a device the host runs ahead and waits at other places.
+            waiting = NOT_KNOWN
         else:
-            events.watch(None)
-            line.pause()
-            self._noted = events.noted
+            waiting = AS_NOTED if self._has_models else IF_NOTED
+        self._flags = self._flags & ~(3 << WAITING) | waiting << WAITING
 
-    def _read_device(self, line: DeviceLine, session: Session) -> None:
-        for entry in line.read():
-            session.ring.put(EntryKind.DEVICE, pack(entry))
-
-    def _put_span(self, session: Session) -> None:
-        """Write the usage of the last steps, since the last reading, into the ring."""
-        if self._events is not None:
-            span = self._events.measures.take_span(self.step_number)
-            session.ring.put(EntryKind.SPAN, pack_span(self.step_number - 1, span))
+    def _choose_marks(self, device: DeviceMarks, number: int, at: int, windows: Windows) -> None:
+        """Let the step ``number``, which begins, have marks on the device, or not."""
+        # Steps of windows always have marks: they are compared with the profile.
+        chosen = self._sampling.chosen(number, at, device.given) or windows.session is not None or windows.prepared is not None
+        if chosen is (self._marks is not None):
+            return
+        self._marks = device if chosen else None
+        self.gradients.mark = device.ready if chosen else None
+        if chosen:
+            device.begin()
+        else:
+            device.pause()
 
     def _is_signalled(self) -> bool:
         """Return whether all waits of the device for other ranks in this step were reported.
@@ -285,7 +382,7 @@ class Recording:
         """
         if self._alone:
             return True
-        seen = self.gradients.present and self._tail_seen and not self._tail_unknown
+        seen = self.gradients.present and self._tail_seen and not self._unseen_wait
         return seen and not self._others.communicate(self.step_number, self.gradients.groups())
 
     def failed(self, error: Exception) -> None:
@@ -310,7 +407,7 @@ class Recording:
                 self._windows.close()
         with suppress(Exception):
             if self.session is not None:
-                self.session.ring.set_disabled(reason)
+                self._ring.set_disabled(reason)
                 if self.session.helper_ended():
                     self.session.replace_helper()
         self._release()
@@ -330,13 +427,14 @@ class Recording:
                 self._switch_off()
                 if self._windows is not None:
                     self._windows.close()
-                self.session.ring.set_cost(self.cost_ns)
+                self._ring.set_cost(self._measured_ns)
                 if here:
-                    self._put_span(self.session)
-                if self._line is not None:
-                    self._read_device(self._line, self.session)
+                    self._store_usage()
+                for message in [] if self._device is None else self._device.read():
+                    self._ring.put(MessageKind.DEVICE, message)
+                self._ring.publish()
         with suppress(Exception):
-            self.session.ring.set_end(end)
+            self._ring.set_end(end)
             if end is End.CRASH:
                 flight_dump.dump_crash(self.session.scratch)
         with suppress(Exception):
@@ -352,14 +450,17 @@ class Recording:
                 self._forget_end()
 
     def _release(self) -> None:
-        self._release_events()
+        self._forget_step()
+        self._device = self._marks = None
         with suppress(Exception):
             self.gradients.close()
 
-    def _release_events(self) -> None:
-        if self._events is not None:
-            self._events.measures.close()
-            self._events = self._noted = self._line = self._mark_wait = None
+    def _forget_step(self) -> None:
+        if self._meters is not None:
+            self._meters.close()
+            self._meters = None
+        self._ring.rewind()
+        self._begun = self._inside = 0
 
     def _switch_off(self) -> None:
         self.off = True
@@ -378,7 +479,7 @@ class Recording:
             self.session.forget()
         with suppress(Exception):
             # CUDA must not be called in a forked child, not even to destroy an event.
-            for holder in (self._events, self._line, self._wait_mark, self._windows, *self.gradients.tails()):
+            for holder in (self._device, self._windows, *self.gradients.tails()):
                 _never_free(holder)
         self._windows = self.session = None
         self._release()

@@ -27,12 +27,17 @@ _closed: Final[set[int]] = set()
 class Session:
     """Resources of a running recording. Raises ``OSError`` if they cannot be set up, and then leaves nothing behind."""
 
-    def __init__(self, hello: Hello, scratch_dir: str | None) -> None:
+    def __init__(self, hello: Hello, scratch_dir: str | None, ring: RingWriter) -> None:
         _reap()
         self.hello = hello
         self.scratch = make_scratch(f"rank{hello.rank.rank}", scratch_dir)
         try:
-            self.ring = RingWriter(self.scratch / RING_FILE)
+            self.ring = ring
+            handle = os.open(self.scratch / RING_FILE, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                ring.share(handle)
+            finally:
+                os.close(handle)
             (self.scratch / HELLO_FILE).write_bytes(msgspec.json.encode(hello))
             self._helper = self._start()
         except BaseException:

@@ -12,9 +12,9 @@ from typing import Final
 
 import msgspec
 
-from rankscope.profiler.handover import EntryKind, Window
+from rankscope.profiler.handover import MessageKind, Window
 from rankscope.profiler.plan import Schedule
-from rankscope.profiler.rank import captures
+from rankscope.profiler.rank import graph_capture
 from rankscope.profiler.rank.kineto import KinetoSession, KinetoUnavailable, detaches, device_type
 from rankscope.profiler.ring import Announcement, RingWriter
 from rankscope.profiler.scratch import remove_trace, room_for_trace, trace_folder
@@ -75,13 +75,13 @@ class Windows:
         if self._cost_ns != self._said_ns:
             # Publish the cost one step late: by then the recorder's total, which includes it, contains it too.
             self._say_cost()
-        if (news := self._ring.news()) is not None:
+        if (news := self._ring.announcement()) is not None:
             self._hear(news, next_step)
         due, comes = self._due(next_step), self._comes(next_step + 1)
         if self.session is None and self.prepared is None and due is None and not comes:
             return
         began, self._idle_ns = now(), 0
-        if captures.going_on():
+        if graph_capture.going_on():
             # Neither starting nor stopping a profiler is possible now without spoiling the script's graph.
             self._spoiled = self.session is not None
             if due is not None:
@@ -178,13 +178,13 @@ class Windows:
             self._miss(str(error))
         else:
             entry = Window(str(path), window.first, last, keep_trace=window.keep_trace)
-            taken = self._ring.put(EntryKind.WINDOW, msgspec.json.encode(entry))
+            taken = self._ring.put(MessageKind.WINDOW, msgspec.json.encode(entry))
         self._recorded += taken
         if not taken and path is not None:
             remove_trace(path, self._scratch)
 
     def _miss(self, reason: str) -> None:
-        self._ring.put(EntryKind.MISSED_WINDOW, reason.encode()[:500])
+        self._ring.put(MessageKind.MISSED_WINDOW, reason.encode()[:500])
 
     def _warm_up(self) -> None:
         """Prepare for the window that starts with the next step.

@@ -9,13 +9,14 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from rankscope.profiler.helper.collectives.flight_times import FlightTimes
 from rankscope.profiler.helper.collectives.inspector_log import InspectorLog
 from rankscope.profiler.helper.collectives.times_source import NoTimesError, TimesSource
 from rankscope.profiler.helper.duties import Duty, Surroundings
+from rankscope.profiler.intervals import PhaseInterval
 from rankscope.runs.durations import DurationBlock
 from rankscope.runs.records import StepRecord
 
@@ -50,7 +51,7 @@ class CollectiveTimes(Duty):
         self._work: queue.SimpleQueue[bool | None] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
 
-    def step(self, record: StepRecord) -> None:
+    def step(self, record: StepRecord, _intervals: Sequence[PhaseInterval]) -> None:
         """Count a step."""
         del record
         self._steps += 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import Final
 
@@ -16,6 +16,7 @@ from rankscope.profiler.helper.coordination.asking import Asking
 from rankscope.profiler.helper.coordination.planning import Planning
 from rankscope.profiler.helper.coordination.sidestore import SideWindow
 from rankscope.profiler.helper.duties import Duty, Surroundings
+from rankscope.profiler.intervals import PhaseInterval
 from rankscope.profiler.plan import RankReport, exchange_seconds
 from rankscope.profiler.ring import Announcement, RingReader
 from rankscope.runs.records import RankInfo, StepRecord
@@ -48,7 +49,7 @@ class Coordination(Duty):
         self._number = 0
         self._post: Planning | Asking | None = None
 
-    def step(self, record: StepRecord) -> None:
+    def step(self, record: StepRecord, _intervals: Sequence[PhaseInterval]) -> None:
         """Add a step to the pace."""
         self._pace.add(record)
 
@@ -94,7 +95,7 @@ class Coordination(Duty):
         for window in waiting:
             if window.first <= step:
                 self._missed(_LATE)
-            elif self._ring.heard:
+            elif self._ring.acknowledged:
                 self._number += 1
                 self._ring.announce(Announcement(self._number, window.first, window.steps, window.keep_trace))
             else:

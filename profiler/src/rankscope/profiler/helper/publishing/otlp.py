@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from rankscope.base.errors import InputError, MissingError
 from rankscope.profiler.helper.duties import Duty, Surroundings
 from rankscope.profiler.helper.publishing.spans import resource_attributes, step_spans
+from rankscope.profiler.intervals import PhaseInterval
 from rankscope.runs.records import RankInfo, RunInfo, StepRecord
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class OtlpTraces(Duty):
         self._waiting: queue.Queue[StepRecord | None] = queue.Queue(MAX_WAITING)
         self._sender: Sender | None = None
 
-    def step(self, record: StepRecord) -> None:
+    def step(self, record: StepRecord, _intervals: Sequence[PhaseInterval]) -> None:
         """Queue the step if its number is a multiple of ``otlp_every``."""
         if self._every and record.step % self._every == 0:
             _put(self._waiting, record)

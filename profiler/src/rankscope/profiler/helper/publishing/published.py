@@ -8,12 +8,13 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from rankscope.profiler.helper.duties import Duty, Surroundings
 from rankscope.profiler.helper.publishing.totals import Totals
+from rankscope.profiler.intervals import PhaseInterval
 from rankscope.profiler.scratch import forget_spooled, note_spooled, spooled_before
 from rankscope.profiler.spool import Claimant, SpoolFile, escaped, label_text
 from rankscope.runs.metrics import RANK_METRICS, STEP_BUCKETS_SECONDS, STEP_TAGS
@@ -155,7 +156,7 @@ class Publishing(Duty):
         self._due = 0.0
         self._failed = False
 
-    def step(self, record: StepRecord) -> None:
+    def step(self, record: StepRecord, _intervals: Sequence[PhaseInterval]) -> None:
         """Add a step to the totals."""
         self._totals.add_step(record)
 

@@ -17,9 +17,8 @@ from typing import Final
 
 import msgspec
 
-from rankscope.profiler.phases import PhaseClock
-from rankscope.profiler.raw import RawStep, decode_raw, evaluate_raw
-from rankscope.runs.records import PHASES, Phase, StackLine
+from rankscope.profiler.intervals import PhaseInterval
+from rankscope.runs.records import Phase, StackLine
 from rankscope.runs.segments import open_regular
 
 MAX_LINES: Final = 16
@@ -91,60 +90,23 @@ def stays_of(trace: bytes, thread: int) -> list[Stay]:
     return stays
 
 
-class _Cuts:
-    """Line of a ``PhaseClock`` that keeps the times at which its phases end."""
+class PhaseTimeline:
+    """Phases of the steps of a rank by time, in nanoseconds since 1970."""
 
-    def __init__(self, clock: PhaseClock) -> None:
-        self._clock = clock
-        self.ends: list[int] = []
-        self.phases: list[int] = []
+    def __init__(self, steps: Iterable[Sequence[PhaseInterval]]) -> None:
+        self._intervals = sorted((interval for step in steps for interval in step), key=lambda interval: interval.start_unix_ns)
 
-    def cut(self, phase: int) -> None:
-        self.ends.append(self._clock.mark)
-        self.phases.append(phase)
-
-    def settle(self, phase: int) -> None:
-        self.phases = [phase if one < 0 else one for one in self.phases]
-
-    def place(self) -> int:
-        return len(self.phases)
-
-    def forget(self, place: int, phase: int) -> None:
-        # Without a cut: the clock has gone back to the time of ``place``.
-        self.phases[place:] = [phase] * (len(self.phases) - place)
-
-
-class Phases:
-    """Phases of the steps of a rank by time, in nanoseconds of the recorder's clock; without profiled steps."""
-
-    def __init__(self, payloads: Iterable[bytes]) -> None:
-        self._steps: list[tuple[int, int, _Cuts]] = []
-        for payload in payloads:
-            raw = decode_raw(payload)
-            if not raw.profiled:
-                self._steps.append((raw.started_ns, raw.ended_ns, _cuts(raw)))
-        self._steps.sort(key=lambda step: step[0])
-
-    def at(self, ns: int) -> Phase | None:
+    def at(self, unix_ns: int) -> Phase | None:
         """Return the phase at a time; ``None`` outside of the known steps."""
-        place = bisect_right(self._steps, ns, key=lambda step: step[0]) - 1
-        if place < 0 or ns >= self._steps[place][1]:
+        place = bisect_right(self._intervals, unix_ns, key=lambda interval: interval.start_unix_ns) - 1
+        if place < 0 or unix_ns >= self._intervals[place].end_unix_ns:
             return None
-        cuts = self._steps[place][2]
-        cut = bisect_right(cuts.ends, ns)
-        return PHASES[cuts.phases[cut]] if cut < len(cuts.phases) else None
+        return self._intervals[place].phase
 
     def between(self, first_ns: int, last_ns: int) -> Phase | None:
         """Return the phase at a time between two; ``None`` unless it is the same at both."""
         phase = self.at(first_ns)
         return phase if phase == self.at(last_ns) else None
-
-
-def _cuts(raw: RawStep) -> _Cuts:
-    clock = PhaseClock(raw.started_ns)
-    clock.line = cuts = _Cuts(clock)
-    evaluate_raw(raw, clock)
-    return cuts
 
 
 @dataclass(slots=True)
@@ -160,10 +122,10 @@ class StackLines:
     def __init__(self) -> None:
         self._calls: dict[str, dict[tuple[int, str], str]] = {}
 
-    def of(self, stays: Sequence[Stay], *, rate: int, zero_ns: int, phases: Phases) -> tuple[int, list[StackLine]]:
+    def of(self, stays: Sequence[Stay], *, rate: int, zero_ns: int, phases: PhaseTimeline) -> tuple[int, list[StackLine]]:
         """Return the number of samples and the most frequent lines.
 
-        ``rate``: samples per second. ``zero_ns``: start of py-spy's process on the recorder's clock.
+        ``rate``: samples per second. ``zero_ns``: start of py-spy's process, in nanoseconds since 1970.
         """
         found: defaultdict[Frame, _Found] = defaultdict(_Found)
         for stay in stays:

@@ -15,7 +15,7 @@ import sysconfig
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
@@ -23,8 +23,8 @@ from statistics import median
 from typing import Final
 
 from rankscope.profiler.helper.duties import Duty, Surroundings
-from rankscope.profiler.helper.sampling.stack_lines import Phases, StackLines, stays_of
-from rankscope.profiler.raw import decode_raw
+from rankscope.profiler.helper.sampling.stack_lines import PhaseTimeline, StackLines, stays_of
+from rankscope.profiler.intervals import PhaseInterval
 from rankscope.profiler.starts import process_start_unix_ns
 from rankscope.runs.records import StackSamples, StepRecord
 
@@ -45,7 +45,7 @@ GRACE_SECONDS: Final = 10.0
 END_SECONDS: Final = 2.0
 MAX_TRACE_BYTES: Final = 32 << 20
 _STEPS: Final = 4
-_MAX_RAW: Final = 8192
+_MAX_STEPS: Final = 8192
 NOT_INSTALLED: Final = "py-spy is not installed (pip install 'rankscope[stacks]')"
 DENIED: Final = "reading another process's memory (ptrace) is not permitted here"
 
@@ -71,7 +71,8 @@ class Stacks(Duty):
         self._steps = 0
         self._last_step: int | None = None
         self._walls_us = deque[float](maxlen=64)
-        self._raw = deque[bytes](maxlen=_MAX_RAW)
+        self._phases = deque[Sequence[PhaseInterval]](maxlen=_MAX_STEPS)
+        """Phases of the steps during a series."""
         self._began = self._due = 0.0
         self._cpu_seconds = 0.0
         self._failures = 0
@@ -84,16 +85,13 @@ class Stacks(Duty):
         """Take the next series as soon as possible. May be called on any thread."""
         self._asked = True
 
-    def step(self, record: StepRecord) -> None:
-        """Add a step to the pace."""
+    def step(self, record: StepRecord, intervals: Sequence[PhaseInterval]) -> None:
+        """Add a step to the pace, and keep its phases during a series."""
         self._steps += 1
         self._last_step = record.step
         self._walls_us.append(record.wall_us)
-
-    def raw(self, payload: bytes) -> None:
-        """Keep the events of a step during a series, for the phases of its samples."""
-        if self._worker is not None:
-            self._raw.append(payload)
+        if self._worker is not None and not record.profiled and intervals:
+            self._phases.append(intervals)
 
     def tick(self) -> None:
         """Begin a series when it is due."""
@@ -101,7 +99,7 @@ class Stacks(Duty):
             if self._worker.is_alive():
                 return
             self._worker = None
-            self._raw.clear()
+            self._phases.clear()
         if self._off or self._steps < WARM_UP or not self._around.begun():
             return
         now = time.time()
@@ -160,10 +158,10 @@ class Stacks(Duty):
         hello = self._around.hello
         assert hello.thread is not None
         rate, output, before = max(1, round(SAMPLES / seconds)), self._around.scratch / "stacks.json", self._last_step
-        start, zero_ns, cpu = time.time_ns(), time.perf_counter_ns(), _cpu_of_children()
+        start, cpu = time.time_ns(), _cpu_of_children()
         try:
             self._run(seconds, rate, output)
-            end, end_ns = time.time_ns(), time.perf_counter_ns()
+            end = time.time_ns()
             if output.stat().st_size > MAX_TRACE_BYTES:
                 raise StackError(f"py-spy wrote more than {MAX_TRACE_BYTES >> 20} MiB")
             stays = stays_of(output.read_bytes(), hello.thread)
@@ -173,8 +171,8 @@ class Stacks(Duty):
             self._cpu_seconds += _cpu_of_children() - cpu
             with suppress(OSError):
                 output.unlink()
-        self._wait_for_steps(end_ns)
-        samples, lines = self._lines.of(stays, rate=rate, zero_ns=zero_ns, phases=Phases(list(self._raw)))
+        self._wait_for_steps(end)
+        samples, lines = self._lines.of(stays, rate=rate, zero_ns=start, phases=PhaseTimeline(list(self._phases)))
         if not samples:
             raise StackError("py-spy does not see the training thread")
         first = None if before is None else before + 1
@@ -204,12 +202,12 @@ class Stacks(Duty):
         if process.returncode:
             raise explained(said.decode(errors="replace"), process.returncode)
 
-    def _wait_for_steps(self, end_ns: int) -> None:
-        """Wait until the events of the step at the end of the series are there, but not for long: it may never end."""
-        if not self._raw:
+    def _wait_for_steps(self, end_unix_ns: int) -> None:
+        """Wait until the step at the end of the series is there, but not for long: it may never end."""
+        if not self._phases:
             return
         until = time.monotonic() + min(GRACE_SECONDS, 1 + 2 * median(self._walls_us) / 1e6)
-        while decode_raw(self._raw[-1]).ended_ns < end_ns and time.monotonic() < until and not self._ending.wait(0.1):
+        while self._phases[-1][-1].end_unix_ns < end_unix_ns and time.monotonic() < until and not self._ending.wait(0.1):
             pass
 
     def finish(self) -> None:

@@ -21,6 +21,11 @@ def note_ended(graph: object) -> None:
     _graphs.discard(id(graph))
 
 
+def noted() -> bool:
+    """Return whether the capture of any graph of torch's has been noted; a cheap check for the middle of a step."""
+    return bool(_graphs)
+
+
 def going_on() -> bool:
     """Return whether any graph is being captured."""
     # On a torch without CUDA, the second question would raise.
