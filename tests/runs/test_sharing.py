@@ -48,7 +48,7 @@ def become(user: int, groups: list[int] | None = None, umask: int = 0o022) -> st
     return (
         "import encodings.idna, json, os, sys; from pathlib import Path; "
         "import numpy, rankscope.runs.step_segments; "
-        "from rankscope.profiler.helper import __main__ as helper; from rankscope.profiler.helper.writing import storing; "
+        "from rankscope.profiler.helper import __main__ as helper; from rankscope.profiler.helper.writing import writer_thread; "
         "from rankscope.runs.reader import RunReader; "
         f"os.setgroups({groups or []}); os.setgid({user}); os.setuid({user}); os.umask({umask})"
     )

@@ -26,7 +26,7 @@ _MAX_STAMPS: Final = 2**16
 
 READ_EVERY_NS: Final = 20_000_000
 """Time between two readings of a ``ThreadMeter``. A reading takes two system calls, 10 to 15 us between the events of a step.
-Steps shorter than this share a reading, see ``helper.joining``."""
+Steps shorter than this share a reading, see ``helper.step_assembler``."""
 
 
 class ThreadMeter:

@@ -40,7 +40,7 @@ class _Held:
         self.usage_until = now + SPAN_SECONDS
 
 
-class Joining:
+class StepAssembler:
     """Joiner that takes the rank's entries and returns complete records, in the order of their steps."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
