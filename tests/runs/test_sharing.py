@@ -76,7 +76,7 @@ class Rank:
             assert self.ring.put(EntryKind.STEP, packed(number))
         self.ring.set_end(End.EXIT)
         # At the end, a disk that refuses writes is retried for a shorter time.
-        code = f"{become(user, groups, umask)}; storing.LAST_TRY_SECONDS = 0.5; helper.main(Path(sys.argv[1]))"
+        code = f"{become(user, groups, umask)}; writer_thread.LAST_TRY_SECONDS = 0.5; helper.main(Path(sys.argv[1]))"
         command = [sys.executable, "-P", "-c", code, str(self.scratch)]
         self.helper = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/")
 

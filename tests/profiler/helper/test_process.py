@@ -326,7 +326,7 @@ import time
 from rankscope.profiler.helper.writing import trace_reducer
 finish = trace_reducer.TraceReducer.finish
 trace_reducer.TraceReducer.finish = lambda self, _seconds: finish(self, 0.1)
-reducing._reduce = lambda _path: time.sleep(600)
+trace_reducer._reduce = lambda _path: time.sleep(600)
 """
 
 
