@@ -28,7 +28,7 @@ from tests.exporter.jobs.job_node import slurm_folder
 from tests.exporter.spool.inspector_files import collective, file_name, p2p, write_in_place
 from tests.rank_file import RANK, RUN, STEP, WINDOW, totals_of
 
-from rankscope.profiler.helper.publishing.published import render, samples
+from rankscope.profiler.helper.publishing.metrics_publisher import render, samples
 from rankscope.profiler.helper.publishing.totals import Totals
 from rankscope.runs.records import PhaseTimes
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from make_run import RANKS_PER_HOST, START_NS
+from make_run import RANKS_PER_HOST, START_NS, with_checksums
 from numpy.typing import NDArray
 
 from rankscope.analysis.causes import Cause
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo, StepEvent
-from rankscope.runs.step_columns import HAS_BLOCKED, seal_rows, unknown_rows
+from rankscope.runs.step_columns import HAS_BLOCKED, unknown_rows
 from rankscope.runs.writer import JsonLinesWriter, RowWriter, create_attempt, create_run, write_record
 
 STEP_US = 80_000.0
@@ -209,7 +209,7 @@ def _write_attempt(fleet: Fleet, run: Path, attempt: int, start: int) -> int:
         )
         rows = _rows(fleet, rank, {phase: of_ranks[rank] for phase, of_ranks in times.items()}, blocked[rank], start)
         rows["run_queue_us"], rows["voluntary_switches"] = np.roll(waits_us, rank), np.roll(switches, rank)
-        _append(folder, rank, attempt, seal_rows(rows)[recorded[rank]], fleet.tags)
+        _append(folder, rank, attempt, with_checksums(rows)[recorded[rank]], fleet.tags)
     return end
 
 

@@ -30,7 +30,7 @@ from rankscope.runs.records import (
     StepBreakdown,
     StepEvent,
 )
-from rankscope.runs.step_columns import HAS_BLOCKED, PROFILED, seal_rows, unknown_rows
+from rankscope.runs.step_columns import HAS_BLOCKED, PROFILED, checksums, unknown_rows
 from rankscope.runs.writer import JsonLinesWriter, RowWriter, create_attempt, create_run, write_record
 
 START_NS = 1_790_000_000_000_000_000
@@ -100,7 +100,13 @@ def step_rows(shape: Shape, rank: int, chunk: int, walls: Floats, starts: NDArra
     rows["allocated_bytes"], rows["resident_bytes"] = np.where(sampled, 30 << 30, -1), np.where(sampled, 9 << 30, -1)
     in_window = rows["step"] % shape.window_every - 20
     rows["flags"] = HAS_BLOCKED + PROFILED * ((in_window >= 0) & (in_window < shape.window_steps))
-    return seal_rows(rows)
+    return with_checksums(rows)
+
+
+def with_checksums(rows: NDArray[Any]) -> NDArray[Any]:
+    """Set the checksums of rows in place and return the rows."""
+    rows["checksum"] = checksums(rows.view("<u8").reshape(len(rows), -1))
+    return rows
 
 
 def is_profiled(shape: Shape, step: int) -> bool:

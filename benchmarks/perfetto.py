@@ -26,7 +26,7 @@ from budget import budget
 
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import AttemptInfo, CollectiveRecord, PhaseTimes, RankInfo, RunInfo, StepRecord
-from rankscope.runs.writer import JsonLinesWriter, StepWriter, create_attempt, create_run, write_record
+from rankscope.runs.writer import JsonLinesWriter, RowWriter, create_attempt, create_run, write_record
 
 MEMORY_BUDGET_MIB = 600
 GROWTH_BUDGET = 1.25
@@ -107,7 +107,7 @@ def make_run(path: Path, ranks: int, count: int) -> None:
         folder = rank_dir(path, 0, rank)
         info = RankInfo(rank=rank, world_size=ranks, host=f"n{rank // 8}", pid=1, start_unix_ns=START_NS, device_kind="cuda")
         write_record(folder / "rank.json", info)
-        with closing(StepWriter(folder, rank=rank)) as writer:
+        with closing(RowWriter(folder, rank=rank, attempt=0)) as writer:
             writer.append(*steps(count))
         with closing(JsonLinesWriter(folder, "collectives")) as writer:
             writer.append(*collectives(rank, count, ranks))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from rankscope.profiler.helper.publishing.published import render, samples
+from rankscope.profiler.helper.publishing.metrics_publisher import render, samples
 from rankscope.profiler.helper.publishing.totals import Totals
 from rankscope.runs.metrics import MAX_SECTIONS, STEP_TAGS
 from rankscope.runs.records import PhaseTimes, RankInfo, RunInfo, StepBreakdown, StepRecord

@@ -17,11 +17,29 @@ from numpy.typing import NDArray
 
 from rankscope.runs.paths import Stream, rank_dir
 from rankscope.runs.records import StepRecord
-from rankscope.runs.step_columns import HEADER_BYTES, ROW_BYTES, header, pack_row, row_dtype, seal_rows
-from rankscope.runs.writer import JsonLinesWriter, StepWriter
+from rankscope.runs.step_columns import HEADER_BYTES, ROW_BYTES, checksums, event_of, header, pack_row, row_dtype
+from rankscope.runs.writer import SEGMENT_BYTES, JsonLinesWriter, RowWriter
 
 Rows = NDArray[Any]
 """Rows of ``row_dtype``."""
+
+
+class StepWriter:
+    """Writer of the step records of a rank, each as a row and, where it has sections or tags, an event."""
+
+    def __init__(self, folder: Path, *, rank: int, attempt: int = 0, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self._rows = RowWriter(folder, rank=rank, attempt=attempt, segment_bytes=segment_bytes)
+        self._events = JsonLinesWriter(folder, "events", segment_bytes=segment_bytes)
+
+    def append(self, *records: StepRecord) -> None:
+        """Append records. Raises ``OSError``."""
+        self._events.append(*(event for record in records if (event := event_of(record)) is not None))
+        self._rows.append(*records)
+
+    def close(self) -> None:
+        """Close the open segments. Raises ``OSError``."""
+        self._events.close()
+        self._rows.close()
 
 
 def append(folder: Path, stream: Stream, *records: msgspec.Struct) -> None:
@@ -54,7 +72,9 @@ def load(file: Path) -> Rows:
 
 def with_checksums(rows: NDArray[Any]) -> NDArray[Any]:
     """Return the rows, of any layout that ends with a checksum, with correct checksums."""
-    return seal_rows(rows.copy())
+    rows = rows.copy()
+    rows["checksum"] = checksums(rows.view("<u8").reshape(len(rows), -1))
+    return rows
 
 
 def save(file: Path, rows: Rows) -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
+from tests.step_files import StepWriter
 
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
-from rankscope.runs.writer import StepWriter, create_attempt, create_run, write_record
+from rankscope.runs.writer import create_attempt, create_run, write_record
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -16,12 +16,13 @@ import msgspec
 import pytest
 from tests.full_disk import disk_with_room_for
 from tests.perfetto_model import load, load_file
+from tests.step_files import StepWriter
 
 from rankscope.analysis.perfetto import export
 from rankscope.analysis.perfetto.result import ExportResult
 from rankscope.runs.paths import attempt_dir, rank_dir, segment
 from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
-from rankscope.runs.writer import StepWriter, create_attempt, create_run, write_record
+from rankscope.runs.writer import create_attempt, create_run, write_record
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

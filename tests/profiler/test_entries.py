@@ -34,7 +34,7 @@ from rankscope.profiler.events import (
     WAITED,
     StepEvents,
 )
-from rankscope.profiler.helper.joining import MAX_HELD, MAX_SECONDS, SPAN_SECONDS, Joining
+from rankscope.profiler.helper.step_assembler import MAX_HELD, MAX_SECONDS, SPAN_SECONDS, StepAssembler
 from rankscope.profiler.phases import BACKWARD, BETWEEN, DATA, OPTIMIZER, UNSEEN, PhaseClock
 from rankscope.profiler.raw import AS_NOTED, NOT_AT_ALL, NOT_KNOWN, pack_raw, pack_span, unpack_raw
 from rankscope.profiler.ring import SLOT_BYTES
@@ -174,14 +174,14 @@ def test_a_section_across_the_end_of_a_step_is_shared_out() -> None:
 
 
 def test_a_step_without_a_device_is_written_at_once() -> None:
-    joining = Joining()
+    joining = StepAssembler()
     assert [row.step for number in range(3) for row in joining.step(pack(step_entry(number)))] == [0, 1, 2]
     assert joining.rest() == []
 
 
 def test_device_times_are_joined_to_their_step_and_the_order_of_steps_stays() -> None:
     at = 0.0
-    joining = Joining(clock=lambda: at)
+    joining = StepAssembler(clock=lambda: at)
     assert joining.step(pack(step_entry(0, awaits_device=True))) == []
     assert joining.step(pack(step_entry(1, awaits_device=True))) == []
     # A step without device times waits for the steps before it
@@ -200,7 +200,7 @@ def test_device_times_are_joined_to_their_step_and_the_order_of_steps_stays() ->
 
 def test_steps_wait_for_their_device_times_neither_for_ever_nor_in_any_number() -> None:
     at = 0.0
-    joining = Joining(clock=lambda: at)
+    joining = StepAssembler(clock=lambda: at)
     done = [row.step for number in range(MAX_HELD + 3) for row in joining.step(pack(step_entry(number, awaits_device=True)))]
     assert done == [0, 1, 2]
     at = MAX_SECONDS + 1
@@ -308,7 +308,7 @@ SPAN = [
 
 
 def test_short_steps_share_a_reading_by_the_time_they_were_off_the_processor() -> None:
-    joining = Joining()
+    joining = StepAssembler()
     # Given steps of which only the last has a reading, which covers all of them
     early = [row for entry in SPAN[:2] for row in joining.step(pack(entry))]
     records = joining.step(pack(SPAN[2]))
@@ -323,14 +323,14 @@ def test_short_steps_share_a_reading_by_the_time_they_were_off_the_processor() -
 
 
 def test_of_a_span_with_a_missing_step_nothing_is_known() -> None:
-    joining = Joining()
+    joining = StepAssembler()
     records = [row for entry in (SPAN[0], SPAN[2]) for row in joining.step(pack(entry))]
     assert [(row.step, row.run_queue_us, row.voluntary_switches) for row in records] == [(3, None, None), (5, None, None)]
 
 
 def test_steps_before_a_span_and_those_that_training_pauses_after_are_written_without() -> None:
     at = 0.0
-    joining = Joining(clock=lambda: at)
+    joining = StepAssembler(clock=lambda: at)
     # Given a step before the first of a span, as after the start of a profiler
     joining.step(pack(step_entry(2, wall_ns=10**9, usage=None)))
     records = [row for entry in SPAN for row in joining.step(pack(entry))]
@@ -347,11 +347,11 @@ def test_steps_before_a_span_and_those_that_training_pauses_after_are_written_wi
 
 
 def test_what_waits_for_a_reading_at_the_end_is_written_all_the_same() -> None:
-    joining = Joining()
+    joining = StepAssembler()
     joining.step(pack(SPAN[0]))
     assert [(row.step, row.run_queue_us) for row in joining.rest()] == [(3, None)]
     # And it is known where its rank had the time for one more reading
-    joining = Joining()
+    joining = StepAssembler()
     for entry in SPAN[:2]:
         joining.step(pack(entry))
     records = joining.span(pack_span(4, (3, (0, 0, b"1 10000 1"), (2, 0, b"2 50000 3"))))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rankscope.profiler.helper.publishing.published import Sample, render
+from rankscope.profiler.helper.publishing.metrics_publisher import Sample, render
 from rankscope.profiler.spool import (
     FORGOTTEN_SECONDS,
     MAX_LABEL_BYTES,

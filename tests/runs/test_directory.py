@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.full_disk import disk_with_room_for
-from tests.step_files import append
+from tests.step_files import StepWriter, append
 
 from rankscope.base.errors import InputError
 from rankscope.profiler.handover import Hello
@@ -41,7 +41,6 @@ from rankscope.runs.segments import BLOCK_BYTES, MAX_LINE_BYTES, decode_blocks, 
 from rankscope.runs.step_columns import ROW_BYTES
 from rankscope.runs.writer import (
     JsonLinesWriter,
-    StepWriter,
     append_whole,
     create_attempt,
     create_run,

@@ -48,7 +48,7 @@ def become(user: int, groups: list[int] | None = None, umask: int = 0o022) -> st
     return (
         "import encodings.idna, json, os, sys; from pathlib import Path; "
         "import numpy, rankscope.runs.step_segments; "
-        "from rankscope.profiler.helper import __main__ as helper; from rankscope.profiler.helper.writing import storing; "
+        "from rankscope.profiler.helper import __main__ as helper; from rankscope.profiler.helper.writing import writer_thread; "
         "from rankscope.runs.reader import RunReader; "
         f"os.setgroups({groups or []}); os.setgid({user}); os.setuid({user}); os.umask({umask})"
     )
@@ -76,7 +76,7 @@ class Rank:
             assert self.ring.put(EntryKind.STEP, packed(number))
         self.ring.set_end(End.EXIT)
         # At the end, a disk that refuses writes is retried for a shorter time.
-        code = f"{become(user, groups, umask)}; storing.LAST_TRY_SECONDS = 0.5; helper.main(Path(sys.argv[1]))"
+        code = f"{become(user, groups, umask)}; writer_thread.LAST_TRY_SECONDS = 0.5; helper.main(Path(sys.argv[1]))"
         command = [sys.executable, "-P", "-c", code, str(self.scratch)]
         self.helper = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/")
 

@@ -22,7 +22,7 @@ from tests.exporter.spool.inspector_files import collective, file_name, p2p, wri
 from tests.local_http import answering, respond
 from tests.rank_file import RANK, RUN, STEP, WINDOW, totals_of
 
-from rankscope.profiler.helper.publishing.published import render, samples
+from rankscope.profiler.helper.publishing.metrics_publisher import render, samples
 from rankscope.runs.records import PhaseTimes
 
 RUN_ID = "llama-20260101-7"

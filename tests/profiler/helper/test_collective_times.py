@@ -1,4 +1,4 @@
-"""Helper's duty that records durations of collectives: logs of NCCL Inspector as a plugin writes them, and dumps of a rank."""
+"""Helper's task that records durations of collectives: logs of NCCL Inspector as a plugin writes them, and dumps of a rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rankscope.profiler.flight_files import DURATIONS, done_file, dump_file, wri
 from rankscope.profiler.helper.collectives import collective_times, flight_times, inspector_log
 from rankscope.profiler.helper.collectives import log_follower as follow
 from rankscope.profiler.helper.collectives.collective_times import MOST_WAITING, CollectiveTimes
-from rankscope.profiler.helper.duties import Surroundings
+from rankscope.profiler.helper.tasks import HelperContext
 from rankscope.runs.durations import PART, TRANSFER, DurationBlock
 from rankscope.runs.paths import inspector_dir
 from rankscope.runs.records import RunInfo
@@ -66,7 +66,7 @@ class Helper:
         self.heard, self.asks = os.pipe()
         os.set_blocking(self.heard, False)
         monkeypatch.setattr(flight_times, "_REQUESTS", self.asks)
-        self.duty: CollectiveTimes | None = None
+        self.task: CollectiveTimes | None = None
 
     def time(self) -> float:
         return self.now
@@ -79,32 +79,32 @@ class Helper:
 
     def look(self, seconds: float = 2.0) -> None:
         """Let the time of the next look come, and wait for its end."""
-        if self.duty is None:
+        if self.task is None:
             first = hello(self.run, pid=PID)
             first = msgspec.structs.replace(first, rank=msgspec.structs.replace(first.rank, world_size=2))
             info = RunInfo(run_id="run", name="test", start_unix_ns=1)
-            around = Surroundings(
+            context = HelperContext(
                 hello=first,
                 scratch=self.scratch,
                 run=lambda: info,
                 info=lambda: first.rank,
                 begun=lambda: self.begun,
-                say=self.said.append,
+                report=self.said.append,
             )
-            self.duty = CollectiveTimes(around, self.blocks.append, lambda: self.waiting)
+            self.task = CollectiveTimes(context, self.blocks.append, lambda: self.waiting)
             for number in range(3):
-                self.duty.step(step(number))
+                self.task.step(step(number))
         self.now += seconds
-        self.duty.tick()
+        self.task.tick()
         deadline = time.monotonic() + 60
-        while self.duty._busy:
+        while self.task._busy:
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
     def end(self) -> None:
         """End the rank."""
-        assert self.duty is not None
-        self.duty.finish()
+        assert self.task is not None
+        self.task.finish()
 
     @property
     def numbers(self) -> list[int]:
@@ -424,6 +424,6 @@ def test_a_failure_switches_only_this_off(helper: Helper, monkeypatch: pytest.Mo
 def test_without_a_source_nothing_happens(helper: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_INSPECTOR_PROM_DUMP", "1")
     helper.look(100.0)
-    assert helper.duty is not None
-    assert helper.duty._worker is None
+    assert helper.task is not None
+    assert helper.task._worker is None
     assert helper.asked() == []

@@ -18,7 +18,7 @@ from rankscope.profiler.helper.coordination.asking import Asking
 from rankscope.profiler.helper.coordination.duty import Coordination
 from rankscope.profiler.helper.coordination.planning import Planning
 from rankscope.profiler.helper.coordination.sidestore import SideClient, SideWindow, side_window
-from rankscope.profiler.helper.duties import Surroundings
+from rankscope.profiler.helper.tasks import HelperContext
 from rankscope.profiler.plan import RankReport
 from rankscope.profiler.ring import Announcement, RingReader, RingWriter
 from rankscope.profiler.settings import SITE_FOLDER, RecorderSettings
@@ -69,7 +69,7 @@ class Rank:
             run_dir=str(folder / "run"), run_id="r", name="r", start_unix_ns=1, plan_ahead_seconds=0.2, plan_ahead_steps=10
         )
         info = RankInfo(rank=rank, world_size=2, host="h", pid=1, start_unix_ns=1)
-        around = Surroundings(
+        context = HelperContext(
             hello=Hello(
                 settings=settings,
                 run=RunInfo(run_id="r", name="r", start_unix_ns=1),
@@ -80,20 +80,20 @@ class Rank:
             run=lambda: RunInfo(run_id="r", name="r", start_unix_ns=1),
             info=lambda: msgspec.structs.replace(info, disabled_reason=self.disabled),
             begun=lambda: True,
-            say=self.said.append,
+            report=self.said.append,
         )
-        self.duty = Coordination(around, self.reader, self.missed.append)
+        self.task = Coordination(context, self.reader, self.missed.append)
 
     def go(self, steps: int = 1) -> None:
         """Train this many steps of 10 ms."""
         for _ in range(steps):
             self.at += 1
-            self.duty.step(StepRecord(step=self.at, start_unix_ns=1, wall_us=10_000.0))
-        self.duty.tick()
+            self.task.step(StepRecord(step=self.at, start_unix_ns=1, wall_us=10_000.0))
+        self.task.tick()
 
     def end(self) -> None:
         """End the rank."""
-        self.duty.end(vanished=False)
+        self.task.end(vanished=False)
         self.reader.close()
         self.writer.close()
 
@@ -115,7 +115,7 @@ def until(condition: Callable[[], object], ranks: Sequence[Rank]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         for rank in ranks:
-            rank.duty.tick()
+            rank.task.tick()
         time.sleep(0.02)
 
 
@@ -189,14 +189,14 @@ def test_a_rank_that_hears_of_a_window_too_late_leaves_it_out_and_counts_it(tmp_
         msgspec.json.encode(PlannedWindow(first=first, steps=2, reason="schedule", chosen_unix_ns=1)) + b"\n" for first in firsts
     )
     other.go(60)
-    # (the duty's own reader starts at step 100, and must not be the first to read the file)
-    begun = other.duty._post
+    # (the task's own reader starts at step 100, and must not be the first to read the file)
+    begun = other.task._post
     assert isinstance(begun, Asking)
     begun.stop()
     begun._thread.join()
     segment(attempt_dir(tmp_path / "run", 0), "plan", 0).write_bytes(lines + b'{"torn')
-    other.duty._post = Asking(other.duty._around, other.duty._hear, since=40)
-    other.duty._post.start()
+    other.task._post = Asking(other.task._context, other.task._hear, since=40)
+    other.task._post.start()
     assert heard_by(other, [other]) == Announcement(1, 500, 2)
     assert len(other.missed) == 2
 
@@ -206,7 +206,7 @@ def test_windows_that_follow_each_other_closely_are_heard_of_before_the_first_be
     other.go(10)
     # Given a window, a second one a step after its end, and one that was chosen last and begins first
     firsts = (100, 104, 96)
-    other.duty._hear([SideWindow(first, 3) for first in firsts])
+    other.task._hear([SideWindow(first, 3) for first in firsts])
     # When the thread has received one, then the next, without a step in between
     heard = [heard_by(other, [other]).first for _ in firsts]
     assert heard == sorted(firsts)
@@ -223,22 +223,22 @@ def test_what_is_written_into_the_file_by_others_is_not_believed(tmp_path: Path,
     def line(first: int, steps: int) -> bytes:
         return msgspec.json.encode(PlannedWindow(first=first, steps=steps, reason="schedule", chosen_unix_ns=1)) + b"\n"
 
-    asking = Asking(other.duty._around, other.duty._hear, since=40)
+    asking = Asking(other.task._context, other.task._hear, since=40)
     # Windows of impossible size or position, more of them than any planner announces, and endless nesting
     many = b"".join(line(first, 2) for first in range(1000, 3000, 10))
     path.write_bytes(many + line(100, 10**9) + line(110, 0) + line(2**60, 3) + b"[" * 5000 + b"\n" + line(500, 3))
     asking._read_file()
-    assert sorted(other.duty._heard) == [500, *range(2930, 3000, 10)]
+    assert sorted(other.task._heard) == [500, *range(2930, 3000, 10)]
     # A link is not followed, and a FIFO without a writer does not block the reader
     secret = tmp_path / "secret"
     path.rename(secret)
     path.symlink_to(secret)
-    other.duty._heard.clear()
-    Asking(other.duty._around, other.duty._hear, since=40)._read_file()
+    other.task._heard.clear()
+    Asking(other.task._context, other.task._hear, since=40)._read_file()
     path.unlink()
     os.mkfifo(path)
-    Asking(other.duty._around, other.duty._hear, since=40)._read_file()
-    assert other.duty._heard == {}
+    Asking(other.task._context, other.task._hear, since=40)._read_file()
+    assert other.task._heard == {}
 
 
 @pytest.mark.parametrize("channel", ["server", "file"])
@@ -248,14 +248,14 @@ def test_a_capture_is_passed_on_to_what_else_it_starts_once(tmp_path: Path, rank
         PlannedWindow(first=200, steps=2, reason="capture", chosen_unix_ns=1),
     ]
     captures = list[int]()
-    duty = Coordination(ranks[1].duty._around, ranks[1].reader, lambda _: None, lambda: captures.append(1))
+    task = Coordination(ranks[1].task._context, ranks[1].reader, lambda _: None, lambda: captures.append(1))
     for _ in range(2):
         if channel == "server":
-            duty._hear(map(side_window, windows))
+            task._hear(map(side_window, windows))
         else:
             lines = b"".join(msgspec.json.encode(window) + b"\n" for window in windows)
             segment(attempt_dir(tmp_path / "run", 0), "plan", 0).write_bytes(lines)
-            Asking(duty._around, duty._hear, since=40)._read_file()
+            Asking(task._context, task._hear, since=40)._read_file()
     assert captures == [1]
 
 
@@ -266,7 +266,7 @@ def test_the_plan_that_could_not_be_written_is_written_later_and_is_open_to_whom
     folder = attempt_dir(tmp_path / "run", 0)
     folder.chmod(0o750)
     plan = segment(folder, "plan", 0)
-    planning = Planning(first.duty._around, first.duty._hear)
+    planning = Planning(first.task._context, first.task._hear)
     window = PlannedWindow(first=100, steps=2, reason="schedule", chosen_unix_ns=1)
     planning._publish(window)
     # given a disk that is full
@@ -285,7 +285,7 @@ def test_a_request_that_is_taken_back_while_it_waits_is_not_carried_out(tmp_path
     # Given a request at the first step, when no rank has a pace yet
     first, _ = ranks
     first.go()
-    planning = first.duty._post
+    planning = first.task._post
     assert isinstance(planning, Planning)
     path = post(tmp_path / "run", new_request("capture"))
     until(lambda: planning._requests, [first])
@@ -302,10 +302,10 @@ def test_a_rank_that_is_switched_off_no_longer_reports(ranks: list[Rank], rank: 
     # Given a rank that reports
     one = ranks[rank]
     one.go(10)
-    until(lambda: one.duty._post is not None and one.duty._post.report is not None, [one])
+    until(lambda: one.task._post is not None and one.task._post.report is not None, [one])
     # When its recorder switches itself off, there is nothing left that the planner could wait for
     one.disabled = "something went wrong"
-    until(lambda: one.duty._post is not None and one.duty._post.report is None, [one])
+    until(lambda: one.task._post is not None and one.task._post.report is None, [one])
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from rankscope.profiler.flight_files import MAX_BYTES, copy_file, done_file, dum
 from rankscope.profiler.handover import Hello
 from rankscope.profiler.helper.collectives import flight
 from rankscope.profiler.helper.collectives.flight import KEPT, FlightDumps, WatchdogFile
-from rankscope.profiler.helper.duties import Surroundings
+from rankscope.profiler.helper.tasks import HelperContext
 from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.control import ControlAnswer, ControlRequest, answer, new_request, post, read_answer
 from rankscope.runs.paths import attempt_dir, flight_dir
@@ -43,7 +43,7 @@ class Rank:
         monkeypatch.setattr(flight, "_REQUESTS", self.asks)
         monkeypatch.setattr(flight, "time", self)
         self.begun = True
-        self.duty = self.helper()
+        self.task = self.helper()
 
     def helper(self, world_size: int = 8) -> FlightDumps:
         rank = RankInfo(rank=RANK, world_size=world_size, host="n1", pid=1, start_unix_ns=1)
@@ -51,13 +51,13 @@ class Rank:
         settings = RecorderSettings(run_dir=str(self.run), run_id="r1", name="test", start_unix_ns=1)
         hello = Hello(settings=settings, run=info, attempt=AttemptInfo(attempt=0, start_unix_ns=1, world_size=8), rank=rank)
         return FlightDumps(
-            Surroundings(
+            HelperContext(
                 hello=hello,
                 scratch=self.scratch,
                 run=lambda: info,
                 info=lambda: rank,
                 begun=lambda: self.begun,
-                say=self.said.append,
+                report=self.said.append,
             )
         )
 
@@ -73,11 +73,11 @@ class Rank:
     def tick(self, seconds: float = 1.0) -> None:
         """Run the helper's next tick."""
         self.now += seconds
-        self.duty._inbox._due = 0.0
-        self.duty.tick()
-        if self.duty._worker is not None:
+        self.task._inbox._due = 0.0
+        self.task.tick()
+        if self.task._worker is not None:
             looked = threading.Event()
-            self.duty._do(looked.set)
+            self.task._do(looked.set)
             assert looked.wait(60)
 
     def ask(self, **fields: Any) -> ControlRequest:
@@ -220,7 +220,7 @@ def test_where_torch_listens_itself_it_is_asked_when_python_is_stuck(rank: Rank,
     monkeypatch.setenv("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", str(stem))
     theirs = rank.run.parent / f"theirs-{RANK}"
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(theirs)[:-1])
-    rank.duty = rank.helper()
+    rank.task = rank.helper()
     # when the rank's Python does not answer
     request = rank.ask()
     rank.tick(flight.ANSWER_SECONDS + 1)
@@ -291,14 +291,14 @@ def test_one_rank_refuses_for_all_and_the_others_only_where_it_does_not(rank: Ra
 def test_many_ranks_look_less_often(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: dict[int, int] = {}
     for size in (8, 2000):
-        rank.duty = rank.helper(size)
+        rank.task = rank.helper(size)
         seen: list[float] = []
 
         def look(seen: list[float] = seen) -> list[ControlRequest]:
             seen.append(rank.now)
             return []
 
-        monkeypatch.setattr(rank.duty._inbox, "pending", look)
+        monkeypatch.setattr(rank.task._inbox, "pending", look)
         for _ in range(100):
             rank.tick()
         looks[size] = len(seen)
@@ -309,7 +309,7 @@ def test_many_ranks_look_less_often(rank: Rank, monkeypatch: pytest.MonkeyPatch)
 def test_a_disk_that_does_not_answer_does_not_hold_up_the_helper(rank: Rank, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     # given a disk at which every access blocks for ever
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(rank.run / "theirs-"))
-    rank.duty = rank.helper()
+    rank.task = rank.helper()
     main, reached, back = threading.current_thread(), threading.Event(), threading.Event()
 
     def hang(*_: object, **__: object) -> Any:
@@ -317,19 +317,19 @@ def test_a_disk_that_does_not_answer_does_not_hold_up_the_helper(rank: Rank, mon
         reached.set()
         assert back.wait(60)
 
-    whose: Any = {"make_control_dir": flight, "pending": rank.duty._inbox, "complete": rank.duty._watchdog}[where]
+    whose: Any = {"make_control_dir": flight, "pending": rank.task._inbox, "complete": rank.task._watchdog}[where]
     monkeypatch.setattr(whose, where, hang)
     monkeypatch.setattr(flight, "END_SECONDS", 0.01)
     try:
         # when the helper ticks on, then each tick returns, and no work piles up behind the blocked access
-        rank.duty.tick()
+        rank.task.tick()
         assert reached.wait(60)
         for _ in range(100):
             rank.now += 1
-            rank.duty.tick()
-        assert rank.duty._work.empty()
+            rank.task.tick()
+        assert rank.task._work.empty()
         # and the end of the rank is not held up either
-        rank.duty.end(vanished=True)
+        rank.task.end(vanished=True)
     finally:
         back.set()
 
@@ -338,7 +338,7 @@ def test_what_goes_wrong_beside_is_said_once_and_costs_only_the_dumps(rank: Rank
     def fail() -> list[ControlRequest]:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(rank.duty._inbox, "pending", fail)
+    monkeypatch.setattr(rank.task._inbox, "pending", fail)
     for _ in range(5):
         rank.tick()
     (said,) = rank.said
@@ -352,7 +352,7 @@ def test_what_torch_writes_when_the_watchdogs_time_is_up_comes_into_the_run(
 ) -> None:
     # given a file that grows
     monkeypatch.setenv(variable, str(rank.scratch / "theirs-"))
-    rank.duty = rank.helper()
+    rank.task = rank.helper()
     theirs = rank.scratch / f"theirs-{RANK}"
     (rank.scratch / f"theirs-{RANK}0").write_bytes(b"of rank 50")
     for part in range(1, 4):
@@ -372,11 +372,11 @@ def test_a_watchdog_that_ends_the_process_is_noticed_at_its_end(rank: Rank, monk
     # given a file whose name the recorder chose
     prefix = rank.scratch / "flight-123-"
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(prefix))
-    rank.duty = rank.helper()
+    rank.task = rank.helper()
     rank.tick()
     Path(f"{prefix}{RANK}").write_bytes(b"the last words")
     # when the process ends before the helper has looked
-    rank.duty.end(vanished=True)
+    rank.task.end(vanished=True)
     # then the dumps are in the run, and the file is no longer needed
     assert rank.dumps() == {"rank-00005-watchdog-nccl.pickle": b"the last words"}
     assert not Path(f"{prefix}{RANK}").exists()
@@ -385,11 +385,11 @@ def test_a_watchdog_that_ends_the_process_is_noticed_at_its_end(rank: Rank, monk
 def test_the_end_of_a_rank_answers_who_asked(rank: Rank) -> None:
     written, silent = rank.ask(), None
     rank.obey(written.id, "gloo")
-    rank.duty.end(vanished=True)
+    rank.task.end(vanished=True)
     assert rank.answer(written).accepted
-    rank.duty = rank.helper()
+    rank.task = rank.helper()
     silent = rank.ask()
-    rank.duty.end(vanished=True)
+    rank.task.end(vanished=True)
     assert "ended" in (rank.answer(silent).reason or "")
 
 
@@ -443,5 +443,5 @@ def test_dumps_are_open_to_whom_the_run_is_and_a_removed_run_is_not_made_again(t
 def test_what_a_rank_left_when_an_exception_ended_it_is_in_the_run(rank: Rank) -> None:
     rank.tick()
     rank.obey("crash", "gloo")
-    rank.duty.end(vanished=False)
+    rank.task.end(vanished=False)
     assert rank.dumps() == {"rank-00005-crash-gloo.pickle": b"gloo of crash"}

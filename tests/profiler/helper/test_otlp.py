@@ -24,10 +24,10 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from tests.profiler.otlp_collector import Collector, collecting
 
 from rankscope.profiler.handover import Hello
-from rankscope.profiler.helper.duties import Surroundings
 from rankscope.profiler.helper.publishing.otlp import MAX_WAITING, OtlpTraces
 from rankscope.profiler.helper.publishing.otlp_sdk import _FirstWords, _Told
 from rankscope.profiler.helper.publishing.spans import trace_id
+from rankscope.profiler.helper.tasks import HelperContext
 from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
 
@@ -46,7 +46,7 @@ def step(number: int) -> StepRecord:
 
 
 class Rank:
-    """OTLP duty of a rank's helper."""
+    """OTLP task of a rank's helper."""
 
     def __init__(self, rank: int = 0, *, every: int | None = 2) -> None:
         self.said: list[str] = []
@@ -56,22 +56,22 @@ class Rank:
         run = RunInfo(run_id="run-1", name="bert", start_unix_ns=1)
         attempt = AttemptInfo(attempt=0, start_unix_ns=1, world_size=2)
         hello = Hello(settings=settings, run=RunInfo(run_id="proposed", name="p", start_unix_ns=1), attempt=attempt, rank=info)
-        self.duty = OtlpTraces(
-            Surroundings(
+        self.task = OtlpTraces(
+            HelperContext(
                 hello=hello,
                 scratch=Path("/nowhere"),
                 run=lambda: run,
                 info=lambda: info,
                 begun=lambda: self.begun,
-                say=self.said.append,
+                report=self.said.append,
             )
         )
 
     def do(self, *numbers: int) -> None:
-        """Pass these steps to the duty."""
+        """Pass these steps to the task."""
         for number in numbers:
-            self.duty.step(step(number))
-        self.duty.tick()
+            self.task.step(step(number))
+        self.task.tick()
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +105,7 @@ def test_every_nth_step_of_all_ranks_is_one_trace(collector: Collector, monkeypa
     ranks = [Rank(0), Rank(1)]
     for rank in ranks:
         rank.do(*range(5))
-        rank.duty.end(vanished=False)
+        rank.task.end(vanished=False)
 
     spans = collector.spans()
     headers = collector.requests[0][0]
@@ -138,7 +138,7 @@ def test_standard_variables_name_the_service_and_sample_the_same_steps_everywher
     for number in (0, 1):
         rank = Rank(number, every=1)
         rank.do(*range(40))
-        rank.duty.end(vanished=False)
+        rank.task.end(vanished=False)
 
     chosen = [{span.trace_id for span in collector.spans() if span.resource["rankscope.rank"] == rank} for rank in (0, 1)]
     assert chosen[0] == chosen[1]
@@ -165,7 +165,7 @@ def test_over_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = Rank()
     try:
         rank.do(2)
-        rank.duty.end(vanished=False)
+        rank.task.end(vanished=False)
     finally:
         server.stop(None).wait()
     assert rank.said == []
@@ -187,7 +187,7 @@ def test_a_collector_that_is_away_is_told_of_once_and_gets_the_next_steps_when_i
         rank.do(4)
         collector.wait(lambda spans: any(span.attributes.get("rankscope.step") == 4 for span in spans))
         eventually(lambda: len(rank.said) == 2)
-        rank.duty.end(vanished=False)
+        rank.task.end(vanished=False)
     assert "taken again" in rank.said[1]
 
 
@@ -218,7 +218,7 @@ def test_the_end_does_not_wait_for_a_collector_that_does_not_answer(monkeypatch:
         rank = Rank()
         rank.do(0)
         with silent.accept()[0]:
-            rank.duty.end(vanished=True)
+            rank.task.end(vanished=True)
             assert "not taken over OTLP within 0.5 s" in rank.said[0]
             assert any(thread.name == "otlp" for thread in threading.enumerate()), "left behind: it is a daemon"
     eventually(lambda: not any(thread.name == "otlp" for thread in threading.enumerate()))
@@ -228,10 +228,10 @@ def test_nothing_is_sent_before_the_run_has_its_identity_and_what_waits_is_bound
     rank = Rank(every=1)
     rank.begun = False
     rank.do(*range(MAX_WAITING + 50))
-    assert rank.duty._sender is None
-    assert rank.duty._waiting.qsize() == MAX_WAITING
+    assert rank.task._sender is None
+    assert rank.task._waiting.qsize() == MAX_WAITING
     rank.begun = True
-    rank.duty.end(vanished=False)
+    rank.task.end(vanished=False)
     numbers = [span.attributes["rankscope.step"] for span in collector.spans() if span.name == "step"]
     # The oldest were dropped to make room, one of them for the end unless a place was free by then
     assert numbers[-(MAX_WAITING - 1) :] == list(range(51, MAX_WAITING + 50))
@@ -252,7 +252,7 @@ def test_a_variable_that_cannot_be_is_named(monkeypatch: pytest.MonkeyPatch, var
     rank, neighbour = Rank(0), Rank(1)
     for each in (rank, neighbour):
         each.do(0)
-        each.duty.end(vanished=False)
+        each.task.end(vanished=False)
     assert neighbour.said == [], "once on a host is enough"
     assert len(rank.said) == 1
     assert rank.said[0].startswith(f"no traces over OTLP: {reason}")
@@ -266,7 +266,7 @@ def test_a_missing_exporter_is_one_line_with_the_way_out(
     monkeypatch.setitem(sys.modules, f"opentelemetry.exporter.otlp.proto.{missing}.trace_exporter", None)
     rank = Rank()
     rank.do(0)
-    rank.duty.end(vanished=False)
+    rank.task.end(vanished=False)
     assert len(rank.said) == 1
     assert rank.said[0].endswith(f"pip install 'rankscope[{extra}]'")
 
@@ -276,7 +276,7 @@ def test_a_missing_sdk_is_one_line_with_the_way_out(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     rank = Rank()
     rank.do(0)
-    rank.duty.end(vanished=False)
+    rank.task.end(vanished=False)
     (said,) = rank.said
     assert "opentelemetry.sdk.resources" in said
     assert "pip install 'rankscope[otlp]'" in said
@@ -287,11 +287,11 @@ def test_traces_are_off_unless_asked_for_and_the_sdk_may_be_disabled(
 ) -> None:
     off = Rank(every=None)
     off.do(0, 1, 2)
-    off.duty.end(vanished=False)
+    off.task.end(vanished=False)
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     disabled = Rank()
     disabled.do(0, 2)
-    disabled.duty.end(vanished=False)
+    disabled.task.end(vanished=False)
     assert (off.said, disabled.said, collector.requests) == ([], [], [])
 
 

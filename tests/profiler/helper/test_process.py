@@ -323,10 +323,10 @@ def test_a_window_with_a_step_that_took_too_long_keeps_its_trace_and_says_why(tm
 
 ENDLESS = """
 import time
-from rankscope.profiler.helper.writing import reducing
-finish = reducing.Reducing.finish
-reducing.Reducing.finish = lambda self, _seconds: finish(self, 0.1)
-reducing._reduce = lambda _path: time.sleep(600)
+from rankscope.profiler.helper.writing import trace_reducer
+finish = trace_reducer.TraceReducer.finish
+trace_reducer.TraceReducer.finish = lambda self, _seconds: finish(self, 0.1)
+trace_reducer._reduce = lambda _path: time.sleep(600)
 """
 
 

@@ -1,4 +1,4 @@
-"""Metrics that a rank publishes, read back by Prometheus' own parser, and the duty that publishes them."""
+"""Metrics that a rank publishes, read back by Prometheus' own parser, and the task that publishes them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.rank_file import EACH, RANK, RUN, STEP, WINDOW, rank_text, totals_of
 
 from rankscope.profiler.handover import Hello
-from rankscope.profiler.helper.duties import Surroundings
-from rankscope.profiler.helper.publishing.published import Publishing, render, samples
+from rankscope.profiler.helper.publishing.metrics_publisher import MetricsPublisher, render, samples
 from rankscope.profiler.helper.publishing.totals import Totals
+from rankscope.profiler.helper.tasks import HelperContext
 from rankscope.profiler.scratch import hold, spooled
 from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.metrics import MAX_SCRIPT_METRICS, MAX_SECTIONS, RANK_LABELS, RANK_METRICS, STEP_BUCKETS_SECONDS, STEP_TAGS
@@ -190,19 +190,19 @@ def test_the_scripts_own_numbers_are_gauges_of_few_names() -> None:
 
 
 @pytest.fixture
-def around(tmp_path: Path) -> Callable[..., Surroundings]:
-    """Factory of ``Surroundings``: a rank with a launcher and a spool; ``tmp_path / "job"`` is the launcher's folder."""
+def context(tmp_path: Path) -> Callable[..., HelperContext]:
+    """Factory of ``HelperContext``: a rank with a launcher and a spool; ``tmp_path / "job"`` is the launcher's folder."""
     spool, job = tmp_path / "spool", tmp_path / "job"
     spool.mkdir()
     job.mkdir()
     hold(job)
 
-    def make(run: RunInfo = RUN, rank: RankInfo = RANK, *, scratch: str = "rank") -> Surroundings:
+    def make(run: RunInfo = RUN, rank: RankInfo = RANK, *, scratch: str = "rank") -> HelperContext:
         (job / scratch).mkdir(exist_ok=True)
         settings = RecorderSettings(run_dir="", run_id=run.run_id, name=run.name, start_unix_ns=1, spool_dir=str(spool))
         hello = Hello(settings=settings, run=run, attempt=AttemptInfo(attempt=0, start_unix_ns=1, world_size=8), rank=rank)
-        return Surroundings(
-            hello=hello, scratch=job / scratch, run=lambda: run, info=lambda: rank, begun=lambda: True, say=said.append
+        return HelperContext(
+            hello=hello, scratch=job / scratch, run=lambda: run, info=lambda: rank, begun=lambda: True, report=said.append
         )
 
     said: list[str] = []
@@ -213,68 +213,66 @@ def names(tmp_path: Path) -> list[str]:
     return sorted(entry.name for entry in (tmp_path / "spool").iterdir())
 
 
-def test_the_launcher_knows_the_file_as_long_as_it_is_there(around: Callable[..., Surroundings], tmp_path: Path) -> None:
-    duty = Publishing(around())
-    duty.step(STEP)
-    duty.tick()
+def test_the_launcher_knows_the_file_as_long_as_it_is_there(context: Callable[..., HelperContext], tmp_path: Path) -> None:
+    task = MetricsPublisher(context())
+    task.step(STEP)
+    task.tick()
     assert names(tmp_path) == spooled(tmp_path / "job") == ["llama-3-0.prom"]
     assert "rank_steps_total" in (tmp_path / "spool" / "llama-3-0.prom").read_text()
 
-    duty.end(vanished=False)
+    task.end(vanished=False)
 
     # another job may use the name by now
     assert names(tmp_path) == spooled(tmp_path / "job") == []
 
 
-def test_the_file_of_a_rank_that_vanished_stays_for_its_launcher(around: Callable[..., Surroundings], tmp_path: Path) -> None:
-    duty = Publishing(around())
-    duty.tick()
-    duty.end(vanished=True)
+def test_the_file_of_a_rank_that_vanished_stays_for_its_launcher(context: Callable[..., HelperContext], tmp_path: Path) -> None:
+    task = MetricsPublisher(context())
+    task.tick()
+    task.end(vanished=True)
 
     assert names(tmp_path) == spooled(tmp_path / "job") == ["llama-3-0.prom"]
 
 
-def test_another_helper_of_the_rank_goes_on_with_its_file(around: Callable[..., Surroundings], tmp_path: Path) -> None:
-    Publishing(around()).tick()
-    duty = Publishing(around())
-    duty.tick()
+def test_another_helper_of_the_rank_goes_on_with_its_file(context: Callable[..., HelperContext], tmp_path: Path) -> None:
+    MetricsPublisher(context()).tick()
+    task = MetricsPublisher(context())
+    task.tick()
     assert names(tmp_path) == ["llama-3-0.prom"]
 
-    Publishing(around(scratch="another process")).tick()
+    MetricsPublisher(context(scratch="another process")).tick()
     assert names(tmp_path) == ["llama-3-0.prom", "llama-3-1.prom"]
 
 
-def test_a_rank_that_hears_later_whose_run_it_is_moves(around: Callable[..., Surroundings], tmp_path: Path) -> None:
+def test_a_rank_that_hears_later_whose_run_it_is_moves(context: Callable[..., HelperContext], tmp_path: Path) -> None:
     runs = [RUN]
-    surroundings = around()
-    duty = Publishing(
-        Surroundings(**{name: getattr(surroundings, name) for name in surroundings.__slots__} | {"run": lambda: runs[-1]})
-    )
-    duty.tick()
+    made = context()
+    task = MetricsPublisher(HelperContext(**{name: getattr(made, name) for name in made.__slots__} | {"run": lambda: runs[-1]}))
+    task.tick()
     runs.append(replace(RUN, name="first/launcher", run_id="its-id"))
-    duty._due = 0
-    duty.tick()
+    task._due = 0
+    task.tick()
 
     assert names(tmp_path) == spooled(tmp_path / "job") == ["first_launcher-3-0.prom"]
     assert 'run_id="its-id"' in (tmp_path / "spool" / "first_launcher-3-0.prom").read_text()
 
 
-def test_a_spool_that_cannot_be_written_is_said_once_and_tried_again(around: Callable[..., Surroundings], tmp_path: Path) -> None:
+def test_a_spool_that_cannot_be_written_is_said_once_and_tried_again(
+    context: Callable[..., HelperContext], tmp_path: Path
+) -> None:
     said: list[str] = []
-    surroundings = around()
-    duty = Publishing(
-        Surroundings(**{name: getattr(surroundings, name) for name in surroundings.__slots__} | {"say": said.append})
-    )
+    made = context()
+    task = MetricsPublisher(HelperContext(**{name: getattr(made, name) for name in made.__slots__} | {"report": said.append}))
     (tmp_path / "spool").rmdir()
     for _ in range(3):
-        duty._due = 0
-        duty.tick()
+        task._due = 0
+        task.tick()
     assert len(said) == 1
     assert "cannot write metrics" in said[0]
 
     (tmp_path / "spool").mkdir()
-    duty._due = 0
-    duty.tick()
+    task._due = 0
+    task.tick()
     assert names(tmp_path) == ["llama-3-0.prom"]
 
 

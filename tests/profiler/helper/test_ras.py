@@ -14,7 +14,7 @@ from rankscope.profiler.handover import Hello
 from rankscope.profiler.helper.collectives import flight
 from rankscope.profiler.helper.collectives import ras as module
 from rankscope.profiler.helper.collectives.flight import FlightDumps
-from rankscope.profiler.helper.duties import Surroundings
+from rankscope.profiler.helper.tasks import HelperContext
 from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.control import new_request, post
 from rankscope.runs.paths import attempt_dir
@@ -44,8 +44,8 @@ def helper(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         settings = RecorderSettings(run_dir=str(run), run_id="r1", name="test", start_unix_ns=1)
         hello = Hello(settings=settings, run=info, attempt=about, rank=rank_info)
         return FlightDumps(
-            Surroundings(
-                hello=hello, scratch=tmp_path, run=lambda: info, info=lambda: rank_info, begun=lambda: True, say=lambda _: None
+            HelperContext(
+                hello=hello, scratch=tmp_path, run=lambda: info, info=lambda: rank_info, begun=lambda: True, report=lambda _: None
             )
         )
 
@@ -54,12 +54,12 @@ def helper(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     os.close(asks)
 
 
-def kept(duty: FlightDumps, run: Path, *, count: int) -> list[RasAnswer]:
+def kept(task: FlightDumps, run: Path, *, count: int) -> list[RasAnswer]:
     """Tick until ``count`` answers are in the run."""
     deadline = time.monotonic() + 60
     while len(found := read_answers(run, 0, most=8)) < count:
         assert time.monotonic() < deadline, "no answer came"
-        duty.tick()
+        task.tick()
         time.sleep(0.02)
     return found
 
@@ -70,10 +70,10 @@ def test_a_requested_dump_brings_two_answers_of_nccl_ras_into_the_run(
     given = answer(Comm({0: 1, 1: 1}))
     with listening(ras(given)) as address:
         monkeypatch.setenv("NCCL_RAS_ADDR", address)
-        duty = helper(0, "cpu:gloo,cuda:nccl")
+        task = helper(0, "cpu:gloo,cuda:nccl")
         post(run, new_request("dump"))
-        found = kept(duty, run, count=2)
-        duty.end(vanished=False)
+        found = kept(task, run, count=2)
+        task.end(vanished=False)
     assert [one.text for one in found] == [given.decode()] * 2
 
 
@@ -83,10 +83,10 @@ def test_a_dump_of_torchs_watchdog_brings_them_too(
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(tmp_path / "theirs-"))
     with listening(ras(answer())) as address:
         monkeypatch.setenv("NCCL_RAS_ADDR", address)
-        duty = helper(0, "nccl")
+        task = helper(0, "nccl")
         (tmp_path / "theirs-0").write_bytes(b"dump")
-        kept(duty, run, count=2)
-        duty.end(vanished=False)
+        kept(task, run, count=2)
+        task.end(vanished=False)
 
 
 @pytest.mark.parametrize(("rank", "backend", "enabled"), [(1, "nccl", "1"), (0, "gloo", "1"), (0, "nccl", "0")])
@@ -97,26 +97,26 @@ def test_no_other_rank_asks_and_no_job_without_nccl_ras(
     monkeypatch.setenv("NCCL_RAS_ENABLE", enabled)
     with listening(ras(answer(), asked=asked)) as address:
         monkeypatch.setenv("NCCL_RAS_ADDR", address)
-        duty = helper(rank, backend)
+        task = helper(rank, backend)
         request = new_request("dump")
         post(run, request)
         deadline = time.monotonic() + 60
-        while not duty._asked:
+        while not task._asked:
             assert time.monotonic() < deadline
-            duty.tick()
+            task.tick()
             time.sleep(0.02)
-        duty.end(vanished=False)
-        if duty._ras._thread is not None:
-            duty._ras._thread.join(60)
+        task.end(vanished=False)
+        if task._ras._thread is not None:
+            task._ras._thread.join(60)
     assert asked == []
 
 
 def test_a_job_that_does_not_answer_costs_nothing(run: Path, helper: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_RAS_ADDR", "127.0.0.1:1")
-    duty = helper(0, "nccl")
-    duty._ras.ask(0)
-    assert duty._ras._thread is not None
-    duty._ras._thread.join(60)
-    assert not duty._ras._thread.is_alive()
+    task = helper(0, "nccl")
+    task._ras.ask(0)
+    assert task._ras._thread is not None
+    task._ras._thread.join(60)
+    assert not task._ras._thread.is_alive()
     assert read_answers(run, 0, most=8) == []
-    duty.end(vanished=False)
+    task.end(vanished=False)

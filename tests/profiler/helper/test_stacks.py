@@ -1,4 +1,4 @@
-"""Duty that samples the stack, with scripts in place of py-spy; ``tests/profiler/test_stacks_of_jobs.py`` uses the real one."""
+"""Task that samples the stack, with scripts in place of py-spy; ``tests/profiler/test_stacks_of_jobs.py`` uses the real one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from tests.profiler.first_words import hello, step
 
-from rankscope.profiler.helper.duties import Surroundings
 from rankscope.profiler.helper.sampling import stacks
 from rankscope.profiler.helper.sampling.stacks import DENIED, NOT_INSTALLED, Stacks, explained
+from rankscope.profiler.helper.tasks import HelperContext
 from rankscope.runs.records import RunInfo, StackSamples
 
 TRACE = (
@@ -45,28 +45,28 @@ class Helper:
         first = hello(folder / "run", pid=os.getpid())
         settings = msgspec.structs.replace(first.settings, stacks_seconds=interval)
         first = msgspec.structs.replace(first, settings=settings, thread=7)
-        around = Surroundings(
+        context = HelperContext(
             hello=first,
             scratch=folder,
             run=lambda: RunInfo(run_id="run", name="test", start_unix_ns=1),
             info=lambda: first.rank,
             begun=lambda: True,
-            say=self.said.append,
+            report=self.said.append,
         )
-        self.duty = Stacks(around, self.rows.append)
+        self.task = Stacks(context, self.rows.append)
         for number in range(3):
-            self.duty.step(step(number))
-        self.duty.tick()
+            self.task.step(step(number))
+        self.task.tick()
 
     def series(self) -> bool:
         """Let the time of the next series come; return whether there was one."""
         self.now += 100
-        self.duty.tick()
+        self.task.tick()
         return self.wait()
 
     def wait(self) -> bool:
         """Wait for the end of the series; return whether there was one."""
-        worker: threading.Thread | None = self.duty._worker
+        worker: threading.Thread | None = self.task._worker
         if worker is None:
             return False
         worker.join(60)
@@ -106,11 +106,11 @@ def test_all_ranks_begin_their_series_at_the_same_time(start: Start) -> None:
     begun = []
     for _ in range(400):
         helper.now += 0.25
-        helper.duty.tick()
+        helper.task.tick()
         if helper.wait():
             begun.append(helper.now)
-            helper.duty.tick()
-            helper.duty._cpu_seconds = 0.0
+            helper.task.tick()
+            helper.task._cpu_seconds = 0.0
     # In the first minute every 10 s, then every 40 s, by the clock
     assert begun[:5] == [1_000_010.0, 1_000_020.0, 1_000_030.0, 1_000_040.0, 1_000_050.0]
     assert begun[-1] == 1_000_080.0
@@ -119,8 +119,8 @@ def test_all_ranks_begin_their_series_at_the_same_time(start: Start) -> None:
 @pytest.mark.slow
 def test_a_capture_asks_for_a_series_at_once(start: Start) -> None:
     helper = start(WRITES)
-    helper.duty.ask()
-    helper.duty.tick()
+    helper.task.ask()
+    helper.task.tick()
     assert helper.wait()
     assert len(helper.rows) == 1
 
@@ -128,7 +128,7 @@ def test_a_capture_asks_for_a_series_at_once(start: Start) -> None:
 @pytest.mark.slow
 def test_a_series_that_would_exceed_the_budget_is_left_out(start: Start) -> None:
     helper = start(WRITES)
-    helper.duty._cpu_seconds = 5.0
+    helper.task._cpu_seconds = 5.0
     assert not helper.series()
     helper.now += 500
     assert helper.series()
@@ -185,12 +185,12 @@ def test_the_end_of_the_rank_does_not_wait_for_a_program_that_hangs(start: Start
     monkeypatch.setattr(stacks, "END_SECONDS", 0.1)
     helper = start("exec sleep 1000")
     helper.now += 100
-    helper.duty.tick()
+    helper.task.tick()
     deadline = time.monotonic() + 60
-    while helper.duty._process is None:
+    while helper.task._process is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    helper.duty.finish()
+    helper.task.finish()
     assert helper.wait()
     assert helper.rows == []
     assert helper.said == []

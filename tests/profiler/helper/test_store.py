@@ -16,7 +16,7 @@ from tests.profiler.first_words import hello, step
 from rankscope.analysis.engine import analyze
 from rankscope.profiler.handover import Hello
 from rankscope.profiler.helper.writing.store import MAX_PENDING, PATIENCE, RunStore
-from rankscope.profiler.helper.writing.storing import Storing
+from rankscope.profiler.helper.writing.writer_thread import WriterThread
 from rankscope.runs.paths import RankStream
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo, RunInfo
@@ -78,7 +78,7 @@ def test_a_rank_that_is_there_already_is_not_mixed_with_another(tmp_path: Path, 
 
 
 def storing_to_its_end(store: RunStore, said: Hello) -> bool:
-    storing = Storing(store)
+    storing = WriterThread(store)
     storing.start()
     storing.wake()
     return storing.finish(said.rank)
@@ -254,7 +254,7 @@ def test_whether_the_run_is_there_is_seen_every_two_seconds_and_before_a_file_is
 
 @pytest.mark.slow
 def test_the_end_goes_on_as_long_as_something_moves_and_not_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rankscope.profiler.helper.writing import storing as module
+    from rankscope.profiler.helper.writing import writer_thread as module
 
     monkeypatch.setattr(module, "LAST_TRY_SECONDS", 0.5)
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
@@ -278,7 +278,7 @@ def test_the_end_goes_on_as_long_as_something_moves_and_not_longer(tmp_path: Pat
 
         monkeypatch.setattr(store, "write_rank", write_rank)
         store.add_step(step(0))
-        storing = Storing(store)
+        storing = WriterThread(store)
         storing.start()
         return storing.finish(said.rank)
 

@@ -110,36 +110,3 @@ def format_option(help_text: str) -> Callable[[_Command], _Command]:
     return click.option(
         "--format", "format_", type=click.Choice(["text", "json"]), default="text", show_default=True, help=help_text
     )
-
-
-class _FormerSpelling(click.Option):
-    """Hidden option that passes its values to the parameter ``current`` of the same command."""
-
-    def __init__(self, spelling: str, current: click.Option, removed_in: str | None) -> None:
-        flag = {"is_flag": True} if current.is_flag else {"type": click.UNPROCESSED, "nargs": current.nargs}
-        text = f"Former spelling of {current.opts[0]}."
-        super().__init__([spelling], help=text, multiple=current.multiple, hidden=True, expose_value=False, is_eager=True, **flag)
-        self._current = current
-        self._removal = f" and will be removed in {removed_in}" if removed_in else ""
-
-    def handle_parse_result(self, ctx: click.Context, opts: Any, args: list[str]) -> tuple[Any, list[str]]:
-        """Move the parsed values to the current option, which is processed later, and warn."""
-        if self.name in opts:
-            value, name, spelling = opts.pop(self.name), self._current.name, self._current.opts[0]
-            click.echo(f"rankscope: {self.opts[0]} is deprecated{self._removal}: write {spelling}", err=True)
-            if name in opts and not self.multiple:
-                raise click.UsageError(f"{self.opts[0]} is the former spelling of {spelling}: give only one of them.", ctx)
-            opts[name] = [*opts.get(name, ()), *value] if self.multiple else value
-        return None, args
-
-
-def former_spelling(spelling: str, *, of: str, removed_in: str | None = None) -> Callable[[_Command], _Command]:
-    """Add a former spelling of the option ``of``, whose decorator is below this one: it works, warns, and is in no help."""
-
-    def decorate(command: _Command) -> _Command:
-        options: list[click.Parameter] = command.__click_params__  # type: ignore[attr-defined]
-        current = next(option for option in options if isinstance(option, click.Option) and of in option.opts)
-        options.append(_FormerSpelling(spelling, current, removed_in))
-        return command
-
-    return decorate

@@ -153,17 +153,16 @@ def row_dtype() -> np.dtype[Any]:
     return np.dtype([(column.name, f"<{column.format}") for column in COLUMNS])
 
 
+def checksums(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return the right checksums [rows] of rows; ``words`` [rows, words] has the checksum last."""
+    sums: NDArray[np.uint64] = words[:, :-1] @ _weights(words.shape[1] - 1) + _seed()
+    return sums
+
+
 def intact(words: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return a mask [rows] of the rows with the right checksum; ``words`` [rows, words] has the checksum last."""
-    found: NDArray[np.bool_] = words[:, :-1] @ _weights(words.shape[1] - 1) + _seed() == words[:, -1]
-    return found
-
-
-def seal_rows(rows: NDArray[Any]) -> NDArray[Any]:
-    """Set the checksums of rows of ``row_dtype`` in place and return the rows."""
-    words = rows.view("<u8").reshape(len(rows), -1)
-    rows["checksum"] = words[:, :-1] @ _weights(words.shape[1] - 1) + _seed()
-    return rows
+    """Return a mask [rows] of the rows with the right checksum; ``words`` as in ``checksums``."""
+    matches: NDArray[np.bool_] = checksums(words) == words[:, -1]
+    return matches
 
 
 def unknown_rows(count: int) -> NDArray[Any]:

@@ -21,7 +21,7 @@ import msgspec
 from rankscope.runs.paths import Stream, attempt_file, run_file, segment
 from rankscope.runs.records import AttemptInfo, RunInfo, StepRecord
 from rankscope.runs.segments import IrregularFileError, list_segments, number_of, open_regular
-from rankscope.runs.step_columns import HEADER_BYTES, ROW_BYTES, event_of, header, pack_row
+from rankscope.runs.step_columns import HEADER_BYTES, ROW_BYTES, header, pack_row
 
 SEGMENT_BYTES: Final = 16 * 1024 * 1024
 _FRESH_SECONDS: Final = 10.0
@@ -374,24 +374,6 @@ class RowWriter(SegmentWriter):
     def _seal(self, file: BinaryIO) -> None:
         """Write the number of rows into the header, for ``numpy.load``; rankscope itself uses the size of the file."""
         os.pwrite(file.fileno(), header(self._rank, self._attempt, rows=self._count(file)), 0)
-
-
-class StepWriter:
-    """Writer of the step records of a rank, each as a row and, where it has sections or tags, an event."""
-
-    def __init__(self, folder: Path, *, rank: int, attempt: int = 0, segment_bytes: int = SEGMENT_BYTES) -> None:
-        self._rows = RowWriter(folder, rank=rank, attempt=attempt, segment_bytes=segment_bytes)
-        self._events = JsonLinesWriter(folder, "events", segment_bytes=segment_bytes)
-
-    def append(self, *records: StepRecord) -> None:
-        """Append records. Raises ``OSError``."""
-        self._events.append(*(event for record in records if (event := event_of(record)) is not None))
-        self._rows.append(*records)
-
-    def close(self) -> None:
-        """Close the open segments. Raises ``OSError``."""
-        self._events.close()
-        self._rows.close()
 
 
 def _confirm(file: BinaryIO) -> None:

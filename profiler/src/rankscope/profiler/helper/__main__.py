@@ -22,18 +22,18 @@ from rankscope.profiler.handover import RING_FILE, MessageKind, Window, read_exi
 from rankscope.profiler.helper.collectives.collective_times import CollectiveTimes
 from rankscope.profiler.helper.collectives.flight import FlightDumps
 from rankscope.profiler.helper.coordination.duty import Coordination
-from rankscope.profiler.helper.duties import Duties, Surroundings
 from rankscope.profiler.helper.lasting import LastingCost
+from rankscope.profiler.helper.publishing.metrics_publisher import MetricsPublisher
 from rankscope.profiler.helper.publishing.otlp import OtlpTraces
-from rankscope.profiler.helper.publishing.published import Publishing
 from rankscope.profiler.helper.sampling.hardware import Hardware
 from rankscope.profiler.helper.sampling.stacks import Stacks
 from rankscope.profiler.helper.step_assembler import AssembledStep, StepAssembler
-from rankscope.profiler.helper.usual import Usual
-from rankscope.profiler.helper.writing.keeping import WRONG_BYTES, Keeping, keeps_wrong
-from rankscope.profiler.helper.writing.reducing import Reducing
+from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
+from rankscope.profiler.helper.tasks import HelperContext, HelperTasks
 from rankscope.profiler.helper.writing.store import RETAINED_TRACES, RunStore
-from rankscope.profiler.helper.writing.storing import END_SECONDS, STUCK_SECONDS, Storing
+from rankscope.profiler.helper.writing.trace_reducer import TraceReducer
+from rankscope.profiler.helper.writing.trace_retention import WRONG_BYTES, TraceRetention, keeps_wrong
+from rankscope.profiler.helper.writing.writer_thread import END_SECONDS, STUCK_SECONDS, WriterThread
 from rankscope.profiler.ring import End, RingReader
 from rankscope.profiler.scratch import hold, note_recorded, sweep
 from rankscope.runs.decoders import make_decoders
@@ -54,49 +54,49 @@ class Helper:
             self._ring = RingReader(file.fileno())
         self._hold = hold(scratch)
         self._store = RunStore(self._hello)
-        self._storing = Storing(self._store)
-        self._usual = Usual()
+        self._writer = WriterThread(self._store)
+        self._baseline = StepTimeBaseline()
         self._lasting = LastingCost()
         kind = self._hello.rank.device_kind
-        self._reducing = Reducing(scratch, self._keeping(), judge=self._usual.judged, device_kind=kind)
+        self._reducer = TraceReducer(scratch, self._retention(), judge=self._baseline.judged, device_kind=kind)
         self._assembler = StepAssembler(self._ring.name, self._ring.at)
         self._disabled = False
         self._noted = self._ticked = False
         self._missed_windows = 0
-        around = Surroundings(
+        context = HelperContext(
             hello=self._hello,
             scratch=scratch,
             run=lambda: self._store.run,
             info=self._rank_info,
             begun=lambda: self._store.begun,
-            say=self._say,
+            report=self._report,
         )
-        self._stacks = Stacks(around, lambda samples: self._store.add("stacks", samples))
+        self._stacks = Stacks(context, lambda samples: self._store.add("stacks", samples))
         self._times = CollectiveTimes(
-            around, lambda block: self._store.add("durations", block), lambda: self._store.waiting("durations")
+            context, lambda block: self._store.add("durations", block), lambda: self._store.waiting("durations")
         )
-        coordination = Coordination(around, self._ring, self._missed, self._stacks.ask)
-        self._duties = Duties(
+        coordination = Coordination(context, self._ring, self._missed, self._stacks.ask)
+        self._tasks = HelperTasks(
             [
-                Publishing(around),
-                Hardware(around),
-                OtlpTraces(around),
-                FlightDumps(around),
+                MetricsPublisher(context),
+                Hardware(context),
+                OtlpTraces(context),
+                FlightDumps(context),
                 self._stacks,
                 self._times,
                 coordination,
             ],
-            self._say,
+            self._report,
         )
 
-    def _keeping(self) -> Keeping:
+    def _retention(self) -> TraceRetention:
         settings, rank = self._hello.settings, self._hello.rank
         wrong_bytes = WRONG_BYTES if settings.retain_bytes is None else round(settings.retain_bytes * RETAINED_TRACES)
-        return Keeping(
+        return TraceRetention(
             self._scratch,
             keep=settings.keep_traces,
             keep_in=lambda: self._store.folder if self._store.begun and not self._store.refused else None,
-            say=self._say,
+            report=self._report,
             wrong_bytes=wrong_bytes if keeps_wrong(rank.rank, rank.world_size) else 0,
         )
 
@@ -105,7 +105,7 @@ class Helper:
         parent = os.getppid()
         os.set_blocking(0, False)
         make_decoders()
-        self._storing.start()
+        self._writer.start()
         sweep()
         while True:
             # Checked before reading the ring: after the rank's end one more reading gets everything.
@@ -113,25 +113,25 @@ class Helper:
             while self._take():
                 pass
             self._collect()
-            self._storing.wake()
+            self._writer.wake()
             self._note()
             self._tick()
             if gone:
                 break
             select.select([0], [], [], POLL_SECONDS)
         self._record(self._assembler.rest())
-        left = self._reducing.finish(END_SECONDS)
+        left = self._reducer.finish(END_SECONDS)
         self._collect()
         if left:
             self._missed_windows += left
-            self._say(f"gave up reducing {left} profiled windows, which took too long")
+            self._report(f"gave up reducing {left} profiled windows, which took too long")
         self._finish()
 
     def _tick(self) -> None:
         # Metrics carry the identity of the run, which another rank may have created.
-        if self._storing.settled:
+        if self._writer.settled:
             self._ticked = True
-            self._duties.tick()
+            self._tasks.tick()
 
     def _note(self) -> None:
         if self._store.begun and not self._noted:
@@ -155,37 +155,37 @@ class Helper:
         self._ring.free(self._assembler.position)
         if self._ring.disabled_reason and not self._disabled:
             self._disabled = True
-            self._storing.write_rank(self._own_info())
+            self._writer.write_rank(self._own_info())
         return len(words)
 
     def _take_message(self, kind: int, content: bytes) -> None:
         if kind == MessageKind.WINDOW:
-            self._reducing.add(msgspec.json.decode(content, type=Window))
+            self._reducer.add(msgspec.json.decode(content, type=Window))
         elif kind == MessageKind.MISSED_WINDOW:
             self._missed(content.decode(errors="replace"))
 
     def _record(self, steps: list[AssembledStep]) -> None:
         for record, intervals in steps:
-            self._usual.add(record)
+            self._baseline.add(record)
             if self._hello.rank.device_kind != "cpu":
                 self._lasting.add(record)
-            self._duties.step(record, intervals)
+            self._tasks.step(record, intervals)
             self._store.add_step(record)
 
     def _missed(self, reason: str) -> None:
         if not self._missed_windows:
-            self._say(f"a profiler window was left out: {reason}")
+            self._report(f"a profiler window was left out: {reason}")
         self._missed_windows += 1
 
     def _collect(self) -> None:
-        for reduced in self._reducing.results():
+        for reduced in self._reducer.results():
             if reduced.reason is not None:
                 self._missed(reduced.reason)
             self._store.add("windows", *reduced.breakdowns)
             self._store.add("collectives", *reduced.collectives)
             self._store.add("kernels", *reduced.kernels)
             for breakdown in reduced.breakdowns:
-                self._duties.breakdown(breakdown)
+                self._tasks.breakdown(breakdown)
 
     def _rank_info(self) -> RankInfo:
         return self._store.completed(self._own_info())
@@ -210,14 +210,14 @@ class Helper:
         self._times.finish()
         end = self._end()
         reason: EndReason = "disabled" if self._ring.disabled_reason else _REASONS[end]
-        if not self._storing.finish(self._own_info(end_unix_ns=ended, end_reason=reason)):
-            self._say("gave up writing the last records")
-        if not self._reducing.finish_keeping(STUCK_SECONDS):
-            self._say("gave up keeping the last traces, which took too long")
+        if not self._writer.finish(self._own_info(end_unix_ns=ended, end_reason=reason)):
+            self._report("gave up writing the last records")
+        if not self._reducer.finish_keeping(STUCK_SECONDS):
+            self._report("gave up keeping the last traces, which took too long")
         self._note()
         if not self._ticked:
             self._tick()
-        self._duties.end(vanished=end is End.SILENT)
+        self._tasks.end(vanished=end is End.SILENT)
         self._ring.close()
 
     def _end(self) -> End:
@@ -227,7 +227,7 @@ class Helper:
             return end
         return End.CRASH if status else End.EXIT
 
-    def _say(self, message: str) -> None:
+    def _report(self, message: str) -> None:
         with suppress(OSError, ValueError):
             print(f"rankscope: rank {self._hello.rank.rank}: {message}", file=sys.stderr, flush=True)
 

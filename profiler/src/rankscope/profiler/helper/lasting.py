@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Final
 
-from rankscope.profiler.helper.usual import LONG_BY_DESIGN, deviation
+from rankscope.profiler.helper.step_time_baseline import LONG_BY_DESIGN, deviation
 from rankscope.runs.records import StepRecord
 
 BEFORE: Final = 16

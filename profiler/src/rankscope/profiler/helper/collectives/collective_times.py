@@ -1,4 +1,4 @@
-"""Duty of the helper to record how long each collective took on the device, from NCCL Inspector or the Flight Recorder.
+"""Task of the helper to record how long each collective took on the device, from NCCL Inspector or the Flight Recorder.
 
 Where ranks wait inside streams, as with FSDP, tensor and pipeline parallelism, no step record shows it; these durations do. The
 training thread takes no part in it: the plugin's log is read here, and a dump is written by a thread of the rank.
@@ -15,7 +15,7 @@ from typing import Final
 from rankscope.profiler.helper.collectives.flight_times import FlightTimes
 from rankscope.profiler.helper.collectives.inspector_log import InspectorLog
 from rankscope.profiler.helper.collectives.times_source import NoTimesError, TimesSource
-from rankscope.profiler.helper.duties import Duty, Surroundings
+from rankscope.profiler.helper.tasks import HelperContext, HelperTask
 from rankscope.profiler.intervals import PhaseInterval
 from rankscope.runs.durations import DurationBlock
 from rankscope.runs.records import StepRecord
@@ -30,19 +30,19 @@ PATIENCE: Final = 5
 """Number of failures of the disk in a row after which nothing more is recorded."""
 
 
-class CollectiveTimes(Duty):
-    """Duty that records durations of collectives, where the job's environment has a source of them.
+class CollectiveTimes(HelperTask):
+    """Task that records durations of collectives, where the job's environment has a source of them.
 
     ``add`` stores a block, and ``waiting`` returns how many are not written yet. Both may be called on any thread.
     """
 
-    def __init__(self, around: Surroundings, add: Callable[[DurationBlock], None], waiting: Callable[[], int]) -> None:
-        self._around = around
+    def __init__(self, context: HelperContext, add: Callable[[DurationBlock], None], waiting: Callable[[], int]) -> None:
+        self._context = context
         self._add = add
         self._waiting = waiting
         self._source: TimesSource | None = None
-        if around.hello.rank.world_size > 1:
-            self._source = InspectorLog.of_environment(around) or FlightTimes.of_environment(around)
+        if context.hello.rank.world_size > 1:
+            self._source = InspectorLog.of_environment(context) or FlightTimes.of_environment(context)
         self._steps = 0
         self._failures = 0
         self._due = 0.0
@@ -51,14 +51,14 @@ class CollectiveTimes(Duty):
         self._work: queue.SimpleQueue[bool | None] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
 
-    def step(self, record: StepRecord, _intervals: Sequence[PhaseInterval]) -> None:
+    def step(self, record: StepRecord, intervals: Sequence[PhaseInterval] = ()) -> None:  # noqa: ARG002
         """Count a step."""
         del record
         self._steps += 1
 
     def tick(self) -> None:
         """Begin a look at the source when it is due."""
-        if self._source is None or self._busy or self._steps < WARM_UP or not self._around.begun():
+        if self._source is None or self._busy or self._steps < WARM_UP or not self._context.begun():
             return
         if time.monotonic() < self._due or self._waiting() > MOST_WAITING:
             return
@@ -107,7 +107,7 @@ class CollectiveTimes(Duty):
             self._add(block)
             self._missing = False
         if (lost := source.warning()) is not None:
-            self._around.say(lost)
+            self._context.report(lost)
 
     def _absent(self, source: TimesSource, reason: str, *, lasting: bool) -> None:
         if lasting:
@@ -117,6 +117,6 @@ class CollectiveTimes(Duty):
             now = time.time_ns()
             self._add(DurationBlock(source=source.kind, start_unix_ns=now, end_unix_ns=now, missing=reason))
         # One report per host is enough.
-        if not self._said and not self._around.hello.rank.local_rank:
+        if not self._said and not self._context.hello.rank.local_rank:
             self._said = True
-            self._around.say(f"no durations of collectives: {reason}")
+            self._context.report(f"no durations of collectives: {reason}")

@@ -1,4 +1,4 @@
-"""Duty of the helper to copy Flight Recorder dumps into the run: those torch writes by itself, and requested ones."""
+"""Task of the helper to copy Flight Recorder dumps into the run: those torch writes by itself, and requested ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Final
 
 from rankscope.profiler.flight_files import CRASH, copy_file, done_file, dump_files
 from rankscope.profiler.helper.collectives.ras import RasQuestion
-from rankscope.profiler.helper.duties import Duty, Surroundings
+from rankscope.profiler.helper.tasks import HelperContext, HelperTask
 from rankscope.profiler.plan import exchange_seconds
 from rankscope.profiler.scratch import is_flight_file
 from rankscope.runs.control import ControlAnswer, ControlRequest, Inbox, answer, make_control_dir, read_answer
@@ -48,15 +48,15 @@ class _Asked:
     """True if the request was answered with a failure; a late dump is still taken."""
 
 
-class FlightDumps(Duty):
-    """Duty that collects dumps of its rank, and requests them from the rank on requests in ``control/``.
+class FlightDumps(HelperTask):
+    """Task that collects dumps of its rank, and requests them from the rank on requests in ``control/``.
 
     All of it but ``tick`` and ``end`` runs on a thread of its own, because the disk may be slow or unavailable.
     """
 
-    def __init__(self, around: Surroundings) -> None:
-        self._around = around
-        hello = around.hello
+    def __init__(self, context: HelperContext) -> None:
+        self._context = context
+        hello = context.hello
         self._rank = hello.rank.rank
         self._run = Path(hello.settings.run_dir)
         self._inbox = Inbox(
@@ -64,7 +64,7 @@ class FlightDumps(Duty):
             "dump",
             since_unix_ns=hello.rank.start_unix_ns,
             # One report per job is enough.
-            report=around.say if self._rank == 0 else lambda _: None,
+            report=context.report if self._rank == 0 else lambda _: None,
             rank=self._rank,
             clears=self._rank == 0,
         )
@@ -84,23 +84,23 @@ class FlightDumps(Duty):
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
         self._failed = False
-        self._ras = RasQuestion(around)
+        self._ras = RasQuestion(context)
 
     def tick(self) -> None:
         """Start a check for requests, for dumps in reply to them, and for dumps written by torch."""
-        if self._looks or time.monotonic() < self._due or not self._around.begun():
+        if self._looks or time.monotonic() < self._due or not self._context.begun():
             return
         self._due = time.monotonic() + self._period
-        self._attempt = self._around.info().attempt
+        self._attempt = self._context.info().attempt
         self._looks = True
         self._do(self._look)
 
     def end(self, *, vanished: bool) -> None:
         """Collect the last dumps: the watchdog may have killed the rank after writing one."""
         del vanished
-        if not self._around.begun():
+        if not self._context.begun():
             return
-        self._attempt = self._around.info().attempt
+        self._attempt = self._context.info().attempt
         self._do(self._look_at_the_end)
         self._work.put(None)
         if self._worker is not None:
@@ -127,7 +127,7 @@ class FlightDumps(Duty):
         for name in tuple(self._refused):
             self._refuse_alone(name)
         self._collect_watchdog(last=True)
-        for backend, source in dump_files(self._around.scratch, CRASH).items():
+        for backend, source in dump_files(self._context.scratch, CRASH).items():
             self._keep(source, self._target(f"{CRASH}-{backend}"))
 
     def _ask(self, request: ControlRequest) -> None:
@@ -163,7 +163,7 @@ class FlightDumps(Duty):
 
     def _follow(self, name: str, asked: _Asked) -> None:
         try:
-            reason = done_file(self._around.scratch, name).read_text(encoding="utf-8", errors="replace")
+            reason = done_file(self._context.scratch, name).read_text(encoding="utf-8", errors="replace")
         except OSError:
             if asked.given_up or time.monotonic() < asked.deadline:
                 return
@@ -178,9 +178,9 @@ class FlightDumps(Duty):
 
     def _finish(self, name: str, reason: str) -> None:
         del self._asked[name]
-        sources = dump_files(self._around.scratch, name)
+        sources = dump_files(self._context.scratch, name)
         with suppress(OSError):
-            done_file(self._around.scratch, name).unlink(missing_ok=True)
+            done_file(self._context.scratch, name).unlink(missing_ok=True)
         targets = {source: self._target(f"{name}-{backend}") for backend, source in sources.items()}
         if targets:
             self._kept.append(list(targets.values()))
@@ -239,10 +239,10 @@ class FlightDumps(Duty):
         except OSError as error:
             if not self._failed:
                 self._failed = True
-                self._around.say(f"cannot keep the Flight Recorder's dump {source}: {error.strerror or error}")
+                self._context.report(f"cannot keep the Flight Recorder's dump {source}: {error.strerror or error}")
             return
         self._remove(source)
-        self._around.say(f"the Flight Recorder wrote a dump; it is in {target}")
+        self._context.report(f"the Flight Recorder wrote a dump; it is in {target}")
 
     def _remove(self, source: Path) -> None:
         # A file at a path that the user set for torch stays.
@@ -262,7 +262,7 @@ class FlightDumps(Duty):
                 work()
             except Exception as error:  # noqa: BLE001  # nothing else reports errors of this thread
                 # The failed check never counts as finished, so the only further check is the one at the end.
-                self._around.say(f"FlightDumps failed ({type(error).__name__}: {error}); recording goes on without it")
+                self._context.report(f"FlightDumps failed ({type(error).__name__}: {error}); recording goes on without it")
 
 
 class WatchdogFile:

@@ -13,7 +13,7 @@ import msgspec
 
 from rankscope.profiler.flight_files import DURATIONS, done_file, dump_files
 from rankscope.profiler.helper.collectives.times_source import NoTimesError
-from rankscope.profiler.helper.duties import Surroundings
+from rankscope.profiler.helper.tasks import HelperContext
 from rankscope.runs.durations import DurationBlock, DurationSource
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ class FlightTimes:
 
     kind: DurationSource = "flight_recorder"
 
-    def __init__(self, around: Surroundings, entries: int) -> None:
-        self._around = around
+    def __init__(self, context: HelperContext, entries: int) -> None:
+        self._context = context
         self._entries = entries
         self._asked: float | None = None
         self._late = False
@@ -59,13 +59,13 @@ class FlightTimes:
         self._warned = False
 
     @classmethod
-    def of_environment(cls, around: Surroundings) -> FlightTimes | None:
+    def of_environment(cls, context: HelperContext) -> FlightTimes | None:
         """Return the source if the rank's environment, which the helper shares, has the recorder with timing on."""
         sizes = [value for name in _SIZES if (value := os.environ.get(name, "")).isdecimal()]
         timed = os.environ.get("TORCH_NCCL_ENABLE_TIMING", "").lower() in _TRUE
         if not sizes or not int(sizes[0]) or not timed or not stat.S_ISFIFO(os.fstat(_REQUESTS).st_mode):
             return None
-        return cls(around, int(sizes[0]))
+        return cls(context, int(sizes[0]))
 
     def look(self, *, last: bool) -> Iterator[DurationBlock]:
         """Yield new durations, or ask for a dump. Raises ``NoTimesError``, ``OSError`` and ``ValueError``."""
@@ -76,7 +76,7 @@ class FlightTimes:
                 os.write(_REQUESTS, f"{DURATIONS}\n".encode())
                 self._asked = now
             return
-        done = done_file(self._around.scratch, DURATIONS)
+        done = done_file(self._context.scratch, DURATIONS)
         try:
             said = done.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
@@ -97,7 +97,7 @@ class FlightTimes:
 
         cost, _, reason = said.partition(" us")
         self._set_due()
-        sources = dump_files(self._around.scratch, DURATIONS)
+        sources = dump_files(self._context.scratch, DURATIONS)
         if not sources:
             raise NoTimesError(reason or said or "the Flight Recorder has nothing")
         backend, path = next(iter(sources.items()))
@@ -151,7 +151,7 @@ class FlightTimes:
         if before is not None:
             a_second = max(1, last - self._next) / max(0.1, asked - before)
             lasts = [one for one in INTERVALS if one <= min(_USUAL_SECONDS, _HALF * self._entries / a_second)]
-            least = cost_us / 1e6 / (_SHARE * self._around.hello.settings.budget)
+            least = cost_us / 1e6 / (_SHARE * self._context.hello.settings.budget)
             self._interval = max(next((one for one in INTERVALS if one >= least), INTERVALS[-1]), *lasts[-1:], INTERVALS[0])
         self._set_due()
 

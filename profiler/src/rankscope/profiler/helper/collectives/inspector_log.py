@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from rankscope.profiler.helper.collectives.times_source import NoTimesError
-from rankscope.profiler.helper.duties import Surroundings
+from rankscope.profiler.helper.tasks import HelperContext
 from rankscope.runs.durations import DurationBlock, DurationSource
 from rankscope.runs.paths import inspector_dir
 
@@ -31,10 +31,10 @@ class InspectorLog:
 
     kind: DurationSource = "nccl_inspector"
 
-    def __init__(self, around: Surroundings, folder: Path) -> None:
-        self._around = around
+    def __init__(self, context: HelperContext, folder: Path) -> None:
+        self._context = context
         self._folder = folder
-        self._is_own = folder.absolute() == inspector_dir(Path(around.hello.settings.run_dir)).absolute()
+        self._is_own = folder.absolute() == inspector_dir(Path(context.hello.settings.run_dir)).absolute()
         self._since: float | None = None
         self._log: LogFollower | None = None
         self._lost = self._damaged = 0
@@ -42,12 +42,12 @@ class InspectorLog:
         self._warned = self._more = False
 
     @classmethod
-    def of_environment(cls, around: Surroundings) -> InspectorLog | None:
+    def of_environment(cls, context: HelperContext) -> InspectorLog | None:
         """Return the log that the environment of the rank asks for, which the helper shares; ``None`` if it asks for none."""
         told = os.environ.get
         folder = told("NCCL_INSPECTOR_DUMP_DIR")
         is_on = told("NCCL_PROFILER_PLUGIN") and told("NCCL_INSPECTOR_ENABLE") == "1" and told("NCCL_INSPECTOR_PROM_DUMP") != "1"
-        return cls(around, Path(folder)) if is_on and folder else None
+        return cls(context, Path(folder)) if is_on and folder else None
 
     def look(self, *, last: bool) -> Iterator[DurationBlock]:
         """Yield new durations. Raises ``NoTimesError``, ``OSError`` and ``ValueError``."""
@@ -78,7 +78,7 @@ class InspectorLog:
                 return
 
     def _find(self) -> LogFollower | None:
-        rank = self._around.hello.rank
+        rank = self._context.hello.rank
         for host in dict.fromkeys((rank.host, rank.host.partition(".")[0])):
             path = self._folder / f"{host}-pid{rank.pid}.log"
             if path.exists():

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from rankscope.base.errors import InputError
-from rankscope.profiler.helper.duties import Surroundings
+from rankscope.profiler.helper.tasks import HelperContext
 from rankscope.runs.paths import attempt_dir
 from rankscope.runs.ras import ask, default_address, keep_answer
 
@@ -22,9 +22,9 @@ MAX_BYTES: Final = 16 * 1024 * 1024
 class RasQuestion:
     """Asks the job of this rank twice, on a thread of its own, and keeps the answers in the run."""
 
-    def __init__(self, around: Surroundings) -> None:
-        self._run = Path(around.hello.settings.run_dir)
-        self._asks = "nccl" in (around.hello.attempt.backend or "") and os.environ.get("NCCL_RAS_ENABLE") != "0"
+    def __init__(self, context: HelperContext) -> None:
+        self._run = Path(context.hello.settings.run_dir)
+        self._asks = "nccl" in (context.hello.attempt.backend or "") and os.environ.get("NCCL_RAS_ENABLE") != "0"
         self._thread: threading.Thread | None = None
 
     def ask(self, attempt: int) -> None:

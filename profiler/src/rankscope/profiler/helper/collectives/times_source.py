@@ -1,4 +1,4 @@
-"""Source of durations of collectives, as the duty that records them sees it."""
+"""Source of durations of collectives, as the task that records them sees it."""
 
 from __future__ import annotations
 

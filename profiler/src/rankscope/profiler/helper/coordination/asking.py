@@ -20,7 +20,7 @@ from rankscope.profiler.helper.coordination.sidestore import (
     concerns,
     read_address,
 )
-from rankscope.profiler.helper.duties import Surroundings
+from rankscope.profiler.helper.tasks import HelperContext
 from rankscope.profiler.plan import RankReport, exchange_seconds
 from rankscope.runs.paths import attempt_dir, segment
 from rankscope.runs.records import PlannedWindow
@@ -37,12 +37,12 @@ _FAILURES: Final = 3
 class Asking:
     """Client of rank 0's helper on any other rank; it reads the file while the helper cannot be reached."""
 
-    def __init__(self, around: Surroundings, hear: Callable[[Iterable[SideWindow]], None], *, since: int) -> None:
-        hello = around.hello
-        self._around = around
+    def __init__(self, context: HelperContext, hear: Callable[[Iterable[SideWindow]], None], *, since: int) -> None:
+        hello = context.hello
+        self._context = context
         self._hear = hear
         self._since = since
-        self._folder = attempt_dir(Path(hello.settings.run_dir), around.info().attempt)
+        self._folder = attempt_dir(Path(hello.settings.run_dir), context.info().attempt)
         self._period = exchange_seconds(hello.rank.world_size, hello.settings.plan_ahead_seconds)
         self._client: SideClient | None = None
         self._failures = 0
@@ -63,7 +63,7 @@ class Asking:
         try:
             self._ask_again_and_again()
         except Exception as error:  # noqa: BLE001  # nothing else reports errors of this thread
-            self._around.say(f"asking rank 0 failed ({type(error).__name__}: {error}); windows it announces are left out")
+            self._context.report(f"asking rank 0 failed ({type(error).__name__}: {error}); windows it announces are left out")
 
     def _ask_again_and_again(self) -> None:
         again = time.monotonic()
@@ -101,7 +101,7 @@ class Asking:
             return
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole) or (len(data) if len(data) == _MAX_READ else 0)
-        rank = self._around.hello.rank.rank
+        rank = self._context.hello.rank.rank
         # No more windows are planned ahead at a time, even if the file has more.
         windows = deque[SideWindow](maxlen=MAX_WINDOWS)
         for line in whole.splitlines():

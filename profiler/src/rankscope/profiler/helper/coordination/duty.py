@@ -1,4 +1,4 @@
-"""Duty of the helper to make all ranks profile the same steps: rank 0's helper plans, the others query it.
+"""Task of the helper to make all ranks profile the same steps: rank 0's helper plans, the others query it.
 
 Each helper announces the windows to its rank. Threads handle files and sockets; the main thread makes reports and announces.
 """
@@ -15,7 +15,7 @@ from typing import Final
 from rankscope.profiler.helper.coordination.asking import Asking
 from rankscope.profiler.helper.coordination.planning import Planning
 from rankscope.profiler.helper.coordination.sidestore import SideWindow
-from rankscope.profiler.helper.duties import Duty, Surroundings
+from rankscope.profiler.helper.tasks import HelperContext, HelperTask
 from rankscope.profiler.intervals import PhaseInterval
 from rankscope.profiler.plan import RankReport, exchange_seconds
 from rankscope.profiler.ring import Announcement, RingReader
@@ -25,22 +25,22 @@ _LATE: Final = "this rank heard of it when it had begun"
 _FORGET_STEPS: Final = 10_000
 
 
-class Coordination(Duty):
-    """Duty that reports to rank 0 and announces windows. ``missed`` counts a window that is not profiled, with the reason.
+class Coordination(HelperTask):
+    """Task that reports to rank 0 and announces windows. ``missed`` counts a window that is not profiled, with the reason.
 
     ``captures`` is called when a window on request is announced; on any thread.
     """
 
     def __init__(
-        self, around: Surroundings, ring: RingReader, missed: Callable[[str], None], captures: Callable[[], None] = lambda: None
+        self, context: HelperContext, ring: RingReader, missed: Callable[[str], None], captures: Callable[[], None] = lambda: None
     ) -> None:
-        self._around = around
+        self._context = context
         self._ring = ring
         self._missed = missed
         self._captures = captures
         self._pace = Pace()
         self._due = 0.0
-        self._period = exchange_seconds(around.hello.rank.world_size, around.hello.settings.plan_ahead_seconds)
+        self._period = exchange_seconds(context.hello.rank.world_size, context.hello.settings.plan_ahead_seconds)
         self._lock = threading.Lock()
         self._heard: dict[int, SideWindow] = {}
         """Windows of this rank by their first step, added by any thread; kept for a while after they are over."""
@@ -49,26 +49,26 @@ class Coordination(Duty):
         self._number = 0
         self._post: Planning | Asking | None = None
 
-    def step(self, record: StepRecord, _intervals: Sequence[PhaseInterval]) -> None:
+    def step(self, record: StepRecord, intervals: Sequence[PhaseInterval] = ()) -> None:  # noqa: ARG002
         """Add a step to the pace."""
         self._pace.add(record)
 
     def tick(self) -> None:
         """Update the report when it is due, and announce windows."""
         step = self._pace.last_step
-        settings = self._around.hello.settings
-        if step is None or (settings.window_steps <= 0 and self._around.hello.rank.rank):
+        settings = self._context.hello.settings
+        if step is None or (settings.window_steps <= 0 and self._context.hello.rank.rank):
             return
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + self._period / 2
-            info = self._around.info()
+            info = self._context.info()
             # A disabled recorder stays at its last step; without reports the planner forgets it instead of waiting forever.
             report = None if info.disabled_reason else self._pace.report(info)
-            if self._post is None and self._around.begun():
-                if self._around.hello.rank.rank:
-                    self._post = Asking(self._around, self._hear, since=step)
+            if self._post is None and self._context.begun():
+                if self._context.hello.rank.rank:
+                    self._post = Asking(self._context, self._hear, since=step)
                 else:
-                    self._post = Planning(self._around, self._hear)
+                    self._post = Planning(self._context, self._hear)
                 self._post.start()
             if self._post is not None:
                 self._post.report = report

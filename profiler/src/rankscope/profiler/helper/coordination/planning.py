@@ -22,7 +22,7 @@ from rankscope.profiler.helper.coordination.sidestore import (
     concerns,
     side_window,
 )
-from rankscope.profiler.helper.duties import Surroundings
+from rankscope.profiler.helper.tasks import HelperContext
 from rankscope.profiler.plan import Planner, RankReport
 from rankscope.runs.control import ControlAnswer, ControlRequest, Inbox, answer
 from rankscope.runs.paths import attempt_dir, segment
@@ -35,12 +35,12 @@ _END_SECONDS: Final = 2.0
 class Planning:
     """Thread of rank 0 that chooses windows, answers requests and the other ranks, and records announced windows in a file."""
 
-    def __init__(self, around: Surroundings, hear: Callable[[Iterable[SideWindow]], None]) -> None:
-        hello = around.hello
-        self._around = around
+    def __init__(self, context: HelperContext, hear: Callable[[Iterable[SideWindow]], None]) -> None:
+        hello = context.hello
+        self._context = context
         self._hear = hear
         self._run_dir = Path(hello.settings.run_dir)
-        self._attempt = around.info().attempt
+        self._attempt = context.info().attempt
         self._folder = attempt_dir(self._run_dir, self._attempt)
         self._planner = Planner.of(hello.settings, hello.rank.world_size)
         self._lock = threading.Lock()
@@ -65,11 +65,11 @@ class Planning:
         try:
             self._serve_and_plan()
         except Exception as error:  # noqa: BLE001  # nothing else reports errors of this thread
-            self._around.say(f"planning failed ({type(error).__name__}: {error}); there are no more windows on all ranks")
+            self._context.report(f"planning failed ({type(error).__name__}: {error}); there are no more windows on all ranks")
 
     def _serve_and_plan(self) -> None:
-        hello = self._around.hello
-        inbox = Inbox(self._run_dir, "capture", since_unix_ns=hello.attempt.start_unix_ns, report=self._around.say)
+        hello = self._context.hello
+        inbox = Inbox(self._run_dir, "capture", since_unix_ns=hello.attempt.start_unix_ns, report=self._context.report)
         try:
             self._serve()
             while not self._stop.wait(self._planner.period):
@@ -85,7 +85,7 @@ class Planning:
                     address_file(self._folder).unlink(missing_ok=True)
 
     def _serve(self) -> None:
-        hello = self._around.hello
+        hello = self._context.hello
         if hello.rank.world_size == 1:
             return
         try:
@@ -114,7 +114,7 @@ class Planning:
     def _publish(self, window: PlannedWindow) -> None:
         with self._lock:
             self._planned.append(window)
-        if concerns(window, self._around.hello.rank.rank):
+        if concerns(window, self._context.hello.rank.rank):
             self._hear([side_window(window)])
         self._unwritten.append(window)
 
@@ -138,7 +138,7 @@ class Planning:
             try:
                 answer(self._run_dir, _answer(request.id, chosen, self._attempt))
             except OSError as error:
-                self._around.say(f"cannot answer the request {request.id}: {error.strerror or error}")
+                self._context.report(f"cannot answer the request {request.id}: {error.strerror or error}")
 
     def _write_down(self) -> None:
         if not self._unwritten:

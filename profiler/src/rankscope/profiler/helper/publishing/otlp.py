@@ -1,6 +1,6 @@
-"""Duty of the helper to send every Nth step as a trace over OTLP, configured by the standard ``OTEL_*`` variables.
+"""Task of the helper to send every Nth step as a trace over OTLP, configured by the standard ``OTEL_*`` variables.
 
-Threads of this duty load the SDK and send everything, so a collector cannot delay the helper's other work.
+Threads of this task load the SDK and send everything, so a collector cannot delay the helper's other work.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from rankscope.base.errors import InputError, MissingError
-from rankscope.profiler.helper.duties import Duty, Surroundings
 from rankscope.profiler.helper.publishing.spans import resource_attributes, step_spans
+from rankscope.profiler.helper.tasks import HelperContext, HelperTask
 from rankscope.profiler.intervals import PhaseInterval
 from rankscope.runs.records import RankInfo, RunInfo, StepRecord
 
@@ -28,29 +28,29 @@ FLUSH_SECONDS: Final = 3.0
 """Longest wait for the collector at the end."""
 
 
-class OtlpTraces(Duty):
-    """Duty that selects the steps to send; all ranks select the same ones."""
+class OtlpTraces(HelperTask):
+    """Task that selects the steps to send; all ranks select the same ones."""
 
-    def __init__(self, around: Surroundings) -> None:
-        self._around = around
-        self._every = around.hello.settings.otlp_every
+    def __init__(self, context: HelperContext) -> None:
+        self._context = context
+        self._every = context.hello.settings.otlp_every
         self._waiting: queue.Queue[StepRecord | None] = queue.Queue(MAX_WAITING)
         self._sender: Sender | None = None
 
-    def step(self, record: StepRecord, _intervals: Sequence[PhaseInterval]) -> None:
+    def step(self, record: StepRecord, intervals: Sequence[PhaseInterval] = ()) -> None:  # noqa: ARG002
         """Queue the step if its number is a multiple of ``otlp_every``."""
         if self._every and record.step % self._every == 0:
             _put(self._waiting, record)
 
     def tick(self) -> None:
         """Start sending once there is a step to send and the run's name and id are final."""
-        if self._sender is None and not self._waiting.empty() and self._around.begun():
-            self._sender = Sender(self._waiting, self._around.run(), self._around.info(), self._say)
+        if self._sender is None and not self._waiting.empty() and self._context.begun():
+            self._sender = Sender(self._waiting, self._context.run(), self._context.info(), self._report)
 
-    def _say(self, message: str) -> None:
+    def _report(self, message: str) -> None:
         # Problems mostly affect all ranks of a host, so one rank reports them.
-        if not self._around.hello.rank.local_rank:
-            self._around.say(message)
+        if not self._context.hello.rank.local_rank:
+            self._context.report(message)
 
     def end(self, *, vanished: bool) -> None:  # noqa: ARG002  # the same for every end
         """Send the remaining steps, waiting at most ``FLUSH_SECONDS``."""
@@ -62,11 +62,13 @@ class OtlpTraces(Duty):
 class Sender:
     """Thread that converts the records in ``waiting`` to spans and passes them to the SDK."""
 
-    def __init__(self, waiting: queue.Queue[StepRecord | None], run: RunInfo, rank: RankInfo, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, waiting: queue.Queue[StepRecord | None], run: RunInfo, rank: RankInfo, report: Callable[[str], None]
+    ) -> None:
         self._waiting = waiting
         self._run_info = run
         self._rank = rank
-        self._say = say
+        self._report = report
         self._emitter: Emitter | None = None
         self._thread = threading.Thread(target=self._run, name="otlp", daemon=True)
         self._thread.start()
@@ -78,7 +80,7 @@ class Sender:
             return
         self._thread.join(seconds)
         if self._thread.is_alive() and self._emitter is not None and self._emitter.taken is not False:
-            self._say(f"the last traces were not taken over OTLP within {seconds:g} s {self._emitter.complaint}".rstrip())
+            self._report(f"the last traces were not taken over OTLP within {seconds:g} s {self._emitter.complaint}".rstrip())
 
     def _run(self) -> None:
         if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
@@ -86,16 +88,16 @@ class Sender:
         try:
             from rankscope.profiler.helper.publishing.otlp_sdk import Emitter
 
-            self._emitter = Emitter(resource_attributes(self._run_info, self._rank), self._say)
+            self._emitter = Emitter(resource_attributes(self._run_info, self._rank), self._report)
             while (record := self._waiting.get()) is not None:
                 self._emitter.emit(*step_spans(record, self._run_info.run_id, self._rank.attempt, self._rank.rank))
             self._emitter.close()
         except ImportError as error:
-            self._say(f"no traces over OTLP: they need {error.name}: pip install 'rankscope[otlp]'")
+            self._report(f"no traces over OTLP: they need {error.name}: pip install 'rankscope[otlp]'")
         except (InputError, MissingError) as error:
-            self._say(f"no traces over OTLP: {error}")
+            self._report(f"no traces over OTLP: {error}")
         except Exception as error:  # noqa: BLE001  # no error may stop the records
-            self._say(f"no more traces over OTLP: {type(error).__name__}: {error}")
+            self._report(f"no more traces over OTLP: {type(error).__name__}: {error}")
 
 
 def _put(waiting: queue.Queue[StepRecord | None], record: StepRecord | None) -> None:

@@ -35,12 +35,12 @@ class Emitter:
         InputError: a variable has an invalid value.
     """
 
-    def __init__(self, resource: dict[str, Value], say: Callable[[str], None]) -> None:
+    def __init__(self, resource: dict[str, Value], report: Callable[[str], None]) -> None:
         self._words = _FirstWords()
         sdk = logging.getLogger("opentelemetry")
         sdk.addHandler(self._words)
         sdk.propagate = False  # it repeats its messages at every attempt
-        self._exporter = _Told(_exporter(), self._words, say)
+        self._exporter = _Told(_exporter(), self._words, report)
         self._ids = _GivenIds()
         # Resource attributes from the variables override ours.
         given = OTELResourceDetector().detect().attributes
@@ -97,10 +97,10 @@ class _GivenIds(IdGenerator):
 class _Told(SpanExporter):
     """Wrapper of an exporter that records and reports its success."""
 
-    def __init__(self, exporter: SpanExporter, words: _FirstWords, say: Callable[[str], None]) -> None:
+    def __init__(self, exporter: SpanExporter, words: _FirstWords, report: Callable[[str], None]) -> None:
         self._exporter = exporter
         self._words = words
-        self._say = say
+        self._report = report
         self.taken: bool | None = None
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -112,9 +112,9 @@ class _Told(SpanExporter):
             result, reason = SpanExportResult.FAILURE, f"{type(error).__name__}: {error}"
         taken = result is SpanExportResult.SUCCESS
         if not taken and self.taken is not False:
-            self._say(f"no collector accepts the traces over OTLP: {reason or 'no reason given'}; retrying")
+            self._report(f"no collector accepts the traces over OTLP: {reason or 'no reason given'}; retrying")
         elif taken and self.taken is False:
-            self._say("the traces over OTLP are taken again")
+            self._report("the traces over OTLP are taken again")
         self.taken = taken
         return result
 

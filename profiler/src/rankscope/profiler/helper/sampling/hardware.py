@@ -1,4 +1,4 @@
-"""Duty of the helper to sample the host's GPUs: one helper per host and run queries the node's exporter, the others stand by."""
+"""Task of the helper to sample the host's GPUs: one helper per host and run queries the node's exporter, the others stand by."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from rankscope.profiler.helper.duties import Duty, Surroundings
 from rankscope.profiler.helper.sampling.exporter_page import NO_GPU, ScrapeError, Target, fetch, parse_target, read_page
 from rankscope.profiler.helper.sampling.host_lock import HostLock
+from rankscope.profiler.helper.tasks import HelperContext, HelperTask
 from rankscope.profiler.settings import EXPORTER_URL
 from rankscope.runs.paths import host_dir
 from rankscope.runs.records import HardwareSample
@@ -28,16 +28,16 @@ _SAID: Final = b"absent"
 _ABSENT: Final = "absent"
 
 
-class Hardware(Duty):
-    """Duty that stands by, and samples once it is elected."""
+class Hardware(HelperTask):
+    """Task that stands by, and samples once it is elected."""
 
-    def __init__(self, around: Surroundings) -> None:
-        self._around = around
+    def __init__(self, context: HelperContext) -> None:
+        self._context = context
         self._due = 0.0
         self._lock: HostLock | None = None
         self._sampler: Sampler | None = None
         self._target: Target | None = None
-        url = around.hello.settings.exporter_url
+        url = context.hello.settings.exporter_url
         if url is not None:
             try:
                 self._target = parse_target(url)
@@ -50,25 +50,25 @@ class Hardware(Duty):
             if self._sampler.at_work:
                 return
             self._sampler = None
-        if self._target is None or not self._around.begun() or time.monotonic() < self._due:
+        if self._target is None or not self._context.begun() or time.monotonic() < self._due:
             return
         self._due = time.monotonic() + ELECTION_SECONDS
         if self._lock is None:
             # Only now, because before ``begun`` the run's id is only this rank's proposal.
-            self._lock = HostLock(self._around.run().run_id)
+            self._lock = HostLock(self._context.run().run_id)
         try:
             if not self._lock.take():
                 return
         except OSError as error:
             self._give_up(f"cannot agree with the other ranks of this host ({error})")
             return
-        self._sampler = Sampler(self._target, self._lock, self._around, self._give_up)
+        self._sampler = Sampler(self._target, self._lock, self._context, self._give_up)
 
     def _give_up(self, reason: str | None = None) -> None:
         self._target = None
         # No helper is elected to report a problem of all ranks, so the first rank of the host does.
-        if reason is not None and not self._around.hello.rank.local_rank:
-            self._around.say(f"no hardware samples: {reason}")
+        if reason is not None and not self._context.hello.rank.local_rank:
+            self._context.report(f"no hardware samples: {reason}")
 
     def end(self, *, vanished: bool) -> None:  # noqa: ARG002  # sampling is of the host, not of the rank
         """Let another helper take over."""
@@ -84,16 +84,16 @@ class Sampler:
     ``give_up`` is called when there is nothing left to sample, so no further election is needed.
     """
 
-    def __init__(self, target: Target, lock: HostLock, around: Surroundings, give_up: Callable[[], None]) -> None:
-        hello = around.hello
+    def __init__(self, target: Target, lock: HostLock, context: HelperContext, give_up: Callable[[], None]) -> None:
+        hello = context.hello
         self._target = target
         self._lock = lock
         self._give_up = give_up
-        self._say = around.say
+        self._report = context.report
         # Without a GPU and without an explicit exporter, its absence is recorded in the run but not printed.
         self._silent = hello.rank.device_kind == "cpu" and hello.settings.exporter_url == EXPORTER_URL
         self._history = History(hello.rank.gpu_uuid)
-        self._log = SampleLog(Path(hello.settings.run_dir), hello.rank.host, around.say)
+        self._log = SampleLog(Path(hello.settings.run_dir), hello.rank.host, context.report)
         self._ended = threading.Event()
         self._ending = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="hardware", daemon=True)
@@ -117,7 +117,7 @@ class Sampler:
             self._sample()
         except Exception as error:  # noqa: BLE001  # no error may stop the step records
             self._give_up()
-            self._say(f"no more hardware samples: {type(error).__name__}: {error}")
+            self._report(f"no more hardware samples: {type(error).__name__}: {error}")
         self.end()
 
     def _sample(self) -> None:
@@ -148,7 +148,7 @@ class Sampler:
     def _tell(self, rows: list[HardwareSample]) -> None:
         reason = next((row.missing for row in rows if row.gpu_uuid is None), None)
         if reason is not None and not self._silent and self._lock.note(_SAID):
-            self._say(f"{reason}; until that changes this host has no hardware samples")
+            self._report(f"{reason}; until that changes this host has no hardware samples")
 
 
 class History:
@@ -203,11 +203,11 @@ _BATCH: Final = 200
 class SampleLog:
     """Appender to ``hosts/NAME``. Samples that cannot be written now are kept, within bounds, and retried with the next ones."""
 
-    def __init__(self, run_dir: Path, host: str, say: Callable[[str], None], *, max_pending: int = MAX_PENDING) -> None:
+    def __init__(self, run_dir: Path, host: str, report: Callable[[str], None], *, max_pending: int = MAX_PENDING) -> None:
         self._run_dir = run_dir
         self._folder = host_dir(run_dir, host)
         self._writer = JsonLinesWriter(self._folder, "gpu")
-        self._say = say
+        self._report = report
         self._max_pending = max_pending
         self._pending: deque[HardwareSample] = deque()
         self._guard = threading.Lock()
@@ -235,7 +235,7 @@ class SampleLog:
         self._thread.join(seconds)
         lost = self.dropped + len(self._pending) + self._writer.unconfirmed
         if lost:
-            self._say(f"{lost} hardware samples could not be written to {self._folder}")
+            self._report(f"{lost} hardware samples could not be written to {self._folder}")
 
     def _bound(self) -> None:
         while len(self._pending) > self._max_pending:
@@ -265,7 +265,7 @@ class SampleLog:
                     self._bound()
                 if not self._complained:
                     self._complained = True
-                    self._say(f"cannot write hardware samples to {self._folder} ({error.strerror or error}); will try again")
+                    self._report(f"cannot write hardware samples to {self._folder} ({error.strerror or error}); will try again")
                 return
 
     def _batch(self) -> list[HardwareSample]:

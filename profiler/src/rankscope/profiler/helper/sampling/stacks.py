@@ -1,4 +1,4 @@
-"""Duty of the helper to sample the Python stack of the training thread with py-spy, to find the line at which a rank stalls.
+"""Task of the helper to sample the Python stack of the training thread with py-spy, to find the line at which a rank stalls.
 
 A helper does not know whether its rank is slow, because that shows only in comparison. So all ranks take short series of samples
 at the same times, multiples of the interval by the clock, and the analysis compares them. py-spy reads the memory of the rank
@@ -22,8 +22,8 @@ from resource import RUSAGE_CHILDREN, getrusage
 from statistics import median
 from typing import Final
 
-from rankscope.profiler.helper.duties import Duty, Surroundings
 from rankscope.profiler.helper.sampling.stack_lines import PhaseTimeline, StackLines, stays_of
+from rankscope.profiler.helper.tasks import HelperContext, HelperTask
 from rankscope.profiler.intervals import PhaseInterval
 from rankscope.profiler.starts import process_start_unix_ns
 from rankscope.runs.records import StackSamples, StepRecord
@@ -58,14 +58,14 @@ class StackError(Exception):
         self.lasting = lasting
 
 
-class Stacks(Duty):
-    """Duty that takes series of samples. ``add`` stores a record and may be called on any thread."""
+class Stacks(HelperTask):
+    """Task that takes series of samples. ``add`` stores a record and may be called on any thread."""
 
-    def __init__(self, around: Surroundings, add: Callable[[StackSamples], None]) -> None:
-        self._around = around
+    def __init__(self, context: HelperContext, add: Callable[[StackSamples], None]) -> None:
+        self._context = context
         self._add = add
-        self._interval = around.hello.settings.stacks_seconds
-        self._off = self._interval is None or around.hello.thread is None
+        self._interval = context.hello.settings.stacks_seconds
+        self._off = self._interval is None or context.hello.thread is None
         self._program: str | None = None
         self._lines = StackLines()
         self._steps = 0
@@ -85,7 +85,7 @@ class Stacks(Duty):
         """Take the next series as soon as possible. May be called on any thread."""
         self._asked = True
 
-    def step(self, record: StepRecord, intervals: Sequence[PhaseInterval]) -> None:
+    def step(self, record: StepRecord, intervals: Sequence[PhaseInterval] = ()) -> None:
         """Add a step to the pace, and keep its phases during a series."""
         self._steps += 1
         self._last_step = record.step
@@ -100,7 +100,7 @@ class Stacks(Duty):
                 return
             self._worker = None
             self._phases.clear()
-        if self._off or self._steps < WARM_UP or not self._around.begun():
+        if self._off or self._steps < WARM_UP or not self._context.begun():
             return
         now = time.time()
         if not self._began:
@@ -114,7 +114,7 @@ class Stacks(Duty):
                 return
             self._due = self._next(now)
             # The share of the budget, in CPU time of one core.
-            if self._cpu_seconds > self._around.hello.settings.budget * (now - self._began):
+            if self._cpu_seconds > self._context.hello.settings.budget * (now - self._began):
                 return
         self._asked = False
         self._worker = threading.Thread(target=self._work, args=(self._duration(),), name="stacks", daemon=True)
@@ -141,23 +141,23 @@ class Stacks(Duty):
             if not self._is_gone() and (error.lasting or self._failures >= PATIENCE):
                 self._stop(str(error))
                 # One report per host is enough.
-                if not self._around.hello.rank.local_rank:
-                    self._around.say(f"no samples of the Python stack: {error}")
+                if not self._context.hello.rank.local_rank:
+                    self._context.report(f"no samples of the Python stack: {error}")
         except Exception as error:  # noqa: BLE001  # nothing else reports errors of this thread
             self._stop(f"{type(error).__name__}: {error}")
-            self._around.say(f"no samples of the Python stack: {type(error).__name__}: {error}")
+            self._context.report(f"no samples of the Python stack: {type(error).__name__}: {error}")
 
     def _stop(self, reason: str) -> None:
         self._off = True
         self._add(StackSamples(start_unix_ns=time.time_ns(), end_unix_ns=time.time_ns(), missing=reason))
 
     def _is_gone(self) -> bool:
-        return self._ending.is_set() or process_start_unix_ns(self._around.hello.rank.pid) is None
+        return self._ending.is_set() or process_start_unix_ns(self._context.hello.rank.pid) is None
 
     def _sample(self, seconds: float) -> None:
-        hello = self._around.hello
+        hello = self._context.hello
         assert hello.thread is not None
-        rate, output, before = max(1, round(SAMPLES / seconds)), self._around.scratch / "stacks.json", self._last_step
+        rate, output, before = max(1, round(SAMPLES / seconds)), self._context.scratch / "stacks.json", self._last_step
         start, cpu = time.time_ns(), _cpu_of_children()
         try:
             self._run(seconds, rate, output)
@@ -186,7 +186,7 @@ class Stacks(Duty):
         # --idle: a thread that sleeps or waits is what is searched.
         options = ("--nonblocking", "--idle", "--full-filenames", "--format", "chrometrace")
         told = ("--duration", str(math.ceil(seconds)), "--rate", str(rate), "--output", str(output))
-        command = [self._program, "record", *options, *told, "--pid", str(self._around.hello.rank.pid)]
+        command = [self._program, "record", *options, *told, "--pid", str(self._context.hello.rank.pid)]
         with subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
         ) as process:

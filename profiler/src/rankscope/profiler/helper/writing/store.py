@@ -56,7 +56,7 @@ RETAINED_TRACES: Final = 1 / 16
 class RunStore:
     """Writer of one rank's files. No method raises for disk errors.
 
-    ``add`` may be called on another thread than the other methods, which a slow filesystem may block; see ``storing``.
+    ``add`` may be called on another thread than the other methods, which a slow filesystem may block; see ``writer_thread``.
     """
 
     def __init__(self, hello: Hello) -> None:
@@ -169,7 +169,7 @@ class RunStore:
             said, self._lost_said = self._lost_said, True
         if not said:
             reason = f"{type(error).__name__}: {error}"
-            _say(f"rank {self._hello.rank.rank}: {records} record(s) dropped ({reason}); such are counted from now on")
+            _report(f"rank {self._hello.rank.rank}: {records} record(s) dropped ({reason}); such are counted from now on")
 
     def completed(self, info: RankInfo) -> RankInfo:
         """Return ``info`` with the losses of this writer added."""
@@ -234,7 +234,7 @@ class RunStore:
             self.refused = True
             for queue in self._pending.values():
                 queue.clear()
-        _say(f"rank {self._hello.rank.rank}: {reason}")
+        _report(f"rank {self._hello.rank.rank}: {reason}")
 
     def _begin(self) -> None:
         create_run(self._run_dir, self._hello.run)
@@ -332,7 +332,7 @@ class RunStore:
         self.failing, self._retry_at = True, time.monotonic() + RETRY_SECONDS
         if not self._complained:
             self._complained = True
-            _say(f"rank {self._hello.rank.rank}: cannot write to {self._run_dir} ({reason}); will try again")
+            _report(f"rank {self._hello.rank.rank}: cannot write to {self._run_dir} ({reason}); will try again")
 
     def close(self) -> None:
         """Close the files, and report how many records the filesystem accepted but, as far as it reports, did not keep.
@@ -345,7 +345,7 @@ class RunStore:
         lost = sum(writer.unconfirmed for writer in self._writers.values())
         if lost > self._unconfirmed_said:
             self._unconfirmed_said = lost
-            _say(
+            _report(
                 f"rank {self._hello.rank.rank}: up to {lost} records may be missing from {self._run_dir}: it took them and failed"
             )
 
@@ -362,6 +362,6 @@ def _is_of(rank: RankInfo, there: RankInfo | None) -> bool:
     return there is not None and (there.host, there.pid, there.start_unix_ns) == (rank.host, rank.pid, rank.start_unix_ns)
 
 
-def _say(message: str) -> None:
+def _report(message: str) -> None:
     with suppress(OSError, ValueError):
         print(f"rankscope: {message}", file=sys.stderr, flush=True)

@@ -14,11 +14,18 @@ from pathlib import Path
 import pytest
 
 from rankscope.profiler.handover import Window
-from rankscope.profiler.helper.writing import keeping as keeping_module
-from rankscope.profiler.helper.writing import reducing as reducing_module
-from rankscope.profiler.helper.writing.keeping import CAPTURED, MAX_WAITING, WRONG, WRONG_BYTES, Keeping, keeps_wrong
+from rankscope.profiler.helper.writing import trace_reducer as reducer_module
+from rankscope.profiler.helper.writing import trace_retention as retention_module
 from rankscope.profiler.helper.writing.no_activity import reason_without_activity
-from rankscope.profiler.helper.writing.reducing import Reduced, Reducing
+from rankscope.profiler.helper.writing.trace_reducer import Reduced, TraceReducer
+from rankscope.profiler.helper.writing.trace_retention import (
+    CAPTURED,
+    MAX_WAITING,
+    WRONG,
+    WRONG_BYTES,
+    TraceRetention,
+    keeps_wrong,
+)
 from rankscope.runs.records import DeviceKind
 
 TRACE = '{"traceEvents": []}'
@@ -40,11 +47,13 @@ class Place:
     def window(self, number: int, *, asked: bool = False) -> Window:
         return Window(str(self.trace(number)), number, number, keep_trace=asked)
 
-    def keeping(self, *, keep: int = 0, wrong_bytes: int = WRONG_BYTES) -> Keeping:
-        return Keeping(self.scratch, keep=keep, keep_in=lambda: self.folder, say=self.said.append, wrong_bytes=wrong_bytes)
+    def retention(self, *, keep: int = 0, wrong_bytes: int = WRONG_BYTES) -> TraceRetention:
+        return TraceRetention(
+            self.scratch, keep=keep, keep_in=lambda: self.folder, report=self.said.append, wrong_bytes=wrong_bytes
+        )
 
-    def reducing(self, *, keep: int = 0) -> Reducing:
-        return Reducing(self.scratch, self.keeping(keep=keep))
+    def reducer(self, *, keep: int = 0) -> TraceReducer:
+        return TraceReducer(self.scratch, self.retention(keep=keep))
 
     @property
     def kept(self) -> list[str]:
@@ -60,10 +69,10 @@ def test_few_ranks_of_a_large_job_keep_what_looked_wrong(world_size: int, kept: 
 def test_a_trace_that_nobody_asked_for_does_not_fill_the_disk(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(place.folder)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100))
-    keeping = place.keeping()
-    keeping.take(place.trace(1), wrong=True)
-    keeping.take(place.trace(2), asked=True)
-    assert keeping.finish(60)
+    retention = place.retention()
+    retention.take(place.trace(1), wrong=True)
+    retention.take(place.trace(2), asked=True)
+    assert retention.finish(60)
     assert place.kept == [name(2)]
     assert place.said == ["cannot keep the trace window-000000001.json.gz: the disk is nearly full"]
 
@@ -93,53 +102,53 @@ def name(number: int) -> str:
 
 
 def test_the_last_traces_are_kept_and_those_asked_for_have_a_limit_of_their_own(place: Place) -> None:
-    keeping = place.keeping(keep=2)
+    retention = place.retention(keep=2)
     captured = range(100, 100 + CAPTURED + 2)
     for number in (1, 2, *captured, 3):
-        keeping.take(place.trace(number), asked=number in captured)
+        retention.take(place.trace(number), asked=number in captured)
         eventually(lambda: not [*place.scratch.iterdir()])
-    assert keeping.finish(30)
+    assert retention.finish(30)
     assert place.kept == [name(2), name(3), *map(name, captured[2:])]
     assert gzip.decompress((place.folder / "traces" / name(3)).read_bytes()).decode() == TRACE
     assert place.said == []
 
 
 def test_traces_in_which_something_looked_wrong_outlive_the_last_and_have_two_limits(place: Place) -> None:
-    def keep(keeping: Keeping, number: int, size: int = 0, *, asked: bool = False, wrong: bool = True) -> None:
+    def keep(retention: TraceRetention, number: int, size: int = 0, *, asked: bool = False, wrong: bool = True) -> None:
         trace = place.trace(number)
         trace.write_bytes(random.Random(number).randbytes(size))  # random bytes do not compress
-        keeping.take(trace, asked=asked, wrong=wrong)
+        retention.take(trace, asked=asked, wrong=wrong)
         eventually(lambda: not [*place.scratch.iterdir()])
 
-    keeping = place.keeping(keep=1, wrong_bytes=100_000)
+    retention = place.retention(keep=1, wrong_bytes=100_000)
     # given one trace too many, among others: the oldest is removed; a requested one counts among the requested ones
-    keep(keeping, 1, asked=True)
+    keep(retention, 1, asked=True)
     for number in range(2, WRONG + 3):
-        keep(keeping, number)
-        keep(keeping, 90 + number, wrong=False)
+        keep(retention, number)
+        keep(retention, 90 + number, wrong=False)
     assert place.kept == [name(1), *map(name, range(3, WRONG + 3)), name(90 + WRONG + 2)]
     # given two traces that fit, one that displaces all before it, and one larger than the limit
-    keep(keeping, 20, 45_000)
-    keep(keeping, 21, 45_000)
+    keep(retention, 20, 45_000)
+    keep(retention, 21, 45_000)
     assert place.kept[-4:-1] == [name(WRONG + 2), name(20), name(21)]
-    keep(keeping, 22, 90_000)
+    keep(retention, 22, 90_000)
     assert place.kept == [name(1), name(22), name(90 + WRONG + 2)]
-    keep(keeping, 23, 120_000)
-    assert keeping.finish(30)
+    keep(retention, 23, 120_000)
+    assert retention.finish(30)
     assert place.kept == [name(1), name(22), name(90 + WRONG + 2)]
     assert [line.startswith(f"cannot keep the trace {name(23)}: it is larger") for line in place.said] == [True]
 
 
 @pytest.mark.parametrize("trace", ["{", TRACE], ids=["unreadable", "without its steps"])
 def test_the_trace_of_a_window_of_which_nothing_else_is_left_is_kept(place: Place, trace: str) -> None:
-    reducing = place.reducing()
+    reducer = place.reducer()
     window = place.window(7)
     Path(window.path).write_text(trace)
-    reducing.add(window)
-    assert reducing.finish(30) == 0
-    (reduced,) = reducing.results()
+    reducer.add(window)
+    assert reducer.finish(30) == 0
+    (reduced,) = reducer.results()
     assert reduced.reason
-    assert reducing.finish_keeping(30)
+    assert reducer.finish_keeping(30)
     assert place.kept == [name(7)]
 
 
@@ -150,10 +159,10 @@ def test_what_others_put_in_the_place_of_a_trace_is_replaced_and_not_written_to(
     (place.folder / "traces").mkdir()
     (place.folder / "traces" / name(1)).symlink_to(victim)
     os.mkfifo(place.folder / "traces" / name(2))
-    keeping = place.keeping(keep=3)
+    retention = place.retention(keep=3)
     for number in (1, 2):
-        keeping.take(place.trace(number), asked=False)
-    assert keeping.finish(30)
+        retention.take(place.trace(number), asked=False)
+    assert retention.finish(30)
     assert victim.read_text() == "precious"
     for number in (1, 2):
         path = place.folder / "traces" / name(number)
@@ -165,9 +174,9 @@ def test_what_others_put_in_the_place_of_a_trace_is_replaced_and_not_written_to(
 def test_a_folder_of_traces_that_leads_elsewhere_is_not_followed(place: Place, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (place.folder / "traces").symlink_to(tmp_path / "elsewhere")
-    keeping = place.keeping()
-    keeping.take(place.trace(1), asked=True)
-    assert keeping.finish(30)
+    retention = place.retention()
+    retention.take(place.trace(1), asked=True)
+    assert retention.finish(30)
     assert [*(tmp_path / "elsewhere").iterdir()] == []
     assert [*place.scratch.iterdir()] == []
     assert len(place.said) == 1
@@ -181,16 +190,16 @@ def test_a_trace_that_does_not_fit_leaves_nothing_and_a_removed_run_is_not_made_
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        keeping = place.keeping()
-        keeping.take(place.trace(1), asked=True)
-        assert keeping.finish(30)
+        retention = place.retention()
+        retention.take(place.trace(1), asked=True)
+        assert retention.finish(30)
     assert place.kept == []
     (place.folder / "traces").rmdir()
     place.folder.rmdir()
     place.folder.parent.rmdir()
-    keeping = place.keeping()
-    keeping.take(place.trace(2), asked=True)
-    assert keeping.finish(30)
+    retention = place.retention()
+    retention.take(place.trace(2), asked=True)
+    assert retention.finish(30)
     assert not (tmp_path / "run").exists()
     assert [*place.scratch.iterdir()] == []
     assert ["No space left" in place.said[0], "No such file" in place.said[1], len(place.said)] == [True, True, 2]
@@ -200,9 +209,9 @@ def test_traces_are_open_to_whom_the_run_is(place: Place) -> None:
     place.folder.chmod(0o2750)
     before = os.umask(0o077)
     try:
-        keeping = place.keeping()
-        keeping.take(place.trace(1), asked=True)
-        assert keeping.finish(30)
+        retention = place.retention()
+        retention.take(place.trace(1), asked=True)
+        assert retention.finish(30)
     finally:
         os.umask(before)
     traces = place.folder / "traces"
@@ -218,23 +227,23 @@ def test_a_disk_that_does_not_answer_holds_up_neither_reduction_nor_local_memory
         began.set()
         gate.wait()
 
-    monkeypatch.setattr(keeping_module, "make_folder", stuck)
-    reducing = place.reducing(keep=9)
+    monkeypatch.setattr(retention_module, "make_folder", stuck)
+    reducer = place.reducer(keep=9)
     # given one trace whose writing to the disk is blocked
-    reducing.add(place.window(0))
+    reducer.add(place.window(0))
     assert began.wait(30)
     # when more come than may wait for it
-    reduced = len(reducing.results())
+    reduced = len(reducer.results())
     for number in range(1, MAX_WAITING + 2):
-        reducing.add(place.window(number))
-        eventually(lambda: not reducing._done.empty())
-        reduced += len(reducing.results())
+        reducer.add(place.window(number))
+        eventually(lambda: not reducer._done.empty())
+        reduced += len(reducer.results())
     # then all have been reduced, the last is given up, and the end does not wait for ever
-    assert reducing.finish(30) == 0
+    assert reducer.finish(30) == 0
     assert reduced == MAX_WAITING + 2
     assert len([*place.scratch.iterdir()]) == MAX_WAITING + 1
     assert len(place.said) == 1
-    assert not reducing.finish_keeping(0.05)
+    assert not reducer.finish_keeping(0.05)
 
 
 def test_traces_do_not_pile_up_while_one_takes_long_to_reduce(
@@ -247,21 +256,21 @@ def test_traces_do_not_pile_up_while_one_takes_long_to_reduce(
         gate.wait()
         return Reduced()
 
-    monkeypatch.setattr(reducing_module, "_reduce", slow)
-    reducing = place.reducing()
-    reducing.add(place.window(0))
+    monkeypatch.setattr(reducer_module, "_reduce", slow)
+    reducer = place.reducer()
+    reducer.add(place.window(0))
     assert began.wait(30)
     # when more come than may wait
-    for number in range(1, reducing_module.MAX_WAITING + 3):
-        reducing.add(place.window(number))
+    for number in range(1, reducer_module.MAX_WAITING + 3):
+        reducer.add(place.window(number))
     # then the newest are removed and counted as missed, with a reason
-    assert len([*place.scratch.iterdir()]) == reducing_module.MAX_WAITING + 1
-    assert ["still wait" in (given.reason or "") for given in reducing.results()] == [True, True]
+    assert len([*place.scratch.iterdir()]) == reducer_module.MAX_WAITING + 1
+    assert ["still wait" in (given.reason or "") for given in reducer.results()] == [True, True]
     # and the end reports how many were not reduced
-    assert reducing.finish(0.05) == reducing_module.MAX_WAITING + 1
+    assert reducer.finish(0.05) == reducer_module.MAX_WAITING + 1
     gate.set()
     eventually(lambda: not [*place.scratch.iterdir()])
-    assert reducing.finish(30) == 0
+    assert reducer.finish(30) == 0
 
 
 STEP_ON_THE_HOST = """{"traceEvents": [
@@ -272,12 +281,12 @@ STEP_ON_THE_HOST = """{"traceEvents": [
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "rocm"])
 def test_a_window_of_a_gpu_that_has_nothing_of_it_is_not_taken_for_one_of_a_cpu_build(place: Place, kind: DeviceKind) -> None:
-    reducing = Reducing(place.scratch, place.keeping(), device_kind=kind)
+    reducer = TraceReducer(place.scratch, place.retention(), device_kind=kind)
     window = place.window(7)
     Path(window.path).write_text(STEP_ON_THE_HOST)
-    reducing.add(window)
-    assert reducing.finish(30) == 0
-    (reduced,) = reducing.results()
+    reducer.add(window)
+    assert reducer.finish(30) == 0
+    (reduced,) = reducer.results()
     assert [row.step for row in reduced.breakdowns] == ([7] if kind == "cpu" else [])
     assert (reduced.reason is None) == (kind == "cpu")
 

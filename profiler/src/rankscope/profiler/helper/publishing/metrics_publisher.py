@@ -1,4 +1,4 @@
-"""Metrics of the rank as Prometheus text 0.0.4, and the duty of the helper to publish them in the spool folder every second.
+"""Metrics of the rank as Prometheus text 0.0.4, and the task of the helper to publish them in the spool folder every second.
 
 Order and help texts are those of the table in ``runs/metrics.py``. A metric without a signal is omitted, never written as zero.
 """
@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from rankscope.profiler.helper.duties import Duty, Surroundings
 from rankscope.profiler.helper.publishing.totals import Totals
+from rankscope.profiler.helper.tasks import HelperContext, HelperTask
 from rankscope.profiler.intervals import PhaseInterval
 from rankscope.profiler.scratch import forget_spooled, note_spooled, spooled_before
 from rankscope.profiler.spool import Claimant, SpoolFile, escaped, label_text
@@ -145,18 +145,18 @@ def _number(value: float) -> str:
 PUBLISH_SECONDS: Final = 1.0
 
 
-class Publishing(Duty):
-    """Duty that sums up the rank's records and keeps its spool file up to date."""
+class MetricsPublisher(HelperTask):
+    """Task that sums up the rank's records and keeps its spool file up to date."""
 
-    def __init__(self, around: Surroundings) -> None:
-        self._around = around
+    def __init__(self, context: HelperContext) -> None:
+        self._context = context
         self._totals = Totals()
         self._file: SpoolFile | None = None
         self._noted: Path | None = None
         self._due = 0.0
         self._failed = False
 
-    def step(self, record: StepRecord, _intervals: Sequence[PhaseInterval]) -> None:
+    def step(self, record: StepRecord, intervals: Sequence[PhaseInterval] = ()) -> None:  # noqa: ARG002
         """Add a step to the totals."""
         self._totals.add_step(record)
 
@@ -166,18 +166,18 @@ class Publishing(Duty):
 
     def tick(self) -> None:
         """Rewrite the file when it is due."""
-        folder = self._around.hello.settings.spool_dir
+        folder = self._context.hello.settings.spool_dir
         if folder is None or time.monotonic() < self._due:
             return
         self._due = time.monotonic() + PUBLISH_SECONDS
-        run, rank = self._around.run(), self._around.info()
+        run, rank = self._context.run(), self._context.info()
         file = self._file_of(Path(folder), Claimant(run.name or run.run_id, run.run_id, rank.rank, rank.attempt))
         try:
             file.write(lambda labels: render(labels, samples(run, rank, self._totals)))
         except OSError as error:
             if not self._failed:
                 self._failed = True
-                self._around.say(f"cannot write metrics to {folder} ({error.strerror or error}); will try again")
+                self._context.report(f"cannot write metrics to {folder} ({error.strerror or error}); will try again")
         self._note(file)
 
     def end(self, *, vanished: bool) -> None:
@@ -195,20 +195,20 @@ class Publishing(Duty):
             self._give_back(self._file)
             self._file = None
         if self._file is None:
-            self._file = SpoolFile(folder, claimant, own=spooled_before(self._around.scratch))
+            self._file = SpoolFile(folder, claimant, own=spooled_before(self._context.scratch))
         return self._file
 
     def _note(self, file: SpoolFile) -> None:
         """Record the file for the launcher, which removes leftovers, and for a replacement of this helper."""
         if file.path != self._noted:
             if self._noted is not None:
-                forget_spooled(self._around.scratch, self._noted.name)
+                forget_spooled(self._context.scratch, self._noted.name)
             if file.path is not None:
-                note_spooled(self._around.scratch, file.path.name)
+                note_spooled(self._context.scratch, file.path.name)
             self._noted = file.path
 
     def _give_back(self, file: SpoolFile) -> None:
         file.remove()
         if self._noted is not None:
-            forget_spooled(self._around.scratch, self._noted.name)
+            forget_spooled(self._context.scratch, self._noted.name)
             self._noted = None

@@ -40,7 +40,7 @@ def deviation(values: Collection[float], middle: float) -> float:
     return _SIGMA * median(abs(value - middle) for value in values)
 
 
-class Usual:
+class StepTimeBaseline:
     """Baseline that one thread updates with every step and another uses to judge windows."""
 
     def __init__(self) -> None:

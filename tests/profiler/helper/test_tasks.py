@@ -1,12 +1,12 @@
-"""A duty that fails costs only itself."""
+"""A task that fails costs only itself."""
 
 from __future__ import annotations
 
-from rankscope.profiler.helper.duties import Duties, Duty
+from rankscope.profiler.helper.tasks import HelperTask, HelperTasks
 
 
-class Failing(Duty):
-    """Duty that fails at its first tick, and optionally at its end."""
+class Failing(HelperTask):
+    """Task that fails at its first tick, and optionally at its end."""
 
     def __init__(self, *, at_end: bool) -> None:
         self.at_end = at_end
@@ -23,20 +23,20 @@ class Failing(Duty):
             raise ValueError("worse")
 
 
-def test_a_duty_that_fails_is_ended_and_said_once_and_the_others_go_on() -> None:
+def test_a_task_that_fails_is_ended_and_said_once_and_the_others_go_on() -> None:
     said, ticks = list[str](), list[int]()
 
-    class Other(Duty):
+    class Other(HelperTask):
         def tick(self) -> None:
             ticks.append(1)
 
     failing = [Failing(at_end=False), Failing(at_end=True)]
-    duties = Duties([*failing, Other()], said.append)
-    duties.tick()
-    duties.tick()
-    duties.end(vanished=True)
+    tasks = HelperTasks([*failing, Other()], said.append)
+    tasks.tick()
+    tasks.tick()
+    tasks.end(vanished=True)
     # The helper leaves nothing behind that would make the rank look vanished.
-    assert [duty.ends for duty in failing] == [[False], [False]]
+    assert [task.ends for task in failing] == [[False], [False]]
     assert len(ticks) == 2
     assert len(said) == 2
     assert all("Failing failed (ValueError: bad day)" in line for line in said)

@@ -13,8 +13,8 @@ import msgspec
 
 from rankscope.base.errors import InputError
 from rankscope.profiler.handover import Window
-from rankscope.profiler.helper.writing.keeping import Keeping
 from rankscope.profiler.helper.writing.no_activity import reason_without_activity
+from rankscope.profiler.helper.writing.trace_retention import TraceRetention
 from rankscope.profiler.scratch import remove_trace
 from rankscope.runs.records import DeviceKind, StepBreakdown
 
@@ -40,21 +40,23 @@ class Reduced:
         return self.reason is not None or any(row.looked_wrong for row in self.breakdowns)
 
 
-class Reducing:
-    """Worker that reduces the traces in ``scratch`` one after the other; ``keeping`` then keeps or removes them.
+class TraceReducer:
+    """Worker that reduces the traces in ``scratch`` one after the other; ``retention`` then keeps or removes them.
 
     ``judge`` determines on this thread what looked wrong in a window. ``device_kind``: the device that the rank trains on.
     """
 
-    def __init__(self, scratch: Path, keeping: Keeping, *, judge: Judge | None = None, device_kind: DeviceKind = "cpu") -> None:
+    def __init__(
+        self, scratch: Path, retention: TraceRetention, *, judge: Judge | None = None, device_kind: DeviceKind = "cpu"
+    ) -> None:
         self._scratch = scratch
-        self._keeping = keeping
+        self._retention = retention
         self._judge = judge
         self._device_kind = device_kind
         self._windows: queue.SimpleQueue[Window | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Reduced] = queue.SimpleQueue()
         self._added = self._reduced = 0
-        self._thread = threading.Thread(target=self._work, name="reducing", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="trace reducer", daemon=True)
 
     def add(self, window: Window) -> None:
         """Queue the trace of a window. It is dropped if too many wait, because they fill local memory that training needs."""
@@ -83,7 +85,7 @@ class Reducing:
 
     def finish_keeping(self, seconds: float) -> bool:
         """Wait up to ``seconds`` until all traces to keep are kept. Return whether they are. Call it after ``finish``."""
-        return self._keeping.finish(seconds)
+        return self._retention.finish(seconds)
 
     def _work(self) -> None:
         while (window := self._windows.get()) is not None:
@@ -93,7 +95,7 @@ class Reducing:
                 reduced = replace(reduced, breakdowns=self._judge(window, reduced.breakdowns))
             self._done.put(reduced)
             self._reduced += 1
-            self._keeping.take(path, asked=window.keep_trace, wrong=reduced.looked_wrong)
+            self._retention.take(path, asked=window.keep_trace, wrong=reduced.looked_wrong)
 
 
 def _reduce(path: Path, device_kind: DeviceKind) -> Reduced:

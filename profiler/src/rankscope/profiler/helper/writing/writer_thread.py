@@ -15,12 +15,12 @@ LAST_TRY_SECONDS: Final = 10.0
 STUCK_SECONDS: Final = 120.0
 """Longest delay of the end by a disk that does not respond."""
 SETTLE_SECONDS: Final = 30.0
-"""Longest wait of the duties for the first attempt to write."""
+"""Longest wait of the tasks for the first attempt to write."""
 END_SECONDS: Final = 300.0
 """Longest duration of the end in all, even if writing progresses."""
 
 
-class Storing:
+class WriterThread:
     """Writer of the records in ``store`` and of ``rank.json``, on a thread of its own. Used from one other thread."""
 
     def __init__(self, store: RunStore) -> None:
@@ -32,7 +32,7 @@ class Storing:
         self._done = threading.Event()
         self._tried = False
         self._began = time.monotonic()
-        self._thread = threading.Thread(target=self._work, name="storing", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="writer", daemon=True)
 
     def start(self) -> None:
         """Start the thread; records added before wait until now."""

@@ -37,7 +37,7 @@ def keeps_wrong(rank: int, world_size: int) -> bool:
     return rank % -(-world_size // WRONG_RANKS) == 0
 
 
-class Keeping:
+class TraceRetention:
     """Retention of the last ``keep`` traces, in the folder that ``keep_in`` returns (``None``: there is none now).
 
     It also keeps the last ``CAPTURED`` requested traces, and the last ``WRONG`` traces in which something looked wrong, of at
@@ -50,19 +50,19 @@ class Keeping:
         *,
         keep: int,
         keep_in: Callable[[], Path | None],
-        say: Callable[[str], None],
+        report: Callable[[str], None],
         wrong_bytes: int = WRONG_BYTES,
     ) -> None:
         self._scratch = scratch
         self._keep = keep
         self._keep_in = keep_in
-        self._say = say
+        self._report = report
         self._last = deque[Path]()
         self._captured = deque[Path]()
         self._wrong = deque[tuple[Path, int]]()
         self._wrong_bytes = wrong_bytes
         self._traces: queue.SimpleQueue[tuple[Path, _Why] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="keeping", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="trace retention", daemon=True)
 
     def take(self, trace: Path, *, asked: bool = False, wrong: bool = False) -> None:
         """Take a reduced trace; ``asked``: it was requested, ``wrong``: something looked wrong in it. Never waits."""
@@ -70,7 +70,7 @@ class Keeping:
         if why == "last" and not self._keep:
             remove_trace(trace, self._scratch)
         elif self._traces.qsize() >= MAX_WAITING:
-            self._say(f"the trace {trace.stem} is not kept: the disk is too slow for the {MAX_WAITING} before it")
+            self._report(f"the trace {trace.stem} is not kept: the disk is too slow for the {MAX_WAITING} before it")
             remove_trace(trace, self._scratch)
         else:
             if self._thread.ident is None:
@@ -118,7 +118,7 @@ class Keeping:
             while len(names) > limit:
                 names.popleft().unlink(missing_ok=True)
         except OSError as error:
-            self._say(f"cannot keep the trace {kept.name}: {error.strerror or error}")
+            self._report(f"cannot keep the trace {kept.name}: {error.strerror or error}")
 
     def _make_room(self, folder: Path, size: int) -> None:
         """Make room for one more trace in which something looked wrong. Raises ``OSError``, also if it alone is too large."""

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from rankscope.profiler.handover import Window
-from rankscope.profiler.helper.usual import LEAST, WINDOWS, Usual
+from rankscope.profiler.helper.step_time_baseline import LEAST, WINDOWS, StepTimeBaseline
 from rankscope.runs.records import PhaseTimes, StepBreakdown, StepRecord
 
 MS = 1000.0
@@ -37,15 +37,15 @@ def breakdown(number: int, *, window_ms: float = 10, truncated: bool = False) ->
     )
 
 
-def trained(walls_ms: Iterable[float]) -> Usual:
+def trained(walls_ms: Iterable[float]) -> StepTimeBaseline:
     """Return the baseline after these steps without the profiler."""
-    usual = Usual()
+    usual = StepTimeBaseline()
     for number, wall in enumerate(walls_ms):
         usual.add(step(number, wall))
     return usual
 
 
-def wrong(usual: Usual, *walls_ms: float, first: int = 1000, tags: tuple[str, ...] = ()) -> list[int]:
+def wrong(usual: StepTimeBaseline, *walls_ms: float, first: int = 1000, tags: tuple[str, ...] = ()) -> list[int]:
     """Return the steps of a window that look wrong, counted from its first."""
     for number, wall in enumerate(walls_ms, start=first):
         usual.add(step(number, wall, *tags, profiled=True))
@@ -115,7 +115,7 @@ def test_a_step_whose_record_is_late_is_judged_by_its_window() -> None:
 
 
 def test_a_profile_that_is_not_complete_looks_wrong() -> None:
-    usual = Usual()
+    usual = StepTimeBaseline()
     (row,) = usual.judged(Window("", 5, 5), [breakdown(5, truncated=True)])
     assert row.looked_wrong == "the profile lacks a part of the step"
     rows = usual.judged(Window("", 5, 7), [breakdown(5), breakdown(6)])
@@ -131,7 +131,7 @@ def ahead(number: int, wall_ms: float, device_ms: float | None, *, profiled: boo
 
 
 def test_a_host_that_catches_up_with_its_device_in_a_window_is_not_wrong() -> None:
-    usual = Usual()
+    usual = StepTimeBaseline()
     for number in range(60):
         usual.add(ahead(number, 170 if number % 5 == 0 else 6, 40 if number else None))
     # The profiler waits for the device at its end, and the last record has not come yet.

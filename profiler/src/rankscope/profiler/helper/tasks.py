@@ -1,0 +1,80 @@
+"""Tasks of the helper besides writing records; a task that fails does not affect the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankscope.profiler.handover import Hello
+from rankscope.profiler.intervals import PhaseInterval
+from rankscope.runs.records import RankInfo, RunInfo, StepBreakdown, StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class HelperContext:
+    """What a task needs to know of its rank, and where it reports problems.
+
+    ``run`` returns the identity of the run as stored in its folder, ``info`` the current content of ``rank.json``. ``report``
+    prints a message to stderr. ``begun`` returns whether this rank has its place in the run directory.
+    """
+
+    hello: Hello
+    scratch: Path
+    run: Callable[[], RunInfo]
+    info: Callable[[], RankInfo]
+    begun: Callable[[], bool]
+    report: Callable[[str], None]
+
+
+class HelperTask:
+    """Base class of tasks. Methods run on the helper's main thread, which also empties the ring, so none may block."""
+
+    def step(self, record: StepRecord, intervals: Sequence[PhaseInterval] = ()) -> None:
+        """Handle a step of the rank. ``intervals``: its phases on the host, in the order of time."""
+
+    def breakdown(self, breakdown: StepBreakdown) -> None:
+        """Handle the breakdown of a profiled step."""
+
+    def tick(self) -> None:
+        """Do periodic work; called a few times a second."""
+
+    def end(self, *, vanished: bool) -> None:
+        """Handle the end of the rank; ``vanished``: it reported none. Not called if the helper is killed."""
+
+
+class HelperTasks:
+    """All tasks of one helper. Nothing here raises."""
+
+    def __init__(self, tasks: Iterable[HelperTask], report: Callable[[str], None]) -> None:
+        self._tasks = list(tasks)
+        self._report = report
+
+    def step(self, record: StepRecord, intervals: Sequence[PhaseInterval] = ()) -> None:
+        """See ``HelperTask.step``."""
+        self._each(lambda task: task.step(record, intervals))
+
+    def breakdown(self, breakdown: StepBreakdown) -> None:
+        """See ``HelperTask.breakdown``."""
+        self._each(lambda task: task.breakdown(breakdown))
+
+    def tick(self) -> None:
+        """See ``HelperTask.tick``."""
+        self._each(lambda task: task.tick())
+
+    def end(self, *, vanished: bool) -> None:
+        """See ``HelperTask.end``."""
+        self._each(lambda task: task.end(vanished=vanished))
+
+    def _each(self, call: Callable[[HelperTask], None]) -> None:
+        for task in tuple(self._tasks):
+            try:
+                call(task)
+            except Exception as error:  # noqa: BLE001  # no error may stop the records
+                self._tasks.remove(task)
+                with suppress(Exception):
+                    # A stale file of the task, such as its metrics, would look as if the rank had stopped.
+                    task.end(vanished=False)
+                with suppress(Exception):
+                    self._report(f"{type(task).__name__} failed ({type(error).__name__}: {error}); recording goes on without it")
