@@ -240,7 +240,8 @@ class Recording:
         session = Session(hello, self.settings.scratch_dir)
         self.session = session
         ranks_here = ranks_on_host(hello.rank.world_size)
-        self._windows = windows = Windows(Schedule.of(self.settings), session.scratch, session.ring, ranks_here=ranks_here)
+        schedule = Schedule.of(self.settings, on_device=hello.rank.device_kind != "cpu")
+        self._windows = windows = Windows(schedule, session.scratch, session.ring, ranks_here=ranks_here)
         self._alone = hello.rank.world_size == 1
         self._on_host = hello.rank.device_kind == "cpu"
         self._forget_end = watch_end(partial(self.close, exiting=True), session.scratch / EXIT_STATUS_FILE)

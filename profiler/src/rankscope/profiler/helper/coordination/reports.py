@@ -1,0 +1,118 @@
+"""Reports of the ranks for rank 0's helper, ``reports/RRRRR.json`` in an attempt's folder.
+
+They are rewritten rarely, because all ranks of a job do so on one file system: about twice a minute, and after a window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from rankscope.base.text import one_line
+from rankscope.profiler.plan import RankReport, report_seconds
+from rankscope.runs.segments import open_regular
+from rankscope.runs.writer import write_atomically
+
+_MAX_BYTES: Final = 4096
+_GOLDEN_RATIO: Final = 0.618034
+"""Multiples of it, modulo any number, are spread evenly."""
+_SOONEST: Final = 0.1
+"""Share of the interval between two reports after which the cost of a new window is reported."""
+
+
+def report_file(attempt: Path, rank: int) -> Path:
+    """Return the path of the report of ``rank`` in an attempt's folder."""
+    return attempt / "reports" / f"{rank:05d}.json"
+
+
+class ReportWriter:
+    """Writer of one rank's report in the folder ``attempt``, which is not created. No method raises for disk errors.
+
+    ``after_windows``: the cost of a window is reported soon, because the next one waits for it.
+    """
+
+    def __init__(self, attempt: Path, rank: int, world_size: int, *, after_windows: bool) -> None:
+        self._attempt = attempt
+        self._path = report_file(attempt, rank)
+        # Ranks that begin at the same time must not go on writing at the same time.
+        self._interval = report_seconds(world_size) * (1 - rank * _GOLDEN_RATIO % 0.25)
+        self._after_windows = after_windows
+        self._written_at: float | None = None
+        self._windows = 0
+        self._cost_changed_step: int | None = None
+
+    def offer(self, report: RankReport, windows: int, now: float) -> None:
+        """Write ``report`` if it is time to. ``windows``: number of windows that the rank has recorded."""
+        if windows != self._windows:
+            self._windows, self._cost_changed_step = windows, report.step
+        if not self._is_due(report, now):
+            return
+        self._written_at, self._cost_changed_step = now, None
+        # Errors are not reported here: the writer of the records meets and reports the same ones.
+        with suppress(OSError):
+            if self._attempt.is_dir():
+                write_atomically(self._path, msgspec.json.encode(report) + b"\n", share=True)
+
+    def _is_due(self, report: RankReport, now: float) -> bool:
+        if self._written_at is None:
+            return report.step_us is not None
+        elapsed = now - self._written_at
+        # The planner wants a report from after the window: two steps later it surely has the whole cost.
+        changed = self._after_windows and self._cost_changed_step is not None and report.step > self._cost_changed_step + 1
+        return elapsed >= self._interval or (changed and elapsed >= _SOONEST * self._interval)
+
+    def remove(self) -> None:
+        """Remove the report, because the rank has ended or is no longer recorded, and the folder with the last one."""
+        self._written_at = None
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+            self._path.parent.rmdir()
+
+
+class ReportReader:
+    """Reader of the reports of ranks 1 to ``world_size - 1``. The first unusable file is reported through ``say``."""
+
+    def __init__(self, attempt: Path, world_size: int, say: Callable[[str], None]) -> None:
+        self._attempt = attempt
+        self._world_size = world_size
+        self._say = say
+        self._next = 1
+        self._present: set[int] = set()
+        self._complained = False
+        self._decoder = msgspec.json.Decoder(RankReport)
+
+    def read(self, files: int) -> Iterator[tuple[int, RankReport | None]]:
+        """Read the next ``files`` reports, in turn. Yield the rank of each, and ``None`` for a report that was removed."""
+        for _ in range(min(files, self._world_size - 1)):
+            rank, self._next = self._next, self._next % (self._world_size - 1) + 1
+            try:
+                report = self._read(rank)
+            except FileNotFoundError:
+                if rank in self._present:
+                    self._present.remove(rank)
+                    yield rank, None
+            except (OSError, ValueError, RecursionError) as error:
+                self._complain(rank, error)
+            else:
+                self._present.add(rank)
+                yield rank, report
+
+    def _read(self, rank: int) -> RankReport:
+        with open_regular(report_file(self._attempt, rank), links=False) as file:
+            data = file.read(_MAX_BYTES + 1)
+        if len(data) > _MAX_BYTES:
+            raise ValueError(f"it has more than {_MAX_BYTES} bytes")
+        report = self._decoder.decode(data)
+        if report.rank != rank:
+            raise ValueError(f"it is a report of rank {report.rank}")
+        return report
+
+    def _complain(self, rank: int, error: Exception) -> None:
+        if not self._complained:
+            self._complained = True
+            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            self._say(f"{report_file(self._attempt, rank)} is ignored: {one_line(reason[:200])}")
