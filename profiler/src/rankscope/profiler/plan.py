@@ -22,6 +22,8 @@ UNKNOWN_SPACING: Final = 1000
 """Steps from one window to the next while no rank has reported the cost of a window."""
 FIRST_DEVICE_WINDOW_US: Final = 1e6
 """Assumed cost of the first window on a device, which also loads the profiling library of the device."""
+DEVICE_GAP_STEPS: Final = 12
+"""Steps between a window on a device and a capture: where the profiling library is detached after each, that takes some."""
 CACHE_SECONDS: Final = 60.0
 """Longest time for which a client of NFS sees an old version of a file that was replaced."""
 _REPORT_SECONDS: Final = 30.0
@@ -273,7 +275,7 @@ class Planner:
             return None
         first = sum(reach)
         if self._last_end is not None:
-            first = max(first, self._last_end + 2)
+            first = max(first, self._last_end + (DEVICE_GAP_STEPS if self.on_device else 1) + 1)
         clear = self.schedule.clear(first, steps)
         if clear is None:
             return "the schedule of profiler windows leaves no room between two of them for one of this length"
