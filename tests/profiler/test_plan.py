@@ -253,6 +253,15 @@ def test_the_step_of_a_rank_is_extrapolated_from_an_old_report(late_s: float) ->
     assert 2000 + 2500 + 1000 <= window.first <= 2000 + 2500 + 1000 + 5
 
 
+def test_a_rank_with_rare_long_steps_is_extrapolated_by_its_pace() -> None:
+    plan = planner()
+    receive(plan, 75, report(1, 500, at=75, pace_us=2 * STEP_US))
+    receive(plan, 100, report(0, 500, at=100))
+    window = capture(plan, 100.0)
+    assert isinstance(window, PlannedWindow)
+    assert 500 + 1250 + 1000 <= window.first <= 500 + 1250 + 1000 + 5
+
+
 @pytest.mark.parametrize("clock_error_s", [-1e6, 1e6])
 def test_a_host_whose_clock_is_wrong_delays_a_window_by_no_more_than_a_report_takes(clock_error_s: float) -> None:
     plan = planner()

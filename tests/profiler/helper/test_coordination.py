@@ -25,7 +25,7 @@ from rankscope.profiler.settings import SITE_FOLDER, RecorderSettings
 from rankscope.runs.control import ControlAnswer, ControlRequest, new_request, post, read_answer
 from rankscope.runs.paths import attempt_dir, rank_dir
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import AttemptInfo, PlannedWindow, RankInfo, RunInfo, StepRecord
+from rankscope.runs.records import AttemptInfo, DeviceKind, PlannedWindow, RankInfo, RunInfo, StepRecord
 
 JOB = Path(__file__).parents[1] / "jobs" / "until_told.py"
 RANKS = (0, 1)
@@ -59,7 +59,7 @@ def profiled(run: Path, rank: int) -> list[int]:
 class Rank:
     """Helper of a simulated rank: the ring is real, and the test acts as the training thread."""
 
-    def __init__(self, folder: Path, rank: int, *, since: int = 0, host: str = "h") -> None:
+    def __init__(self, folder: Path, rank: int, *, since: int = 0, device: DeviceKind = "cpu") -> None:
         self.rank, self.at, self.missed, self.messages, self.captures = rank, since, list[str](), list[str](), 0
         self.disabled: str | None = None
         scratch = folder / f"scratch-{rank}-{since}"
@@ -68,7 +68,7 @@ class Rank:
         settings = RecorderSettings(
             run_dir=str(folder / "run"), run_id="r", name="r", start_unix_ns=1, plan_ahead_seconds=0.2, plan_ahead_steps=10
         )
-        info = RankInfo(rank=rank, world_size=2, host=host, pid=1, start_unix_ns=1)
+        info = RankInfo(rank=rank, world_size=2, host="h", pid=1, start_unix_ns=1, device_kind=device)
         around = Surroundings(
             hello=Hello(
                 settings=settings,
@@ -176,6 +176,25 @@ def test_a_capture_reaches_the_ranks_it_is_for_once(tmp_path: Path, ranks: list[
     assert ranks[1].missed == ranks[0].missed == []
     assert [rank.captures for rank in ranks] == [0, 1]
     assert not [message for rank in ranks for message in rank.messages]
+
+
+def test_the_first_window_on_devices_is_announced_once_the_budget_covers_it(tmp_path: Path, attempt: Path) -> None:
+    assert attempt.is_dir()
+    ranks = [Rank(tmp_path, rank, device="cuda") for rank in (0, 1)]
+    # Given ranks that are past the first step of the settings, but have not trained for 100 s
+    for rank in ranks:
+        rank.go(5000)
+    until(report_file(attempt, 1).exists, ranks)
+    time.sleep(1.0)
+    assert plan_file(attempt).read_bytes() == b""
+    # When they have nearly trained that long
+    for rank in ranks:
+        rank.go(4980)
+    first = announcement_to(ranks[1], ranks)
+    # Then 1 % of the time until then is 1 s
+    assert (first.first, first.steps) == (10_000, 3)
+    for rank in ranks:
+        rank.end()
 
 
 def test_the_files_are_open_to_the_users_of_the_run_and_reports_go_with_the_ranks(attempt: Path, ranks: list[Rank]) -> None:

@@ -68,3 +68,13 @@ def test_the_pace_of_a_host_that_runs_ahead_is_that_of_its_device() -> None:
         pace.add(StepRecord(step=number, start_unix_ns=1, wall_us=wall_us, device_us=PhaseTimes(forward=40_000.0)))
     made = report(pace, cost_us=0.0)
     assert made.step_us == 40_000.0
+
+
+def test_the_pace_has_the_long_steps_that_the_step_time_leaves_out() -> None:
+    pace = Pace()
+    for _ in range(10):
+        train(pace, 9)
+        train(pace, 1, wall_us=11_000.0)
+    made = report(pace, cost_us=0.0)
+    assert made.step_us == 1000.0
+    assert made.pace_us == pytest.approx(2000.0, rel=0.1)

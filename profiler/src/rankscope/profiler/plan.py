@@ -108,6 +108,8 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     """Last step that the rank has recorded."""
     step_us: Annotated[float, msgspec.Meta(gt=0, le=1e18)] | None = None
     """Median duration of the rank's recent steps without the profiler; ``None``: there were too few."""
+    pace_us: Annotated[float, msgspec.Meta(gt=0, le=1e18)] | None = None
+    """Mean time from one of these steps to the next, long ones included; ``None``: as above."""
     always_on_us: _Microseconds = 0.0
     """Cost of the recorder to the training thread per step, without windows."""
     window_us: _Microseconds | None = None
@@ -331,7 +333,11 @@ class Planner:
         paced = [(received, received.report.step_us / 1e6) for received in self._live(now) if received.report.step_us is not None]
         if not paced:
             return None
-        front = max(received.report.step + (now - received.made_at) / step_s for received, step_s in paced)
+        # By the median step time, a rank with rare long steps would seem to be far ahead of its last report.
+        front = max(
+            received.report.step + (now - received.made_at) / max(step_s, (received.report.pace_us or 0.0) / 1e6)
+            for received, step_s in paced
+        )
         ahead_seconds = self.ahead_seconds / 2 if self._on_one_host else self.ahead_seconds
         # An announcement is read within one period, or two if a reading fails.
         seconds = max(ahead_seconds, 2.5 * self.period)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from statistics import median
+from statistics import fmean, median
 from typing import Final
 
 from rankscope.profiler.plan import RankReport
@@ -20,6 +20,7 @@ class Pace:
     def __init__(self) -> None:
         self.last_step: int | None = None
         self._times: deque[float] = deque(maxlen=_RECENT)
+        self._wall_times: deque[float] = deque(maxlen=_RECENT)
         self._on_device = False
         """True if any step had times on the device; those without are then left out, because its host runs ahead."""
         self._trained_us = 0.0
@@ -36,6 +37,7 @@ class Pace:
         self.last_step = record.step
         self._steps += 1
         self._trained_us += record.wall_us
+        self._wall_times.append(record.wall_us)
         self._on_device |= record.device_us is not None
         if self._on_device and record.device_us is None:
             return
@@ -59,12 +61,14 @@ class Pace:
             self._windows, self._windows_cost_us, self._slowed_us = info.windows, windows_cost, 0.0
         if not self._always_on or self._always_on[-1][0] < self._steps:
             self._always_on.append((self._steps, max(0.0, cost - windows_cost)))
+        known = len(self._times) >= _LEAST
         return RankReport(
             rank=info.rank,
             unix_ns=unix_ns,
             clock=info.clock_name[:256],
             step=self.last_step,
-            step_us=max(1e-3, median(self._times)) if len(self._times) >= _LEAST else None,
+            step_us=max(1e-3, median(self._times)) if known else None,
+            pace_us=max(1e-3, fmean(self._wall_times)) if known else None,
             always_on_us=self._recent_cost(),
             window_us=self._window_us,
             spent_us=max(cost, windows_cost) + self._slowed_total_us,
