@@ -62,6 +62,7 @@ class Rank:
     def __init__(self, folder: Path, rank: int, *, since: int = 0, device: DeviceKind = "cpu") -> None:
         self.rank, self.at, self.missed, self.messages, self.captures = rank, since, list[str](), list[str](), 0
         self.disabled: str | None = None
+        self.begun = True
         scratch = folder / f"scratch-{rank}-{since}"
         scratch.mkdir()
         self.writer, self.reader = RingWriter(scratch / "ring", slots=1), RingReader(scratch / "ring")
@@ -79,7 +80,7 @@ class Rank:
             scratch=scratch,
             run=lambda: RunInfo(run_id="r", name="r", start_unix_ns=1),
             info=lambda: msgspec.structs.replace(info, disabled_reason=self.disabled),
-            begun=lambda: True,
+            begun=lambda: self.begun,
             say=self.messages.append,
         )
         self.around = around
@@ -299,6 +300,7 @@ def test_a_capture_is_passed_on_once(ranks: list[Rank]) -> None:
 
 def test_a_window_that_cannot_be_announced_is_left_out_and_the_request_refused(tmp_path: Path, attempt: Path) -> None:
     rank = Rank(tmp_path, 0, since=40)
+    rank.begun = False  # the test turns the coordinator itself
     rank.go(10)
     # Given a disk that is full
     plan_file(attempt).symlink_to("/dev/full")
@@ -348,6 +350,7 @@ def test_a_coordinator_that_replaces_a_killed_one_continues_its_plan(tmp_path: P
 def test_a_request_that_is_withdrawn_while_it_waits_is_not_served(tmp_path: Path, attempt: Path) -> None:
     # Given a request at the first step, when no rank has reported a step time
     rank = Rank(tmp_path, 0)
+    rank.begun = False
     rank.go()
     coordinator = WindowCoordinator(rank.around)
     path = post(tmp_path / "run", new_request("capture"))
@@ -389,7 +392,7 @@ def test_ranks_profile_the_same_steps_as_the_budget_allows_and_as_people_ask(tor
         budget=0.3,
         window_first=5,
         window_steps=2,
-        plan_ahead_seconds=3.0,
+        plan_ahead_seconds=9.0,  # a third of it, because the ranks are on one host
         plan_ahead_steps=20,
         exporter_url=None,
     )

@@ -171,9 +171,9 @@ class Planner:
     """Planner of windows for all ranks. ``now`` is a monotonic time in seconds throughout.
 
     A window starts at least ``ahead_seconds`` and ``ahead_steps`` after every rank's current step, so that all ranks receive
-    the announcement first; on a single host in half the time. Between two reports of a rank, its step is extrapolated.
-    ``by_budget``: windows come as often as ``budget`` allows on the rank where they cost most; otherwise only requested windows
-    are chosen. ``on_device``: the first window is expected to cost ``FIRST_DEVICE_WINDOW_US``.
+    the announcement first; on a single host a third of ``ahead_seconds`` suffices. Between two reports of a rank, its step is
+    extrapolated. ``by_budget``: windows come as often as ``budget`` allows on the rank where they cost most; otherwise only
+    requested windows are chosen. ``on_device``: the first window is expected to cost ``FIRST_DEVICE_WINDOW_US``.
     """
 
     schedule: Schedule
@@ -338,7 +338,7 @@ class Planner:
             received.report.step + (now - received.made_at) / max(step_s, (received.report.pace_us or 0.0) / 1e6)
             for received, step_s in paced
         )
-        ahead_seconds = self.ahead_seconds / 2 if self._on_one_host else self.ahead_seconds
+        ahead_seconds = self.ahead_seconds / 3 if self._on_one_host else self.ahead_seconds
         # An announcement is read within one period, or two if a reading fails.
         seconds = max(ahead_seconds, 2.5 * self.period)
         ahead = max(self.ahead_steps, math.ceil(seconds / min(step_s for _, step_s in paced)))
