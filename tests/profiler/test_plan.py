@@ -101,7 +101,7 @@ def test_at_the_spacing_the_total_is_the_budget(step_us: float, always_on_us: fl
         assert (always_on_us * steps + window_us) / (step_us * steps) == pytest.approx(budget)
 
 
-def test_where_nobody_knows_what_a_window_costs_it_is_seldom() -> None:
+def test_windows_whose_cost_is_unknown_are_rare() -> None:
     assert spacing(report(0, 100, window_us=None), 0.01) == UNKNOWN_SPACING
 
 
@@ -263,7 +263,7 @@ def test_a_rank_with_rare_long_steps_is_extrapolated_by_its_pace() -> None:
 
 
 @pytest.mark.parametrize("clock_error_s", [-1e6, 1e6])
-def test_a_host_whose_clock_is_wrong_delays_a_window_by_no_more_than_a_report_takes(clock_error_s: float) -> None:
+def test_a_wrong_clock_delays_a_window_by_no_more_than_a_report_takes(clock_error_s: float) -> None:
     plan = planner()
     receive(plan, 100, report(0, 500, at=100), report(1, 500, at=max(-1000, 100 + clock_error_s)))
     window = capture(plan, 100.0)
@@ -359,3 +359,38 @@ def test_on_a_device_the_second_window_waits_until_the_cost_of_the_first_is_know
 def test_a_fixed_schedule_on_a_device_is_left_alone() -> None:
     assert planner(on_device=True, every=0).schedule.starting(20) == 3
     assert planner(on_device=True, every=100).schedule.starting(120) == 3
+
+
+def test_windows_of_a_thousand_ranks_on_a_caching_file_system_are_early_enough_and_within_the_budget() -> None:
+    # Given 1,024 ranks with steps of 100 ms, whose reports are up to two minutes old when rank 0 reads them
+    size, window_us = 1024, 50_000.0
+    plan = planner(world_size=size)
+    interval = report_seconds(size)
+    firsts: list[int] = []
+    turn = 0.0
+
+    def report_at(rank: int, second: float) -> RankReport:
+        step = int(second * 10) + rank % 2
+        windows = sum(first + 4 <= step for first in [20, *firsts])
+        cost = windows * window_us + 20.0 * step
+        known_us = window_us if windows else None
+        return report(rank, step, at=second, step_us=1e5, window_us=known_us, spent_us=cost, trained_us=step * 1e5)
+
+    for _ in range(400):
+        turn += plan.period
+        receive(plan, turn, report_at(0, turn))
+        # The ranks report at different times, and are read in turn
+        for rank in range(1, size):
+            read = turn - (turn + rank * 0.05) % interval
+            if turn - read < plan.period and turn > CACHE_SECONDS + interval:
+                receive(plan, turn, report_at(rank, read - CACHE_SECONDS - (rank * 0.618) % interval))
+        window = plan.due(turn, 1)
+        if window is not None:
+            # Then each window is far enough ahead of the foremost rank, and is announced when the one before is over
+            assert window.first / 10 - turn >= 2.5 * plan.period
+            assert window.first / 10 - turn <= 2.5 * plan.period + CACHE_SECONDS + interval
+            assert not firsts or turn * 10 > firsts[-1] + 3
+            firsts.append(window.first)
+    assert len(firsts) >= 4
+    last = firsts[-1]
+    assert (len(firsts) + 1) * window_us + 20.0 * last <= 0.01 * last * 1e5

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.profiler.helper.plan_lines import line
 from tests.profiler.ranks import PreloadedTorch
 
 from rankscope.base.errors import InputError
@@ -25,7 +26,7 @@ from rankscope.profiler.settings import SITE_FOLDER, RecorderSettings
 from rankscope.runs.control import ControlAnswer, ControlRequest, new_request, post, read_answer
 from rankscope.runs.paths import attempt_dir, rank_dir
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import AttemptInfo, DeviceKind, PlannedWindow, RankInfo, RunInfo, StepRecord
+from rankscope.runs.records import AttemptInfo, DeviceKind, RankInfo, RunInfo, StepRecord
 
 JOB = Path(__file__).parents[1] / "jobs" / "until_told.py"
 RANKS = (0, 1)
@@ -156,12 +157,6 @@ def answer_to(run: Path, ranks: Sequence[Rank], request: ControlRequest) -> Cont
     return answer
 
 
-def line(first: int, steps: int = 2, *, ranks: list[int] | None = None, capture: bool = False) -> bytes:
-    """Return a line of the plan."""
-    window = PlannedWindow(first=first, steps=steps, reason="capture" if capture else "schedule", ranks=ranks, chosen_unix_ns=1)
-    return msgspec.json.encode(window) + b"\n"
-
-
 def test_a_capture_reaches_the_ranks_it_is_for_once(tmp_path: Path, ranks: list[Rank]) -> None:
     answer = answer_to(tmp_path / "run", ranks, new_request("capture", steps=2, ranks=[1], keep_trace=True))
     assert answer.first_step is not None
@@ -253,43 +248,6 @@ def test_windows_that_follow_each_other_closely_are_announced_before_the_first_b
     other.go(60)
     assert other.writer.news() is None
     assert other.missed == []
-
-
-def test_invalid_lines_of_the_plan_are_ignored_and_reported_once(attempt: Path) -> None:
-    messages = list[str]()
-    client = WindowClient(attempt, messages.append)
-    assert client.read() == []
-    # Windows of impossible size or position, more of them than any planner announces, and endless nesting
-    many = b"".join(line(first) for first in range(1000, 3000, 10))
-    invalid = line(100, 10**9) + line(110, 0) + line(2**60) + b"[" * 5000 + b"\n" + b"\xff\n"
-    plan_file(attempt).write_bytes(many + invalid + line(500)[:-1])
-    assert [window.first for window in client.read()] == list(range(2920, 3000, 10))
-    with plan_file(attempt).open("ab") as file:
-        file.write(b"\n")
-    assert [window.first for window in client.read()] == [500]
-    assert client.read() == []
-    assert len(messages) == 1
-    assert str(plan_file(attempt)) in messages[0]
-
-
-@pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
-def test_a_plan_that_is_no_regular_file_is_not_read(tmp_path: Path, attempt: Path, kind: str) -> None:
-    messages = list[str]()
-    (tmp_path / "secret").write_bytes(line(500))
-    replace_by(kind, plan_file(attempt), tmp_path / "secret")
-    client = WindowClient(attempt, messages.append)
-    assert [client.read() for _ in range(2)] == [[], []]
-    assert len(messages) == 1
-
-
-def replace_by(kind: str, path: Path, target: Path) -> None:
-    """Create a link to ``target``, a FIFO or a folder at ``path``."""
-    if kind == "link":
-        path.symlink_to(target)
-    elif kind == "fifo":
-        os.mkfifo(path)
-    else:
-        path.mkdir()
 
 
 def test_a_capture_is_passed_on_once(ranks: list[Rank]) -> None:

@@ -39,22 +39,22 @@ def times_written(
 def test_a_report_is_written_first_when_the_step_time_is_known_then_twice_a_minute(tmp_path: Path) -> None:
     written = times_written(tmp_path, 600)
     assert written[0] == 3
-    assert len(written) <= 27
-    assert all(22 <= later - earlier <= 31 for earlier, later in itertools.pairwise(written))
+    assert len(written) <= 22
+    assert [later - earlier for earlier, later in itertools.pairwise(written)][1:] == [30] * (len(written) - 2)
 
 
 def test_after_a_window_a_report_comes_soon_but_not_for_each_of_many(tmp_path: Path) -> None:
     assert set(times_written(tmp_path, 40, windows_at=(15,))) & set(range(15, 20))
     assert not set(times_written(tmp_path, 30, windows_at=(15,), after_windows=False)) & set(range(15, 20))
-    assert len(times_written(tmp_path, 60, windows_at=tuple(range(60)))) <= 21
+    assert len(times_written(tmp_path, 60, windows_at=tuple(range(60)))) <= 20
 
 
 def test_the_ranks_of_a_large_job_do_not_stay_in_step(tmp_path: Path) -> None:
     writes = [second for rank in range(64) for second in times_written(tmp_path, 900, world_size=1024, rank=rank)]
     late = [writes.count(second) for second in range(600, 900)]
-    # 64 of them write every 51 s or a little earlier, so a little more than one a second.
-    assert max(late) <= 16
-    assert 1 <= sum(late) / len(late) <= 1.8
+    # 64 of them write every 51 s: a little more than one a second.
+    assert max(late) <= 3
+    assert 1 <= sum(late) / len(late) <= 1.5
 
 
 def test_reports_are_read_in_turn_and_a_removed_one_is_reported_once(tmp_path: Path) -> None:

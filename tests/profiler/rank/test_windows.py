@@ -53,7 +53,7 @@ class Profiler:
 
 
 @pytest.mark.parametrize("ends", ["whole", "refused", "given way", "closed", "not exported", "not taken"])
-def test_only_a_window_that_the_helper_hears_of_leaves_a_trace(
+def test_only_a_window_that_the_helper_receives_leaves_a_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], ends: str
 ) -> None:
     from rankscope.profiler import scratch as folders

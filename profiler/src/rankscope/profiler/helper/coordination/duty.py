@@ -88,7 +88,8 @@ class Coordination(Duty):
         hello = self._around.hello
         rank, world_size = hello.rank.rank, hello.rank.world_size
         folder = attempt_dir(Path(hello.settings.run_dir), self._around.info().attempt)
-        client = WindowClient(folder, self._around.say)
+        # All ranks read the same file: one per host reports its faults.
+        client = WindowClient(folder, (lambda _: None) if hello.rank.local_rank else self._around.say)
         coordinator = None if rank else WindowCoordinator(self._around)
         writer = ReportWriter(folder, rank, world_size, after_windows=hello.settings.window_every is None)
         while not self._stop.wait(self._period):

@@ -13,15 +13,15 @@ from typing import Final
 import msgspec
 
 from rankscope.base.text import one_line
-from rankscope.profiler.plan import RankReport, report_seconds
+from rankscope.profiler.plan import REPORTS_PER_SECOND, RankReport, report_seconds
 from rankscope.runs.segments import open_regular
 from rankscope.runs.writer import write_atomically
 
 _MAX_BYTES: Final = 4096
 _GOLDEN_RATIO: Final = 0.618034
-"""Multiples of it, modulo any number, are spread evenly."""
-_SOONEST: Final = 0.1
-"""Share of the interval between two reports after which the cost of a new window is reported."""
+"""The fractions of its multiples are spread evenly."""
+_SOONEST_SECONDS: Final = 3.0
+"""Seconds from a report to one with the cost of a new window."""
 
 
 def report_file(attempt: Path, rank: int) -> Path:
@@ -38,10 +38,14 @@ class ReportWriter:
     def __init__(self, attempt: Path, rank: int, world_size: int, *, after_windows: bool) -> None:
         self._attempt = attempt
         self._path = report_file(attempt, rank)
+        self._interval = report_seconds(world_size)
         # Ranks that begin at the same time must not go on writing at the same time.
-        self._interval = report_seconds(world_size) * (1 - rank * _GOLDEN_RATIO % 0.25)
-        self._after_windows = after_windows
+        self._first_interval = self._interval * (rank * _GOLDEN_RATIO % 1)
+        # In a large job all ranks have new costs at once: they are in the next regular report.
+        self._after_window = max(_SOONEST_SECONDS, world_size / REPORTS_PER_SECOND) if after_windows else self._interval
         self._written_at: float | None = None
+        self._removed = False
+        self._due = 0.0
         self._windows = 0
         self._cost_changed_step: int | None = None
 
@@ -51,7 +55,8 @@ class ReportWriter:
             self._windows, self._cost_changed_step = windows, report.step
         if not self._is_due(report, now):
             return
-        self._written_at, self._cost_changed_step = now, None
+        self._due = now + (self._first_interval if self._written_at is None else self._interval)
+        self._written_at, self._cost_changed_step, self._removed = now, None, False
         # Errors are not reported here: the writer of the records meets and reports the same ones.
         with suppress(OSError):
             if self._attempt.is_dir():
@@ -60,14 +65,15 @@ class ReportWriter:
     def _is_due(self, report: RankReport, now: float) -> bool:
         if self._written_at is None:
             return report.step_us is not None
-        elapsed = now - self._written_at
         # The planner wants a report from after the window: two steps later it surely has the whole cost.
-        changed = self._after_windows and self._cost_changed_step is not None and report.step > self._cost_changed_step + 1
-        return elapsed >= self._interval or (changed and elapsed >= _SOONEST * self._interval)
+        changed = self._cost_changed_step is not None and report.step > self._cost_changed_step + 1
+        return now >= self._due or (changed and now >= self._written_at + self._after_window)
 
     def remove(self) -> None:
         """Remove the report, because the rank has ended or is no longer recorded, and the folder with the last one."""
-        self._written_at = None
+        if self._removed:
+            return
+        self._written_at, self._removed = None, True
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
             self._path.parent.rmdir()
