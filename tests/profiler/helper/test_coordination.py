@@ -24,7 +24,7 @@ from rankscope.profiler.helper.duties import Surroundings
 from rankscope.profiler.ring import Announcement, RingReader, RingWriter
 from rankscope.profiler.settings import SITE_FOLDER, RecorderSettings
 from rankscope.runs.control import ControlAnswer, ControlRequest, new_request, post, read_answer
-from rankscope.runs.paths import attempt_dir, rank_dir
+from rankscope.runs.paths import attempt_dir, rank_dir, reports_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import AttemptInfo, DeviceKind, RankInfo, RunInfo, StepRecord
 
@@ -180,7 +180,7 @@ def test_the_first_window_on_devices_is_announced_once_the_budget_covers_it(tmp_
     # Given ranks that are past the first step of the settings, but have not trained for 100 s
     for rank in ranks:
         rank.go(5000)
-    until(report_file(attempt, 1).exists, ranks)
+    until(report_file(attempt / "reports", 1).exists, ranks)
     time.sleep(1.0)
     assert plan_file(attempt).read_bytes() == b""
     # When they have nearly trained that long
@@ -195,7 +195,7 @@ def test_the_first_window_on_devices_is_announced_once_the_budget_covers_it(tmp_
 
 def test_the_files_are_open_to_the_users_of_the_run_and_reports_go_with_the_ranks(attempt: Path, ranks: list[Rank]) -> None:
     attempt.chmod(0o750)
-    report = report_file(attempt, 1)
+    report = report_file(attempt / "reports", 1)
     for rank in ranks:
         rank.go(10)
     until(report.exists, ranks)
@@ -209,9 +209,9 @@ def test_the_files_are_open_to_the_users_of_the_run_and_reports_go_with_the_rank
 
 def test_a_removed_run_is_not_created_again(tmp_path: Path, attempt: Path, ranks: list[Rank]) -> None:
     ranks[1].go(10)
-    until(report_file(attempt, 1).exists, ranks)
+    until(report_file(attempt / "reports", 1).exists, ranks)
     shutil.rmtree(tmp_path / "run")
-    writer = ReportWriter(attempt, 1, 2, after_windows=True)
+    writer = ReportWriter(attempt / "reports", 1, 2, after_windows=True)
     report = ranks[1].duty._report
     assert report is not None
     writer.offer(*report, now=0.0)
@@ -330,11 +330,11 @@ def test_a_rank_that_is_switched_off_withdraws_its_report(attempt: Path, ranks: 
     # Given two ranks that report
     for rank in ranks:
         rank.go(10)
-    until(report_file(attempt, 1).exists, ranks)
+    until(report_file(attempt / "reports", 1).exists, ranks)
     # When their recorders switch themselves off, there is nothing left that the planner could wait for
     for rank in ranks:
         rank.disabled = "something went wrong"
-    until(lambda: not report_file(attempt, 1).exists() and ranks[0].duty._report is None, ranks)
+    until(lambda: not report_file(attempt / "reports", 1).exists() and ranks[0].duty._report is None, ranks)
 
 
 @pytest.mark.slow
@@ -409,4 +409,4 @@ def test_ranks_profile_the_same_steps_as_the_budget_allows_and_as_people_ask(tor
     assert "no such rank" in (refused[requests[2].id] or "")
     assert "another capture" in next(reason or "" for id_, reason in refused.items() if id_ != requests[2].id)
     # And no reports are left
-    assert not (attempt_dir(run, 0) / "reports").exists()
+    assert not reports_dir(run, 0).exists()

@@ -106,7 +106,6 @@ def test_rank_0_of_one_reads_nothing(tmp_path: Path) -> None:
 )
 def test_an_unusable_report_is_ignored_and_the_reason_given_once(tmp_path: Path, content: bytes | str) -> None:
     path = report_file(tmp_path, 1)
-    path.parent.mkdir()
     if content == "link":
         (tmp_path / "secret").write_bytes(msgspec.json.encode(REPORT))
         path.symlink_to(tmp_path / "secret")

@@ -18,7 +18,7 @@ from rankscope.profiler.helper.coordination.window_coordinator import WindowCoor
 from rankscope.profiler.helper.duties import Duty, Surroundings
 from rankscope.profiler.plan import RankReport, poll_seconds
 from rankscope.profiler.ring import Announcement, RingReader
-from rankscope.runs.paths import attempt_dir
+from rankscope.runs.paths import attempt_dir, reports_dir
 from rankscope.runs.records import StepRecord
 
 _LATE: Final = "this rank received the announcement when the window had begun"
@@ -87,11 +87,12 @@ class Coordination(Duty):
     def _coordinate(self) -> None:
         hello = self._around.hello
         rank, world_size = hello.rank.rank, hello.rank.world_size
-        folder = attempt_dir(Path(hello.settings.run_dir), self._around.info().attempt)
+        run, attempt = Path(hello.settings.run_dir), self._around.info().attempt
         # All ranks read the same file: one per host reports its faults.
-        client = WindowClient(folder, (lambda _: None) if hello.rank.local_rank else self._around.say)
+        client = WindowClient(attempt_dir(run, attempt), (lambda _: None) if hello.rank.local_rank else self._around.say)
         coordinator = None if rank else WindowCoordinator(self._around)
-        writer = ReportWriter(folder, rank, world_size, after_windows=hello.settings.window_every is None)
+        by_budget = hello.settings.window_every is None
+        writer = ReportWriter(reports_dir(run, attempt), rank, world_size, after_windows=by_budget)
         while not self._stop.wait(self._period):
             current = self._report
             if coordinator is not None:

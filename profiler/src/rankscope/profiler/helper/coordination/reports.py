@@ -24,20 +24,20 @@ _SOONEST_SECONDS: Final = 3.0
 """Seconds from a report to one with the cost of a new window."""
 
 
-def report_file(attempt: Path, rank: int) -> Path:
-    """Return the path of the report of ``rank`` in an attempt's folder."""
-    return attempt / "reports" / f"{rank:05d}.json"
+def report_file(folder: Path, rank: int) -> Path:
+    """Return the path of the report of ``rank`` in the folder of reports."""
+    return folder / f"{rank:05d}.json"
 
 
 class ReportWriter:
-    """Writer of one rank's report in the folder ``attempt``, which is not created. No method raises for disk errors.
+    """Writer of one rank's report. Creates ``folder``, but not its parent. No method raises for disk errors.
 
     ``after_windows``: the cost of a window is reported soon, because the next one waits for it.
     """
 
-    def __init__(self, attempt: Path, rank: int, world_size: int, *, after_windows: bool) -> None:
-        self._attempt = attempt
-        self._path = report_file(attempt, rank)
+    def __init__(self, folder: Path, rank: int, world_size: int, *, after_windows: bool) -> None:
+        self._folder = folder
+        self._path = report_file(folder, rank)
         self._interval = report_seconds(world_size)
         # Ranks that begin at the same time must not go on writing at the same time.
         self._first_interval = self._interval * (rank * _GOLDEN_RATIO % 1)
@@ -59,7 +59,7 @@ class ReportWriter:
         self._written_at, self._cost_changed_step, self._removed = now, None, False
         # Errors are not reported here: the writer of the records meets and reports the same ones.
         with suppress(OSError):
-            if self._attempt.is_dir():
+            if self._folder.parent.is_dir():
                 write_atomically(self._path, msgspec.json.encode(report) + b"\n", share=True)
 
     def _is_due(self, report: RankReport, now: float) -> bool:
@@ -76,14 +76,14 @@ class ReportWriter:
         self._written_at, self._removed = None, True
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
-            self._path.parent.rmdir()
+            self._folder.rmdir()
 
 
 class ReportReader:
     """Reader of the reports of ranks 1 to ``world_size - 1``. The first unusable file is reported through ``say``."""
 
-    def __init__(self, attempt: Path, world_size: int, say: Callable[[str], None]) -> None:
-        self._attempt = attempt
+    def __init__(self, folder: Path, world_size: int, say: Callable[[str], None]) -> None:
+        self._folder = folder
         self._world_size = world_size
         self._say = say
         self._next = 1
@@ -108,7 +108,7 @@ class ReportReader:
                 yield rank, report
 
     def _read(self, rank: int) -> RankReport:
-        with open_regular(report_file(self._attempt, rank), links=False) as file:
+        with open_regular(report_file(self._folder, rank), links=False) as file:
             data = file.read(_MAX_BYTES + 1)
         if len(data) > _MAX_BYTES:
             raise ValueError(f"it has more than {_MAX_BYTES} bytes")
@@ -121,4 +121,4 @@ class ReportReader:
         if not self._complained:
             self._complained = True
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-            self._say(f"{report_file(self._attempt, rank)} is ignored: {one_line(reason[:200])}")
+            self._say(f"{report_file(self._folder, rank)} is ignored: {one_line(reason[:200])}")

@@ -15,7 +15,7 @@ from rankscope.profiler.helper.coordination.window_client import WindowClient, p
 from rankscope.profiler.helper.duties import Surroundings
 from rankscope.profiler.plan import REPORTS_PER_SECOND, Planner, RankReport
 from rankscope.runs.control import ControlAnswer, ControlRequest, Inbox, answer
-from rankscope.runs.paths import attempt_dir
+from rankscope.runs.paths import attempt_dir, reports_dir
 from rankscope.runs.records import PlannedWindow
 from rankscope.runs.writer import append_whole
 
@@ -35,7 +35,7 @@ class WindowCoordinator:
         folder = attempt_dir(self._run_dir, self._attempt)
         self._plan_file = plan_file(folder)
         self._planner = Planner.of(hello.settings, hello.rank.world_size, on_device=hello.rank.device_kind != "cpu")
-        self._reports = ReportReader(folder, hello.rank.world_size, around.say)
+        self._reports = ReportReader(reports_dir(self._run_dir, self._attempt), hello.rank.world_size, around.say)
         self._files_per_turn = math.ceil(self._planner.period * REPORTS_PER_SECOND)
         self._inbox = Inbox(self._run_dir, "capture", since_unix_ns=hello.attempt.start_unix_ns, report=around.say)
         self._requests: deque[ControlRequest] = deque()
