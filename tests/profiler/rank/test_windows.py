@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -250,6 +251,25 @@ def test_a_window_on_a_device_follows_a_warm_up_and_has_the_whole_work_of_its_st
     # The warm-up step is not a usual step either.
     assert profiled == [9, 10, 11, 19, 20]
     assert [kind for kind, _ in reader.read() if kind] == [EntryKind.WINDOW, EntryKind.WINDOW]
+
+
+def test_the_cost_of_a_window_on_a_device_has_the_loading_of_the_profiler_but_no_wait_for_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], device: type[OnDevice]
+) -> None:
+    from rankscope.profiler.rank.windows import Windows
+
+    def load(session: OnDevice) -> None:
+        session.prepared = True
+        time.sleep(0.05)
+
+    monkeypatch.setattr(device, "prepare", load)
+    monkeypatch.setattr(device, "drain", lambda _: time.sleep(1.0))
+    writer, reader = ring
+    windows = Windows(Schedule(2, 0, 1), tmp_path, writer)
+    for step in range(1, 5):
+        windows.boundary(step)
+    assert reader.windows == 1
+    assert 50e6 <= reader.window_cost_ns < 1e9
 
 
 def test_a_window_on_a_device_that_comes_too_late_for_a_warm_up_is_missed(
