@@ -360,7 +360,8 @@ class RecorderLifecycle:
         session = Session(hello, self.settings.scratch_dir, self._ring)
         self.session = session
         ranks_here = ranks_on_host(hello.rank.world_size)
-        self._windows = windows = Windows(Schedule.of(self.settings), session.scratch, self._ring, ranks_here=ranks_here)
+        schedule = Schedule.of(self.settings, on_device=hello.rank.device_kind != "cpu")
+        self._windows = windows = Windows(schedule, session.scratch, self._ring, ranks_here=ranks_here)
         self._alone = hello.rank.world_size == 1
         self._on_device = hello.rank.device_kind != "cpu"
         self._set_waiting()
