@@ -72,6 +72,7 @@ def use(recorder: StepRecorder) -> None:
     if version < _OLDEST_TORCH:
         raise RuntimeError(f"torch {torch.__version__} is older than 2.6")
     _recorder = recorder
+    model_inputs.report_to(recorder)
     flight_dump.prepare(recorder.settings.scratch_dir)
     if not _patched:
         _patched = True
@@ -128,7 +129,7 @@ def _wrap_everything() -> None:
     _replace(torch.cuda.CUDAGraph, "capture_end", _capture_ends)
     _replace(DistributedDataParallel, "__init__", _wrapped_model)
     waits.watch(_listening)
-    model_inputs.watch(current)
+    model_inputs.watch()
     layout.watch_meshes()
     checkpoints.watch(_listening)
     register_optimizer_step_pre_hook(_before_optimizer)
@@ -259,7 +260,7 @@ def _before_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
     if recorder is not None and not recorder.off:
         if recorder.session is None:
             recorder.claim()
-            model_inputs.watch(current)  # the script has imported what it trains with
+            model_inputs.watch()  # the script has imported what it trains with
         recorder.before_optimizer(optimizer)
 
 

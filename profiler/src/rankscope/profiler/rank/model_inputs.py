@@ -40,10 +40,16 @@ class Listener(Protocol):
         """Note the arguments of a call of the model."""
 
 
-Listening = Callable[[], Listener | None]
+_listener: Listener | None = None
 
 
-def watch(listening: Listening) -> None:
+def report_to(listener: Listener) -> None:
+    """Report the arguments to ``listener`` from now on."""
+    global _listener  # noqa: PLW0603  # a function that returned it would be one more call in every step
+    _listener = listener
+
+
+def watch() -> None:
     """Wrap those of the functions whose modules are loaded and that are not wrapped yet. Never raises."""
     for module, owner, name in _PLACES:
         with suppress(Exception):  # torch's own functions, which may change; without them this work is unknown
@@ -51,32 +57,32 @@ def watch(listening: Listening) -> None:
             place = getattr(place, owner) if place and owner else place
             original = getattr(place, name, None)
             if original is not None and not hasattr(original, "rankscope_original"):
-                wrapper = wraps(original)((_of_root if name == _ROOT else _of_call)(original, listening))
+                wrapper = wraps(original)((_of_root if name == _ROOT else _of_call)(original))
                 for function in (wrapper, _report):
                     _exclude_from_graphs(function)
                 wrapper.rankscope_original = original  # type: ignore[attr-defined]
                 setattr(place, name, wrapper)
 
 
-def _of_call(original: Callable[..., Any], listening: Listening) -> Callable[..., Any]:
+def _of_call(original: Callable[..., Any]) -> Callable[..., Any]:
     def pre_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_dynamo_compiling() and (listener := listening()) is not None and listener.measures_input:
-            _report(listener, args, kwargs)
+        if not is_dynamo_compiling() and _listener is not None and _listener.measures_input:
+            _report(_listener, args, kwargs)
         return original(self, *args, **kwargs)
 
     return pre_forward
 
 
-def _of_root(original: Callable[..., Any], listening: Listening) -> Callable[..., Any]:
+def _of_root(original: Callable[..., Any]) -> Callable[..., Any]:
     def root_pre_forward(state: Any, module: Any, args: Any, kwargs: Any) -> Any:
         # ``None`` until a first forward shows which module is the outermost.
         if (
             not is_dynamo_compiling()
-            and (listener := listening()) is not None
-            and listener.measures_input
+            and _listener is not None
+            and _listener.measures_input
             and getattr(state, "_is_root", False) is not False
         ):
-            _report(listener, args, kwargs)
+            _report(_listener, args, kwargs)
         return original(state, module, args, kwargs)
 
     return root_pre_forward
