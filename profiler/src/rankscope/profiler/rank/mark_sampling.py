@@ -9,8 +9,8 @@ MARK_NS: Final = 15_000
 """Time that a mark costs the training thread: recording, querying and reading an event.
 
 An estimate from the 36 us per mark of an H200 with virtual CPUs, when the thread also queried each mark and evaluated the step
-(``benchmarks/results/2026-11-27-gpu.json``); not yet measured since. Ranks do not measure it: a slow host would choose fewer steps
-than others, and be compared in few."""
+(``benchmarks/results/2026-11-27-gpu.json``); not yet measured since. Ranks do not measure it: a slow host would choose fewer
+steps than others, and be compared in few."""
 SHARE_OF_BUDGET: Final = 0.3
 """Share of the recorder's budget that marks may cost."""
 EVERY_STEPS: Final = 32
