@@ -54,7 +54,7 @@ _SETTLE_SECONDS: Final = 0.1
 _WITH_CUDA: Final = ("cuda", "rocm")
 
 
-class ThreadMeters:
+class RankMeters:
     """Meters of the thread that makes this object."""
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class RecorderLifecycle:
         self._flags = 1
         self._due_ns = self._wake = 0
         """Time and step from which the end of a step takes more than storing it."""
-        self._meters: ThreadMeters | None = None
+        self._meters: RankMeters | None = None
         self._device: DeviceMarks | None = None
         self._marks: DeviceMarks | None = None
         """``_device`` in the steps that get marks."""

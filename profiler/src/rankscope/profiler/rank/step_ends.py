@@ -29,7 +29,7 @@ from rankscope.profiler.events import (
 from rankscope.profiler.rank.device import DeviceMarks
 from rankscope.profiler.rank.guard import guarded
 from rankscope.profiler.rank.kineto import others_on
-from rankscope.profiler.rank.lifecycle import HELPER_ENDED, RecorderLifecycle, ThreadMeters
+from rankscope.profiler.rank.lifecycle import HELPER_ENDED, RecorderLifecycle, RankMeters
 from rankscope.profiler.rank.mark_sampling import MARK_NS
 from rankscope.profiler.rank.measures import amount, count
 from rankscope.profiler.rank.meters import EVERY_NS, EVERY_STEPS, READ_EVERY_NS
@@ -79,7 +79,7 @@ class StepEnds(RecorderLifecycle):
 
     def _start(self, at: int, *, whole: bool = False) -> None:
         """Start recording at the first sign of training. ``whole``: this is the start of a step."""
-        self._meters = ThreadMeters()
+        self._meters = RankMeters()
         self._begun = at
         self._flags |= WHOLE * whole
         self._store_usage(begins=True)
@@ -164,7 +164,7 @@ class StepEnds(RecorderLifecycle):
         self._wake = windows.wake - 1
         self._begin_step(at, wall_ns)
 
-    def _end_step(self, at: int, meters: ThreadMeters, windows: Windows) -> None:
+    def _end_step(self, at: int, meters: RankMeters, windows: Windows) -> None:
         """Store the end of the step and what is known only now."""
         if meters.garbage.stamps:
             collected_ns, full = meters.garbage.read()
@@ -208,7 +208,7 @@ class StepEnds(RecorderLifecycle):
         busy = self._ring.spilled or self._other_profiler or self._device is not None
         self._due_ns = 0 if busy or number >= self._wake or number <= _EARLY_STEPS else self._meters.due_ns
 
-    def _read_meters(self, meters: ThreadMeters, number: int, at: int) -> None:
+    def _read_meters(self, meters: RankMeters, number: int, at: int) -> None:
         """Store what the meters show at the end of the step before ``number``."""
         if number > meters.memory_step or at >= meters.memory_ns:
             meters.memory_step, meters.memory_ns = (number - 1) // EVERY_STEPS * EVERY_STEPS + EVERY_STEPS, at + EVERY_NS
