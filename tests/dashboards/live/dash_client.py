@@ -98,7 +98,7 @@ class Caller:
         def several(of: str, what: str, values: Mapping[str, Any]) -> list[Item]:
             return [{"id": {"type": of, "name": key}, "property": what, "value": value} for key, value in values.items()]
 
-        def told_by(of: str, what: str) -> list[Item]:
+        def with_overrides(of: str, what: str) -> list[Item]:
             return several(of, what, {name: told} if kind == of else {})
 
         values = several("control", "value", shown)
@@ -111,9 +111,9 @@ class Caller:
             ],
             [
                 values,
-                told_by("figure", "clickData"),
-                told_by("zoomed", "data"),
-                told_by("grid", "cellClicked"),
+                with_overrides("figure", "clickData"),
+                with_overrides("zoomed", "data"),
+                with_overrides("grid", "cellClicked"),
                 {"id": "address", "property": "search", "value": search},
             ],
             [

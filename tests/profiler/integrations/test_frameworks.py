@@ -222,7 +222,7 @@ def test_deepspeeds_steps_are_those_of_its_engine_with_and_without_a_code_change
 IMPORTS = """
 import sys
 from rankscope.profiler.step import StepProfiler
-from rankscope.profiler.integrations.recording import FitRecording
+from rankscope.profiler.integrations.fit_session import FitSession
 
 frameworks = ["lightning", "lightning.pytorch", "pytorch_lightning", "transformers", "accelerate", "deepspeed"]
 print([name for name in frameworks if name in sys.modules])
@@ -234,7 +234,7 @@ for module in ("lightning", "huggingface"):
         print(error)
 for arguments in ((None, {}), ("runs/first", {"window": 3})):
     try:
-        FitRecording(*arguments)
+        FitSession(*arguments)
     except (TypeError, ValueError) as error:
         print(error)
 """

@@ -227,7 +227,7 @@ def _settings(command: Sequence[str], options: LaunchOptions, run_dir: Path, scr
         currency=options.currency if options.price_per_gpu_hour is not None else None,
     )
     try:
-        return settings.told_by(os.environ)
+        return settings.with_overrides(os.environ)
     except ValueError as error:
         variable, _, reason = str(error).partition(": ")
         raise InputError(variable, reason) from error

@@ -89,7 +89,7 @@ class RecorderSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
         if not holds:
             raise ValueError(f"{name} is {getattr(self, name)!r}, it must be {allowed}")
 
-    def told_by(self, environment: Mapping[str, str]) -> Self:
+    def with_overrides(self, environment: Mapping[str, str]) -> Self:
         """Return these settings with the values of the variables in ``environment`` for which there is no option.
 
         Raises ``ValueError`` that names the variable. Coordinates are parsed by the ranks, which report invalid ones.

@@ -135,7 +135,7 @@ class StepProfiler:
                 "currency": currency,
             }
             # The constructor would not check the types.
-            settings = msgspec.convert(told, RecorderSettings).told_by(os.environ)
+            settings = msgspec.convert(told, RecorderSettings).with_overrides(os.environ)
             self._settings = msgspec.structs.replace(settings, coordinates=_as_text(coordinates) or settings.coordinates)
         except Exception as error:  # noqa: BLE001  # no error may stop training
             self._wrong = str(error) or type(error).__name__

@@ -6,7 +6,7 @@ import os
 from functools import wraps
 from typing import Any
 
-from rankscope.profiler.integrations.recording import FitRecording, harmless
+from rankscope.profiler.integrations.fit_session import FitSession, harmless
 from rankscope.profiler.rank.measures import measure
 
 try:
@@ -35,7 +35,7 @@ class RankscopeCallback(TrainerCallback):  # type: ignore[misc]  # a class of a 
     """
 
     def __init__(self, run_dir: str | os.PathLike[str] | None = None, **options: Any) -> None:
-        self.fit = FitRecording(run_dir, options)
+        self.fit = FitSession(run_dir, options)
 
     @harmless
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002  # the library's names

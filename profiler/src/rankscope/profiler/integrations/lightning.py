@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from rankscope.profiler.integrations.recording import FitRecording, harmless
+from rankscope.profiler.integrations.fit_session import FitSession, harmless
 from rankscope.profiler.rank.measures import measure
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
@@ -33,7 +33,7 @@ class _MetricsLogger(_DummyLogger):  # type: ignore[misc, valid-type]  # known a
     Whatever else a script calls on all of its loggers does nothing here.
     """
 
-    def __init__(self, fit: FitRecording, first: Any) -> None:
+    def __init__(self, fit: FitSession, first: Any) -> None:
         super().__init__()
         self.fit = fit
         self._first = first
@@ -85,7 +85,7 @@ class RankscopeCallback(_Callback):  # type: ignore[misc, valid-type]  # as abov
         **options: Any,
     ) -> None:
         super().__init__()
-        self.fit = FitRecording(run_dir, options)
+        self.fit = FitSession(run_dir, options)
         self._tokens = tokens
         self._stepped = 0
 

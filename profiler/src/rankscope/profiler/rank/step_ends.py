@@ -29,7 +29,7 @@ from rankscope.profiler.events import (
 from rankscope.profiler.rank.device import DeviceMarks
 from rankscope.profiler.rank.guard import guarded
 from rankscope.profiler.rank.kineto import others_on
-from rankscope.profiler.rank.lifecycle import HELPER_ENDED, RecorderLifecycle, RankMeters
+from rankscope.profiler.rank.lifecycle import HELPER_ENDED, RankMeters, RecorderLifecycle
 from rankscope.profiler.rank.mark_sampling import MARK_NS
 from rankscope.profiler.rank.measures import amount, count
 from rankscope.profiler.rank.meters import EVERY_NS, EVERY_STEPS, READ_EVERY_NS

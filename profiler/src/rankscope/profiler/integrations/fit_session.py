@@ -24,7 +24,7 @@ _recorded: Final[Counter[str]] = Counter()
 _OPTIONS: Final = inspect.signature(StepProfiler)
 
 
-class FitRecording:
+class FitSession:
     """Recordings of one callback, one per fit. Only the constructor raises.
 
     The first fit of a process is recorded in ``run_dir``, later ones in ``run_dir``-2, -3, … ``run_dir`` must be the same folder
@@ -60,7 +60,7 @@ class FitRecording:
             assert self._run_dir is not None
             self._folder, options = self._run_dir, self._options
         else:
-            self._folder, options = launched.run_dir, self._options | _said_by(launched)
+            self._folder, options = launched.run_dir, self._options | _options_of(launched)
         number = _recorded[self._folder] + 1
         run_dir = self._folder if number == 1 else f"{self._folder}-{number}"
         self._work.clear()
@@ -120,14 +120,14 @@ def _launched() -> RecorderSettings | None:
         return None  # a damaged variable; the recorder reports it
 
 
-def _said_by(launched: RecorderSettings) -> dict[str, Any]:
+def _options_of(launched: RecorderSettings) -> dict[str, Any]:
     """Return the launcher's settings as options of ``StepProfiler``."""
-    said = {name: value for name, value in msgspec.structs.asdict(launched).items() if name in _OPTIONS.parameters}
-    del said["run_dir"]
-    if said.get("coordinates") is None:
+    options = {name: value for name, value in msgspec.structs.asdict(launched).items() if name in _OPTIONS.parameters}
+    del options["run_dir"]
+    if options.get("coordinates") is None:
         # The launcher cannot know the coordinates of a single rank.
-        said.pop("coordinates", None)
-    return said
+        options.pop("coordinates", None)
+    return options
 
 
 def _total(values: tuple[Any, ...]) -> Any:
@@ -139,7 +139,7 @@ _H = TypeVar("_H", bound=Callable[..., None])
 
 
 def harmless(hook: _H) -> _H:
-    """Wrap a hook of a callback that has a ``fit: FitRecording``: an exception switches ``fit`` and all hooks off for good."""
+    """Wrap a hook of a callback that has a ``fit: FitSession``: an exception switches ``fit`` and all hooks off for good."""
 
     @wraps(hook)
     def safe(self: Any, *args: Any, **kwargs: Any) -> None:
