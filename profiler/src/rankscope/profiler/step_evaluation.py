@@ -229,7 +229,7 @@ class _Division:
         ready, self._ready = self._ready, None
         inside = sum(until - since for since, until in self.waits if since >= ready)
         self.clock.wait(at - ready - inside)
-        self.waits.append((ready, at))
+        self.waits = [wait for wait in self.waits if wait[0] < ready] + [(ready, at)]
 
     def _wait(self, kind: int, at: int) -> None:
         if kind == words.READY:
