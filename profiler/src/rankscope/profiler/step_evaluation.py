@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from rankscope.profiler import events as words
 from rankscope.profiler.evaluation import Evaluation
@@ -16,6 +16,8 @@ from rankscope.runs.records import PHASES
 GC_TAG: Final = "gc"
 _TRAINING: Final = (DATA, BACKWARD, OPTIMIZER)
 _WAITS: Final = (words.WAIT, words.WAITED, words.READY)
+_BATCHES: Final = (words.BATCH, words.NO_BATCH)
+_PASS_ENDS: Final = (words.LEAVE, words.RETURNED)
 _CUTS: Final = frozenset(
     (
         *range(len(PHASES)), words.LEAVE, words.RAISED, words.TRAINING_BATCH, words.BATCH_WITHOUT_GRADIENTS, words.BATCH,
@@ -62,12 +64,53 @@ class EvaluatedStep:
         return self.end_ns - self.start_ns
 
 
-@dataclass(slots=True)
-class _Charged:
-    """Division of the time of a step."""
+class _Annotations:
+    """What the script and the meters say of one step, besides its phases."""
 
-    clock: PhaseClock
-    waits: list[tuple[int, int]] = field(default_factory=list)
+    __slots__ = ("_name", "_sections", "_work", "flops", "gc_ns", "metrics", "samples", "tokens", "unseen")
+
+    def __init__(self, name: Callable[[int], str], sections: Sections, work: StepWork) -> None:
+        self._name, self._sections, self._work = name, sections, work
+        self.metrics: dict[str, float] = {}
+        self.samples: int | None = None
+        self.tokens: int | None = None
+        self.flops: float | None = None
+        self.gc_ns = 0
+        self.unseen = False
+        """True if the rank may have waited for others without a sign of how long."""
+
+    def add(self, kind: int, at: int, details: Sequence[int]) -> None:
+        """Add an event that the phases do not depend on."""
+        if kind == words.UNSEEN_WAIT:
+            self.unseen = True
+        elif kind == words.COLLECTED:
+            self.gc_ns += value_of(details[0]) or 0
+            if value_of(details[1]):
+                self._work.tag(GC_TAG)
+        elif kind == words.WORK:
+            self.samples, self.tokens = value_of(details[0]), value_of(details[1])
+            self.flops = float_of(details[2], details[3])
+        elif kind in (words.SECTION, words.SECTION_ENDS, words.TAG, words.METRIC) and (name := self._named(details[0])):
+            self._add_named(kind, at, name, details)
+
+    def _named(self, word: int) -> str:
+        number = value_of(word)
+        return "" if number is None else self._name(number)
+
+    def _add_named(self, kind: int, at: int, name: str, details: Sequence[int]) -> None:
+        if kind == words.SECTION:
+            self._sections.enter(name, at)
+        elif kind == words.SECTION_ENDS:
+            self._sections.leave(name, at)
+        elif kind == words.METRIC:
+            number = float_of(details[1], details[2])
+            if number is not None and (name in self.metrics or len(self.metrics) < MAX_METRICS):
+                self.metrics[name] = number
+        else:
+            self._work.tag(name)
+            if name == CHECKPOINT:
+                # The script may write most of its checkpoint in other ways than the functions that are timed.
+                self._sections.discard(CHECKPOINT)
 
 
 class StepEvaluator:
@@ -79,84 +122,140 @@ class StepEvaluator:
 
     def evaluate(self, step: Sequence[int], number: int, flags: int, start_ns: int, end_ns: int) -> EvaluatedStep:
         """Evaluate the words of a step, without its ``END``."""
-        work, sections = StepWork(), self._sections
-        events: list[Event] = []
-        metrics: dict[str, float] = {}
-        tokens: int | None = None
-        flops: float | None = None
-        samples: int | None = None
-        gc_ns, unseen, place = 0, False, 0
-        while place < len(step):
-            word = step[place]
-            kind, at = word & KIND, word >> SHIFT
-            if kind == words.MESSAGE:
-                place += 1 + size_of_message(word)[2]
-                continue
-            details = step[place + 1 : place + 1 + DETAILS[kind]]
-            place += 1 + DETAILS[kind]
-            if kind in _CUTS:
-                events.append(Event(kind, at, bool(word & MARKED), [value_of(more) for more in details]))
-            elif kind == words.UNSEEN_WAIT:
-                unseen = True
-            elif kind == words.COLLECTED:
-                gc_ns += value_of(details[0]) or 0
-                if value_of(details[1]):
-                    work.tag(GC_TAG)
-            elif kind == words.WORK:
-                samples, tokens = value_of(details[0]), value_of(details[1])
-                flops = float_of(details[2], details[3])
-            elif kind == words.METRIC:
-                _set_metric(metrics, self._named(details[0]), float_of(details[1], details[2]))
-            elif kind == words.CHECKPOINT_BEGINS:
-                work.tag(CHECKPOINT)
-                sections.enter(CHECKPOINT, at)
-                events.append(Event(BETWEEN, at, bool(word & MARKED), ()))
-            elif kind == words.CHECKPOINT_ENDS:
-                sections.leave(CHECKPOINT, at)
-                events.append(Event(words.LEAVE, at, bool(word & MARKED), ()))
-            elif kind in (words.SECTION, words.SECTION_ENDS, words.TAG):
-                self._annotate(kind, at, self._named(details[0]), work)
-        charged = _charge(start_ns, end_ns, events, work)
-        end_ns = start_ns + sum(ns for ns in charged.clock.times if ns != UNSEEN)
-        taken = sections.take(end_ns)
+        work = StepWork()
+        annotations = _Annotations(self._name, self._sections, work)
+        events = self._events(step, annotations, work)
+        division = _Division(start_ns, work)
+        division.add(events)
+        division.finish(end_ns)
+        end_ns = start_ns + sum(ns for ns in division.clock.times if ns != UNSEEN)
+        sections_ns = self._sections.take(end_ns)
         if work.evaluated_ns:
-            taken = {EVALUATION: work.evaluated_ns} | taken
-        if samples is not None:
-            work.work = samples, *work.work[1:]
+            sections_ns = {EVALUATION: work.evaluated_ns} | sections_ns
+        if annotations.samples is not None:
+            work.work = annotations.samples, *work.work[1:]
         waiting = flags >> words.WAITING & 3
         if waiting == words.NOT_AT_ALL:
             blocked: list[int] | None = [0] * len(PHASES)
-        elif unseen or waiting == words.NOT_KNOWN or (waiting == words.IF_NOTED and not charged.waits):
+        elif annotations.unseen or waiting == words.NOT_KNOWN or (waiting == words.IF_NOTED and not division.waits):
             blocked = None
         else:
-            blocked = charged.clock.blocked
+            blocked = division.clock.blocked
         return EvaluatedStep(
-            number=number, start_ns=start_ns, end_ns=end_ns, flags=flags, events=events, phases_ns=charged.clock.times,
-            blocked_ns=blocked, pieces=charged.clock.pieces, waits=charged.waits, work=work, tokens=tokens, flops=flops,
-            gc_ns=gc_ns, sections_ns=taken, metrics=metrics,
+            number=number, start_ns=start_ns, end_ns=end_ns, flags=flags, events=events, phases_ns=division.clock.times,
+            blocked_ns=blocked, pieces=division.clock.pieces, waits=division.waits, work=work, tokens=annotations.tokens,
+            flops=annotations.flops, gc_ns=annotations.gc_ns, sections_ns=sections_ns, metrics=annotations.metrics,
         )  # fmt: skip
 
-    def _named(self, word: int) -> str:
-        number = value_of(word)
-        return "" if number is None else self._name(number)
+    def _events(self, step: Sequence[int], annotations: _Annotations, work: StepWork) -> list[Event]:
+        """Return the events that the phases depend on; all others are added to ``annotations``."""
+        events: list[Event] = []
+        for kind, at, marked, details in _parsed(step):
+            if kind in _CUTS:
+                events.append(Event(kind, at, marked, [value_of(more) for more in details]))
+            elif kind == words.CHECKPOINT_BEGINS:
+                work.tag(CHECKPOINT)
+                self._sections.enter(CHECKPOINT, at)
+                events.append(Event(BETWEEN, at, marked, ()))
+            elif kind == words.CHECKPOINT_ENDS:
+                self._sections.leave(CHECKPOINT, at)
+                events.append(Event(words.LEAVE, at, marked, ()))
+            else:
+                annotations.add(kind, at, details)
+        return events
 
-    def _annotate(self, kind: int, at: int, name: str, work: StepWork) -> None:
-        if not name:
+
+def _parsed(step: Sequence[int]) -> Iterator[tuple[int, int, bool, Sequence[int]]]:
+    """Return (kind, time, marked, details) of the events among some words."""
+    place = 0
+    while place < len(step):
+        word = step[place]
+        kind = word & KIND
+        if kind == words.MESSAGE:
+            place += 1 + size_of_message(word)[2]
+            continue
+        following = place + 1 + DETAILS[kind]
+        yield kind, word >> SHIFT, bool(word & MARKED), step[place + 1 : following]
+        place = following
+
+
+class _Division:
+    """Division of the time of a step, which begins at ``start``, by its events."""
+
+    def __init__(self, start: int, work: StepWork) -> None:
+        self.clock = PhaseClock(start)
+        self.waits: list[tuple[int, int]] = []
+        self._work = work
+        self._evaluation = Evaluation()
+        self._began: int | None = None
+        """Start of the wait that is going on."""
+        self._ready: int | None = None
+        """Time when the graph of the pass that ends next was exhausted."""
+
+    def add(self, events: Sequence[Event]) -> None:
+        """Add events in their order."""
+        clock, evaluation = self.clock, self._evaluation
+        for event in events:
+            kind, at = event.kind, event.at
+            if kind <= BETWEEN:
+                if evaluation.suspected is not None and kind in _TRAINING:
+                    evaluation.training(clock, self._work, proof=kind != DATA)
+                clock.enter(kind, at)
+            elif kind in _PASS_ENDS:
+                self._end_pass(at)
+                if kind == words.LEAVE:
+                    clock.leave(at)
+            elif kind in _BATCHES:
+                clock.leave(at)
+                if kind == words.BATCH:
+                    self._work.add_work(*event.details)
+                if evaluation.suspected is not None:
+                    evaluation.batch(at)
+            elif kind in _WAITS:
+                self._wait(kind, at)
+            else:
+                self._evaluate(event)
+
+    def finish(self, end: int) -> None:
+        """End the step."""
+        if self._evaluation.suspected is not None:
+            self._evaluation.training(self.clock, self._work, proof=True)
+        self.clock.finish(end)
+
+    def _end_pass(self, at: int) -> None:
+        if self._ready is None:
             return
-        if kind == words.SECTION:
-            self._sections.enter(name, at)
-        elif kind == words.SECTION_ENDS:
-            self._sections.leave(name, at)
-        else:
-            work.tag(name)
-            if name == CHECKPOINT:
-                # The script may write most of its checkpoint in other ways than the functions that are timed.
-                self._sections.discard(CHECKPOINT)
+        # Waits inside are part of it already.
+        ready, self._ready = self._ready, None
+        inside = sum(until - since for since, until in self.waits if since >= ready)
+        self.clock.wait(at - ready - inside)
+        self.waits.append((ready, at))
 
+    def _wait(self, kind: int, at: int) -> None:
+        if kind == words.READY:
+            self._ready = at
+        elif kind == words.WAIT:
+            self._began = at
+        elif self._began is not None:
+            self.clock.wait(at - self._began)
+            self.waits.append((self._began, at))
+            self._began = None
 
-def _set_metric(metrics: dict[str, float], name: str, number: float | None) -> None:
-    if name and number is not None and (name in metrics or len(metrics) < MAX_METRICS):
-        metrics[name] = number
+    def _evaluate(self, event: Event) -> None:
+        kind, at, details = event.kind, event.at, event.details
+        clock, work, evaluation = self.clock, self._work, self._evaluation
+        if kind == words.MODEL_INPUT:
+            work.add_model_work(details[0])
+        elif kind == words.RAISED:
+            clock.abandon(OPTIMIZER)
+        elif kind == words.BATCH_WITHOUT_GRADIENTS:
+            evaluation.batch_without_gradients(clock, work, at)
+        elif kind == words.MODEL_EVALUATES:
+            evaluation.model_evaluates(clock, work, at, gradients=bool(details[0]))
+        elif kind == words.MODEL_TRAINS and evaluation.suspected is not None:
+            evaluation.model_trains(clock, work, at, gradients=bool(details[0]))
+        elif kind == words.TRAINING_BATCH and evaluation.suspected is not None:
+            evaluation.batch_to_train_on(clock, work)
 
 
 def device_times(step: EvaluatedStep, marks_ns: Sequence[int]) -> tuple[list[int], list[int] | None] | None:
@@ -186,72 +285,11 @@ def device_times(step: EvaluatedStep, marks_ns: Sequence[int]) -> tuple[list[int
         events.append(Event(event.kind, time, True, event.details))
     if marks_ns[-1] < at:
         return None
-    charged = _charge(0, marks_ns[-1], events, StepWork())
-    blocked = charged.clock.blocked
-    return charged.clock.times, blocked if signalled and min(blocked) >= 0 else None
-
-
-def _charge(start: int, end: int, events: Sequence[Event], work: StepWork) -> _Charged:
-    """Divide the time from ``start`` to ``end`` by its events."""
-    clock, evaluation = PhaseClock(start), Evaluation()
-    charged = _Charged(clock)
-    began: int | None = None
-    ready: int | None = None
-    for event in events:
-        kind, at = event.kind, event.at
-        if kind <= BETWEEN:
-            if evaluation.suspected is not None and kind in _TRAINING:
-                evaluation.training(clock, work, proof=kind != DATA)
-            clock.enter(kind, at)
-        elif kind in (words.LEAVE, words.RETURNED):
-            if ready is not None:
-                # Waits inside are part of it already.
-                inside = sum(until - since for since, until in charged.waits if since >= ready)
-                clock.wait(at - ready - inside)
-                charged.waits.append((ready, at))
-                ready = None
-            if kind == words.LEAVE:
-                clock.leave(at)
-        elif kind in (words.BATCH, words.NO_BATCH):
-            clock.leave(at)
-            if kind == words.BATCH:
-                work.add_work(*event.details)
-            if evaluation.suspected is not None:
-                evaluation.batch(at)
-        elif kind == words.WAIT:
-            began = at
-        elif kind == words.WAITED:
-            if began is not None:
-                clock.wait(at - began)
-                charged.waits.append((began, at))
-                began = None
-        elif kind == words.READY:
-            ready = at
-        else:
-            _evaluate(evaluation, clock, work, event)
-    if evaluation.suspected is not None:
-        evaluation.training(clock, work, proof=True)
-    clock.finish(end)
-    return charged
-
-
-def _evaluate(evaluation: Evaluation, clock: PhaseClock, work: StepWork, event: Event) -> None:
-    kind, at = event.kind, event.at
-    gradients: Any = bool(event.details and event.details[0])
-    if kind == words.MODEL_INPUT:
-        work.add_model_work(event.details[0])
-    elif kind == words.RAISED:
-        clock.abandon(OPTIMIZER)
-    elif kind == words.BATCH_WITHOUT_GRADIENTS:
-        evaluation.batch_without_gradients(clock, work, at)
-    elif kind == words.MODEL_EVALUATES:
-        evaluation.model_evaluates(clock, work, at, gradients=gradients)
-    elif evaluation.suspected is None:
-        return
-    elif kind == words.MODEL_TRAINS:
-        evaluation.model_trains(clock, work, at, gradients=gradients)
-    elif kind == words.TRAINING_BATCH:
-        evaluation.batch_to_train_on(clock, work)
+    division = _Division(0, StepWork())
+    division.add(events)
+    division.finish(marks_ns[-1])
+    blocked = division.clock.blocked
+    return division.clock.times, blocked if signalled and min(blocked) >= 0 else None
 
 
 class Activity:
@@ -271,27 +309,19 @@ class Activity:
 def activity(step: Sequence[int]) -> Activity | None:
     """Return what the rank is doing by the words of the step that is going on; ``None``: nothing has happened in it yet."""
     opened: list[int] = []
-    waits, at, last, place = False, 0, UNSEEN, 0
-    while place < len(step):
-        word = step[place]
-        kind = word & KIND
-        if kind == words.MESSAGE:
-            place += 1 + size_of_message(word)[2]
-            continue
-        place += 1 + DETAILS[kind]
+    waits, since, last = False, 0, UNSEEN
+    for kind, at, _, _ in _parsed(step):
         if kind not in _CUTS and kind not in (words.CHECKPOINT_BEGINS, words.CHECKPOINT_ENDS):
             continue
-        at = word >> SHIFT if kind != words.READY else at
+        since = max(since, at)
         if kind <= BETWEEN or kind == words.CHECKPOINT_BEGINS:
             opened.append(min(kind, BETWEEN))
-        elif kind in (words.LEAVE, words.BATCH, words.NO_BATCH, words.CHECKPOINT_ENDS):
+        elif kind in (words.LEAVE, words.CHECKPOINT_ENDS, *_BATCHES):
             last = opened.pop() if opened else last
-        elif kind == words.WAIT:
-            waits = True
-        elif kind == words.WAITED:
-            waits = False
-    if not at:
+        elif kind in (words.WAIT, words.WAITED):
+            waits = kind == words.WAIT
+    if not since:
         return None
     # Time after a batch is forward; time after a backward pass is the optimizer's.
     following = {DATA: PHASES.index("forward"), BACKWARD: OPTIMIZER}
-    return Activity(opened[-1] if opened else following.get(last, BETWEEN), at, waits=waits)
+    return Activity(opened[-1] if opened else following.get(last, BETWEEN), since, waits=waits)

@@ -183,7 +183,7 @@ class StepRecorder(RecorderLifecycle):
         try:
             self._inside &= ~IN_BACKWARD
             gradients = self.gradients
-            if passed is gradients.lasting and passed is not None and self._begun and passed.stamps and self._marks is None:
+            if type(passed) is Tail and passed is gradients.lasting and self._begun and passed.stamps and self._marks is None:
                 # Fast path of the code below, for the usual loop.
                 ready, ring = passed.stamps[0], self._ring
                 i = ring.at

@@ -65,6 +65,8 @@ IN_CHECKPOINT: Final = 8
 IN_WAIT: Final = 16
 _INPUT_EVERY: Final = 15
 """Mask of the numbers of the short steps in which the model's input is measured: one of 16."""
+_EARLY_STEPS: Final = 16
+"""Number of steps in which everything is measured, however short they are: a job may have few."""
 _HELPER_CHECK_NS: Final = 1_000_000_000
 _HELPER_ENDED: Final = "its helper process ended"
 _SETTLE_SECONDS: Final = 0.1
@@ -226,7 +228,13 @@ class RecorderLifecycle:
     def _close_step(self, at: int) -> None:
         """End the step at ``at``, where the next one begins."""
         number, meters = self.step_number, self._meters
-        if at >= self._due_ns or self._marks is not None or meters is None or meters.garbage.stamps:
+        if (
+            at >= self._due_ns
+            or self._marks is not None
+            or meters is None
+            or meters.garbage.stamps
+            or _python_profiler() is not None
+        ):
             # A step may have no other thread's events, nor those of a signal handler, until this is done.
             self.listening = 0
             try:
@@ -304,7 +312,7 @@ class RecorderLifecycle:
         self._wake = windows.wake - 1
         self._unseen_wait = self._tail_seen = self.may_evaluate = False
         self._inside = 0
-        self.measures_input = wall_ns >= READ_EVERY_NS or not number & _INPUT_EVERY
+        self.measures_input = wall_ns >= READ_EVERY_NS or not number & _INPUT_EVERY or number <= _EARLY_STEPS
         begun = now()
         self._measured_ns += begun - at
         ring.set_cost(self._measured_ns)
@@ -315,7 +323,7 @@ class RecorderLifecycle:
                 self._marks.begin()
         else:
             self._begun = at
-        if ring.spilled or self._other_profiler or self._device is not None or number >= self._wake:
+        if ring.spilled or self._other_profiler or self._device is not None or number >= self._wake or number <= _EARLY_STEPS:
             self._due_ns = 0
 
     def _read_meters(self, meters: _Meters, number: int, at: int) -> None:
