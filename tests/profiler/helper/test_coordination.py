@@ -18,6 +18,7 @@ from rankscope.profiler.helper.coordination.asking import Asking
 from rankscope.profiler.helper.coordination.duty import Coordination
 from rankscope.profiler.helper.coordination.planning import Planning
 from rankscope.profiler.helper.coordination.sidestore import SideClient, SideWindow, side_window
+from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
 from rankscope.profiler.helper.tasks import HelperContext
 from rankscope.profiler.plan import RankReport
 from rankscope.profiler.ring import Announcement, RingReader, RingWriter
@@ -75,6 +76,7 @@ class Rank:
                 run=RunInfo(run_id="r", name="r", start_unix_ns=1),
                 attempt=AttemptInfo(attempt=0, start_unix_ns=1, world_size=2),
                 rank=info,
+                baseline=StepTimeBaseline(),
             ),
             scratch=scratch,
             run=lambda: RunInfo(run_id="r", name="r", start_unix_ns=1),

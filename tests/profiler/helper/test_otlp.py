@@ -28,6 +28,7 @@ from rankscope.profiler.handover import Hello
 from rankscope.profiler.helper.publishing.otlp import MAX_WAITING, OtlpTraces
 from rankscope.profiler.helper.publishing.otlp_sdk import _FirstWarning, _ReportingExporter
 from rankscope.profiler.helper.publishing.spans import trace_id
+from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
 from rankscope.profiler.helper.tasks import HelperContext
 from rankscope.profiler.intervals import PhaseInterval
 from rankscope.profiler.settings import RecorderSettings
@@ -77,6 +78,7 @@ class Rank:
                 info=lambda: info,
                 begun=lambda: self.begun,
                 report=self.said.append,
+                baseline=StepTimeBaseline(),
             )
         )
 

@@ -33,6 +33,7 @@ from rankscope.profiler.helper.tasks import HelperContext, HelperTasks
 from rankscope.profiler.helper.writing.store import RETAINED_TRACES, RunStore
 from rankscope.profiler.helper.writing.trace_reducer import TraceReducer
 from rankscope.profiler.helper.writing.trace_retention import WRONG_BYTES, TraceRetention, keeps_wrong
+from rankscope.profiler.helper.writing.window_judge import WindowJudge
 from rankscope.profiler.helper.writing.writer_thread import END_SECONDS, STUCK_SECONDS, WriterThread
 from rankscope.profiler.ring import End, RingReader
 from rankscope.profiler.scratch import hold, note_recorded, sweep
@@ -56,9 +57,10 @@ class Helper:
         self._store = RunStore(self._hello)
         self._writer = WriterThread(self._store)
         self._baseline = StepTimeBaseline()
+        self._judge = WindowJudge(self._baseline)
         self._lasting = LastingCost()
         kind = self._hello.rank.device_kind
-        self._reducer = TraceReducer(scratch, self._retention(), judge=self._baseline.judged, device_kind=kind)
+        self._reducer = TraceReducer(scratch, self._retention(), judge=self._judge.judge, device_kind=kind)
         self._assembler = StepAssembler(self._ring.name, self._ring.at)
         self._disabled = False
         self._noted = self._ticked = False
@@ -69,6 +71,7 @@ class Helper:
             run=lambda: self._store.run,
             info=self._rank_info,
             begun=lambda: self._store.begun,
+            baseline=self._baseline,
             report=self._report,
         )
         self._stacks = Stacks(context, lambda samples: self._store.add("stacks", samples))
@@ -167,6 +170,7 @@ class Helper:
     def _record(self, steps: list[AssembledStep]) -> None:
         for record, intervals in steps:
             self._baseline.add(record)
+            self._judge.add(record)
             if self._hello.rank.device_kind != "cpu":
                 self._lasting.add(record)
             self._tasks.step(record, intervals)
