@@ -58,7 +58,7 @@ class Helper:
         self._writer = WriterThread(self._store)
         self._baseline = StepTimeBaseline()
         self._judge = WindowJudge(self._baseline)
-        self._lasting = LastingCost()
+        self._lasting = LastingCost(self._baseline)
         kind = self._hello.rank.device_kind
         self._reducer = TraceReducer(scratch, self._retention(), judge=self._judge.judge, device_kind=kind)
         self._assembler = StepAssembler(self._ring.name, self._ring.at)
