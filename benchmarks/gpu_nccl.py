@@ -111,7 +111,7 @@ def evidence_of(case: Case, folder: Path, steps: int, plugin: Path | None) -> di
     (source,) = case.sources
     options = ["--window-steps", "0"]
     if source == "windows":
-        options = ["--window-first", str(steps * 2 // 3), "--window-steps", "3"]
+        options = ["--window-first", str(steps * 2 // 3), "--window-every", "0", "--window-steps", "3"]
     elif source == "inspector":
         options += ["--nccl-inspector", str(plugin)]
     else:

@@ -24,7 +24,7 @@ def begin(run: Path, *, pause_s: float = 0.03) -> subprocess.Popen[str]:
         window_first=3,
         window_steps=1,
         window_every=100_000,
-        plan_ahead_seconds=3.0,
+        plan_ahead_seconds=9.0,  # a third of it, because the ranks are on one host
         plan_ahead_steps=10,
         exporter_url=None,
     )

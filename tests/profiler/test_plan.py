@@ -4,41 +4,56 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rankscope.profiler.plan import (
+    CACHE_SECONDS,
+    FIRST_DEVICE_WINDOW_US,
     MAX_STEPS,
     UNKNOWN_SPACING,
     Planner,
     RankReport,
     Schedule,
-    exchange_seconds,
-    indebted_until,
+    affordable_from,
+    poll_seconds,
+    report_seconds,
     spacing,
 )
+from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.records import PlannedWindow
 
 STEP_US = 10_000.0
 
 
-def planner(*, every: int | None = None, steps: int = 3, world_size: int = 2, budget: float = 0.01) -> Planner:
-    """Return a planner with the usual horizon of 10 s and 50 steps, and a first window at step 20."""
-    return Planner(
-        schedule=Schedule(20, every or 0, steps),
-        world_size=world_size,
-        budget=budget,
-        by_budget=every is None and steps > 0,
-        ahead_seconds=10.0,
-        ahead_steps=50,
+def planner(
+    *, every: int | None = None, steps: int = 3, world_size: int = 2, budget: float = 0.01, on_device: bool = False
+) -> Planner:
+    """Return a planner with the default lead of 10 s and 50 steps, and a first window at step 20."""
+    settings = RecorderSettings(
+        run_dir="", run_id="", name="", start_unix_ns=1, window_every=every, window_steps=steps, budget=budget
     )
+    return Planner.of(settings, world_size, on_device=on_device)
 
 
-def report(rank: int, step: int, **more: float | None) -> RankReport:
-    """Return the report of a rank with steps of 10 ms, whose window cost 10 ms."""
+def report(rank: int, step: int, *, clock: str | None = None, at: float = 0.0, **more: float | None) -> RankReport:
+    """Return a report of a rank on a host of its own, at second ``at``, with steps of 10 ms, whose window cost 10 ms."""
     usual: dict[str, float | None] = {"step_us": STEP_US, "always_on_us": 20.0, "window_us": 10_000.0}
-    return RankReport(rank=rank, step=step, **{"trained_us": step * STEP_US, "spent_us": step * 20.0, **usual, **more})  # type: ignore[arg-type]
+    values = {"trained_us": step * STEP_US, "spent_us": step * 20.0, **usual, **more}
+    return RankReport(rank=rank, step=step, clock=clock or f"host{rank}", unix_ns=unix_ns(at), **values)  # type: ignore[arg-type]
+
+
+def unix_ns(second: float) -> int:
+    """Return the Unix time of a monotonic time of these tests."""
+    return round((1000 + second) * 1e9)
+
+
+def receive(plan: Planner, now: float, *reports: RankReport) -> None:
+    """Pass reports to the planner at second ``now``."""
+    for one in reports:
+        plan.report(one, now, unix_ns(now))
 
 
 def capture(plan: Planner, now: float, *, steps: int = 3, ranks: list[int] | None = None) -> PlannedWindow | str | None:
@@ -86,14 +101,14 @@ def test_at_the_spacing_the_total_is_the_budget(step_us: float, always_on_us: fl
         assert (always_on_us * steps + window_us) / (step_us * steps) == pytest.approx(budget)
 
 
-def test_where_nobody_knows_what_a_window_costs_it_is_seldom() -> None:
+def test_windows_whose_cost_is_unknown_are_rare() -> None:
     assert spacing(report(0, 100, window_us=None), 0.01) == UNKNOWN_SPACING
 
 
 @given(spent=st.floats(0, 1e6), trained=st.floats(1e5, 1e9), window=st.floats(0, 1e6))
-def test_who_has_spent_too_much_waits_until_that_is_within_the_budget(spent: float, trained: float, window: float) -> None:
+def test_a_rank_that_spent_too_much_waits_until_the_budget_covers_it(spent: float, trained: float, window: float) -> None:
     costs = report(0, 1000, spent_us=spent, trained_us=trained, window_us=window)
-    steps = indebted_until(costs, 0.01) - 1000
+    steps = affordable_from(costs, 0.01, window) - 1000
     assert steps >= 0
     total = spent + window + 20.0 * steps
     assert total <= 0.01 * (trained + STEP_US * steps) * (1 + 1e-9)
@@ -116,8 +131,7 @@ def test_a_window_is_announced_ahead_of_every_rank_and_paid_by_the_one_it_costs_
     ]
     found, now = None, 100.0
     for _ in range(4):
-        for one in reports:
-            plan.report(one, now)
+        receive(plan, now, *(msgspec.structs.replace(one, unix_ns=unix_ns(now)) for one in reports))
         found = plan.due(now + age, 1)
         if found is not None:
             break
@@ -140,7 +154,8 @@ def test_one_window_at_a_time_and_none_before_its_cost_is_known() -> None:
         step = second * 100
         spent = 10_000.0 * (1 + len(firsts)) + 20.0 * step
         for rank in (0, 1):
-            plan.report(report(rank, step, window_us=None if step < 30 else 10_000.0, spent_us=spent), float(second))
+            known_us = None if step < 30 else 10_000.0
+            receive(plan, second, report(rank, step, at=second, window_us=known_us, spent_us=spent))
         window = plan.due(float(second), 1)
         if window is not None:
             # Then each is announced in time, after the previous one is over
@@ -157,7 +172,7 @@ def test_ranks_over_budget_without_windows_get_none_and_captures_still() -> None
     plan = planner()
     for second in range(100):
         for rank in (0, 1):
-            plan.report(report(rank, 1000 + 100 * second, always_on_us=150.0 if rank else 1.0), float(second))
+            receive(plan, second, report(rank, 1000 + 100 * second, at=second, always_on_us=150.0 if rank else 1.0))
         assert plan.due(float(second), 1) is None
     assert isinstance(capture(plan, 100.0), PlannedWindow)
 
@@ -166,7 +181,7 @@ def test_a_numeric_schedule_is_left_alone() -> None:
     plan = planner(every=100)
     for second in range(100):
         for rank in (0, 1):
-            plan.report(report(rank, 1000 + 100 * second), float(second))
+            receive(plan, second, report(rank, 1000 + 100 * second, at=second))
         assert plan.due(float(second), 1) is None
     window = capture(plan, 100.0, steps=5)
     assert isinstance(window, PlannedWindow)
@@ -177,9 +192,9 @@ def test_a_numeric_schedule_is_left_alone() -> None:
 def test_a_capture_waits_for_the_ranks_then_stays_ahead_of_them_and_is_not_repeated_at_once() -> None:
     plan = planner()
     assert capture(plan, 0.0) is None, "nobody has said how fast it goes"
-    plan.report(report(0, 500), 1.0)
+    receive(plan, 1, report(0, 500, at=1))
     assert capture(plan, 1.0) is None, "the other rank may be far ahead"
-    plan.report(report(1, 900), 1.0)
+    receive(plan, 1, report(1, 900, at=1))
     window = capture(plan, 1.5, ranks=[1, 0, 1])
     assert isinstance(window, PlannedWindow)
     assert window.first >= 900 + 50 + 1000
@@ -191,9 +206,9 @@ def test_a_capture_waits_for_the_ranks_then_stays_ahead_of_them_and_is_not_repea
 def test_a_rank_that_never_comes_does_not_hold_up_the_others_for_ever() -> None:
     plan = planner(world_size=3)
     for second in range(31):
-        plan.report(report(0, 500), float(second))
+        receive(plan, second, report(0, 500, at=second))
     assert capture(plan, 29.0) is None
-    assert isinstance(capture(plan, 30.0), PlannedWindow)
+    assert isinstance(capture(plan, 31.0), PlannedWindow)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +218,7 @@ def test_a_rank_that_never_comes_does_not_hold_up_the_others_for_ever() -> None:
 def test_what_cannot_be_captured_is_refused_with_a_reason(steps: int, ranks: list[int] | None, reason: str) -> None:
     plan = planner()
     for rank in (0, 1):
-        plan.report(report(rank, 500), 1.0)
+        receive(plan, 1, report(rank, 500, at=1))
     assert reason in str(capture(plan, 1.0, steps=steps, ranks=ranks))
     assert isinstance(capture(plan, 1.0), PlannedWindow), "a refusal takes nobody's turn"
 
@@ -212,15 +227,170 @@ def test_without_windows_or_room_between_them_there_is_no_capture() -> None:
     assert "switched off" in str(capture(planner(steps=0), 0.0))
     plan = planner(every=5)
     for rank in (0, 1):
-        plan.report(report(rank, 500), 1.0)
+        receive(plan, 1, report(rank, 500, at=1))
     assert "no room" in str(capture(plan, 1.0))
 
 
-def test_reports_come_every_second_at_most_and_more_seldom_in_large_jobs() -> None:
-    assert [exchange_seconds(size, 10.0) for size in (2, 200, 1024)] == [1.0, 1.0, 5.12]
-    # In a job of any size, a window is announced so early that every rank polls twice before it.
+def test_files_are_read_every_second_and_written_twice_a_minute_and_more_rarely_in_large_jobs() -> None:
+    assert [poll_seconds(size, 10.0) for size in (2, 200, 1024)] == [1.0, 1.0, 5.12]
+    assert [report_seconds(size) for size in (2, 200, 1024)] == [30.0, 30.0, 51.2]
+    # In a job of any size, a window is announced so early that every rank reads the file twice before it.
     plan = planner(world_size=10_000)
-    plan.report(report(0, 500), 0.0)
+    receive(plan, 0, report(0, 500))
+    window = capture(plan, 600.0)
+    assert isinstance(window, PlannedWindow)
+    assert (window.first - 500 - 60_000) * STEP_US / 1e6 >= 2 * plan.period
+
+
+@pytest.mark.parametrize("late_s", [0.0, 25.0])
+def test_the_step_of_a_rank_is_extrapolated_from_an_old_report(late_s: float) -> None:
+    # Given a rank ahead of the others, whose report was 25 s old when it was received, or has been for 25 s
+    plan = planner()
+    receive(plan, 100 - late_s, report(1, 2000, at=75))
+    receive(plan, 100, report(0, 500, at=100))
+    window = capture(plan, 100.0)
+    assert isinstance(window, PlannedWindow)
+    assert 2000 + 2500 + 1000 <= window.first <= 2000 + 2500 + 1000 + 5
+
+
+def test_a_rank_with_rare_long_steps_is_extrapolated_by_its_pace() -> None:
+    plan = planner()
+    receive(plan, 75, report(1, 500, at=75, pace_us=2 * STEP_US))
+    receive(plan, 100, report(0, 500, at=100))
+    window = capture(plan, 100.0)
+    assert isinstance(window, PlannedWindow)
+    assert 500 + 1250 + 1000 <= window.first <= 500 + 1250 + 1000 + 5
+
+
+@pytest.mark.parametrize("clock_error_s", [-1e6, 1e6])
+def test_a_wrong_clock_delays_a_window_by_no_more_than_a_report_takes(clock_error_s: float) -> None:
+    plan = planner()
+    receive(plan, 100, report(0, 500, at=100), report(1, 500, at=max(-1000, 100 + clock_error_s)))
+    window = capture(plan, 100.0)
+    assert isinstance(window, PlannedWindow)
+    assert 1500 <= window.first <= 1505 + (report_seconds(2) + CACHE_SECONDS) * 100
+
+
+def test_on_one_host_a_capture_begins_in_a_third_of_the_time() -> None:
+    plan = planner()
+    receive(plan, 1, *(report(rank, 500, at=1, clock="host") for rank in (0, 1)))
+    window = capture(plan, 1.0)
+    assert isinstance(window, PlannedWindow)
+    assert 500 + 333 <= window.first <= 500 + 340
+
+
+def test_a_killed_rank_whose_report_stays_is_not_waited_for() -> None:
+    plan = planner()
+    # Given a rank in the middle of the first window, which is killed
+    receive(plan, 0, report(1, 21, spent_us=0.0))
+    windows = []
+    for second in range(1, 400):
+        receive(plan, second, report(0, 100 * second, at=second, spent_us=0.0), report(1, 21, spent_us=0.0))
+        windows.append(plan.due(float(second), 1))
+    assert not any(windows[:100])
+    assert any(windows)
+
+
+def test_a_rank_whose_report_was_removed_is_not_waited_for_and_may_come_back() -> None:
+    plan = planner()
+    receive(plan, 0, report(0, 500))
+    plan.end(1)
+    assert isinstance(capture(plan, 0.0), PlannedWindow)
+    receive(plan, 40, report(0, 4500, at=40), report(1, 90_000, at=40))
+    window = capture(plan, 40.0)
+    assert isinstance(window, PlannedWindow)
+    assert window.first > 90_000
+
+
+def test_a_planner_that_replaces_another_goes_on_after_its_last_window() -> None:
+    plan = planner()
+    plan.resume(3000, 3)
+    plan.resume(1000, 3)
+    for second in range(30):
+        receive(plan, second, *(report(rank, 100 * second, at=second) for rank in (0, 1)))
+        assert plan.due(float(second), 1) is None
+    receive(plan, 31, *(report(rank, 3100, at=31) for rank in (0, 1)))
     window = capture(plan, 31.0)
     assert isinstance(window, PlannedWindow)
-    assert (window.first - 500) * STEP_US / 1e6 >= 2 * plan.period
+    assert window.first > 3003
+
+
+def test_the_first_window_on_a_device_comes_when_the_budget_covers_loading_the_profiler() -> None:
+    # Given two ranks on devices, the second of which also pays more without windows
+    plan = planner(on_device=True)
+    assert plan.schedule.starting(20) == 0, "no rank begins it by itself"
+    always_on_us = (0.0, 50.0)
+    window = None
+    for second in range(1000):
+        step = second * 100
+        reports = [
+            report(rank, step, at=second, window_us=None, always_on_us=cost, spent_us=cost * step)
+            for rank, cost in enumerate(always_on_us)
+        ]
+        receive(plan, second, *reports)
+        window = plan.due(float(second), 1)
+        if window is not None:
+            break
+    # Then it is within the budget on both: 10 ms steps, 1 %, of which the second has half left
+    assert window is not None
+    assert FIRST_DEVICE_WINDOW_US + 50.0 * window.first <= 0.01 * STEP_US * window.first * (1 + 1e-9)
+    assert window.first < 1.2 * FIRST_DEVICE_WINDOW_US / 50.0
+
+
+def test_on_a_device_the_second_window_waits_until_the_cost_of_the_first_is_known_and_covered() -> None:
+    plan = planner(on_device=True)
+    firsts: list[int] = []
+    for second in range(2000):
+        step = second * 100
+        begun = [first for first in firsts if first + 4 < step]
+        # Given a first window that cost 3 s with the loading of the profiler, and others that cost 0.1 s
+        cost_us = None if not begun else 3e6 if len(begun) == 1 else 1e5
+        spent_us = 3e6 * bool(begun) + 1e5 * max(0, len(begun) - 1)
+        reports = [report(rank, step, at=second, window_us=cost_us, always_on_us=0.0, spent_us=spent_us) for rank in (0, 1)]
+        receive(plan, second, *reports)
+        window = plan.due(float(second), 1)
+        if window is not None:
+            spent_with_it = spent_us + (FIRST_DEVICE_WINDOW_US if cost_us is None else cost_us)
+            assert spent_with_it <= 0.01 * STEP_US * window.first * (1 + 1e-9)
+            firsts.append(window.first)
+    assert len(firsts) > 3
+
+
+def test_a_fixed_schedule_on_a_device_is_left_alone() -> None:
+    assert planner(on_device=True, every=0).schedule.starting(20) == 3
+    assert planner(on_device=True, every=100).schedule.starting(120) == 3
+
+
+def test_windows_of_a_thousand_ranks_on_a_caching_file_system_are_early_enough_and_within_the_budget() -> None:
+    # Given 1,024 ranks with steps of 100 ms, whose reports are up to two minutes old when rank 0 reads them
+    size, window_us = 1024, 50_000.0
+    plan = planner(world_size=size)
+    interval = report_seconds(size)
+    firsts: list[int] = []
+    turn = 0.0
+
+    def report_at(rank: int, second: float) -> RankReport:
+        step = int(second * 10) + rank % 2
+        windows = sum(first + 4 <= step for first in [20, *firsts])
+        cost = windows * window_us + 20.0 * step
+        known_us = window_us if windows else None
+        return report(rank, step, at=second, step_us=1e5, window_us=known_us, spent_us=cost, trained_us=step * 1e5)
+
+    for _ in range(400):
+        turn += plan.period
+        receive(plan, turn, report_at(0, turn))
+        # The ranks report at different times, and are read in turn
+        for rank in range(1, size):
+            read = turn - (turn + rank * 0.05) % interval
+            if turn - read < plan.period and turn > CACHE_SECONDS + interval:
+                receive(plan, turn, report_at(rank, read - CACHE_SECONDS - (rank * 0.618) % interval))
+        window = plan.due(turn, 1)
+        if window is not None:
+            # Then each window is far enough ahead of the foremost rank, and is announced when the one before is over
+            assert window.first / 10 - turn >= 2.5 * plan.period
+            assert window.first / 10 - turn <= 2.5 * plan.period + CACHE_SECONDS + interval
+            assert not firsts or turn * 10 > firsts[-1] + 3
+            firsts.append(window.first)
+    assert len(firsts) >= 4
+    last = firsts[-1]
+    assert (len(firsts) + 1) * window_us + 20.0 * last <= 0.01 * last * 1e5

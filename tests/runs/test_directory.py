@@ -31,6 +31,7 @@ from rankscope.runs.paths import (
     inspector_dir,
     rank_dir,
     ras_dir,
+    reports_dir,
     run_file,
     segment,
     verdict_file,
@@ -469,7 +470,14 @@ def test_the_documented_tree_is_the_one_that_is_written(tmp_path: Path) -> None:
         segment(host_dir(Path(), "NAME"), "gpu", 0),
         *ranks,
     ]
-    folders = [flight_dir(Path(), 0), ras_dir(Path(), 0), control_dir(Path()), inspector_dir(Path()), rank_dir(Path(), 0, 5)]
+    folders = [
+        flight_dir(Path(), 0),
+        ras_dir(Path(), 0),
+        reports_dir(Path(), 0),
+        control_dir(Path()),
+        inspector_dir(Path()),
+        rank_dir(Path(), 0, 5),
+    ]
     patterns = {str(path).replace("000000", "*") for path in written} | {f"{path}/" for path in folders}
     others = {"attempts/000/attempt.json", "attempts/000/ranks/00005/traces/"}
     assert documented == patterns | others

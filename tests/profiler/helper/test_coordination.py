@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,23 +11,23 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.profiler.helper.plan_lines import line
 from tests.profiler.ranks import PreloadedTorch
 
 from rankscope.base.errors import InputError
 from rankscope.profiler.handover import Hello
-from rankscope.profiler.helper.coordination.asking import Asking
-from rankscope.profiler.helper.coordination.duty import Coordination
-from rankscope.profiler.helper.coordination.planning import Planning
-from rankscope.profiler.helper.coordination.sidestore import SideClient, SideWindow, side_window
+from rankscope.profiler.helper.coordination.coordination import Coordination
+from rankscope.profiler.helper.coordination.reports import ReportWriter, report_file
+from rankscope.profiler.helper.coordination.window_client import AnnouncedWindow, WindowClient, plan_file
+from rankscope.profiler.helper.coordination.window_coordinator import WindowCoordinator
 from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
 from rankscope.profiler.helper.tasks import HelperContext
-from rankscope.profiler.plan import RankReport
 from rankscope.profiler.ring import Announcement, RingReader, RingWriter
 from rankscope.profiler.settings import SITE_FOLDER, RecorderSettings
 from rankscope.runs.control import ControlAnswer, ControlRequest, new_request, post, read_answer
-from rankscope.runs.paths import attempt_dir, rank_dir, segment
+from rankscope.runs.paths import attempt_dir, rank_dir, reports_dir
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import AttemptInfo, PlannedWindow, RankInfo, RunInfo, StepRecord
+from rankscope.runs.records import AttemptInfo, DeviceKind, RankInfo, RunInfo, StepRecord
 
 JOB = Path(__file__).parents[1] / "jobs" / "until_told.py"
 RANKS = (0, 1)
@@ -60,16 +61,17 @@ def profiled(run: Path, rank: int) -> list[int]:
 class Rank:
     """Helper of a simulated rank: the ring is real, and the test acts as the training thread."""
 
-    def __init__(self, folder: Path, rank: int, *, since: int = 0) -> None:
-        self.rank, self.at, self.missed, self.said = rank, since, list[str](), list[str]()
+    def __init__(self, folder: Path, rank: int, *, since: int = 0, device: DeviceKind = "cpu") -> None:
+        self.rank, self.at, self.missed, self.messages, self.captures = rank, since, list[str](), list[str](), 0
         self.disabled: str | None = None
-        scratch = folder / f"scratch-{rank}"
+        self.begun = True
+        scratch = folder / f"scratch-{rank}-{since}"
         scratch.mkdir()
         self.writer, self.reader = RingWriter(scratch / "ring", slots=1), RingReader(scratch / "ring")
         settings = RecorderSettings(
             run_dir=str(folder / "run"), run_id="r", name="r", start_unix_ns=1, plan_ahead_seconds=0.2, plan_ahead_steps=10
         )
-        info = RankInfo(rank=rank, world_size=2, host="h", pid=1, start_unix_ns=1)
+        info = RankInfo(rank=rank, world_size=2, host="h", pid=1, start_unix_ns=1, device_kind=device)
         context = HelperContext(
             hello=Hello(
                 settings=settings,
@@ -81,30 +83,42 @@ class Rank:
             scratch=scratch,
             run=lambda: RunInfo(run_id="r", name="r", start_unix_ns=1),
             info=lambda: msgspec.structs.replace(info, disabled_reason=self.disabled),
-            begun=lambda: True,
-            report=self.said.append,
+            begun=lambda: self.begun,
+            report=self.messages.append,
         )
-        self.task = Coordination(context, self.reader, self.missed.append)
+        self.context = context
+        self.duty = Coordination(context, self.reader, self.missed.append, self.count_capture)
+
+    def count_capture(self) -> None:
+        """Count a capture that the rank was asked for."""
+        self.captures += 1
 
     def go(self, steps: int = 1) -> None:
         """Train this many steps of 10 ms."""
         for _ in range(steps):
             self.at += 1
-            self.task.step(StepRecord(step=self.at, start_unix_ns=1, wall_us=10_000.0))
-        self.task.tick()
+            self.duty.step(StepRecord(step=self.at, start_unix_ns=1, wall_us=10_000.0))
+        self.duty.tick()
 
     def end(self) -> None:
         """End the rank."""
-        self.task.end(vanished=False)
+        self.duty.end(vanished=False)
         self.reader.close()
         self.writer.close()
 
 
 @pytest.fixture
-def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Rank]]:
-    """Two ranks on this host, in an existing attempt."""
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    attempt_dir(tmp_path / "run", 0).mkdir(parents=True)
+def attempt(tmp_path: Path) -> Path:
+    """Folder of an attempt."""
+    folder = attempt_dir(tmp_path / "run", 0)
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def ranks(tmp_path: Path, attempt: Path) -> Iterator[list[Rank]]:
+    """Two ranks of the attempt."""
+    assert attempt.is_dir()
     both = [Rank(tmp_path, 0, since=40), Rank(tmp_path, 1, since=40)]
     yield both
     for rank in both:
@@ -117,197 +131,212 @@ def until(condition: Callable[[], object], ranks: Sequence[Rank]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         for rank in ranks:
-            rank.task.tick()
+            rank.duty.tick()
         time.sleep(0.02)
 
 
-def heard_by(rank: Rank, ranks: Sequence[Rank]) -> Announcement:
+def announcement_to(rank: Rank, ranks: Sequence[Rank]) -> Announcement:
     """Return the next announcement that the rank's training thread receives."""
-    news = list[Announcement]()
+    received = list[Announcement]()
 
-    def listen() -> bool:
-        if (heard := rank.writer.news()) is not None:
-            news.append(heard)
-        return bool(news)
+    def receive() -> bool:
+        if (announcement := rank.writer.news()) is not None:
+            received.append(announcement)
+        return bool(received)
 
-    until(listen, ranks)
-    return news[0]
+    until(receive, ranks)
+    return received[0]
 
 
-def asked(run: Path, ranks: Sequence[Rank], request: ControlRequest) -> ControlAnswer:
+def answer_to(run: Path, ranks: Sequence[Rank], request: ControlRequest) -> ControlAnswer:
     """Post a request and return its answer, which requires a report of every rank."""
     for rank in ranks:
         rank.go(10)
     post(run, request)
     until(lambda: read_answer(run, request.id), ranks)
-    given = read_answer(run, request.id)
-    assert given is not None
-    return given
+    answer = read_answer(run, request.id)
+    assert answer is not None
+    return answer
 
 
-def test_a_capture_reaches_the_ranks_it_is_for_and_they_hear_of_it_once(tmp_path: Path, ranks: list[Rank]) -> None:
-    given = asked(tmp_path / "run", ranks, new_request("capture", steps=2, ranks=[1], keep_trace=True))
-    assert given.first_step is not None
-    assert (given.accepted, given.ranks) == (True, [1])
-    heard = [heard_by(ranks[1], ranks)]
+def test_a_capture_reaches_the_ranks_it_is_for_once(tmp_path: Path, ranks: list[Rank]) -> None:
+    answer = answer_to(tmp_path / "run", ranks, new_request("capture", steps=2, ranks=[1], keep_trace=True))
+    assert answer.first_step is not None
+    assert (answer.accepted, answer.ranks) == (True, [1])
+    received = [announcement_to(ranks[1], ranks)]
     # When training passes it
-    while ranks[0].at < given.first_step + 20:
+    while ranks[0].at < answer.first_step + 20:
         for rank in ranks:
             rank.go()
-            heard += [news for _ in range(2) if (news := rank.writer.news()) is not None]
+            received += [announcement for _ in range(2) if (announcement := rank.writer.news()) is not None]
     # Then the rank has received it once, early enough, and the other has not
-    assert heard == [Announcement(1, given.first_step, 2, keep_trace=True)]
+    assert received == [Announcement(1, answer.first_step, 2, keep_trace=True)]
     assert ranks[1].missed == ranks[0].missed == []
-    assert not [line for rank in ranks for line in rank.said]
+    assert [rank.captures for rank in ranks] == [0, 1]
+    assert not [message for rank in ranks for message in rank.messages]
 
 
-def test_a_rank_that_cannot_reach_the_store_reads_the_file(
-    tmp_path: Path, ranks: list[Rank], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Given a rank that has reported once, and cannot report any more
-    def refuse(_client: SideClient, _report: RankReport) -> list[SideWindow]:
-        raise ConnectionRefusedError
-
-    run, exchange, reported = tmp_path / "run", SideClient.exchange, list[int]()
-
-    def exchange_once(client: SideClient, report: RankReport) -> list[SideWindow]:
-        if report.step_us is not None:
-            monkeypatch.setattr(SideClient, "exchange", refuse)
-            reported.append(report.rank)
-        return exchange(client, report)
-
-    monkeypatch.setattr(SideClient, "exchange", exchange_once)
-    given = asked(run, ranks, new_request("capture", steps=2))
-    assert reported == [1]
-    # Then it receives the window nevertheless
-    assert heard_by(ranks[1], ranks).first == given.first_step
+def test_the_first_window_on_devices_is_announced_once_the_budget_covers_it(tmp_path: Path, attempt: Path) -> None:
+    assert attempt.is_dir()
+    ranks = [Rank(tmp_path, rank, device="cuda") for rank in (0, 1)]
+    # Given ranks that are past the first step of the settings, but have not trained for 100 s
+    for rank in ranks:
+        rank.go(5000)
+    until(report_file(attempt / "reports", 1).exists, ranks)
+    time.sleep(1.0)
+    assert plan_file(attempt).read_bytes() == b""
+    # When they have nearly trained that long
+    for rank in ranks:
+        rank.go(4980)
+    first = announcement_to(ranks[1], ranks)
+    # Then 1 % of the time until then is 1 s
+    assert (first.first, first.steps) == (10_000, 3)
+    for rank in ranks:
+        rank.end()
 
 
-def test_a_rank_that_hears_of_a_window_too_late_leaves_it_out_and_counts_it(tmp_path: Path, ranks: list[Rank]) -> None:
+def test_the_files_are_open_to_the_users_of_the_run_and_reports_go_with_the_ranks(attempt: Path, ranks: list[Rank]) -> None:
+    attempt.chmod(0o750)
+    report = report_file(attempt / "reports", 1)
+    for rank in ranks:
+        rank.go(10)
+    until(report.exists, ranks)
+    assert report.stat().st_mode & 0o777 == 0o640
+    assert plan_file(attempt).stat().st_mode & 0o777 == 0o640
+    assert [path.name for path in report.parent.iterdir()] == ["00001.json"], "rank 0 reports to itself"
+    for rank in ranks:
+        rank.duty.end(vanished=False)
+    assert sorted(path.name for path in attempt.iterdir()) == ["plan-000000.jsonl"]
+
+
+def test_a_removed_run_is_not_created_again(tmp_path: Path, attempt: Path, ranks: list[Rank]) -> None:
+    ranks[1].go(10)
+    until(report_file(attempt / "reports", 1).exists, ranks)
+    shutil.rmtree(tmp_path / "run")
+    writer = ReportWriter(attempt / "reports", 1, 2, after_windows=True)
+    report = ranks[1].duty._report
+    assert report is not None
+    writer.offer(*report, now=0.0)
+    ranks[0].go(10)
+    until(lambda: ranks[0].duty._thread is not None, ranks)
+    ranks[0].duty.end(vanished=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_rank_skips_and_counts_a_window_that_it_receives_too_late(attempt: Path, ranks: list[Rank]) -> None:
     _, other = ranks
-    # Given windows in the file alone: one from before this rank began, two that it has already passed when it reads, one ahead
-    firsts = (30, 60, 70, 500)
-    lines = b"".join(
-        msgspec.json.encode(PlannedWindow(first=first, steps=2, reason="schedule", chosen_unix_ns=1)) + b"\n" for first in firsts
-    )
-    other.go(60)
-    # (the task's own reader starts at step 100, and must not be the first to read the file)
-    begun = other.task._post
-    assert isinstance(begun, Asking)
-    begun.stop()
-    begun._thread.join()
-    segment(attempt_dir(tmp_path / "run", 0), "plan", 0).write_bytes(lines + b'{"torn')
-    other.task._post = Asking(other.task._context, other.task._hear, since=40)
-    other.task._post.start()
-    assert heard_by(other, [other]) == Announcement(1, 500, 2)
+    # Given windows from before this rank's helper began, two that the rank has passed when they are announced, and one ahead
+    plan_file(attempt).write_bytes(line(30) + line(50))
+    other.go(20)
+    until(lambda: other.duty._thread is not None, [other])
+    other.go(40)
+    with plan_file(attempt).open("ab") as file:
+        file.write(line(65) + line(70) + line(500) + b'{"torn')
+    assert announcement_to(other, [other]) == Announcement(1, 500, 2)
     assert len(other.missed) == 2
+    assert "announcement" in other.missed[0]
 
 
-def test_windows_that_follow_each_other_closely_are_heard_of_before_the_first_begins(ranks: list[Rank]) -> None:
+def test_windows_that_follow_each_other_closely_are_announced_before_the_first_begins(ranks: list[Rank]) -> None:
     _, other = ranks
     other.go(10)
     # Given a window, a second one a step after its end, and one that was chosen last and begins first
     firsts = (100, 104, 96)
-    other.task._hear([SideWindow(first, 3) for first in firsts])
+    other.duty._add([AnnouncedWindow(first, 3) for first in firsts])
     # When the thread has received one, then the next, without a step in between
-    heard = [heard_by(other, [other]).first for _ in firsts]
-    assert heard == sorted(firsts)
+    received = [announcement_to(other, [other]).first for _ in firsts]
+    assert received == sorted(firsts)
     # And when all are over, none was left out, and none is announced again
     other.go(60)
     assert other.writer.news() is None
     assert other.missed == []
 
 
-def test_what_is_written_into_the_file_by_others_is_not_believed(tmp_path: Path, ranks: list[Rank]) -> None:
-    _, other = ranks
-    path = segment(attempt_dir(tmp_path / "run", 0), "plan", 0)
-
-    def line(first: int, steps: int) -> bytes:
-        return msgspec.json.encode(PlannedWindow(first=first, steps=steps, reason="schedule", chosen_unix_ns=1)) + b"\n"
-
-    asking = Asking(other.task._context, other.task._hear, since=40)
-    # Windows of impossible size or position, more of them than any planner announces, and endless nesting
-    many = b"".join(line(first, 2) for first in range(1000, 3000, 10))
-    path.write_bytes(many + line(100, 10**9) + line(110, 0) + line(2**60, 3) + b"[" * 5000 + b"\n" + line(500, 3))
-    asking._read_file()
-    assert sorted(other.task._heard) == [500, *range(2930, 3000, 10)]
-    # A link is not followed, and a FIFO without a writer does not block the reader
-    secret = tmp_path / "secret"
-    path.rename(secret)
-    path.symlink_to(secret)
-    other.task._heard.clear()
-    Asking(other.task._context, other.task._hear, since=40)._read_file()
-    path.unlink()
-    os.mkfifo(path)
-    Asking(other.task._context, other.task._hear, since=40)._read_file()
-    assert other.task._heard == {}
-
-
-@pytest.mark.parametrize("channel", ["server", "file"])
-def test_a_capture_is_passed_on_to_what_else_it_starts_once(tmp_path: Path, ranks: list[Rank], channel: str) -> None:
-    windows = [
-        PlannedWindow(first=100, steps=2, reason="schedule", chosen_unix_ns=1),
-        PlannedWindow(first=200, steps=2, reason="capture", chosen_unix_ns=1),
-    ]
-    captures = list[int]()
-    task = Coordination(ranks[1].task._context, ranks[1].reader, lambda _: None, lambda: captures.append(1))
+def test_a_capture_is_passed_on_once(ranks: list[Rank]) -> None:
     for _ in range(2):
-        if channel == "server":
-            task._hear(map(side_window, windows))
-        else:
-            lines = b"".join(msgspec.json.encode(window) + b"\n" for window in windows)
-            segment(attempt_dir(tmp_path / "run", 0), "plan", 0).write_bytes(lines)
-            Asking(task._context, task._hear, since=40)._read_file()
-    assert captures == [1]
+        ranks[1].duty._add([AnnouncedWindow(100, 2), AnnouncedWindow(200, 2, "capture"), AnnouncedWindow(300, 2, "capture", [0])])
+    assert ranks[1].captures == 1
 
 
-def test_the_plan_that_could_not_be_written_is_written_later_and_is_open_to_whom_the_run_is(
-    tmp_path: Path, ranks: list[Rank]
-) -> None:
-    first, _ = ranks
-    folder = attempt_dir(tmp_path / "run", 0)
-    folder.chmod(0o750)
-    plan = segment(folder, "plan", 0)
-    planning = Planning(first.task._context, first.task._hear)
-    window = PlannedWindow(first=100, steps=2, reason="schedule", chosen_unix_ns=1)
-    planning._publish(window)
-    # given a disk that is full
-    plan.symlink_to("/dev/full")
-    planning._write_down()
-    plan.unlink()
-    # when there is room again
-    planning._write_down()
-    planning._write_down()
-    # then it is there once
-    assert plan.read_bytes() == msgspec.json.encode(window) + b"\n"
-    assert plan.stat().st_mode & 0o777 == 0o640
+def test_a_window_that_cannot_be_announced_is_left_out_and_the_request_refused(tmp_path: Path, attempt: Path) -> None:
+    rank = Rank(tmp_path, 0, since=40)
+    rank.begun = False  # the test turns the coordinator itself
+    rank.go(10)
+    # Given a disk that is full
+    plan_file(attempt).symlink_to("/dev/full")
+    coordinator = WindowCoordinator(rank.context)
+    report = rank.duty._report
+    assert report is not None
+    requests = [new_request("capture"), new_request("capture")]
+    post(tmp_path / "run", requests[0])
+    deadline = time.monotonic() + 60
+    while (answer := read_answer(tmp_path / "run", requests[0].id)) is None:
+        assert time.monotonic() < deadline
+        coordinator.turn(report[0])
+    assert not answer.accepted
+    assert plan_file(attempt).name in (answer.reason or "")
+    assert len([message for message in rank.messages if "announced" in message]) == 1
+    # When there is room again
+    plan_file(attempt).unlink()
+    time.sleep(coordinator._planner.capture_seconds)
+    post(tmp_path / "run", requests[1])
+    while (answer := read_answer(tmp_path / "run", requests[1].id)) is None:
+        assert time.monotonic() < deadline
+        coordinator.turn(report[0])
+        time.sleep(0.1)
+    assert answer.accepted
+    assert WindowClient(attempt, rank.messages.append).read()[-1].first == answer.first_step
+    rank.end()
 
 
-def test_a_request_that_is_taken_back_while_it_waits_is_not_carried_out(tmp_path: Path, ranks: list[Rank]) -> None:
-    # Given a request at the first step, when no rank has a pace yet
-    first, _ = ranks
-    first.go()
-    planning = first.task._post
-    assert isinstance(planning, Planning)
+def test_a_coordinator_that_replaces_a_killed_one_continues_its_plan(tmp_path: Path, ranks: list[Rank], attempt: Path) -> None:
+    first = answer_to(tmp_path / "run", ranks, new_request("capture", steps=2)).first_step
+    assert first is not None
+    # Given ranks that have nearly reached the window, and another helper of rank 0
+    for rank in ranks:
+        rank.at = first - 1
+        rank.go(0)
+    ranks[0].duty._stop.set()
+    other = Rank(tmp_path, 0, since=first - 20)
+    try:
+        second = answer_to(tmp_path / "run", [other, ranks[1]], new_request("capture", steps=2)).first_step
+        assert second is not None
+        assert second > first + 2
+        assert [window.first for window in WindowClient(attempt, other.messages.append).read()] == [first, second]
+    finally:
+        other.end()
+
+
+def test_a_request_that_is_withdrawn_while_it_waits_is_not_served(tmp_path: Path, attempt: Path) -> None:
+    # Given a request at the first step, when no rank has reported a step time
+    rank = Rank(tmp_path, 0)
+    rank.begun = False
+    rank.go()
+    coordinator = WindowCoordinator(rank.context)
     path = post(tmp_path / "run", new_request("capture"))
-    until(lambda: planning._requests, [first])
+    report = rank.duty._report
+    assert report is not None
+    coordinator.turn(report[0])
+    assert len(coordinator._requests) == 1
     # When the client withdraws it
     path.unlink()
-    # Then the planner no longer waits for it, and nothing has been answered
-    until(lambda: not planning._requests, [first])
+    coordinator.turn(report[0])
+    # Then the coordinator no longer waits for it, and nothing has been answered
+    assert not coordinator._requests
     assert list(path.parent.iterdir()) == []
-    assert list(planning._planned) == []
+    assert plan_file(attempt).read_bytes() == b""
+    rank.end()
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_is_switched_off_no_longer_reports(ranks: list[Rank], rank: int) -> None:
-    # Given a rank that reports
-    one = ranks[rank]
-    one.go(10)
-    until(lambda: one.task._post is not None and one.task._post.report is not None, [one])
-    # When its recorder switches itself off, there is nothing left that the planner could wait for
-    one.disabled = "something went wrong"
-    until(lambda: one.task._post is not None and one.task._post.report is None, [one])
+def test_a_rank_that_is_switched_off_withdraws_its_report(attempt: Path, ranks: list[Rank]) -> None:
+    # Given two ranks that report
+    for rank in ranks:
+        rank.go(10)
+    until(report_file(attempt / "reports", 1).exists, ranks)
+    # When their recorders switch themselves off, there is nothing left that the planner could wait for
+    for rank in ranks:
+        rank.disabled = "something went wrong"
+    until(lambda: not report_file(attempt / "reports", 1).exists() and ranks[0].duty._report is None, ranks)
 
 
 @pytest.mark.slow
@@ -323,7 +352,7 @@ def test_ranks_profile_the_same_steps_as_the_budget_allows_and_as_people_ask(tor
         budget=0.3,
         window_first=5,
         window_steps=2,
-        plan_ahead_seconds=3.0,
+        plan_ahead_seconds=9.0,  # a third of it, because the ranks are on one host
         plan_ahead_steps=20,
         exporter_url=None,
     )
@@ -381,5 +410,5 @@ def test_ranks_profile_the_same_steps_as_the_budget_allows_and_as_people_ask(tor
     assert len(refused) == 2
     assert "no such rank" in (refused[requests[2].id] or "")
     assert "another capture" in next(reason or "" for id_, reason in refused.items() if id_ != requests[2].id)
-    # And no rendezvous file is left
-    assert not (attempt_dir(run, 0) / "side.json").exists()
+    # And no reports are left
+    assert not reports_dir(run, 0).exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rankscope.profiler.helper.coordination.duty import Pace
+from rankscope.profiler.helper.coordination.pace import Pace
 from rankscope.profiler.plan import RankReport
 from rankscope.runs.records import PhaseTimes, RankInfo, StepRecord
 
@@ -22,17 +22,17 @@ def train(pace: Pace, steps: int, *, wall_us: float = 1000.0, profiled: bool = F
 def report(pace: Pace, *, cost_us: float, window_cost_us: float = 0.0, windows: int = 0) -> RankReport:
     """Return the report for these costs in the ring."""
     info = msgspec.structs.replace(INFO, recorder_cost_us=cost_us, window_cost_us=window_cost_us, windows=windows)
-    told = pace.report(info)
-    assert told is not None
-    return told
+    made = pace.report(info, 1)
+    assert made is not None
+    return made
 
 
-def test_before_the_first_steps_there_is_nothing_to_say() -> None:
+def test_before_the_first_steps_there_is_no_report() -> None:
     pace = Pace()
-    assert pace.report(INFO) is None
+    assert pace.report(INFO, 1) is None
     train(pace, 1)
-    told = report(pace, cost_us=50_000.0)
-    assert (told.step, told.step_us, told.window_us) == (0, None, None)
+    made = report(pace, cost_us=50_000.0)
+    assert (made.step, made.step_us, made.window_us) == (0, None, None)
 
 
 def test_always_on_cost_is_that_of_late_and_windows_are_apart() -> None:
@@ -41,24 +41,24 @@ def test_always_on_cost_is_that_of_late_and_windows_are_apart() -> None:
     train(pace, 10)
     report(pace, cost_us=50_000.0)
     train(pace, 100)
-    told = report(pace, cost_us=52_000.0 + 8000.0, window_cost_us=8000.0, windows=2)
-    assert told.always_on_us == pytest.approx(20.0)
-    assert told.window_us == 4000.0
-    assert (told.step, told.step_us, told.trained_us) == (109, 1000.0, 110_000.0)
-    assert told.spent_us == 60_000.0
+    made = report(pace, cost_us=52_000.0 + 8000.0, window_cost_us=8000.0, windows=2)
+    assert made.always_on_us == pytest.approx(20.0)
+    assert made.window_us == 4000.0
+    assert (made.step, made.step_us, made.trained_us) == (109, 1000.0, 110_000.0)
+    assert made.spent_us == 60_000.0
 
 
 def test_a_window_also_costs_what_its_steps_were_slowed_by_but_not_a_checkpoint_in_it() -> None:
     pace = Pace()
     train(pace, 20)
     train(pace, 2, wall_us=1500.0, profiled=True)
-    told = report(pace, cost_us=4000.0, window_cost_us=3000.0, windows=1)
-    assert told.window_us == 3000.0 + 2 * 500.0
-    assert told.step_us == 1000.0
+    made = report(pace, cost_us=4000.0, window_cost_us=3000.0, windows=1)
+    assert made.window_us == 3000.0 + 2 * 500.0
+    assert made.step_us == 1000.0
     train(pace, 1, wall_us=60e6, profiled=True)
-    told = report(pace, cost_us=9000.0, window_cost_us=6000.0, windows=2)
-    assert told.window_us == 3000.0 + 1000.0
-    assert told.spent_us == 9000.0 + 2000.0
+    made = report(pace, cost_us=9000.0, window_cost_us=6000.0, windows=2)
+    assert made.window_us == 3000.0 + 1000.0
+    assert made.spent_us == 9000.0 + 2000.0
 
 
 def test_the_pace_of_a_host_that_runs_ahead_is_that_of_its_device() -> None:
@@ -66,5 +66,15 @@ def test_the_pace_of_a_host_that_runs_ahead_is_that_of_its_device() -> None:
     for number in range(20):
         wall_us = 170_000.0 if number % 5 == 4 else 6000.0
         pace.add(StepRecord(step=number, start_unix_ns=1, wall_us=wall_us, device_us=PhaseTimes(forward=40_000.0)))
-    told = report(pace, cost_us=0.0)
-    assert told.step_us == 40_000.0
+    made = report(pace, cost_us=0.0)
+    assert made.step_us == 40_000.0
+
+
+def test_the_pace_has_the_long_steps_that_the_step_time_leaves_out() -> None:
+    pace = Pace()
+    for _ in range(10):
+        train(pace, 9)
+        train(pace, 1, wall_us=11_000.0)
+    made = report(pace, cost_us=0.0)
+    assert made.step_us == 1000.0
+    assert made.pace_us == pytest.approx(2000.0, rel=0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -53,7 +54,7 @@ class Profiler:
 
 
 @pytest.mark.parametrize("ends", ["whole", "refused", "given way", "closed", "not exported", "not taken"])
-def test_only_a_window_that_the_helper_hears_of_leaves_a_trace(
+def test_only_a_window_that_the_helper_receives_leaves_a_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], ends: str
 ) -> None:
     from rankscope.profiler import scratch as folders
@@ -252,6 +253,25 @@ def test_a_window_on_a_device_follows_a_warm_up_and_has_the_whole_work_of_its_st
     assert [kind for kind, _ in reader.read() if kind] == [EntryKind.WINDOW, EntryKind.WINDOW]
 
 
+def test_the_cost_of_a_window_on_a_device_has_the_loading_of_the_profiler_but_no_wait_for_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], device: type[OnDevice]
+) -> None:
+    from rankscope.profiler.rank.windows import Windows
+
+    def load(session: OnDevice) -> None:
+        session.prepared = True
+        time.sleep(0.05)
+
+    monkeypatch.setattr(device, "prepare", load)
+    monkeypatch.setattr(device, "drain", lambda _: time.sleep(1.0))
+    writer, reader = ring
+    windows = Windows(Schedule(2, 0, 1), tmp_path, writer)
+    for step in range(1, 5):
+        windows.boundary(step)
+    assert reader.windows == 1
+    assert 50e6 <= reader.window_cost_ns < 1e9
+
+
 def test_a_window_on_a_device_that_comes_too_late_for_a_warm_up_is_missed(
     tmp_path: Path, ring: tuple[RingWriter, RingReader], device: type[OnDevice]
 ) -> None:
@@ -316,18 +336,49 @@ def test_no_profiler_is_started_or_stopped_while_a_graph_is_captured(
     assert device.called[-1] == ("cancel" if captured == 10 else "stop")
 
 
-def test_windows_without_a_pause_are_missed_where_cupti_is_detached_after_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], device: type[OnDevice]
+@pytest.mark.parametrize("teardown", ["1", "0"])
+def test_a_window_soon_after_another_is_missed_where_cupti_is_detached_after_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], device: type[OnDevice], teardown: str
 ) -> None:
     from rankscope.profiler.rank.windows import Windows
 
-    # Kineto detaches at the next call of CUDA, in the middle of a window that starts at once: it would have no kernels.
+    # Kineto detaches in the background, at some of the next calls of CUDA: nothing may attach meanwhile.
+    monkeypatch.setenv("TEARDOWN_CUPTI", teardown)
+    writer, reader = ring
+    windows = Windows(Schedule(1, 5, 2), tmp_path, writer)
+    attached = []
+    for step in range(1, 45):
+        before = device.called.count("start")
+        windows.boundary(step)
+        attached += [step] * (device.called.count("start") - before)
+        assert windows.prepared is None or windows.session is None
+    recorded = [1, 16, 31] if teardown == "1" else list(range(1, 45, 5))
+    entries = reader.read()
+    assert attached == recorded
+    taken = [msgspec.json.decode(payload, type=Window).first for kind, payload in entries if kind == EntryKind.WINDOW]
+    missed = [payload.decode() for kind, payload in entries if kind == EntryKind.MISSED_WINDOW]
+    assert taken == recorded
+    assert len(missed) == 9 - len(recorded)
+    assert all("TEARDOWN_CUPTI" in reason for reason in missed)
+
+
+def test_a_cancelled_warm_up_is_given_time_to_detach_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], device: type[OnDevice]
+) -> None:
+    from rankscope.profiler.rank import captures
+    from rankscope.profiler.rank.windows import Windows
+
     monkeypatch.setenv("TEARDOWN_CUPTI", "1")
     writer, reader = ring
-    windows = Windows(Schedule(1, 2, 5), tmp_path, writer)
-    for step in range(1, 8):
+    windows = Windows(Schedule(5, 0, 2), tmp_path, writer)
+    # Given a window that is missed after its warm-up, because a CUDA graph is captured, and another one soon after
+    for step in range(1, 12):
+        monkeypatch.setattr(captures, "going_on", lambda step=step: step == 5)
+        if step == 7:
+            reader.announce(Announcement(1, 10, 1))
         windows.boundary(step)
-    assert [kind for kind, _ in reader.read() if kind] == 2 * [EntryKind.WINDOW, EntryKind.MISSED_WINDOW]
+    assert device.called == ["prepare", "cancel"]
+    assert [kind for kind, _ in reader.read() if kind] == 2 * [EntryKind.MISSED_WINDOW]
 
 
 def test_a_torch_without_a_profiler_of_gpus_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

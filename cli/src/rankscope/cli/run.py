@@ -66,7 +66,13 @@ The training script needs no change and its output is left alone; the verdict go
     metavar="SHARE",
     help="Share of the step time that recording may cost, 1% or 0.01: profiled windows come as often as it allows.",
 )
-@click.option("--window-first", type=click.IntRange(min=1), default=WINDOW_FIRST, show_default=True, help="First profiled step.")
+@click.option(
+    "--window-first",
+    type=click.IntRange(min=1),
+    default=WINDOW_FIRST,
+    show_default=True,
+    help="First profiled step; on a GPU later, when the budget covers it, unless --window-every is given.",
+)
 @click.option(
     "--window-every",
     type=click.IntRange(min=0),

@@ -79,7 +79,7 @@ class LaunchOptions:
     """Options of a recorded job.
 
     ``window_*``: profile ``window_steps`` steps (0: none) from step ``window_first``, then every ``window_every`` steps (0:
-    once; ``None``: as often as the budget allows).
+    once; ``None``: as often as the budget allows; on a GPU that includes the first).
     """
 
     run_dir: Path

@@ -1,7 +1,7 @@
 """Choice of the profiled steps: known to every rank from the settings, or chosen by one rank for all of them.
 
-Pure: results depend only on the time and the ranks' reports that callers pass in. ``coordination`` carries reports and windows
-between the ranks.
+Pure: results depend only on the times and the ranks' reports that callers pass in. ``coordination`` exchanges reports and
+windows between the ranks, as files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ MAX_STEPS: Final = 50
 """Largest number of steps in one announced window: a longer trace does not fit in local memory."""
 UNKNOWN_SPACING: Final = 1000
 """Steps from one window to the next while no rank has reported the cost of a window."""
-_GONE_PERIODS: Final = 10
+FIRST_DEVICE_WINDOW_US: Final = 1e6
+"""Assumed cost of the first window on a device, which also loads the profiling library of the device."""
+DEVICE_GAP_STEPS: Final = 12
+"""Steps between a window on a device and a capture: where the profiling library is detached after each, that takes some."""
+CACHE_SECONDS: Final = 60.0
+"""Longest time for which a client of NFS sees an old version of a file that was replaced."""
+_REPORT_SECONDS: Final = 30.0
+REPORTS_PER_SECOND: Final = 20.0
+"""Largest number of reports that all ranks together write, and that rank 0 reads, per second."""
 
 _Microseconds = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
@@ -38,9 +46,14 @@ class Schedule:
     steps: int
 
     @classmethod
-    def of(cls, settings: RecorderSettings) -> Self:
-        """Return the schedule of the settings; where the budget decides, only the first window is known in advance."""
-        return cls(settings.window_first, settings.window_every or 0, settings.window_steps)
+    def of(cls, settings: RecorderSettings, *, on_device: bool) -> Self:
+        """Return the schedule of the settings.
+
+        Where the budget decides, only the first window is known in advance; on a device not even that one, because it costs more
+        than the budget of the first steps.
+        """
+        announced = on_device and settings.window_every is None
+        return cls(settings.window_first, settings.window_every or 0, 0 if announced else settings.window_steps)
 
     def starting(self, step: int) -> int:
         """Return the number of steps of the window that starts with ``step``; 0: none starts there."""
@@ -84,13 +97,19 @@ class Schedule:
 
 
 class RankReport(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a rank as reported by its helper. Its fields are bounded, because it comes over the network."""
+    """State of a rank as its helper reports it. Its fields are bounded, because other users may be able to write the file."""
 
     rank: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+    unix_ns: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+    """Time of the report."""
+    clock: Annotated[str, msgspec.Meta(max_length=256)]
+    """Name that all ranks on one kernel share."""
     step: _Count
     """Last step that the rank has recorded."""
     step_us: Annotated[float, msgspec.Meta(gt=0, le=1e18)] | None = None
     """Median duration of the rank's recent steps without the profiler; ``None``: there were too few."""
+    pace_us: Annotated[float, msgspec.Meta(gt=0, le=1e18)] | None = None
+    """Mean time from one of these steps to the next, long ones included; ``None``: as above."""
     always_on_us: _Microseconds = 0.0
     """Cost of the recorder to the training thread per step, without windows."""
     window_us: _Microseconds | None = None
@@ -116,27 +135,35 @@ def spacing(report: RankReport, budget: float) -> float:
     return report.window_us / room if room > 0 else math.inf
 
 
-def indebted_until(report: RankReport, budget: float) -> float:
-    """Return the step at which the budget of this rank's steps so far and until then covers its cost and another window."""
-    owed = report.spent_us + (report.window_us or 0.0) - budget * report.trained_us
+def affordable_from(report: RankReport, budget: float, window_us: float) -> float:
+    """Return the step at which ``budget`` of this rank's time covers its cost so far and a window that costs ``window_us``."""
+    owed = report.spent_us + window_us - budget * report.trained_us
     if owed <= 0:
         return float(report.step)
     room = report.room_us(budget)
     return report.step + owed / room if room > 0 else math.inf
 
 
-def exchange_seconds(world_size: int, ahead_seconds: float) -> float:
-    """Return the seconds between two reports of a rank.
+def poll_seconds(world_size: int, ahead_seconds: float) -> float:
+    """Return the seconds between two readings of a coordinator file by a rank.
 
-    One second, or a quarter of ``ahead_seconds`` if that is shorter; longer for many ranks, to limit all to 200 reports a second.
+    One second, or a quarter of ``ahead_seconds`` if that is shorter; longer for many ranks, to limit all to 200 readings a
+    second.
     """
     return max(min(1.0, ahead_seconds / 4), world_size / 200)
 
 
-@dataclass(slots=True)
-class _Heard:
+def report_seconds(world_size: int) -> float:
+    """Return the seconds between two reports of a rank; longer for many ranks, to limit what all write together."""
+    return max(_REPORT_SECONDS, world_size / REPORTS_PER_SECOND)
+
+
+@dataclass(frozen=True, slots=True)
+class _Received:
     report: RankReport
-    at: float
+    made_at: float
+    """Monotonic time of the report, from the clocks of both hosts."""
+    received_at: float
 
 
 @dataclass(slots=True)
@@ -144,51 +171,72 @@ class Planner:
     """Planner of windows for all ranks. ``now`` is a monotonic time in seconds throughout.
 
     A window starts at least ``ahead_seconds`` and ``ahead_steps`` after every rank's current step, so that all ranks receive
-    the announcement first. ``by_budget``: windows come as often as ``budget`` allows on the rank where they cost most; otherwise
-    only requested windows are chosen.
+    the announcement first; on a single host a third of ``ahead_seconds`` suffices. Between two reports of a rank, its step is
+    extrapolated. ``by_budget``: windows come as often as ``budget`` allows on the rank where they cost most; otherwise only
+    requested windows are chosen. ``on_device``: the first window is expected to cost ``FIRST_DEVICE_WINDOW_US``.
     """
 
     schedule: Schedule
+    window_steps: int
     world_size: int
     budget: float
     by_budget: bool
+    on_device: bool
     ahead_seconds: float
     ahead_steps: int
-    _heard: dict[int, _Heard] = field(default_factory=dict)
+    _received: dict[int, _Received] = field(default_factory=dict)
+    _ended: set[int] = field(default_factory=set)
     _began: float | None = None
     _last_first: int | None = None
     _last_end: int | None = None
-    _passed_at: float | None = None
     _captured_at: float | None = None
 
     @classmethod
-    def of(cls, settings: RecorderSettings, world_size: int) -> Self:
+    def of(cls, settings: RecorderSettings, world_size: int, *, on_device: bool) -> Self:
         """Return a planner configured by the settings."""
         return cls(
-            schedule=Schedule.of(settings),
+            schedule=Schedule.of(settings, on_device=on_device),
+            window_steps=settings.window_steps,
             world_size=world_size,
             budget=settings.budget,
             by_budget=settings.window_every is None and settings.window_steps > 0,
+            on_device=on_device,
             ahead_seconds=settings.plan_ahead_seconds,
             ahead_steps=settings.plan_ahead_steps,
         )
 
     @property
     def period(self) -> float:
-        """Seconds between two reports of a rank."""
-        return exchange_seconds(self.world_size, self.ahead_seconds)
+        """Seconds between two readings of an announcement by a rank."""
+        return poll_seconds(self.world_size, self.ahead_seconds)
 
     @property
     def capture_seconds(self) -> float:
         """Least number of seconds from one capture to the next: 30 s with the default ``ahead_seconds``."""
         return 3 * self.ahead_seconds
 
-    def report(self, report: RankReport, now: float) -> None:
-        """Store the report of a rank."""
+    def report(self, report: RankReport, now: float, unix_ns: int) -> None:
+        """Store the report of a rank, which was made at or before ``unix_ns``; the same report may be passed again."""
         if self._began is None:
             self._began = now
-        if report.rank < self.world_size:
-            self._heard[report.rank] = _Heard(report, now)
+        last = self._received.get(report.rank)
+        if report.rank >= self.world_size or (last is not None and last.report == report):
+            return
+        # Clocks of hosts may differ: no report is older than its interval and the caches of a file system make it.
+        age = (unix_ns - report.unix_ns) / 1e9
+        age = min(max(0.0, age), report_seconds(self.world_size) + CACHE_SECONDS)
+        self._received[report.rank] = _Received(report, now - age, now)
+        self._ended.discard(report.rank)
+
+    def end(self, rank: int) -> None:
+        """Stop waiting for reports of a rank that has ended or is no longer recorded."""
+        self._received.pop(rank, None)
+        self._ended.add(rank)
+
+    def resume(self, first: int, steps: int) -> None:
+        """Continue after a window that an earlier planner of the same attempt chose."""
+        if self._last_first is None or first > self._last_first:
+            self._last_first, self._last_end = first, first + steps - 1
 
     def due(self, now: float, unix_ns: int) -> PlannedWindow | None:
         """Return the next window that the budget allows, once it is time to announce it; each is returned once."""
@@ -196,15 +244,26 @@ class Planner:
         if not self.by_budget or reach is None or not self._may_choose(now):
             return None
         front, ahead = reach
-        reports = [heard.report for heard in self._heard.values() if heard.report.step_us is not None]
-        costed = [report for report in reports if report.window_us is not None] or reports
-        last = self.schedule.first if self._last_first is None else self._last_first
-        spaced = last + max(spacing(report, self.budget) for report in costed)
-        wanted = max(spaced, *(indebted_until(report, self.budget) for report in reports))
+        reports = [report for report in self._reports(now) if report.step_us is not None]
+        wanted = max(self._spaced(reports), *(self._affordable(report) for report in reports))
         # Do not announce early: the cost of windows may be known better later.
         if wanted > front + 2 * ahead:
             return None
-        return self._choose(max(math.ceil(wanted), front + ahead), self.schedule.steps, unix_ns)
+        return self._choose(max(math.ceil(wanted), front + ahead), self.window_steps, unix_ns)
+
+    def _spaced(self, reports: list[RankReport]) -> float:
+        """Return the earliest start of the next window by the one before it."""
+        costed = [report for report in reports if report.window_us is not None] or reports
+        last = self._last_first
+        if last is None:
+            if not self.schedule.steps:
+                return self.schedule.first
+            last = self.schedule.first
+        return last + max(spacing(report, self.budget) for report in costed)
+
+    def _affordable(self, report: RankReport) -> float:
+        unknown_us = FIRST_DEVICE_WINDOW_US if self.on_device else 0.0
+        return affordable_from(report, self.budget, unknown_us if report.window_us is None else report.window_us)
 
     def capture(
         self, request: str, *, steps: int, ranks: Iterable[int] | None, keep_trace: bool, now: float, unix_ns: int
@@ -218,7 +277,7 @@ class Planner:
             return None
         first = sum(reach)
         if self._last_end is not None:
-            first = max(first, self._last_end + 2)
+            first = max(first, self._last_end + (DEVICE_GAP_STEPS if self.on_device else 1) + 1)
         clear = self.schedule.clear(first, steps)
         if clear is None:
             return "the schedule of profiler windows leaves no room between two of them for one of this length"
@@ -226,7 +285,7 @@ class Planner:
         return self._choose(clear, steps, unix_ns, request=request, ranks=named, keep_trace=keep_trace)
 
     def _refusal(self, steps: int, named: list[int] | None, now: float) -> str | None:
-        if self.schedule.steps <= 0:
+        if self.window_steps <= 0:
             return "profiler windows are switched off in this job (--window-steps 0); only --flight-recorder works"
         if not 0 < steps <= MAX_STEPS:
             return f"a capture is 1 to {MAX_STEPS} steps, not {steps}"
@@ -246,7 +305,7 @@ class Planner:
         ranks: list[int] | None = None,
         keep_trace: bool = False,
     ) -> PlannedWindow:
-        self._last_first, self._last_end, self._passed_at = first, first + steps - 1, None
+        self._last_first, self._last_end = first, first + steps - 1
         return PlannedWindow(
             first=first,
             steps=steps,
@@ -257,37 +316,52 @@ class Planner:
             chosen_unix_ns=unix_ns,
         )
 
+    def _reports(self, now: float) -> list[RankReport]:
+        """Return the last report of each rank that still reports."""
+        return [received.report for received in self._live(now)]
+
+    def _live(self, now: float) -> list[_Received]:
+        # A killed rank leaves its last report behind.
+        limit = now - 3 * report_seconds(self.world_size) - CACHE_SECONDS
+        return [received for received in self._received.values() if received.received_at >= limit]
+
     def _reach(self, now: float) -> tuple[int, int] | None:
         """Return (step that the foremost rank may have reached, steps to stay ahead of it).
 
         ``None`` while no rank has reported a step time.
         """
-        self._forget(now)
-        paced = [(heard, heard.report.step_us / 1e6) for heard in self._heard.values() if heard.report.step_us is not None]
+        paced = [(received, received.report.step_us / 1e6) for received in self._live(now) if received.report.step_us is not None]
         if not paced:
             return None
-        front = max(heard.report.step + min(now - heard.at, 3 * self.period) / step_s for heard, step_s in paced)
-        # A report and its answer may be one period apart, or two if a message is lost.
-        seconds = max(self.ahead_seconds, 2.5 * self.period)
+        # By the median step time, a rank with rare long steps would seem to be far ahead of its last report.
+        front = max(
+            received.report.step + (now - received.made_at) / max(step_s, (received.report.pace_us or 0.0) / 1e6)
+            for received, step_s in paced
+        )
+        ahead_seconds = self.ahead_seconds / 3 if self._on_one_host else self.ahead_seconds
+        # An announcement is read within one period, or two if a reading fails.
+        seconds = max(ahead_seconds, 2.5 * self.period)
         ahead = max(self.ahead_steps, math.ceil(seconds / min(step_s for _, step_s in paced)))
         return math.ceil(front) + 1, ahead
 
-    def _forget(self, now: float) -> None:
-        limit = now - max(60.0, _GONE_PERIODS * self.period)
-        self._heard = {rank: heard for rank, heard in self._heard.items() if heard.at >= limit}
+    @property
+    def _on_one_host(self) -> bool:
+        """True if no file system is known to lie between the ranks: all have reported from the same kernel."""
+        clocks = {received.report.clock for received in self._received.values()}
+        return len(clocks) == 1 and len(self._received) + len(self._ended) >= self.world_size
 
     def _missing(self, now: float) -> bool:
         """Return whether the first report of some ranks is still to be expected."""
         assert self._began is not None
-        return len(self._heard) < self.world_size and now - self._began < 3 * self.ahead_seconds
+        patience = 3 * self.ahead_seconds + self.world_size / REPORTS_PER_SECOND
+        return len(self._received) + len(self._ended) < self.world_size and now - self._began < patience
 
     def _may_choose(self, now: float) -> bool:
         """Return whether the previous window is over on all ranks and its cost has been reported."""
         if self._missing(now):
             return False
         end = self.schedule.first + self.schedule.steps - 1 if self._last_end is None else self._last_end
-        if min(heard.report.step for heard in self._heard.values()) <= end:
-            return False
-        if self._passed_at is None:
-            self._passed_at = now
-        return now - self._passed_at >= 2 * self.period
+        if self._last_end is None and not self.schedule.steps:
+            return True
+        # The training thread publishes the cost of a window a step after its end.
+        return min(report.step for report in self._reports(now)) > end + 1

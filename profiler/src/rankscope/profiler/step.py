@@ -75,7 +75,7 @@ class StepProfiler:
 
     ``run_dir`` must be the same folder on all ranks and hold no earlier run of this script.
     ``window_*``: profile ``window_steps`` steps from step ``window_first``, then every ``window_every`` (0: once;
-    ``None``: as often as the budget allows).
+    ``None``: as often as the budget allows; on a GPU that includes the first).
     ``exporter_url``: page of the node's exporter, for hardware samples; ``None``: none are taken.
     ``otlp_every``: send every ``otlp_every``-th step as a trace over OTLP.
     ``stacks_seconds``: interval of samples of the Python stack, if py-spy is installed; ``None``: none are taken.

@@ -86,6 +86,11 @@ def ras_dir(run: Path, attempt: int) -> Path:
     return attempt_dir(run, attempt) / "ras"
 
 
+def reports_dir(run: Path, attempt: int) -> Path:
+    """Return ``attempts/NNN/reports``: state of each rank for the planner of windows, ``RRRRR.json``, while the job runs."""
+    return attempt_dir(run, attempt) / "reports"
+
+
 def inspector_dir(run: Path) -> Path:
     """Return ``inspector-logs``: logs of NCCL Inspector while the job runs; what matters in them is in ``durations-*.jsonl``."""
     return run / "inspector-logs"

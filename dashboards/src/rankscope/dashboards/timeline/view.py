@@ -295,8 +295,8 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             Section(
                 name="timeline",
                 title="No window has been captured yet",
-                help="A timeline shows steps that were profiled on all ranks. The recorder profiles three steps from step 20 "
-                "on and then as often as its budget allows; --window-steps 0 switches that off.",
+                help="A timeline shows steps that were profiled on all ranks. The recorder profiles three steps from step 20 on "
+                "(on a GPU, once its budget covers it), then as often as its budget allows; --window-steps 0 switches that off.",
                 blocks=[
                     Advice(f"Profile the next steps of a live run: rankscope capture {shlex.quote(run.summary.path)} --steps 3")
                 ]

@@ -21,7 +21,7 @@ import msgspec
 from rankscope.profiler.handover import RING_FILE, MessageKind, Window, read_exit_status, read_hello
 from rankscope.profiler.helper.collectives.collective_times import CollectiveTimes
 from rankscope.profiler.helper.collectives.flight import FlightDumps
-from rankscope.profiler.helper.coordination.duty import Coordination
+from rankscope.profiler.helper.coordination.coordination import Coordination
 from rankscope.profiler.helper.lasting import LastingCost
 from rankscope.profiler.helper.publishing.metrics_publisher import MetricsPublisher
 from rankscope.profiler.helper.publishing.otlp import OtlpTraces

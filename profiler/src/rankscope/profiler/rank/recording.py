@@ -91,6 +91,8 @@ class _Meters:
         self.memory = MemoryMeter()
         self.memory_step = self.memory_ns = 0
         """Step and time at which the memory is read again, whichever comes first."""
+        self.due_ns = 0
+        """Time from which all others are read again."""
 
     def close(self) -> None:
         """Stop measuring. Never raises."""
@@ -261,14 +263,37 @@ class RecorderLifecycle:
 
     def _close_with_work(self, at: int) -> None:
         """End the step, and do what is due between two steps."""
-        session, windows = self.session, self._windows
+        session, windows, meters = self.session, self._windows, self._meters
         if session is None or windows is None:
             if get_worker_info() is not None:
                 self._switch_off()
                 return
             session, windows = self._open()
-        meters, ring, marks = self._meters, self._ring, self._marks
         assert meters is not None
+        wall_ns = at - self._begun
+        self._end_step(at, meters, windows)
+        ring, number = self._ring, self.step_number
+        wakes = number >= windows.wake or ring.header[_GENERATION] != ring.header[_SEEN]
+        if wakes or at >= meters.due_ns or number <= _EARLY_STEPS:
+            self._read_meters(meters, number, at)
+        if not ring.next_step() or at - self._helper_seen >= _HELPER_CHECK_NS:
+            # Without a helper the ring would accept thousands more steps that no process writes.
+            self._helper_seen = at
+            if session.helper_ended():
+                self.disable(_HELPER_ENDED)
+                return
+        if self._device is not None:
+            self._read_device(self._device)
+        if wakes:
+            windows.boundary(number)
+        if self._device is not None:
+            self._choose_marks(self._device, number, at, windows)
+        ring.publish()
+        self._wake = windows.wake - 1
+        self._begin_step(at, wall_ns)
+
+    def _end_step(self, at: int, meters: _Meters, windows: Windows) -> None:
+        """Store the end of the step and what is known only now."""
         if meters.garbage.stamps:
             collected_ns, full = meters.garbage.read()
             self._store(at << SHIFT | COLLECTED, detail(collected_ns), detail(full))
@@ -279,52 +304,41 @@ class RecorderLifecycle:
             self._other_profiler = others_on() or _python_profiler() is not None
             self._name(TAG, at, OTHER_PROFILER)
         flags = self._flags
-        self._flags |= WHOLE
         if windows.session is not None or windows.prepared is not None:
             flags |= PROFILED
-        if marks is not None:
+        if self._marks is not None:
             signalled = self._is_signalled()
-            if marks.finish(self.step_number, signalled=signalled):
+            if self._marks.finish(self.step_number, signalled=signalled):
                 flags |= AWAITS_DEVICE | SIGNALLED * signalled
-            self._measured_ns += marks.given * MARK_NS
+            self._measured_ns += self._marks.given * MARK_NS
         self._store(at << SHIFT | END, self.step_number << NUMBER | flags, self._begun)
         # Before the rest, as above.
-        self.step_number = number = self.step_number + 1
-        ring.publish()
-        wall_ns, header = at - self._begun, ring.header
-        wakes = number >= windows.wake or header[_GENERATION] != header[_SEEN]
-        if wakes or at >= self._due_ns:
-            self._read_meters(meters, number, at)
-        ring.publish()
-        if not ring.next_step() or at - self._helper_seen >= _HELPER_CHECK_NS:
-            # Without a helper the ring would accept thousands more steps that no process writes.
-            self._helper_seen = at
-            if session.helper_ended():
-                self.disable(_HELPER_ENDED)
-                return
-        if self._device is not None:
-            for message in self._device.read():
-                ring.put(MessageKind.DEVICE, message)
-        if wakes:
-            windows.boundary(number)
-        if self._device is not None:
-            self._choose_marks(self._device, number, at, windows)
-        self._wake = windows.wake - 1
+        self.step_number += 1
+        self._ring.publish()
+
+    def _begin_step(self, at: int, wall_ns: int) -> None:
+        """Begin the next step: at ``at``, where the one of ``wall_ns`` ended, or now, if the work since was long."""
+        number = self.step_number
+        self._flags |= WHOLE
         self._unseen_wait = self._tail_seen = self.may_evaluate = False
         self._inside = 0
         self.measures_input = wall_ns >= READ_EVERY_NS or not number & _INPUT_EVERY or number <= _EARLY_STEPS
         begun = now()
         self._measured_ns += begun - at
-        ring.set_cost(self._measured_ns)
+        self._ring.set_cost(self._measured_ns)
+        self._begun = at
         if begun - at > _PAUSE_NS:
             self._begun = begun
             self._store_usage(begins=True)
             if self._marks is not None:
                 self._marks.begin()
-        else:
-            self._begun = at
-        if ring.spilled or self._other_profiler or self._device is not None or number >= self._wake or number <= _EARLY_STEPS:
-            self._due_ns = 0
+        assert self._meters is not None
+        busy = self._ring.spilled or self._other_profiler or self._device is not None
+        self._due_ns = 0 if busy or number >= self._wake or number <= _EARLY_STEPS else self._meters.due_ns
+
+    def _read_device(self, device: DeviceMarks) -> None:
+        for message in device.read():
+            self._ring.put(MessageKind.DEVICE, message)
 
     def _read_meters(self, meters: _Meters, number: int, at: int) -> None:
         """Store what the meters show at the end of the step before ``number``."""
@@ -332,7 +346,7 @@ class RecorderLifecycle:
             meters.memory_step, meters.memory_ns = (number - 1) // EVERY_STEPS * EVERY_STEPS + EVERY_STEPS, at + EVERY_NS
             self._store(at << SHIFT | MEMORY, *map(detail, meters.memory.read()))
         self._store_usage()
-        self._due_ns = at + READ_EVERY_NS
+        meters.due_ns = at + READ_EVERY_NS
 
     def _store_usage(self, *, begins: bool = False) -> None:
         """Store the counters of the thread. ``begins``: they are not those of the steps before."""
@@ -346,7 +360,8 @@ class RecorderLifecycle:
         session = Session(hello, self.settings.scratch_dir, self._ring)
         self.session = session
         ranks_here = ranks_on_host(hello.rank.world_size)
-        self._windows = windows = Windows(Schedule.of(self.settings), session.scratch, self._ring, ranks_here=ranks_here)
+        schedule = Schedule.of(self.settings, on_device=hello.rank.device_kind != "cpu")
+        self._windows = windows = Windows(schedule, session.scratch, self._ring, ranks_here=ranks_here)
         self._alone = hello.rank.world_size == 1
         self._on_device = hello.rank.device_kind != "cpu"
         self._set_waiting()
@@ -438,8 +453,8 @@ class RecorderLifecycle:
                 self._ring.set_cost(self._measured_ns)
                 if here:
                     self._store_usage()
-                for message in [] if self._device is None else self._device.read():
-                    self._ring.put(MessageKind.DEVICE, message)
+                if self._device is not None:
+                    self._read_device(self._device)
                 self._ring.publish()
         with suppress(Exception):
             self._ring.set_end(end)

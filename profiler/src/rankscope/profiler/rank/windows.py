@@ -24,7 +24,10 @@ _TOO_LATE: Final = "it was announced when its first step had begun"
 _NO_WARM_UP: Final = "it was announced when its warm-up step had begun"
 _OVERLAPS: Final = "another window was running"
 _CAPTURE: Final = "a CUDA graph was captured where it begins or ends"
-_DETACHING: Final = "CUPTI is detached after the window before it (TEARDOWN_CUPTI=1), which takes a step"
+_DETACH_STEPS: Final = 10
+"""Steps between a window and the next one where CUPTI is detached in between: an attempt to attach meanwhile crashes or hangs
+some versions of Kineto, or gives a trace without kernels."""
+_DETACHING: Final = f"CUPTI is detached after the window before it (TEARDOWN_CUPTI=1), which is given {_DETACH_STEPS} steps"
 _NEVER: Final = 2**63
 
 
@@ -50,10 +53,12 @@ class Windows:
         self._announced: list[Announcement] = []
         """Announced windows that have not begun, ordered by their first step."""
         self._warm = schedule.steps <= 0
-        self._cost_ns = self._said_ns = self._idle_ns = 0
+        self._attach_from = 0
+        """First step before which the profiler may attach to the device again."""
+        self._cost_ns = self._published_ns = self._idle_ns = 0
         self._recorded = 0
         self.wake = 0
-        """Next step before which ``boundary`` must be called; it must also be called whenever the ring has news."""
+        """Next step before which ``boundary`` must be called; it must also be called whenever the ring has a new announcement."""
 
     @property
     def active(self) -> bool:
@@ -63,7 +68,7 @@ class Windows:
     def boundary(self, next_step: int) -> None:
         """Start, continue or stop a window between two steps, on the training thread."""
         self._pass(next_step)
-        if self.session is not None or self.prepared is not None or self._cost_ns != self._said_ns:
+        if self.session is not None or self.prepared is not None or self._cost_ns != self._published_ns:
             self.wake = next_step + 1
         else:
             # A step early, for the warm-up.
@@ -72,11 +77,11 @@ class Windows:
             self.wake = max(next_step + 1, min(firsts) - 1) if firsts else _NEVER
 
     def _pass(self, next_step: int) -> None:
-        if self._cost_ns != self._said_ns:
+        if self._cost_ns != self._published_ns:
             # Publish the cost one step late: by then the recorder's total, which includes it, contains it too.
-            self._say_cost()
-        if (news := self._ring.announcement()) is not None:
-            self._hear(news, next_step)
+            self._publish_cost()
+        if (announcement := self._ring.announcement()) is not None:
+            self._receive(announcement, next_step)
         due, comes = self._due(next_step), self._comes(next_step + 1)
         if self.session is None and self.prepared is None and due is None and not comes:
             return
@@ -96,32 +101,36 @@ class Windows:
 
     def _turn(self, next_step: int, due: Announcement | None, *, comes: bool) -> None:
         """End the window that is over, and start the one that is due or warm up for the one that comes."""
-        detaching = False
         if self.session is not None:
-            detaching = self.session.device is not None and detaches()
+            self._note_detaching(self.session, next_step)
             self._finish(next_step - 1)
         if due is not None:
-            if detaching:
+            if next_step < self._attach_from:
                 self._miss(_DETACHING)
             else:
                 self._start(due)
         elif self.prepared is not None:
+            self._note_detaching(self.prepared, next_step)
             self._cancel()  # its window was skipped
-        elif comes and not detaching:
+        elif comes and next_step >= self._attach_from:
             self._warm_up()
+
+    def _note_detaching(self, session: KinetoSession, next_step: int) -> None:
+        if session.device is not None and detaches():
+            self._attach_from = next_step + _DETACH_STEPS
 
     def _comes(self, step: int) -> bool:
         """Return whether a window starts with ``step``."""
         return (bool(self._announced) and self._announced[0].first == step) or self._schedule.starting(step) > 0
 
-    def _hear(self, news: Announcement, next_step: int) -> None:
+    def _receive(self, announcement: Announcement, next_step: int) -> None:
         # Joining late, or without the warm-up step, would profile other work than on other ranks: skip the whole window.
-        if news.first < next_step:
+        if announcement.first < next_step:
             self._miss(_TOO_LATE)
-        elif news.first == next_step and device_type() is not None:
+        elif announcement.first == next_step and device_type() is not None:
             self._miss(_NO_WARM_UP)
         else:
-            self._announced.append(news)
+            self._announced.append(announcement)
             self._announced.sort(key=lambda window: window.first)
 
     def _due(self, step: int) -> Announcement | None:
@@ -212,8 +221,8 @@ class Windows:
         if session is not None:
             session.cancel()
 
-    def _say_cost(self) -> None:
-        self._said_ns = self._cost_ns
+    def _publish_cost(self) -> None:
+        self._published_ns = self._cost_ns
         self._ring.set_window_cost(self._cost_ns, self._recorded)
 
     def give_way(self) -> None:
@@ -229,7 +238,7 @@ class Windows:
 
     def close(self) -> None:
         """Publish the cost of windows, and stop a running one without a result."""
-        self._say_cost()
+        self._publish_cost()
         self._cancel()
         if self.session is not None:
             session, self.session = self.session, None

@@ -17,7 +17,7 @@ from typing import Final
 from rankscope.profiler.flight_files import CRASH, copy_file, done_file, dump_files
 from rankscope.profiler.helper.collectives.ras import RasQuestion
 from rankscope.profiler.helper.tasks import HelperContext, HelperTask
-from rankscope.profiler.plan import exchange_seconds
+from rankscope.profiler.plan import poll_seconds
 from rankscope.profiler.scratch import is_flight_file
 from rankscope.runs.control import ControlAnswer, ControlRequest, Inbox, answer, make_control_dir, read_answer
 from rankscope.runs.paths import flight_dir
@@ -69,7 +69,7 @@ class FlightDumps(HelperTask):
             clears=self._rank == 0,
         )
         self._watchdog = WatchdogFile.of_environment(self._rank, newer_than_ns=hello.rank.start_unix_ns)
-        self._period = max(CHECK_SECONDS, exchange_seconds(hello.rank.world_size, hello.settings.plan_ahead_seconds))
+        self._period = max(CHECK_SECONDS, poll_seconds(hello.rank.world_size, hello.settings.plan_ahead_seconds))
         self._attempt = hello.rank.attempt
         """Attempt of the rank; certain once the rank has its place in the run."""
         self._due = 0.0

@@ -1,1 +1,5 @@
-"""Coordination of the ranks' profiled steps: rank 0 plans them, the other ranks ask it."""
+"""Coordination of the ranks' profiled steps, through files in the attempt's folder that each have one writer.
+
+Every rank's helper writes ``reports/RRRRR.json``; rank 0's helper reads these and the requests in ``control/``, chooses windows
+for all ranks, and appends them to ``plan-000000.jsonl``; every rank's helper reads that file.
+"""

@@ -1,0 +1,134 @@
+"""Reports of the ranks: written rarely, read in turn, and never believed beyond their bounds."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rankscope.profiler.helper.coordination.reports import ReportReader, ReportWriter, report_file
+from rankscope.profiler.plan import RankReport
+
+REPORT = RankReport(rank=1, unix_ns=1, clock="h", step=10, step_us=100_000.0)
+
+
+def times_written(
+    folder: Path,
+    seconds: int,
+    *,
+    world_size: int = 8,
+    rank: int = 1,
+    windows_at: tuple[int, ...] = (),
+    after_windows: bool = True,
+) -> list[int]:
+    """Return the seconds at which a rank with steps of 100 ms writes its report; it has windows at some of them."""
+    writer, seen = ReportWriter(folder, rank, world_size, after_windows=after_windows), list[int]()
+    for second in range(seconds):
+        report = msgspec.structs.replace(REPORT, step=second * 10, step_us=None if second < 3 else 100_000.0)
+        report_file(folder, rank).unlink(missing_ok=True)
+        writer.offer(report, sum(at <= second for at in windows_at), float(second))
+        if report_file(folder, rank).exists():
+            seen.append(second)
+    return seen
+
+
+def test_a_report_is_written_first_when_the_step_time_is_known_then_twice_a_minute(tmp_path: Path) -> None:
+    written = times_written(tmp_path, 600)
+    assert written[0] == 3
+    assert len(written) <= 22
+    assert [later - earlier for earlier, later in itertools.pairwise(written)][1:] == [30] * (len(written) - 2)
+
+
+def test_after_a_window_a_report_comes_soon_but_not_for_each_of_many(tmp_path: Path) -> None:
+    assert set(times_written(tmp_path, 40, windows_at=(15,))) & set(range(15, 20))
+    assert not set(times_written(tmp_path, 30, windows_at=(15,), after_windows=False)) & set(range(15, 20))
+    assert len(times_written(tmp_path, 60, windows_at=tuple(range(60)))) <= 20
+
+
+def test_the_ranks_of_a_large_job_do_not_stay_in_step(tmp_path: Path) -> None:
+    writes = [second for rank in range(64) for second in times_written(tmp_path, 900, world_size=1024, rank=rank)]
+    late = [writes.count(second) for second in range(600, 900)]
+    # 64 of them write every 51 s: a little more than one a second.
+    assert max(late) <= 3
+    assert 1 <= sum(late) / len(late) <= 1.5
+
+
+def test_reports_are_read_in_turn_and_a_removed_one_is_reported_once(tmp_path: Path) -> None:
+    for rank in range(1, 6):
+        ReportWriter(tmp_path, rank, 6, after_windows=True).offer(msgspec.structs.replace(REPORT, rank=rank), 0, 0.0)
+    messages = list[str]()
+    reader = ReportReader(tmp_path, 6, messages.append)
+    assert [rank for _ in range(4) for rank, _ in reader.read(2)] == [1, 2, 3, 4, 5, 1, 2, 3]
+    report_file(tmp_path, 4).unlink()
+    assert [rank for rank, report in reader.read(100) if report is None] == [4]
+    assert sorted(rank for rank, _ in reader.read(100)) == [1, 2, 3, 5]
+    assert messages == []
+
+
+def test_rank_0_of_one_reads_nothing(tmp_path: Path) -> None:
+    assert list(ReportReader(tmp_path, 1, lambda _: None).read(20)) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[" * 4000,
+        b"\xff",
+        b"x" * 100_000,
+        msgspec.json.encode(msgspec.structs.replace(REPORT, rank=2)),
+        msgspec.json.encode(msgspec.structs.replace(REPORT, step=2**60)),
+        msgspec.json.encode(msgspec.structs.replace(REPORT, step_us=0.0)),
+        msgspec.json.encode(REPORT).replace(b"100000.0", b"1e999"),
+        msgspec.json.encode(msgspec.structs.replace(REPORT, clock="c" * 300)),
+        "link",
+        "fifo",
+        "folder",
+    ],
+    ids=[
+        "empty",
+        "nested",
+        "no UTF-8",
+        "too long",
+        "another rank",
+        "a step out of bounds",
+        "no step time",
+        "infinite",
+        "a long name",
+        "link",
+        "FIFO",
+        "folder",
+    ],
+)
+def test_an_unusable_report_is_ignored_and_the_reason_given_once(tmp_path: Path, content: bytes | str) -> None:
+    path = report_file(tmp_path, 1)
+    if content == "link":
+        (tmp_path / "secret").write_bytes(msgspec.json.encode(REPORT))
+        path.symlink_to(tmp_path / "secret")
+    elif content == "fifo":
+        os.mkfifo(path)
+    elif content == "folder":
+        path.mkdir()
+    else:
+        assert isinstance(content, bytes)
+        path.write_bytes(content)
+    messages = list[str]()
+    reader = ReportReader(tmp_path, 2, messages.append)
+    assert [list(reader.read(20)) for _ in range(3)] == [[], [], []]
+    assert len(messages) == 1
+    assert str(path) in messages[0]
+    assert messages[0].isprintable()
+
+
+def test_reading_the_reports_of_a_thousand_ranks_takes_little_time(tmp_path: Path) -> None:
+    for rank in range(1, 1024):
+        ReportWriter(tmp_path, rank, 1024, after_windows=True).offer(msgspec.structs.replace(REPORT, rank=rank), 0, 0.0)
+    reader = ReportReader(tmp_path, 1024, pytest.fail)
+    used = time.thread_time()
+    assert len(list(reader.read(1024))) == 1023
+    # They are read over 51 s: this allows 2 % of a processor.
+    assert time.thread_time() - used < 1.0
