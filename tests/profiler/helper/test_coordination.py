@@ -78,13 +78,13 @@ class Rank:
                 run=RunInfo(run_id="r", name="r", start_unix_ns=1),
                 attempt=AttemptInfo(attempt=0, start_unix_ns=1, world_size=2),
                 rank=info,
-                baseline=StepTimeBaseline(),
             ),
             scratch=scratch,
             run=lambda: RunInfo(run_id="r", name="r", start_unix_ns=1),
             info=lambda: msgspec.structs.replace(info, disabled_reason=self.disabled),
             begun=lambda: self.begun,
             report=self.messages.append,
+            baseline=StepTimeBaseline(),
         )
         self.context = context
         self.duty = Coordination(context, self.reader, self.missed.append, self.count_capture)
@@ -97,7 +97,9 @@ class Rank:
         """Train this many steps of 10 ms."""
         for _ in range(steps):
             self.at += 1
-            self.duty.step(StepRecord(step=self.at, start_unix_ns=1, wall_us=10_000.0))
+            step = StepRecord(step=self.at, start_unix_ns=1, wall_us=10_000.0)
+            self.context.baseline.add(step)
+            self.duty.step(step)
         self.duty.tick()
 
     def end(self) -> None:

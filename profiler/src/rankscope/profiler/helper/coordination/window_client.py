@@ -38,7 +38,7 @@ def plan_file(attempt: Path) -> Path:
 class WindowClient:
     """Reader of the announced windows in the folder ``attempt``, from the first one on.
 
-    The first line that is no window, and the first other reason for which the file cannot be read, is reported through ``report``.
+    ``report`` gets the first line that is no window, and the first other reason for which the file cannot be read.
     """
 
     def __init__(self, attempt: Path, report: Callable[[str], None]) -> None:
