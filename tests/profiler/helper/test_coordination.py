@@ -67,7 +67,11 @@ class Rank:
         self.begun = True
         scratch = folder / f"scratch-{rank}-{since}"
         scratch.mkdir()
-        self.writer, self.reader = RingWriter(scratch / "ring", slots=1), RingReader(scratch / "ring")
+        handle = os.memfd_create("ring")
+        self.writer = RingWriter()
+        self.writer.share(handle)
+        self.reader = RingReader(handle)
+        os.close(handle)
         settings = RecorderSettings(
             run_dir=str(folder / "run"), run_id="r", name="r", start_unix_ns=1, plan_ahead_seconds=0.2, plan_ahead_steps=10
         )
@@ -142,7 +146,7 @@ def announcement_to(rank: Rank, ranks: Sequence[Rank]) -> Announcement:
     received = list[Announcement]()
 
     def receive() -> bool:
-        if (announcement := rank.writer.news()) is not None:
+        if (announcement := rank.writer.announcement()) is not None:
             received.append(announcement)
         return bool(received)
 
@@ -170,7 +174,7 @@ def test_a_capture_reaches_the_ranks_it_is_for_once(tmp_path: Path, ranks: list[
     while ranks[0].at < answer.first_step + 20:
         for rank in ranks:
             rank.go()
-            received += [announcement for _ in range(2) if (announcement := rank.writer.news()) is not None]
+            received += [announcement for _ in range(2) if (announcement := rank.writer.announcement()) is not None]
     # Then the rank has received it once, early enough, and the other has not
     assert received == [Announcement(1, answer.first_step, 2, keep_trace=True)]
     assert ranks[1].missed == ranks[0].missed == []
@@ -250,7 +254,7 @@ def test_windows_that_follow_each_other_closely_are_announced_before_the_first_b
     assert received == sorted(firsts)
     # And when all are over, none was left out, and none is announced again
     other.go(60)
-    assert other.writer.news() is None
+    assert other.writer.announcement() is None
     assert other.missed == []
 
 
