@@ -112,22 +112,22 @@ class Helper:
         sweep()
         while True:
             # Checked before reading the ring: after the rank's end one more reading gets everything.
-            gone = _rank_is_gone(parent)
+            rank_ended = _has_rank_ended(parent)
             while self._take():
                 pass
             self._collect()
             self._writer.wake()
             self._note()
             self._tick()
-            if gone:
+            if rank_ended:
                 break
             select.select([0], [], [], POLL_SECONDS)
         self._record(self._assembler.rest())
-        left = self._reducer.finish(END_SECONDS)
+        unreduced = self._reducer.finish(END_SECONDS)
         self._collect()
-        if left:
-            self._missed_windows += left
-            self._report(f"gave up reducing {left} profiled windows, which took too long")
+        if unreduced:
+            self._missed_windows += unreduced
+            self._report(f"gave up reducing {unreduced} profiled windows, which took too long")
         self._finish()
 
     def _tick(self) -> None:
@@ -225,7 +225,7 @@ class Helper:
         self._ring.close()
 
     def _end(self) -> End:
-        """Return how the rank ended: as it said itself, unless its exit status says more."""
+        """Return how the rank ended: as it reported, unless its exit status shows more."""
         end, status = self._ring.end, read_exit_status(self._scratch)
         if status is None or end not in (End.SILENT, End.EXIT):
             return end
@@ -241,7 +241,7 @@ _REASONS: Final[dict[End, EndReason]] = {
 }  # fmt: skip
 
 
-def _rank_is_gone(parent: int) -> bool:
+def _has_rank_ended(parent: int) -> bool:
     # A forked child of the rank may keep the pipe open; a new parent process also shows that the rank has ended.
     if os.getppid() != parent:
         return True
