@@ -102,6 +102,7 @@ def test_hardware_samples_and_traces_of_a_job(recorded: Recorded) -> None:
             sums[child.name] += child.end_unix_ns - child.start_unix_ns
         for phase, ns in sums.items():
             assert ns == pytest.approx(getattr(step.phases_us, phase) * 1000, rel=2e-7, abs=20)
+        assert sum(map(_blocked_us, children)) == pytest.approx(step.blocked_total_us, abs=1)
         order = [child.name for child in sorted(children, key=lambda child: child.start_unix_ns)]
         assert order.index("forward") < order.index("backward") < order.index("optimizer")
     # And the slow rank's waiting for data is in its traces
@@ -116,3 +117,9 @@ def _key(span: ReceivedSpan) -> tuple[int, int]:
     assert isinstance(rank, int)
     assert isinstance(step, int)
     return rank, step
+
+
+def _blocked_us(span: ReceivedSpan) -> float:
+    blocked_us = span.attributes["rankscope.blocked_us"]
+    assert isinstance(blocked_us, float)
+    return blocked_us
