@@ -67,11 +67,10 @@ class Rank:
         self.begun = True
         scratch = folder / f"scratch-{rank}-{since}"
         scratch.mkdir()
-        handle = os.memfd_create("ring")
         self.writer = RingWriter()
-        self.writer.share(handle)
-        self.reader = RingReader(handle)
-        os.close(handle)
+        with (scratch / "ring").open("xb+") as file:
+            self.writer.share(file.fileno())
+            self.reader = RingReader(file.fileno())
         settings = RecorderSettings(
             run_dir=str(folder / "run"), run_id="r", name="r", start_unix_ns=1, plan_ahead_seconds=0.2, plan_ahead_steps=10
         )

@@ -153,10 +153,10 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     blocked_us: PhaseTimes | None = None
     """Time inside each phase spent waiting for other ranks. ``None``: no signal, so own time is unknown."""
     cpu_us: float | None = None
-    """CPU time of the training thread. It excludes the separate threads that run the backward pass for a device."""
+    """CPU time of the training thread. It excludes the separate threads that run the backward pass for a device. This and the next
+    three are read every 20 ms. Shorter steps share a reading: CPU time in proportion to own time, the others to wall time."""
     run_queue_us: float | None = None
-    """Time the training thread was runnable but not running (``/proc/thread-self/schedstat``): CPU contention. This and the
-    context switches are read every 20 ms. Shorter steps share a reading in proportion to the thread's off-CPU time in each."""
+    """Time the training thread was runnable but not running (``/proc/thread-self/schedstat``): CPU contention."""
     voluntary_switches: int | None = None
     involuntary_switches: int | None = None
     gc_us: float | None = None

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import Final
 
-MARK_NS: Final = 36_000
-"""Time that a mark costs the training thread: recording, querying and reading an event, and evaluating the step there.
+MARK_NS: Final = 15_000
+"""Time that a mark costs the training thread: recording, querying and reading an event.
 
-An estimate: the nine marks of a step of DistributedDataParallel cost 0.33 ms on an H200 with virtual CPUs, if all else costs what
-it does without a device. Ranks do not measure it: a slow host would choose fewer steps than others, and be compared in few."""
+An estimate from the 36 us per mark of an H200 with virtual CPUs, when the thread also queried each mark and evaluated the step
+(``benchmarks/results/2026-11-27-gpu.json``); not yet measured since. Ranks do not measure it: a slow host would choose fewer steps
+than others, and be compared in few."""
 SHARE_OF_BUDGET: Final = 0.3
 """Share of the recorder's budget that marks may cost."""
 EVERY_STEPS: Final = 32

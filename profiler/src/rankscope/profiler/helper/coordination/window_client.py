@@ -38,7 +38,7 @@ def plan_file(attempt: Path) -> Path:
 class WindowClient:
     """Reader of the announced windows in the folder ``attempt``, from the first one on.
 
-    ``report`` gets the first line that is no window, and the first other reason for which the file cannot be read.
+    The first line that is no window, and the first other reason for which the file cannot be read, go to ``report``.
     """
 
     def __init__(self, attempt: Path, report: Callable[[str], None]) -> None:
