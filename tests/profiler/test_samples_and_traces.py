@@ -96,9 +96,15 @@ def test_hardware_samples_and_traces_of_a_job(recorded: Recorded) -> None:
         assert sum(child.end_unix_ns - child.start_unix_ns for child in children) == pytest.approx(
             step.wall_us * 1000, rel=1e-6, abs=20
         )
+        # Every phase is where it was, and its stretches add up to the record.
+        sums: Counter[str] = Counter()
         for child in children:
-            phase_us = getattr(step.phases_us, child.name)
-            assert child.end_unix_ns - child.start_unix_ns == pytest.approx(phase_us * 1000, rel=2e-7, abs=2)
+            sums[child.name] += child.end_unix_ns - child.start_unix_ns
+        for phase, ns in sums.items():
+            assert ns == pytest.approx(getattr(step.phases_us, phase) * 1000, rel=2e-7, abs=20)
+        assert sum(map(_blocked_us, children)) == pytest.approx(step.blocked_total_us, abs=1)
+        order = [child.name for child in sorted(children, key=lambda child: child.start_unix_ns)]
+        assert order.index("forward") < order.index("backward") < order.index("optimizer")
     # And the slow rank's waiting for data is in its traces
     waits = [span for span in recorded.spans if span.name == "data" and span.resource["rankscope.rank"] == 1]
     assert len(waits) >= 3
@@ -111,3 +117,9 @@ def _key(span: ReceivedSpan) -> tuple[int, int]:
     assert isinstance(rank, int)
     assert isinstance(step, int)
     return rank, step
+
+
+def _blocked_us(span: ReceivedSpan) -> float:
+    blocked_us = span.attributes["rankscope.blocked_us"]
+    assert isinstance(blocked_us, float)
+    return blocked_us

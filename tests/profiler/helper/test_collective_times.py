@@ -19,6 +19,7 @@ from rankscope.profiler.flight_files import DURATIONS, done_file, dump_file, wri
 from rankscope.profiler.helper.collectives import collective_times, flight_times, inspector_log
 from rankscope.profiler.helper.collectives import log_follower as follow
 from rankscope.profiler.helper.collectives.collective_times import MOST_WAITING, CollectiveTimes
+from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
 from rankscope.profiler.helper.tasks import HelperContext
 from rankscope.runs.durations import PART, TRANSFER, DurationBlock
 from rankscope.runs.paths import inspector_dir
@@ -90,6 +91,7 @@ class Helper:
                 info=lambda: first.rank,
                 begun=lambda: self.begun,
                 report=self.said.append,
+                baseline=StepTimeBaseline(),
             )
             self.task = CollectiveTimes(context, self.blocks.append, lambda: self.waiting)
             for number in range(3):

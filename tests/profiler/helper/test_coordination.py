@@ -20,6 +20,7 @@ from rankscope.profiler.helper.coordination.coordination import Coordination
 from rankscope.profiler.helper.coordination.reports import ReportWriter, report_file
 from rankscope.profiler.helper.coordination.window_client import AnnouncedWindow, WindowClient, plan_file
 from rankscope.profiler.helper.coordination.window_coordinator import WindowCoordinator
+from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
 from rankscope.profiler.helper.tasks import HelperContext
 from rankscope.profiler.ring import Announcement, RingReader, RingWriter
 from rankscope.profiler.settings import SITE_FOLDER, RecorderSettings
@@ -86,6 +87,7 @@ class Rank:
             info=lambda: msgspec.structs.replace(info, disabled_reason=self.disabled),
             begun=lambda: self.begun,
             report=self.messages.append,
+            baseline=StepTimeBaseline(),
         )
         self.context = context
         self.duty = Coordination(context, self.reader, self.missed.append, self.count_capture)
@@ -98,7 +100,9 @@ class Rank:
         """Train this many steps of 10 ms."""
         for _ in range(steps):
             self.at += 1
-            self.duty.step(StepRecord(step=self.at, start_unix_ns=1, wall_us=10_000.0))
+            step = StepRecord(step=self.at, start_unix_ns=1, wall_us=10_000.0)
+            self.context.baseline.add(step)
+            self.duty.step(step)
         self.duty.tick()
 
     def end(self) -> None:

@@ -17,6 +17,7 @@ from rankscope.profiler.flight_files import MAX_BYTES, copy_file, done_file, dum
 from rankscope.profiler.handover import Hello
 from rankscope.profiler.helper.collectives import flight
 from rankscope.profiler.helper.collectives.flight import KEPT, FlightDumps, WatchdogFile
+from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
 from rankscope.profiler.helper.tasks import HelperContext
 from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.control import ControlAnswer, ControlRequest, answer, new_request, post, read_answer
@@ -58,6 +59,7 @@ class Rank:
                 info=lambda: rank,
                 begun=lambda: self.begun,
                 report=self.said.append,
+                baseline=StepTimeBaseline(),
             )
         )
 

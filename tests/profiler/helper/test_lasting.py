@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankscope.profiler.helper.lasting import LEAST_BEFORE, LastingCost
+from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
 from rankscope.runs.records import PhaseTimes, StepRecord
 
 
@@ -14,12 +15,17 @@ def record(number: int, wall_us: float, *, profiled: bool = False, tags: tuple[s
 
 
 def lasting(*, before: int, after_us: float, noise_us: float = 10, after: int = 100) -> LastingCost:
-    cost = LastingCost()
+    baseline = StepTimeBaseline()
+    cost = LastingCost(baseline)
     times = [1000.0] * before + [3000.0] * 3 + [after_us] * after
     for number, time in enumerate(times):
-        cost.add(record(number, time + noise_us * (number % 5 - 2) / 2, profiled=before <= number < before + 3))
         # Long steps of another kind are no part of the comparison.
-        cost.add(record(number, 90_000, tags=("eval",)))
+        for step in (
+            record(number, time + noise_us * (number % 5 - 2) / 2, profiled=before <= number < before + 3),
+            record(number, 90_000, tags=("eval",)),
+        ):
+            baseline.add(step)
+            cost.add(step)
     return cost
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,9 +26,11 @@ from tests.profiler.otlp_collector import Collector, collecting
 
 from rankscope.profiler.handover import Hello
 from rankscope.profiler.helper.publishing.otlp import MAX_WAITING, OtlpTraces
-from rankscope.profiler.helper.publishing.otlp_sdk import _FirstWords, _Told
+from rankscope.profiler.helper.publishing.otlp_sdk import _FirstWarning, _ReportingExporter
 from rankscope.profiler.helper.publishing.spans import trace_id
+from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
 from rankscope.profiler.helper.tasks import HelperContext
+from rankscope.profiler.intervals import PhaseInterval
 from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
 
@@ -43,6 +46,17 @@ def step(number: int) -> StepRecord:
         phases_us=PhaseTimes(forward=1000.0, backward=2000.0),
         blocked_us=PhaseTimes(forward=0.0, backward=500.0),
     )
+
+
+def intervals(number: int) -> list[PhaseInterval]:
+    """Return the times of two micro-batches in that step."""
+    at = START + number * 10**9
+    return [
+        PhaseInterval("forward", at, at + 400_000, 0),
+        PhaseInterval("backward", at + 400_000, at + 1_400_000, 0),
+        PhaseInterval("forward", at + 1_400_000, at + 2_000_000, 0),
+        PhaseInterval("backward", at + 2_000_000, at + 3_000_000, 500_000),
+    ]
 
 
 class Rank:
@@ -64,13 +78,14 @@ class Rank:
                 info=lambda: info,
                 begun=lambda: self.begun,
                 report=self.said.append,
+                baseline=StepTimeBaseline(),
             )
         )
 
     def do(self, *numbers: int) -> None:
         """Pass these steps to the task."""
         for number in numbers:
-            self.task.step(step(number))
+            self.task.step(step(number), intervals(number))
         self.task.tick()
 
 
@@ -110,7 +125,8 @@ def test_every_nth_step_of_all_ranks_is_one_trace(collector: Collector, monkeypa
     spans = collector.spans()
     headers = collector.requests[0][0]
     assert (headers["path"], headers["x-tenant"], headers["content-encoding"]) == ("/v1/traces", "ml", "gzip")
-    assert len(spans) == 2 * 3 * 3
+    assert len(spans) == 2 * 3 * 5
+    assert len({span.span_id for span in spans}) == len(spans)
     for number in (0, 2, 4):
         trace = [span for span in spans if span.trace_id == f"{trace_id('run-1', 0, number):032x}"]
         parents = {span.resource["rankscope.rank"]: span for span in trace if span.name == "step"}
@@ -121,10 +137,12 @@ def test_every_nth_step_of_all_ranks_is_one_trace(collector: Collector, monkeypa
             assert span.parent_id == ("" if span is parent else parent.span_id)
         assert {parent.start_unix_ns for parent in parents.values()} == {START + number * 10**9}
         assert {parent.attributes["rankscope.step"] for parent in parents.values()} == {number}
-        bounds = {
-            (span.name, span.end_unix_ns - span.start_unix_ns, span.attributes.get("rankscope.blocked_us")) for span in trace
-        }
-        assert bounds == {("step", 3_000_000, 500.0), ("forward", 1_000_000, 0.0), ("backward", 2_000_000, 500.0)}
+        bounds = Counter(
+            (span.name, span.start_unix_ns, span.end_unix_ns, span.attributes["rankscope.blocked_us"]) for span in trace
+        )
+        children = [(str(phase), start, end, blocked_ns / 1000) for phase, start, end, blocked_ns in intervals(number)]
+        expected = [*children, ("step", START + number * 10**9, START + number * 10**9 + 3_000_000, 500.0)]
+        assert bounds == dict.fromkeys(expected, 2)
     assert [rank.said for rank in ranks] == [[], []]
 
 
@@ -169,12 +187,11 @@ def test_over_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         server.stop(None).wait()
     assert rank.said == []
-    assert [span.name for span in received[0].resource_spans[0].scope_spans[0].spans] == ["forward", "backward", "step"]
+    spans = received[0].resource_spans[0].scope_spans[0].spans
+    assert [span.name for span in spans] == ["forward", "backward"] * 2 + ["step"]
 
 
-def test_a_collector_that_is_away_is_told_of_once_and_gets_the_next_steps_when_it_is_back(
-    monkeypatch: pytest.MonkeyPatch, refusing_port: int
-) -> None:
+def test_an_absent_collector_is_reported_once_and_gets_later_steps(monkeypatch: pytest.MonkeyPatch, refusing_port: int) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{refusing_port}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")  # time for a second attempt
     rank = Rank()
@@ -188,10 +205,10 @@ def test_a_collector_that_is_away_is_told_of_once_and_gets_the_next_steps_when_i
         collector.wait(lambda spans: any(span.attributes.get("rankscope.step") == 4 for span in spans))
         eventually(lambda: len(rank.said) == 2)
         rank.task.end(vanished=False)
-    assert "taken again" in rank.said[1]
+    assert "accepts the traces over OTLP again" in rank.said[1]
 
 
-def test_only_a_change_is_told() -> None:
+def test_only_a_change_is_reported() -> None:
     class Fickle(SpanExporter):
         answers = iter(["FAILURE", "FAILURE", "SUCCESS", "SUCCESS", "FAILURE", "FAILURE"])
 
@@ -199,12 +216,12 @@ def test_only_a_change_is_told() -> None:
             return SpanExportResult[next(self.answers)]
 
     said: list[str] = []
-    told = _Told(Fickle(), _FirstWords(), said.append)
+    exporter = _ReportingExporter(Fickle(), _FirstWarning(), said.append)
     for _ in range(6):
-        told.export([])
+        exporter.export([])
     assert [line.split(":")[0] for line in said] == [
         "no collector accepts the traces over OTLP",
-        "the traces over OTLP are taken again",
+        "the collector accepts the traces over OTLP again",
         "no collector accepts the traces over OTLP",
     ]
 
@@ -219,7 +236,7 @@ def test_the_end_does_not_wait_for_a_collector_that_does_not_answer(monkeypatch:
         rank.do(0)
         with silent.accept()[0]:
             rank.task.end(vanished=True)
-            assert "not taken over OTLP within 0.5 s" in rank.said[0]
+            assert "not accepted over OTLP within 0.5 s" in rank.said[0]
             assert any(thread.name == "otlp" for thread in threading.enumerate()), "left behind: it is a daemon"
     eventually(lambda: not any(thread.name == "otlp" for thread in threading.enumerate()))
 
@@ -241,8 +258,8 @@ def test_nothing_is_sent_before_the_run_has_its_identity_and_what_waits_is_bound
 @pytest.mark.parametrize(
     ("variables", "reason"),
     [
-        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, "OTEL_EXPORTER_OTLP_PROTOCOL=http/json: rankscope speaks"),
-        ({"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "pigeon"}, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=pigeon: rankscope speaks"),
+        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, "OTEL_EXPORTER_OTLP_PROTOCOL=http/json: rankscope supports"),
+        ({"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "pigeon"}, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=pigeon: rankscope supports"),
         ({"OTEL_BSP_MAX_QUEUE_SIZE": "-1"}, "OTEL_BSP_"),
     ],
 )

@@ -6,17 +6,24 @@ import msgspec
 import pytest
 
 from rankscope.profiler.helper.coordination.pace import Pace
+from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
 from rankscope.profiler.plan import RankReport
 from rankscope.runs.records import PhaseTimes, RankInfo, StepRecord
 
 INFO = RankInfo(rank=1, world_size=2, host="h", pid=1, start_unix_ns=1, recorder_cost_us=0.0, window_cost_us=0.0)
 
 
+def add(pace: Pace, record: StepRecord) -> None:
+    """Add a step, as the helper does."""
+    pace._baseline.add(record)
+    pace.add(record)
+
+
 def train(pace: Pace, steps: int, *, wall_us: float = 1000.0, profiled: bool = False) -> None:
     """Train this many more steps."""
     for _ in range(steps):
         number = 0 if pace.last_step is None else pace.last_step + 1
-        pace.add(StepRecord(step=number, start_unix_ns=1, wall_us=wall_us, profiled=profiled))
+        add(pace, StepRecord(step=number, start_unix_ns=1, wall_us=wall_us, profiled=profiled))
 
 
 def report(pace: Pace, *, cost_us: float, window_cost_us: float = 0.0, windows: int = 0) -> RankReport:
@@ -28,7 +35,7 @@ def report(pace: Pace, *, cost_us: float, window_cost_us: float = 0.0, windows: 
 
 
 def test_before_the_first_steps_there_is_no_report() -> None:
-    pace = Pace()
+    pace = Pace(StepTimeBaseline())
     assert pace.report(INFO, 1) is None
     train(pace, 1)
     made = report(pace, cost_us=50_000.0)
@@ -36,7 +43,7 @@ def test_before_the_first_steps_there_is_no_report() -> None:
 
 
 def test_always_on_cost_is_that_of_late_and_windows_are_apart() -> None:
-    pace = Pace()
+    pace = Pace(StepTimeBaseline())
     # Given a slow start, then 20 us a step, and two windows of 4 ms
     train(pace, 10)
     report(pace, cost_us=50_000.0)
@@ -49,7 +56,7 @@ def test_always_on_cost_is_that_of_late_and_windows_are_apart() -> None:
 
 
 def test_a_window_also_costs_what_its_steps_were_slowed_by_but_not_a_checkpoint_in_it() -> None:
-    pace = Pace()
+    pace = Pace(StepTimeBaseline())
     train(pace, 20)
     train(pace, 2, wall_us=1500.0, profiled=True)
     made = report(pace, cost_us=4000.0, window_cost_us=3000.0, windows=1)
@@ -62,19 +69,26 @@ def test_a_window_also_costs_what_its_steps_were_slowed_by_but_not_a_checkpoint_
 
 
 def test_the_pace_of_a_host_that_runs_ahead_is_that_of_its_device() -> None:
-    pace = Pace()
+    pace = Pace(StepTimeBaseline())
     for number in range(20):
         wall_us = 170_000.0 if number % 5 == 4 else 6000.0
-        pace.add(StepRecord(step=number, start_unix_ns=1, wall_us=wall_us, device_us=PhaseTimes(forward=40_000.0)))
+        add(pace, StepRecord(step=number, start_unix_ns=1, wall_us=wall_us, device_us=PhaseTimes(forward=40_000.0)))
     made = report(pace, cost_us=0.0)
     assert made.step_us == 40_000.0
 
 
 def test_the_pace_has_the_long_steps_that_the_step_time_leaves_out() -> None:
-    pace = Pace()
+    pace = Pace(StepTimeBaseline())
     for _ in range(10):
         train(pace, 9)
         train(pace, 1, wall_us=11_000.0)
     made = report(pace, cost_us=0.0)
     assert made.step_us == 1000.0
     assert made.pace_us == pytest.approx(2000.0, rel=0.1)
+
+
+def test_where_every_step_is_a_checkpoint_that_is_the_step_time() -> None:
+    pace = Pace(StepTimeBaseline())
+    for number in range(20):
+        add(pace, StepRecord(step=number, start_unix_ns=1, wall_us=1000.0, tags=["checkpoint"]))
+    assert report(pace, cost_us=0.0).step_us == 1000.0

@@ -14,6 +14,7 @@ from tests.rank_file import EACH, RANK, RUN, STEP, WINDOW, rank_text, totals_of
 from rankscope.profiler.handover import Hello
 from rankscope.profiler.helper.publishing.metrics_publisher import MetricsPublisher, render, samples
 from rankscope.profiler.helper.publishing.totals import Totals
+from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
 from rankscope.profiler.helper.tasks import HelperContext
 from rankscope.profiler.scratch import hold, spooled
 from rankscope.profiler.settings import RecorderSettings
@@ -202,7 +203,13 @@ def context(tmp_path: Path) -> Callable[..., HelperContext]:
         settings = RecorderSettings(run_dir="", run_id=run.run_id, name=run.name, start_unix_ns=1, spool_dir=str(spool))
         hello = Hello(settings=settings, run=run, attempt=AttemptInfo(attempt=0, start_unix_ns=1, world_size=8), rank=rank)
         return HelperContext(
-            hello=hello, scratch=job / scratch, run=lambda: run, info=lambda: rank, begun=lambda: True, report=said.append
+            hello=hello,
+            scratch=job / scratch,
+            run=lambda: run,
+            info=lambda: rank,
+            begun=lambda: True,
+            report=said.append,
+            baseline=StepTimeBaseline(),
         )
 
     said: list[str] = []

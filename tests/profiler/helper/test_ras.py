@@ -14,6 +14,7 @@ from rankscope.profiler.handover import Hello
 from rankscope.profiler.helper.collectives import flight
 from rankscope.profiler.helper.collectives import ras as module
 from rankscope.profiler.helper.collectives.flight import FlightDumps
+from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
 from rankscope.profiler.helper.tasks import HelperContext
 from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.control import new_request, post
@@ -45,7 +46,13 @@ def helper(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         hello = Hello(settings=settings, run=info, attempt=about, rank=rank_info)
         return FlightDumps(
             HelperContext(
-                hello=hello, scratch=tmp_path, run=lambda: info, info=lambda: rank_info, begun=lambda: True, report=lambda _: None
+                hello=hello,
+                scratch=tmp_path,
+                run=lambda: info,
+                info=lambda: rank_info,
+                begun=lambda: True,
+                report=lambda _: None,
+                baseline=StepTimeBaseline(),
             )
         )
 

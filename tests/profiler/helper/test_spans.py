@@ -1,31 +1,24 @@
-"""Step as spans: ids on which all ranks agree, and the times of the record."""
+"""What the spans of a step are: the trace on which all ranks agree, its attributes, and the stretches that become children."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.profiler.helper.publishing.spans import resource_attributes, step_spans, trace_id
+from rankscope.profiler.helper.publishing.spans import (
+    MAX_CHILDREN,
+    children_of,
+    phase_attributes,
+    resource_attributes,
+    step_attributes,
+    trace_id,
+)
+from rankscope.profiler.intervals import PhaseInterval
 from rankscope.runs.records import PHASES, PhaseTimes, RankInfo, RunInfo, StepRecord
 
 START = 1_700_000_000_000_000_123
-
-
-def record(**phases: float) -> StepRecord:
-    """Return the record of a step with these phases."""
-    return StepRecord(step=7, start_unix_ns=START, wall_us=sum(phases.values()), phases_us=PhaseTimes(**phases))
-
-
-def test_a_step_of_all_ranks_is_one_trace_and_every_span_has_an_id_of_its_own() -> None:
-    spans = [step_spans(record(forward=1.0, backward=2.0), "run", 0, rank) for rank in range(8)]
-    every = [span for parent, children in spans for span in (parent, *children)]
-    assert len({span.trace_id for span in every}) == 1
-    assert len({span.span_id for span in every}) == len(every) == 24
-    again, _ = step_spans(record(forward=1.0, backward=2.0), "run", 0, 0)
-    assert again == spans[0][0], "a step has the same ids whenever it is asked"
 
 
 def test_runs_attempts_and_steps_are_traces_of_their_own() -> None:
@@ -34,35 +27,55 @@ def test_runs_attempts_and_steps_are_traces_of_their_own() -> None:
     assert all(0 < identifier < 2**128 for identifier in ids)
 
 
-phase_times = st.dictionaries(st.sampled_from(PHASES), st.floats(0, 1e9).map(lambda us: round(us, 3)), min_size=1)
+def intervals(*stretches: tuple[str, int], blocked_ns: int = 0) -> list[PhaseInterval]:
+    """Return the intervals of stretches (phase, nanoseconds) that follow one another."""
+    made, at = [], START
+    for phase, ns in stretches:
+        made.append(PhaseInterval(phase, at, at + ns, blocked_ns))  # type: ignore[arg-type]  # a name of PHASES
+        at += ns
+    return made
 
 
-@given(phase_times)
-def test_the_phases_lie_one_after_another_and_fill_the_step(phases: dict[str, float]) -> None:
-    parent, children = step_spans(record(**phases), "run", 0, 0)
-    assert [child.name for child in children] == [phase for phase in PHASES if phase in phases]
-    bounds = [(child.start_unix_ns, child.end_unix_ns) for child in children]
-    assert (bounds[0][0], parent.start_unix_ns) == (START, START)
-    assert bounds[-1][1] == parent.end_unix_ns
-    assert all(end == start for (_, end), (start, _) in pairwise(bounds))
-    for child in children:
-        assert child.end_unix_ns - child.start_unix_ns == pytest.approx(phases[child.name] * 1000, abs=2)
+def test_a_phase_that_runs_twice_has_two_children_and_pieces_of_a_stretch_are_one() -> None:
+    pieces = intervals(("forward", 10), ("forward", 5), ("backward", 7), ("forward", 3), ("backward", 9), blocked_ns=1)
+    assert children_of(pieces) == [
+        PhaseInterval("forward", START, START + 15, 2),
+        PhaseInterval("backward", START + 15, START + 22, 1),
+        PhaseInterval("forward", START + 22, START + 25, 1),
+        PhaseInterval("backward", START + 25, START + 34, 1),
+    ]
 
 
-def test_phases_that_are_not_known_leave_a_gap_at_the_end() -> None:
-    step = StepRecord(step=1, start_unix_ns=START, wall_us=10.0, phases_us=PhaseTimes(forward=4.0))
-    parent, (forward,) = step_spans(step, "run", 0, 0)
-    assert (forward.end_unix_ns - START, parent.end_unix_ns - START) == (4000, 10_000)
+def test_stretches_with_a_gap_between_them_stay_apart() -> None:
+    first, second = PhaseInterval("data", 0, 5, 0), PhaseInterval("data", 6, 9, 0)
+    assert children_of([first, second]) == [first, second]
+    assert children_of([]) == []
 
 
-def test_what_is_not_known_is_not_said() -> None:
-    parent, children = step_spans(record(forward=1.0), "run", 0, 0)
-    assert parent.attributes == {"rankscope.step": 7, "rankscope.phase_times": "laid_out", "rankscope.profiled": False}
-    assert children[0].attributes == {}
+@given(st.lists(st.tuples(st.sampled_from(PHASES), st.integers(1, 10**9)), min_size=1, max_size=3 * MAX_CHILDREN))
+def test_the_longest_stretches_are_sent_in_order_of_time(stretches: list[tuple[str, int]]) -> None:
+    children = children_of(intervals(*stretches))
+    assert 1 <= len(children) <= MAX_CHILDREN
+    assert all(before.end_unix_ns <= after.start_unix_ns for before, after in pairwise(children))
+    if len(children) < MAX_CHILDREN:
+        assert sum(child.end_unix_ns - child.start_unix_ns for child in children) == sum(ns for _, ns in stretches)
+
+
+def test_of_too_many_stretches_the_shortest_are_left_out() -> None:
+    long, short = ("forward", 1000), ("h2d", 1)
+    children = children_of(intervals(*[long, short] * MAX_CHILDREN))
+    assert {child.phase for child in children} == {"forward"}
+    assert len(children) == MAX_CHILDREN
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    record = StepRecord(step=7, start_unix_ns=START, wall_us=1.0, phases_us=PhaseTimes(forward=1.0))
+    assert step_attributes(record) == {"rankscope.step": 7, "rankscope.profiled": False, "rankscope.phase.forward_us": 1.0}
+    assert phase_attributes(PhaseInterval("forward", START, START + 1000, 0), record) == {}
 
 
 def test_waiting_device_times_and_work_are_attributes() -> None:
-    step = StepRecord(
+    record = StepRecord(
         step=0,
         start_unix_ns=START,
         wall_us=5.0,
@@ -74,11 +87,23 @@ def test_waiting_device_times_and_work_are_attributes() -> None:
         tags=["checkpoint"],
         sections_us={"augment": 1.5},
     )
-    parent, (forward, backward) = step_spans(step, "run", 0, 0)
-    assert forward.attributes == {"rankscope.blocked_us": 0.0}
-    assert backward.attributes == {"rankscope.blocked_us": 2.5, "rankscope.device_us": 4.0}
-    said = {"blocked_us": 2.5, "own_us": 2.5, "samples": 4, "flops": 1e9, "tags": ["checkpoint"], "section.augment_us": 1.5}
-    assert {f"rankscope.{name}": value for name, value in said.items()}.items() <= parent.attributes.items()
+    expected = {
+        "blocked_us": 2.5,
+        "own_us": 2.5,
+        "samples": 4,
+        "flops": 1e9,
+        "tags": ["checkpoint"],
+        "section.augment_us": 1.5,
+        "phase.forward_us": 2.0,
+        "phase.backward_us": 3.0,
+        "blocked.forward_us": 0.0,
+        "blocked.backward_us": 2.5,
+        "device.backward_us": 4.0,
+    }
+    attributes = step_attributes(record)
+    assert {f"rankscope.{name}": value for name, value in expected.items()}.items() <= attributes.items()
+    assert "rankscope.device.forward_us" not in attributes
+    assert phase_attributes(PhaseInterval("backward", START, START + 3000, 2500), record) == {"rankscope.blocked_us": 2.5}
 
 
 def test_a_resource_is_the_rank() -> None:

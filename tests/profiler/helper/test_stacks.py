@@ -14,6 +14,7 @@ from tests.profiler.first_words import hello, step
 
 from rankscope.profiler.helper.sampling import stacks
 from rankscope.profiler.helper.sampling.stacks import DENIED, NOT_INSTALLED, Stacks, explained
+from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
 from rankscope.profiler.helper.tasks import HelperContext
 from rankscope.runs.records import RunInfo, StackSamples
 
@@ -52,11 +53,18 @@ class Helper:
             info=lambda: first.rank,
             begun=lambda: True,
             report=self.said.append,
+            baseline=StepTimeBaseline(),
         )
+        self.baseline = context.baseline
         self.task = Stacks(context, self.rows.append)
         for number in range(3):
-            self.task.step(step(number))
+            self.step(number)
         self.task.tick()
+
+    def step(self, number: int) -> None:
+        """Take a step."""
+        self.baseline.add(step(number))
+        self.task.step(step(number))
 
     def series(self) -> bool:
         """Let the time of the next series come; return whether there was one."""

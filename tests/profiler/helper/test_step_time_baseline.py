@@ -1,143 +1,55 @@
-"""Steps of a profiled window that look wrong to the one rank that recorded it."""
+"""Baseline of the step times of a rank, which every part of its helper uses."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable
-
-import msgspec
 import pytest
 
-from rankscope.profiler.handover import Window
-from rankscope.profiler.helper.step_time_baseline import LEAST, WINDOWS, StepTimeBaseline
-from rankscope.runs.records import PhaseTimes, StepBreakdown, StepRecord
-
-MS = 1000.0
+from rankscope.profiler.helper.step_time_baseline import LEAST, RECENT, StepTimeBaseline, TypicalTime
+from rankscope.runs.records import PhaseTimes, StepRecord
 
 
-def step(number: int, wall_ms: float, *tags: str, profiled: bool = False) -> StepRecord:
-    return StepRecord(step=number, start_unix_ns=1, wall_us=wall_ms * MS, profiled=profiled, tags=[*tags])
+def step(number: int, wall_us: float, *tags: str, device_us: float | None = None, profiled: bool = False) -> StepRecord:
+    device = None if device_us is None else PhaseTimes(forward=device_us)
+    return StepRecord(step=number, start_unix_ns=1, wall_us=wall_us, tags=[*tags], device_us=device, profiled=profiled)
 
 
-def breakdown(number: int, *, window_ms: float = 10, truncated: bool = False) -> StepBreakdown:
-    return StepBreakdown(
-        step=number,
-        start_unix_ns=1,
-        device_kind="cpu",
-        window_us=window_ms * MS,
-        compute_us=0,
-        communication_us=0,
-        overlap_us=0,
-        exposed_communication_us=0,
-        memcpy_us=0,
-        exposed_memcpy_us=0,
-        idle_us=window_ms * MS,
-        events=1,
-        truncated=truncated,
-    )
+def test_profiled_and_long_steps_are_not_typical_but_took_their_time() -> None:
+    baseline = StepTimeBaseline()
+    for number in range(LEAST):
+        baseline.add(step(number, 100.0))
+        baseline.add(step(number, 900.0, profiled=True))
+        baseline.add(step(number, 5000.0, "checkpoint"))
+    assert baseline.typical() == TypicalTime(100.0, 0.0)
+    assert baseline.walls_us() == [100.0, 900.0, 5000.0] * LEAST
 
 
-def trained(walls_ms: Iterable[float]) -> StepTimeBaseline:
-    """Return the baseline after these steps without the profiler."""
-    usual = StepTimeBaseline()
-    for number, wall in enumerate(walls_ms):
-        usual.add(step(number, wall))
-    return usual
+@pytest.mark.parametrize("least", [1, 5, LEAST])
+def test_there_is_no_typical_time_before_enough_steps(least: int) -> None:
+    baseline = StepTimeBaseline()
+    for number in range(least):
+        assert baseline.typical(least) is None
+        baseline.add(step(number, 100.0))
+    assert baseline.typical(least) is not None
 
 
-def wrong(usual: StepTimeBaseline, *walls_ms: float, first: int = 1000, tags: tuple[str, ...] = ()) -> list[int]:
-    """Return the steps of a window that look wrong, counted from its first."""
-    for number, wall in enumerate(walls_ms, start=first):
-        usual.add(step(number, wall, *tags, profiled=True))
-    last = first + len(walls_ms) - 1
-    rows = usual.judged(Window("", first, last), [breakdown(number) for number in range(first, last + 1)])
-    return [row.step - first for row in rows if row.looked_wrong]
+def test_single_slow_steps_do_not_move_what_is_typical_and_old_ones_are_forgotten() -> None:
+    baseline = StepTimeBaseline()
+    for number in range(RECENT):
+        baseline.add(step(number, 5000.0))
+    for number in range(RECENT):
+        baseline.add(step(number, 9000.0 if number % 8 == 0 else 100.0))
+    assert baseline.typical() == TypicalTime(100.0, 0.0)
+    assert len(baseline.last_us(16)) == 16
 
 
-@pytest.mark.parametrize(
-    ("walls_ms", "expected"),
-    [
-        ((10.0, 10.0, 10.0), []),
-        ((19.0, 18.0, 19.0), []),  # the profiler may slow steps as much
-        ((12.0, 60.0, 12.0), [1]),
-        ((80.0, 60.0, 70.0), [0, 1, 2]),
-    ],
-)
-def test_a_step_that_takes_clearly_longer_than_those_around_it_looks_wrong(
-    walls_ms: tuple[float, ...], expected: list[int]
-) -> None:
-    noise = random.Random(1)
-    assert wrong(trained(noise.gauss(10, 0.3) for _ in range(100)), *walls_ms) == expected
-
-
-def test_what_is_usual_is_not_what_single_slow_steps_or_the_start_were() -> None:
-    usual = trained([2000, 900] + [10, 10, 10, 500] * 6)
-    assert wrong(usual, 11.0, 60.0, 11.0) == [1]
-
-
-def test_where_steps_differ_anyway_longer_ones_are_usual() -> None:
-    noise = random.Random(1)
-    assert wrong(trained(noise.uniform(5, 100) for _ in range(100)), 100.0, 120.0) == []
-
-
-def test_how_much_the_profiler_slows_steps_is_learnt_from_windows() -> None:
-    usual = trained([10.0] * 50)
-    # given a profiler that makes steps take four times as long: only the first windows look wrong
-    found = [wrong(usual, 40.0, 40.0, first=1000 + 10 * number) for number in range(WINDOWS + 2)]
-    assert found == [[0, 1]] * WINDOWS + [[]] * 2
-    assert wrong(usual, 40.0, 80.0, 40.0, first=2000) == [1]
-    # given a profiler without overhead: a slowdown that overhead would have excused looks wrong now
-    usual = trained([10.0] * 50)
-    assert wrong(usual, 18.0) == []
-    for number in range(WINDOWS):
-        assert wrong(usual, 10.0, first=2000 + number) == []
-    assert wrong(usual, 18.0, first=3000) == [0]
-
-
-@pytest.mark.parametrize("tag", ["checkpoint", "eval"])
-def test_steps_that_are_long_by_design_neither_look_wrong_nor_say_what_is_usual(tag: str) -> None:
-    usual = trained([10.0] * 50)
-    for number in range(50, 100):
-        usual.add(step(number, 900.0, tag))
-    assert wrong(usual, 900.0, tags=(tag,)) == []
-    assert wrong(usual, 900.0, first=2000) == [0]
-
-
-def test_with_hardly_a_step_to_compare_with_none_looks_wrong() -> None:
-    assert wrong(trained([10.0] * (LEAST - 1)), 900.0) == []
-    assert wrong(trained([10.0] * LEAST), 900.0) == [0]
-
-
-def test_a_step_whose_record_is_late_is_judged_by_its_window() -> None:
-    usual = trained([10.0] * 50)
-    rows = usual.judged(Window("", 60, 61), [breakdown(60, window_ms=90), breakdown(61)])
-    assert [row.looked_wrong is not None for row in rows] == [True, False]
-
-
-def test_a_profile_that_is_not_complete_looks_wrong() -> None:
-    usual = StepTimeBaseline()
-    (row,) = usual.judged(Window("", 5, 5), [breakdown(5, truncated=True)])
-    assert row.looked_wrong == "the profile lacks a part of the step"
-    rows = usual.judged(Window("", 5, 7), [breakdown(5), breakdown(6)])
-    assert {row.looked_wrong for row in rows} == {"the profile has 2 of its window's 3 steps"}
-    rows = usual.judged(Window("", 5, 6), [breakdown(5), breakdown(6)])
-    assert {row.looked_wrong for row in rows} == {None}
-
-
-def ahead(number: int, wall_ms: float, device_ms: float | None, *, profiled: bool = False) -> StepRecord:
-    """Return a step of a host that runs ahead of its device."""
-    device = None if device_ms is None else PhaseTimes(forward=device_ms * MS)
-    return msgspec.structs.replace(step(number, wall_ms, profiled=profiled), device_us=device)
-
-
-def test_a_host_that_catches_up_with_its_device_in_a_window_is_not_wrong() -> None:
-    usual = StepTimeBaseline()
-    for number in range(60):
-        usual.add(ahead(number, 170 if number % 5 == 0 else 6, 40 if number else None))
-    # The profiler waits for the device at its end, and the last record has not come yet.
-    for number, device_ms in enumerate((44, 300, None), start=60):
-        usual.add(ahead(number, 175, device_ms, profiled=True))
-    rows = usual.judged(Window("", 60, 63), [breakdown(number, window_ms=175) for number in range(60, 64)])
-    assert [row.step for row in rows if row.looked_wrong] == [61]
-    assert rows[1].looked_wrong is not None
-    assert "300.0 ms; steps around it 40.0 ms" in rows[1].looked_wrong
+def test_on_a_device_only_steps_with_device_times_count() -> None:
+    baseline = StepTimeBaseline()
+    for number in range(LEAST):
+        baseline.add(step(number, 7.0))
+    assert not baseline.on_device
+    for number in range(LEAST):
+        baseline.add(step(number, 7.0, device_us=40.0))
+        baseline.add(step(number, 170.0))
+    assert baseline.on_device
+    assert baseline.typical() == TypicalTime(40.0, 0.0)
+    assert baseline.comparable_us(step(0, 170.0)) is None

@@ -44,8 +44,8 @@ class Place:
         path.write_text(TRACE)
         return path
 
-    def window(self, number: int, *, asked: bool = False) -> Window:
-        return Window(str(self.trace(number)), number, number, keep_trace=asked)
+    def window(self, number: int, *, requested: bool = False) -> Window:
+        return Window(str(self.trace(number)), number, number, keep_trace=requested)
 
     def retention(self, *, keep: int = 0, wrong_bytes: int = WRONG_BYTES) -> TraceRetention:
         return TraceRetention(
@@ -71,7 +71,7 @@ def test_a_trace_that_nobody_asked_for_does_not_fill_the_disk(place: Place, monk
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100))
     retention = place.retention()
     retention.take(place.trace(1), wrong=True)
-    retention.take(place.trace(2), asked=True)
+    retention.take(place.trace(2), requested=True)
     assert retention.finish(60)
     assert place.kept == [name(2)]
     assert place.said == ["cannot keep the trace window-000000001.json.gz: the disk is nearly full"]
@@ -105,7 +105,7 @@ def test_the_last_traces_are_kept_and_those_asked_for_have_a_limit_of_their_own(
     retention = place.retention(keep=2)
     captured = range(100, 100 + CAPTURED + 2)
     for number in (1, 2, *captured, 3):
-        retention.take(place.trace(number), asked=number in captured)
+        retention.take(place.trace(number), requested=number in captured)
         eventually(lambda: not [*place.scratch.iterdir()])
     assert retention.finish(30)
     assert place.kept == [name(2), name(3), *map(name, captured[2:])]
@@ -114,15 +114,15 @@ def test_the_last_traces_are_kept_and_those_asked_for_have_a_limit_of_their_own(
 
 
 def test_traces_in_which_something_looked_wrong_outlive_the_last_and_have_two_limits(place: Place) -> None:
-    def keep(retention: TraceRetention, number: int, size: int = 0, *, asked: bool = False, wrong: bool = True) -> None:
+    def keep(retention: TraceRetention, number: int, size: int = 0, *, requested: bool = False, wrong: bool = True) -> None:
         trace = place.trace(number)
         trace.write_bytes(random.Random(number).randbytes(size))  # random bytes do not compress
-        retention.take(trace, asked=asked, wrong=wrong)
+        retention.take(trace, requested=requested, wrong=wrong)
         eventually(lambda: not [*place.scratch.iterdir()])
 
     retention = place.retention(keep=1, wrong_bytes=100_000)
-    # given one trace too many, among others: the oldest is removed; a requested one counts among the requested ones
-    keep(retention, 1, asked=True)
+    # given one trace too many, among others: the oldest is removed; requested ones count by themselves
+    keep(retention, 1, requested=True)
     for number in range(2, WRONG + 3):
         keep(retention, number)
         keep(retention, 90 + number, wrong=False)
@@ -161,7 +161,7 @@ def test_what_others_put_in_the_place_of_a_trace_is_replaced_and_not_written_to(
     os.mkfifo(place.folder / "traces" / name(2))
     retention = place.retention(keep=3)
     for number in (1, 2):
-        retention.take(place.trace(number), asked=False)
+        retention.take(place.trace(number), requested=False)
     assert retention.finish(30)
     assert victim.read_text() == "precious"
     for number in (1, 2):
@@ -175,7 +175,7 @@ def test_a_folder_of_traces_that_leads_elsewhere_is_not_followed(place: Place, t
     (tmp_path / "elsewhere").mkdir()
     (place.folder / "traces").symlink_to(tmp_path / "elsewhere")
     retention = place.retention()
-    retention.take(place.trace(1), asked=True)
+    retention.take(place.trace(1), requested=True)
     assert retention.finish(30)
     assert [*(tmp_path / "elsewhere").iterdir()] == []
     assert [*place.scratch.iterdir()] == []
@@ -191,14 +191,14 @@ def test_a_trace_that_does_not_fit_leaves_nothing_and_a_removed_run_is_not_made_
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         retention = place.retention()
-        retention.take(place.trace(1), asked=True)
+        retention.take(place.trace(1), requested=True)
         assert retention.finish(30)
     assert place.kept == []
     (place.folder / "traces").rmdir()
     place.folder.rmdir()
     place.folder.parent.rmdir()
     retention = place.retention()
-    retention.take(place.trace(2), asked=True)
+    retention.take(place.trace(2), requested=True)
     assert retention.finish(30)
     assert not (tmp_path / "run").exists()
     assert [*place.scratch.iterdir()] == []
@@ -210,7 +210,7 @@ def test_traces_are_open_to_whom_the_run_is(place: Place) -> None:
     before = os.umask(0o077)
     try:
         retention = place.retention()
-        retention.take(place.trace(1), asked=True)
+        retention.take(place.trace(1), requested=True)
         assert retention.finish(30)
     finally:
         os.umask(before)

@@ -33,6 +33,7 @@ from rankscope.profiler.helper.tasks import HelperContext, HelperTasks
 from rankscope.profiler.helper.writing.store import RETAINED_TRACES, RunStore
 from rankscope.profiler.helper.writing.trace_reducer import TraceReducer
 from rankscope.profiler.helper.writing.trace_retention import WRONG_BYTES, TraceRetention, keeps_wrong
+from rankscope.profiler.helper.writing.window_judge import WindowJudge
 from rankscope.profiler.helper.writing.writer_thread import END_SECONDS, STUCK_SECONDS, WriterThread
 from rankscope.profiler.ring import End, RingReader
 from rankscope.profiler.scratch import hold, note_recorded, sweep
@@ -56,9 +57,10 @@ class Helper:
         self._store = RunStore(self._hello)
         self._writer = WriterThread(self._store)
         self._baseline = StepTimeBaseline()
-        self._lasting = LastingCost()
+        self._judge = WindowJudge(self._baseline)
+        self._lasting = LastingCost(self._baseline)
         kind = self._hello.rank.device_kind
-        self._reducer = TraceReducer(scratch, self._retention(), judge=self._baseline.judged, device_kind=kind)
+        self._reducer = TraceReducer(scratch, self._retention(), judge=self._judge.judge, device_kind=kind)
         self._assembler = StepAssembler(self._ring.name, self._ring.at)
         self._disabled = False
         self._noted = self._ticked = False
@@ -69,6 +71,7 @@ class Helper:
             run=lambda: self._store.run,
             info=self._rank_info,
             begun=lambda: self._store.begun,
+            baseline=self._baseline,
             report=self._report,
         )
         self._stacks = Stacks(context, lambda samples: self._store.add("stacks", samples))
@@ -109,22 +112,22 @@ class Helper:
         sweep()
         while True:
             # Checked before reading the ring: after the rank's end one more reading gets everything.
-            gone = _rank_is_gone(parent)
+            rank_ended = _has_rank_ended(parent)
             while self._take():
                 pass
             self._collect()
             self._writer.wake()
             self._note()
             self._tick()
-            if gone:
+            if rank_ended:
                 break
             select.select([0], [], [], POLL_SECONDS)
         self._record(self._assembler.rest())
-        left = self._reducer.finish(END_SECONDS)
+        unreduced = self._reducer.finish(END_SECONDS)
         self._collect()
-        if left:
-            self._missed_windows += left
-            self._report(f"gave up reducing {left} profiled windows, which took too long")
+        if unreduced:
+            self._missed_windows += unreduced
+            self._report(f"gave up reducing {unreduced} profiled windows, which took too long")
         self._finish()
 
     def _tick(self) -> None:
@@ -167,6 +170,7 @@ class Helper:
     def _record(self, steps: list[AssembledStep]) -> None:
         for record, intervals in steps:
             self._baseline.add(record)
+            self._judge.add(record)
             if self._hello.rank.device_kind != "cpu":
                 self._lasting.add(record)
             self._tasks.step(record, intervals)
@@ -221,7 +225,7 @@ class Helper:
         self._ring.close()
 
     def _end(self) -> End:
-        """Return how the rank ended: as it said itself, unless its exit status says more."""
+        """Return how the rank ended: as it reported, unless its exit status shows more."""
         end, status = self._ring.end, read_exit_status(self._scratch)
         if status is None or end not in (End.SILENT, End.EXIT):
             return end
@@ -237,7 +241,7 @@ _REASONS: Final[dict[End, EndReason]] = {
 }  # fmt: skip
 
 
-def _rank_is_gone(parent: int) -> bool:
+def _has_rank_ended(parent: int) -> bool:
     # A forked child of the rank may keep the pipe open; a new parent process also shows that the rank has ended.
     if os.getppid() != parent:
         return True

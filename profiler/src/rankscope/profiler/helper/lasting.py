@@ -8,12 +8,11 @@ before and after the first window.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from statistics import median
 from typing import Final
 
-from rankscope.profiler.helper.step_time_baseline import LONG_BY_DESIGN, deviation
+from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline, deviation
 from rankscope.runs.records import StepRecord
 
 BEFORE: Final = 16
@@ -32,44 +31,40 @@ MOST: Final = 0.25
 class LastingCost:
     """Estimate for one rank on a device."""
 
-    def __init__(self) -> None:
+    def __init__(self, baseline: StepTimeBaseline) -> None:
+        self._baseline = baseline
         self.us = 0.0
         """Total cost so far."""
         self.us_per_step: float | None = None
         """Cost per step; ``None`` while too few steps are known."""
-        self._before: deque[float] = deque(maxlen=BEFORE)
+        self._before: list[float] | None = None
+        """Times of the last steps before the first window; ``None``: there was no window yet."""
         self._after: list[float] = []
-        self._attached = self._on_device = False
         self._steps = 0
         """Steps without the profiler since the first window."""
 
     def add(self, record: StepRecord) -> None:
-        """Add a step of the rank."""
-        self._on_device |= record.device_us is not None
-        if record.profiled:
-            self._attached = True
-        elif not self._attached:
-            if self._counts(record):
-                self._before.append(record.step_us)
+        """Add a step of the rank, after the baseline has it."""
+        if self._before is None:
+            if record.profiled:
+                self._before = self._baseline.last_us(BEFORE)
+        elif record.profiled:
+            return
         elif self.us_per_step is not None:
             self.us += self.us_per_step
         else:
             self._steps += 1
-            if self._steps > _SETTLING and self._counts(record):
-                self._after.append(record.step_us)
+            if self._steps > _SETTLING and (time_us := self._baseline.comparable_us(record)) is not None:
+                self._after.append(time_us)
             if len(self._after) == AFTER:
                 self.us_per_step = _difference(self._before, self._after) if len(self._before) >= LEAST_BEFORE else 0.0
                 self.us = self.us_per_step * self._steps
 
-    def _counts(self, record: StepRecord) -> bool:
-        """Return whether the step is like others: the times of host and device are not those of the same step."""
-        return LONG_BY_DESIGN.isdisjoint(record.tags) and (record.device_us is not None or not self._on_device)
-
 
 def _difference(before: Sequence[float], after: Sequence[float]) -> float:
-    usual, since = median(before), median(after)
-    more = since - usual
+    typical, since = median(before), median(after)
+    more = since - typical
     # The variance of a median is pi / 2 times that of a mean.
-    variances = (deviation(values, middle) ** 2 / len(values) for values, middle in ((before, usual), (after, since)))
+    variances = (deviation(values, middle) ** 2 / len(values) for values, middle in ((before, typical), (after, since)))
     error = math.sqrt(math.pi / 2 * sum(variances))
-    return more if _ERRORS * error < more <= MOST * usual else 0.0
+    return more if _ERRORS * error < more <= MOST * typical else 0.0

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankscope.profiler.handover import Hello
+from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
 from rankscope.profiler.intervals import PhaseInterval
 from rankscope.runs.records import RankInfo, RunInfo, StepBreakdown, StepRecord
 
@@ -17,7 +18,8 @@ class HelperContext:
     """What a task needs to know of its rank, and where it reports problems.
 
     ``run`` returns the identity of the run as stored in its folder, ``info`` the current content of ``rank.json``. ``report``
-    prints a message to stderr. ``begun`` returns whether this rank has its place in the run directory.
+    prints a message to stderr. ``begun`` returns whether this rank has its place in the run directory. ``baseline`` has each step
+    before the tasks do.
     """
 
     hello: Hello
@@ -26,6 +28,7 @@ class HelperContext:
     info: Callable[[], RankInfo]
     begun: Callable[[], bool]
     report: Callable[[str], None]
+    baseline: StepTimeBaseline
 
 
 class HelperTask:

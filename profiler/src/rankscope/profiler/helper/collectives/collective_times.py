@@ -47,7 +47,7 @@ class CollectiveTimes(HelperTask):
         self._failures = 0
         self._due = 0.0
         self._busy = False
-        self._said = self._missing = False
+        self._reported = self._missing = False
         self._work: queue.SimpleQueue[bool | None] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
 
@@ -117,6 +117,6 @@ class CollectiveTimes(HelperTask):
             now = time.time_ns()
             self._add(DurationBlock(source=source.kind, start_unix_ns=now, end_unix_ns=now, missing=reason))
         # One report per host is enough.
-        if not self._said and not self._context.hello.rank.local_rank:
-            self._said = True
+        if not self._reported and not self._context.hello.rank.local_rank:
+            self._reported = True
             self._context.report(f"no durations of collectives: {reason}")

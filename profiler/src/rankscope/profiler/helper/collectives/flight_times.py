@@ -78,7 +78,7 @@ class FlightTimes:
             return
         done = done_file(self._context.scratch, DURATIONS)
         try:
-            said = done.read_text(encoding="utf-8", errors="replace")
+            answer = done.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             if now - self._asked > ANSWER_SECONDS and not self._late:
                 self._late = True
@@ -86,20 +86,20 @@ class FlightTimes:
             return
         done.unlink()
         asked, self._asked, self._late = self._asked, None, False
-        yield from self._take(said, asked)
+        yield from self._take(answer, asked)
 
-    def _take(self, said: str, asked: float) -> Iterator[DurationBlock]:
-        """Yield the blocks of the dumps that were written after ``asked``; ``said``: what the rank said of them."""
+    def _take(self, answer: str, asked: float) -> Iterator[DurationBlock]:
+        """Yield the blocks of the dumps that were written after ``asked``; ``answer``: the rank's answer to the request."""
         from rankscope.analysis.durations.blocks import blocks_of
         from rankscope.analysis.durations.flight_recorder import calls_of_dump
         from rankscope.analysis.hang.files import read_dump
         from rankscope.base.errors import InputError
 
-        cost, _, reason = said.partition(" us")
+        cost, _, reason = answer.partition(" us")
         self._set_due()
         sources = dump_files(self._context.scratch, DURATIONS)
         if not sources:
-            raise NoTimesError(reason or said or "the Flight Recorder has nothing")
+            raise NoTimesError(reason or answer or "the Flight Recorder has nothing")
         backend, path = next(iter(sources.items()))
         try:
             dump = read_dump(path, backend=backend, whole_history=True)

@@ -44,9 +44,13 @@ class InspectorLog:
     @classmethod
     def of_environment(cls, context: HelperContext) -> InspectorLog | None:
         """Return the log that the environment of the rank asks for, which the helper shares; ``None`` if it asks for none."""
-        told = os.environ.get
-        folder = told("NCCL_INSPECTOR_DUMP_DIR")
-        is_on = told("NCCL_PROFILER_PLUGIN") and told("NCCL_INSPECTOR_ENABLE") == "1" and told("NCCL_INSPECTOR_PROM_DUMP") != "1"
+        environment = os.environ
+        folder = environment.get("NCCL_INSPECTOR_DUMP_DIR")
+        is_on = (
+            environment.get("NCCL_PROFILER_PLUGIN")
+            and environment.get("NCCL_INSPECTOR_ENABLE") == "1"
+            and environment.get("NCCL_INSPECTOR_PROM_DUMP") != "1"
+        )
         return cls(context, Path(folder)) if is_on and folder else None
 
     def look(self, *, last: bool) -> Iterator[DurationBlock]:

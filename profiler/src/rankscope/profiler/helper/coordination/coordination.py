@@ -41,7 +41,7 @@ class Coordination(HelperTask):
         self._ring = ring
         self._missed = missed
         self._captures = captures
-        self._pace = Pace()
+        self._pace = Pace(context.baseline)
         self._due = 0.0
         self._period = poll_seconds(hello.rank.world_size, hello.settings.plan_ahead_seconds)
         self._report: tuple[RankReport, int] | None = None

@@ -6,6 +6,7 @@ from collections import deque
 from statistics import fmean, median
 from typing import Final
 
+from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
 from rankscope.profiler.plan import RankReport
 from rankscope.runs.records import RankInfo, StepRecord
 
@@ -15,14 +16,11 @@ _LEAST: Final = 5
 
 
 class Pace:
-    """Sums over the steps of one rank, and the median of the recent ones."""
+    """Sums over the steps of one rank, beside the baseline of their times."""
 
-    def __init__(self) -> None:
+    def __init__(self, baseline: StepTimeBaseline) -> None:
+        self._baseline = baseline
         self.last_step: int | None = None
-        self._times: deque[float] = deque(maxlen=_RECENT)
-        self._wall_times: deque[float] = deque(maxlen=_RECENT)
-        self._on_device = False
-        """True if any step had times on the device; those without are then left out, because its host runs ahead."""
         self._trained_us = 0.0
         self._steps = 0
         self._slowed_us = 0.0
@@ -33,20 +31,16 @@ class Pace:
         self._always_on: deque[tuple[int, float]] = deque(maxlen=_RECENT)
 
     def add(self, record: StepRecord) -> None:
-        """Add a step of the rank."""
+        """Add a step of the rank, after the baseline has it."""
         self.last_step = record.step
         self._steps += 1
         self._trained_us += record.wall_us
-        self._wall_times.append(record.wall_us)
-        self._on_device |= record.device_us is not None
-        if self._on_device and record.device_us is None:
-            return
         if not record.profiled:
-            self._times.append(record.step_us)
-        elif self._times:
-            # The profiler slows a step by at most its usual time; any more has another cause, such as a checkpoint.
-            usual = median(self._times)
-            slowed = min(max(0.0, record.step_us - usual), usual)
+            return
+        time_us, typical = self._baseline.comparable_us(record), self._baseline.typical(1)
+        if time_us is not None and typical is not None:
+            # The profiler slows a step by at most its typical time; any more has another cause.
+            slowed = min(max(0.0, time_us - typical.median_us), typical.median_us)
             self._slowed_us += slowed
             self._slowed_total_us += slowed
 
@@ -61,19 +55,26 @@ class Pace:
             self._windows, self._windows_cost_us, self._slowed_us = info.windows, windows_cost, 0.0
         if not self._always_on or self._always_on[-1][0] < self._steps:
             self._always_on.append((self._steps, max(0.0, cost - windows_cost)))
-        known = len(self._times) >= _LEAST
+        walls_us, step_us = self._baseline.walls_us(), self._step_us()
         return RankReport(
             rank=info.rank,
             unix_ns=unix_ns,
             clock=info.clock_name[:256],
             step=self.last_step,
-            step_us=max(1e-3, median(self._times)) if known else None,
-            pace_us=max(1e-3, fmean(self._wall_times)) if known else None,
+            step_us=None if step_us is None else max(1e-3, step_us),
+            pace_us=None if step_us is None else max(1e-3, fmean(walls_us)),
             always_on_us=self._recent_cost(),
             window_us=self._window_us,
             spent_us=max(cost, windows_cost) + self._slowed_total_us,
             trained_us=self._trained_us,
         )
+
+    def _step_us(self) -> float | None:
+        """Return the time of a typical step, also where every step is long by design; ``None``: there were too few."""
+        typical, walls_us = self._baseline.typical(_LEAST), self._baseline.walls_us()
+        if typical is not None:
+            return typical.median_us
+        return median(walls_us) if len(walls_us) >= _LEAST and not self._baseline.on_device else None
 
     def _recent_cost(self) -> float:
         """Return the always-on cost per step over recent reports, so that a slow start does not count."""

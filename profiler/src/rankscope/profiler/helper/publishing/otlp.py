@@ -13,13 +13,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from rankscope.base.errors import InputError, MissingError
-from rankscope.profiler.helper.publishing.spans import resource_attributes, step_spans
 from rankscope.profiler.helper.tasks import HelperContext, HelperTask
 from rankscope.profiler.intervals import PhaseInterval
 from rankscope.runs.records import RankInfo, RunInfo, StepRecord
 
 if TYPE_CHECKING:
-    from rankscope.profiler.helper.publishing.otlp_sdk import Emitter
+    from rankscope.profiler.helper.publishing.otlp_sdk import StepTracer
+
+_Step = tuple[StepRecord, Sequence[PhaseInterval]]
 
 MAX_WAITING: Final = 256
 """Largest number of steps that wait for the SDK; beyond it the oldest are dropped. The SDK limits what waits for the collector
@@ -34,13 +35,13 @@ class OtlpTraces(HelperTask):
     def __init__(self, context: HelperContext) -> None:
         self._context = context
         self._every = context.hello.settings.otlp_every
-        self._waiting: queue.Queue[StepRecord | None] = queue.Queue(MAX_WAITING)
+        self._waiting: queue.Queue[_Step | None] = queue.Queue(MAX_WAITING)
         self._sender: Sender | None = None
 
-    def step(self, record: StepRecord, intervals: Sequence[PhaseInterval] = ()) -> None:  # noqa: ARG002
+    def step(self, record: StepRecord, intervals: Sequence[PhaseInterval] = ()) -> None:
         """Queue the step if its number is a multiple of ``otlp_every``."""
         if self._every and record.step % self._every == 0:
-            _put(self._waiting, record)
+            _put(self._waiting, (record, intervals))
 
     def tick(self) -> None:
         """Start sending once there is a step to send and the run's name and id are final."""
@@ -60,38 +61,37 @@ class OtlpTraces(HelperTask):
 
 
 class Sender:
-    """Thread that converts the records in ``waiting`` to spans and passes them to the SDK."""
+    """Thread that passes the steps in ``waiting`` to the SDK."""
 
-    def __init__(
-        self, waiting: queue.Queue[StepRecord | None], run: RunInfo, rank: RankInfo, report: Callable[[str], None]
-    ) -> None:
+    def __init__(self, waiting: queue.Queue[_Step | None], run: RunInfo, rank: RankInfo, report: Callable[[str], None]) -> None:
         self._waiting = waiting
         self._run_info = run
         self._rank = rank
         self._report = report
-        self._emitter: Emitter | None = None
+        self._tracer: StepTracer | None = None
         self._thread = threading.Thread(target=self._run, name="otlp", daemon=True)
         self._thread.start()
 
     def end(self, seconds: float) -> None:
-        """Send the remaining records within ``seconds``; do not try if the last ones were not accepted."""
+        """Send the remaining steps within ``seconds``; do not try if the last ones were not accepted."""
         _put(self._waiting, None)
-        if self._emitter is not None and self._emitter.taken is False:
+        if self._tracer is not None and self._tracer.accepted is False:
             return
         self._thread.join(seconds)
-        if self._thread.is_alive() and self._emitter is not None and self._emitter.taken is not False:
-            self._report(f"the last traces were not taken over OTLP within {seconds:g} s {self._emitter.complaint}".rstrip())
+        if self._thread.is_alive() and self._tracer is not None and self._tracer.accepted is not False:
+            reason = f" ({self._tracer.warning})" if self._tracer.warning else ""
+            self._report(f"the last traces were not accepted over OTLP within {seconds:g} s{reason}")
 
     def _run(self) -> None:
         if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
             return
         try:
-            from rankscope.profiler.helper.publishing.otlp_sdk import Emitter
+            from rankscope.profiler.helper.publishing.otlp_sdk import StepTracer
 
-            self._emitter = Emitter(resource_attributes(self._run_info, self._rank), self._report)
-            while (record := self._waiting.get()) is not None:
-                self._emitter.emit(*step_spans(record, self._run_info.run_id, self._rank.attempt, self._rank.rank))
-            self._emitter.close()
+            self._tracer = StepTracer(self._run_info, self._rank, self._report)
+            while (step := self._waiting.get()) is not None:
+                self._tracer.add(*step)
+            self._tracer.close()
         except ImportError as error:
             self._report(f"no traces over OTLP: they need {error.name}: pip install 'rankscope[otlp]'")
         except (InputError, MissingError) as error:
@@ -100,10 +100,10 @@ class Sender:
             self._report(f"no more traces over OTLP: {type(error).__name__}: {error}")
 
 
-def _put(waiting: queue.Queue[StepRecord | None], record: StepRecord | None) -> None:
+def _put(waiting: queue.Queue[_Step | None], step: _Step | None) -> None:
     while True:
         try:
-            waiting.put_nowait(record)
+            waiting.put_nowait(step)
         except queue.Full:
             with suppress(queue.Empty):
                 waiting.get_nowait()

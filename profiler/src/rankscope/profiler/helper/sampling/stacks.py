@@ -70,7 +70,6 @@ class Stacks(HelperTask):
         self._lines = StackLines()
         self._steps = 0
         self._last_step: int | None = None
-        self._walls_us = deque[float](maxlen=64)
         self._phases = deque[Sequence[PhaseInterval]](maxlen=_MAX_STEPS)
         """Phases of the steps during a series."""
         self._began = self._due = 0.0
@@ -86,10 +85,9 @@ class Stacks(HelperTask):
         self._asked = True
 
     def step(self, record: StepRecord, intervals: Sequence[PhaseInterval] = ()) -> None:
-        """Add a step to the pace, and keep its phases during a series."""
+        """Count a step, and keep its phases during a series."""
         self._steps += 1
         self._last_step = record.step
-        self._walls_us.append(record.wall_us)
         if self._worker is not None and not record.profiled and intervals:
             self._phases.append(intervals)
 
@@ -122,7 +120,10 @@ class Stacks(HelperTask):
 
     def _duration(self) -> float:
         least, most = SERIES_SECONDS
-        return min(max(least, _STEPS * median(self._walls_us) / 1e6), most)
+        return min(max(least, _STEPS * self._step_seconds()), most)
+
+    def _step_seconds(self) -> float:
+        return median(self._context.baseline.walls_us()) / 1e6
 
     def _next(self, now: float) -> float:
         """Return the time of the next series: the same on all ranks, whose clocks agree."""
@@ -206,7 +207,7 @@ class Stacks(HelperTask):
         """Wait until the step at the end of the series is there, but not for long: it may never end."""
         if not self._phases:
             return
-        until = time.monotonic() + min(GRACE_SECONDS, 1 + 2 * median(self._walls_us) / 1e6)
+        until = time.monotonic() + min(GRACE_SECONDS, 1 + 2 * self._step_seconds())
         while self._phases[-1][-1].end_unix_ns < end_unix_ns and time.monotonic() < until and not self._ending.wait(0.1):
             pass
 

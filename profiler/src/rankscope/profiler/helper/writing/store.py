@@ -83,8 +83,8 @@ class RunStore:
         """Identity of the run; that of its file, once this or another rank has written it."""
         self.dropped = 0
         """Number of dropped records: the folder could not be written for too long, or they could not be encoded or written."""
-        self._lost_said = False
-        self._unconfirmed = self._unconfirmed_said = 0
+        self._loss_reported = False
+        self._unconfirmed = self._unconfirmed_reported = 0
         self._failed: dict[RankStream, int] = dict.fromkeys(RANK_STREAMS, 0)
         """Number of failures other than disk errors since the last success, per stream."""
 
@@ -166,8 +166,8 @@ class RunStore:
         """Count records dropped for another reason than a disk error, and report it once. On any thread."""
         with self._lock:
             self.dropped += records
-            said, self._lost_said = self._lost_said, True
-        if not said:
+            reported, self._loss_reported = self._loss_reported, True
+        if not reported:
             reason = f"{type(error).__name__}: {error}"
             _report(f"rank {self._hello.rank.rank}: {records} record(s) dropped ({reason}); such are counted from now on")
 
@@ -343,8 +343,8 @@ class RunStore:
             with suppress(OSError):
                 writer.close()
         lost = sum(writer.unconfirmed for writer in self._writers.values())
-        if lost > self._unconfirmed_said:
-            self._unconfirmed_said = lost
+        if lost > self._unconfirmed_reported:
+            self._unconfirmed_reported = lost
             _report(
                 f"rank {self._hello.rank.rank}: up to {lost} records may be missing from {self._run_dir}: it took them and failed"
             )

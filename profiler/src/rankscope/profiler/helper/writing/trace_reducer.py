@@ -95,7 +95,7 @@ class TraceReducer:
                 reduced = replace(reduced, breakdowns=self._judge(window, reduced.breakdowns))
             self._done.put(reduced)
             self._reduced += 1
-            self._retention.take(path, asked=window.keep_trace, wrong=reduced.looked_wrong)
+            self._retention.take(path, requested=window.keep_trace, wrong=reduced.looked_wrong)
 
 
 def _reduce(path: Path, device_kind: DeviceKind) -> Reduced:

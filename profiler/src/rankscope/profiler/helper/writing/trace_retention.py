@@ -25,11 +25,11 @@ WRONG_BYTES: Final = 256 * 1024 * 1024
 WRONG_RANKS: Final = 8
 """Number of ranks of a job that keep these: where ranks wait for each other, the same window looks wrong on all of them."""
 _ROOM: Final = 10
-"""Least free space on the disk for such a trace, in multiples of its size: nobody asked for it."""
+"""Least free space on the disk for such a trace, in multiples of its size: no user requested it."""
 MAX_WAITING: Final = 2
 """Largest number of traces that wait in local memory for the disk; further ones are not kept."""
 
-_Why = Literal["last", "asked", "wrong"]
+_Purpose = Literal["last", "requested", "wrong"]
 
 
 def keeps_wrong(rank: int, world_size: int) -> bool:
@@ -61,13 +61,13 @@ class TraceRetention:
         self._captured = deque[Path]()
         self._wrong = deque[tuple[Path, int]]()
         self._wrong_bytes = wrong_bytes
-        self._traces: queue.SimpleQueue[tuple[Path, _Why] | None] = queue.SimpleQueue()
+        self._traces: queue.SimpleQueue[tuple[Path, _Purpose] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="trace retention", daemon=True)
 
-    def take(self, trace: Path, *, asked: bool = False, wrong: bool = False) -> None:
-        """Take a reduced trace; ``asked``: it was requested, ``wrong``: something looked wrong in it. Never waits."""
-        why: _Why = "asked" if asked else "wrong" if wrong and self._wrong_bytes else "last"
-        if why == "last" and not self._keep:
+    def take(self, trace: Path, *, requested: bool = False, wrong: bool = False) -> None:
+        """Take a reduced trace; ``requested``: it was requested, ``wrong``: something looked wrong in it. Never waits."""
+        purpose: _Purpose = "requested" if requested else "wrong" if wrong and self._wrong_bytes else "last"
+        if purpose == "last" and not self._keep:
             remove_trace(trace, self._scratch)
         elif self._traces.qsize() >= MAX_WAITING:
             self._report(f"the trace {trace.stem} is not kept: the disk is too slow for the {MAX_WAITING} before it")
@@ -75,7 +75,7 @@ class TraceRetention:
         else:
             if self._thread.ident is None:
                 self._thread.start()
-            self._traces.put((trace, why))
+            self._traces.put((trace, purpose))
 
     def finish(self, seconds: float) -> bool:
         """Wait up to ``seconds`` until all traces are kept. Return whether they are."""
@@ -85,12 +85,12 @@ class TraceRetention:
         return not self._thread.is_alive()
 
     def _work(self) -> None:
-        while (taken := self._traces.get()) is not None:
-            trace, why = taken
-            self._store(trace, why)
+        while (entry := self._traces.get()) is not None:
+            trace, purpose = entry
+            self._store(trace, purpose)
             remove_trace(trace, self._scratch)
 
-    def _store(self, trace: Path, why: _Why) -> None:
+    def _store(self, trace: Path, purpose: _Purpose) -> None:
         folder = self._keep_in()
         if folder is None:
             return
@@ -108,12 +108,12 @@ class TraceRetention:
                 shutil.copyfileobj(source, target)
                 target.close()
                 size = file.tell()
-                if why == "wrong":
+                if purpose == "wrong":
                     self._make_room(kept.parent, size)
-            if why == "wrong":
+            if purpose == "wrong":
                 self._wrong.append((kept, size))
                 return
-            names, limit = (self._captured, CAPTURED) if why == "asked" else (self._last, self._keep)
+            names, limit = (self._captured, CAPTURED) if purpose == "requested" else (self._last, self._keep)
             names.append(kept)
             while len(names) > limit:
                 names.popleft().unlink(missing_ok=True)
