@@ -349,6 +349,11 @@ TABLE: Final[tuple[Row, ...]] = (
         "The job has ended after {recorded}: record a run with more profiled steps: rankscope run --window-every 50 -- ...",
         reason="few_windows_over",
     ),
+    for_verdict(
+        "insufficient_data",
+        "Let all ranks do the same steps: end it where they do it together, with StepProfiler.step() (docs/recorder.md)",
+        reason="steps_apart",
+    ),
     for_verdict("insufficient_data", "See what each stage takes: rankscope dashboard {run}", reason="one_rank_per_stage"),
     for_verdict(
         "insufficient_data",

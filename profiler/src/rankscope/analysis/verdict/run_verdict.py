@@ -135,6 +135,8 @@ def _lacking(run: RunEvidence) -> Missing:
     reporting = _reporting(run)
     if reporting < 2:
         return Missing(f"step records of {reporting} rank only, of a world of {run.world_size or 'unknown size'}", "few_ranks")
+    if run.numbers.apart and len(run.numbers.comparable(run.ranks)) < 2:
+        return Missing(run.numbers.incomparable(), "steps_apart")
     if not np.isfinite(run.table.stored("own_us")).any():
         return Missing("the step records do not separate own time from waiting, and no profiled window decides", "few_windows")
     if all(len(peers) == 1 for peers in peer_groups(run.ranks, run.infos)):

@@ -17,6 +17,7 @@ from rankscope.analysis.evidence.compared import MINIMUM_STEPS, judge
 from rankscope.analysis.evidence.damage import table_warnings
 from rankscope.analysis.evidence.peers import peer_groups
 from rankscope.analysis.evidence.rank_files import Report, ignore
+from rankscope.analysis.evidence.simultaneous import find_step_numbers
 from rankscope.analysis.evidence.steps import METRICS, Matrices, StepTable
 from rankscope.analysis.evidence.typical import typical_steps
 from rankscope.analysis.inference.profiled import profile_of_windows
@@ -67,6 +68,7 @@ def whatif_with_chain(
     attempt = run.chosen(reader.attempts())
     if table is None or table.attempt != attempt:
         table = StepTable.load(reader, attempt, report=report, metrics=TABLE_METRICS)
+        table = table.renumbered(find_step_numbers(table, reader.infos(attempt)))
     table = replace(table, start_unix_ns=None)  # of no use here, and as large as two metrics
     ranks = table.ranks.tolist()
     infos = reader.infos(attempt)
