@@ -45,7 +45,9 @@ _WHOLE: Final = 0.15
 ``_PHASE`` are those of ranks that end their steps at another place, such as a later stage."""
 _PHASE: Final = 1.5
 _JUMP: Final = 0.5
-"""Change of the lag between samples, in steps, that is none of a clock."""
+"""Time between two steps that is in neither, in steps, from which a clock was set."""
+_GAIN: Final = 0.1
+"""Share of a distance between starts by which the difference of two clocks is corrected."""
 _CLOCK_DRIFT: Final = 2e-4
 """Largest relative difference of the speeds of two hosts' clocks."""
 _TOGETHER: Final = 0.25
@@ -268,22 +270,20 @@ class _Case:
         steps = first / self._step_ns
         is_phase = self._from_start & (np.abs(steps) < _PHASE) & (stages | (np.abs(steps - np.round(steps)) > _WHOLE))
         offset: Floats = np.where(others | is_phase, np.nan_to_num(first), 0.0)[:, None] + np.zeros(late_ns.shape[1])
-        for row in np.flatnonzero(others):
-            offset[row] += self._clock_drift(late_ns[row], self._at[row])
+        offset[others] = self._clock_drift(offset[others], self._at[others], self._numbers[others])
         return offset
 
-    def _clock_drift(self, late_ns: Floats, at: Floats) -> Floats:
-        """Return how far a clock has moved against the reference's at each sample: what changed slowly."""
-        known = np.flatnonzero(np.isfinite(late_ns))
-        if len(known) < _FIRST:
-            return np.zeros(len(late_ns))
-        smooth = np.median(np.lib.stride_tricks.sliding_window_view(np.pad(late_ns[known], 2, mode="edge"), 5), axis=1)
-        change = np.diff(smooth, prepend=smooth[0])
-        change[np.abs(change) > _JUMP * self._step_ns] = 0.0
-        change[: _SETTLED.stop] = 0.0
-        most = _CLOCK_DRIFT * (at[known] - at[known[0]]) + _JUMP * self._step_ns
-        found: Floats = np.interp(np.arange(len(late_ns)), known, np.clip(np.cumsum(change), -most, most))
-        return found
+    def _clock_drift(self, offset: Floats, at: Floats, numbers: Floats) -> Floats:
+        """Return the offsets of clocks that move slowly: starts stay at the same place in some step of the reference."""
+        first = offset[:, 0].copy()
+        now = first.copy()
+        for place in range(_SETTLED.stop, at.shape[1]):
+            lag = self._place(at[:, place] - now) - numbers[:, place]
+            within = np.clip(np.nan_to_num(lag - np.round(lag)), -_TOGETHER, _TOGETHER)
+            most = _CLOCK_DRIFT * np.nan_to_num(at[:, place] - at[:, 0]) + _TOGETHER * self._step_ns
+            now = first + np.clip(now + _GAIN * within * self._step_ns - first, -most, most)
+            offset[:, place] = now
+        return offset
 
 
 def _median(values: Floats) -> float:
