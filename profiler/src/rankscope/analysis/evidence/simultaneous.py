@@ -127,6 +127,8 @@ def find_step_numbers(table: Table, infos: Mapping[int, RankInfo]) -> StepNumber
     """Return the ranks whose numbers of steps differ from those of the others, by the starts of the steps."""
     ranks: list[int] = table.ranks.tolist()
     rows = [row for row, rank in enumerate(ranks) if rank in infos and infos[rank].device_kind == "cpu"]
+    if len(rows) < 2:
+        return ALL_ALIKE
     samples = table.sampled_starts
     rows = [row for row in rows if _is_usable(samples.starts[row])]
     if len(rows) < 2:
