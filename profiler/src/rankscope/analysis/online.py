@@ -156,7 +156,7 @@ class OnlineAnalysis:
         count = int(keep.sum())
         if count < at_least:
             return None
-        compared = judged_groups(table.columns(keep), peer_groups(run.numbers.comparable(run.ranks), run.infos))
+        compared = judged_groups(table.columns(keep), peer_groups(table.numbers.comparable(run.ranks), run.infos))
         judgement = judge(compared, hosts=run.hosts, at_most_us=pipeline_bound(run))
         slow = [straggler.slow for straggler in judgement.stragglers]
         moving = [] if slow or run.pipeline is not None else [(one, moving_waits(one)) for one in compared]
@@ -334,7 +334,6 @@ class _Attempt:
             windows,
             self._matched[1],
             world_size=world_size,
-            numbers=numbers,
             damaged=self._damaged + Counter(table.damaged),
             now=now,
             earlier=Earlier(self._passed.count, self._records, self._wall_us),

@@ -36,7 +36,6 @@ from rankscope.analysis.evidence.rank_columns import ALL_METRICS, LOADED_METRICS
 from rankscope.analysis.evidence.rank_files import Report, ignore
 from rankscope.analysis.evidence.recent import MOST_RECORDS, Earlier
 from rankscope.analysis.evidence.simultaneous import find_step_numbers
-from rankscope.analysis.evidence.step_numbers import StepNumbers
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.evidence.throughput import throughput_of
 from rankscope.analysis.evidence.typical import typical_steps
@@ -210,7 +209,6 @@ def read_evidence(
         windows,
         matched,
         world_size=world_size,
-        numbers=numbers,
         damaged=+damaged,
         now=time.time(),
         earlier=table.earlier,
@@ -226,7 +224,6 @@ def evidence_of(
     matched: Matched,
     *,
     world_size: int | None,
-    numbers: StepNumbers,
     damaged: Mapping[int, int],
     now: float,
     earlier: Earlier | None = None,
@@ -237,7 +234,7 @@ def evidence_of(
     ``now``: Unix seconds. ``durations`` reads the durations of collectives; it is called if no own times can be compared.
     """
     typical = typical_steps(table, infos)
-    compared = judged_groups(typical.table, peer_groups(numbers.comparable(table.ranks.tolist()), infos))
+    compared = judged_groups(typical.table, peer_groups(table.numbers.comparable(table.ranks.tolist()), infos))
     about = reader.attempt(table.attempt)
     over = table.attempt != max(reader.attempts(), default=table.attempt)
     collectives = {rank: reduction.collectives for rank, reduction in windows.items()}
@@ -256,7 +253,6 @@ def evidence_of(
         liveness="over" if over else liveness(table, infos, silent_s),
         silent_s=silent_s,
         earlier=earlier or Earlier(),
-        numbers=numbers,
         durations={} if compared else durations(),
     )
 
@@ -303,7 +299,7 @@ def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
     if silent:
         warnings.append(f"not one step recorded by {ranks_text(silent)}")
     warnings += ended.warnings()
-    warnings += run.numbers.warnings()
+    warnings += run.table.numbers.warnings()
     warnings += _shared_gpus(run)
     going_on = [rank for rank, info in run.infos.items() if info.end_reason is None and info.end_unix_ns is None]
     if run.liveness == "silent" and going_on:

@@ -72,8 +72,12 @@ class Table(Protocol):
         """True where the profiler was on, [ranks, steps]."""
 
     @property
-    def sampled_starts(self) -> SampledStarts:
-        """Starts of some steps of each rank."""
+    def start_unix_ns(self) -> Ints | None:
+        """Starts as in ``starts``, [ranks, steps]; ``None`` if they are read on request."""
+
+    @property
+    def samples(self) -> SampledStarts | None:
+        """Starts of some steps of each rank, where they are read on request."""
 
     def starts(self, row: int) -> Ints:
         """Return the starts of a rank in Unix nanoseconds, [steps]; 0 where there is no record."""
@@ -110,6 +114,13 @@ class SampledStarts:
         return cls(np.broadcast_to(steps[places].astype(np.float64), at.shape), at)
 
 
+def _samples_of(table: Table) -> SampledStarts:
+    if table.start_unix_ns is not None:
+        return SampledStarts.of_matrix(table.steps, table.start_unix_ns)
+    assert table.samples is not None
+    return table.samples
+
+
 def sample(steps: Ints, starts: Ints) -> tuple[Ints, Ints]:
     """Return the numbers and starts of some steps of a rank."""
     places = _places(len(steps))
@@ -129,11 +140,11 @@ def find_step_numbers(table: Table, infos: Mapping[int, RankInfo]) -> StepNumber
     rows = [row for row, rank in enumerate(ranks) if rank in infos and infos[rank].device_kind == "cpu"]
     if len(rows) < 2:
         return ALL_ALIKE
-    samples = table.sampled_starts
+    samples = _samples_of(table)
     rows = [row for row in rows if _is_usable(samples.starts[row])]
     if len(rows) < 2:
         return ALL_ALIKE
-    case = _Case(table, [infos[ranks[row]] for row in rows], rows)
+    case = _Case(table, samples, [infos[ranks[row]] for row in rows], rows)
     first = case.first()
     flagged = case.look(first)
     if not flagged.any():
@@ -161,9 +172,8 @@ def _is_usable(starts: Floats) -> bool:
 class _Case:
     """Starts of the ranks of a table, compared with those of a reference rank."""
 
-    def __init__(self, table: Table, infos: Sequence[RankInfo], rows: list[int]) -> None:
+    def __init__(self, table: Table, samples: SampledStarts, infos: Sequence[RankInfo], rows: list[int]) -> None:
         self._table, self._rows, self._infos = table, rows, infos
-        samples = table.sampled_starts
         self._origin = float(np.nanmin(samples.starts[rows]))
         self._numbers, self._at = samples.steps[rows], samples.starts[rows] - self._origin
         self._from_start = self._numbers[:, 0] <= _FIRST

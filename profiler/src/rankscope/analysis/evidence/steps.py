@@ -24,7 +24,7 @@ from rankscope.analysis.evidence.rank_columns import (
 from rankscope.analysis.evidence.rank_files import OnRequest, Report, ignore, load_ranks
 from rankscope.analysis.evidence.recent import MOST_RECORDS, Earlier, earlier_part, recent_part
 from rankscope.analysis.evidence.simultaneous import SampledStarts, sample
-from rankscope.analysis.evidence.step_numbers import Places, StepNumbers, first_of_each, moved
+from rankscope.analysis.evidence.step_numbers import ALL_ALIKE, Places, StepNumbers, first_of_each, moved
 from rankscope.base.errors import InputError
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES, Phase, StepRecord
@@ -200,7 +200,9 @@ class StepTable:
     earlier: Earlier = field(default_factory=Earlier)
     """Totals of the steps before ``steps``, where only the last ones were read."""
     samples: SampledStarts | None = None
-    """Starts of some steps, where ``values`` reads the starts on request."""
+    """Starts of some steps as recorded, where ``values`` reads the starts on request."""
+    numbers: StepNumbers = ALL_ALIKE
+    """Ranks whose steps have other numbers than they gave, or cannot be compared."""
     memory: dict[int, Matrix] = field(default_factory=dict)
     """Memory samples per rank, [samples, 1 + len(MEMORY)]: the step, and the values that ``MEMORY`` names; every N steps only.
 
@@ -319,24 +321,17 @@ class StepTable:
         assert isinstance(self.values, Matrices)
         return self.values.starts(row)
 
-    @property
-    def sampled_starts(self) -> SampledStarts:
-        """Starts of some steps of each rank."""
-        if self.start_unix_ns is not None:
-            return SampledStarts.of_matrix(self.steps, self.start_unix_ns)
-        assert self.samples is not None
-        return self.samples
-
     def renumbered(self, numbers: StepNumbers) -> StepTable:
-        """Return the table with other step numbers on some ranks; several of a rank may be one together, and some left out."""
+        """Return the table with these step ``numbers``; several of a rank may be one together, and some left out."""
         if not numbers.changed:
-            return self
+            return replace(self, numbers=numbers)
         places = numbers.places(self.ranks, self.steps)
         assert isinstance(self.values, Matrices)
         table = replace(
             self,
             values=self.values.moved(places, self.steps, numbers),
             start_unix_ns=None if self.start_unix_ns is None else moved(self.start_unix_ns, places, 0, first_of_each),
+            numbers=numbers,
             profiled=moved(self.profiled, places, False, np.logical_or.reduceat),
             tags={tag: moved(matrix, places, False, np.logical_or.reduceat) for tag, matrix in self.tags.items()},
             memory={rank: numbers.memory(rank, samples) for rank, samples in self.memory.items()},

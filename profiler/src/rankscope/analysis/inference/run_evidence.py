@@ -13,7 +13,6 @@ from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.evidence.compared import StepOwnTimes
 from rankscope.analysis.evidence.liveness import Liveness
 from rankscope.analysis.evidence.recent import Earlier
-from rankscope.analysis.evidence.step_numbers import ALL_ALIKE, StepNumbers
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.evidence.typical import TypicalSteps
 from rankscope.analysis.inference.explained import RunData
@@ -47,8 +46,6 @@ class RunEvidence:
     silent_s: float
     """Seconds from its last step until it was read."""
     earlier: Earlier = field(default_factory=Earlier)
-    numbers: StepNumbers = ALL_ALIKE
-    """Ranks whose steps had other numbers than those of the same time, or cannot be compared."""
     durations: Mapping[int, Sequence[DurationBlock]] = field(default_factory=dict)
     """Durations of collectives by rank; only read where no own times can be compared."""
 

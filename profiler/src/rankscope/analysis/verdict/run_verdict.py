@@ -152,8 +152,9 @@ def _lacking(run: RunEvidence) -> Missing:
         return Missing(f"step records of {reporting} rank only, of a world of {run.world_size or 'unknown size'}", "few_ranks")
     if (unseen := _unseen_communication(run)) is not None:
         return unseen
-    if run.numbers.apart and len(run.numbers.comparable(run.ranks)) < 2:
-        return Missing(run.numbers.incomparable(), "steps_apart")
+    numbers = run.table.numbers
+    if numbers.apart and len(numbers.comparable(run.ranks)) < 2:
+        return Missing(numbers.incomparable(), "steps_apart")
     if not np.isfinite(run.table.stored("own_us")).any():
         return Missing("the step records do not separate own time from waiting, and no profiled window decides", "few_windows")
     if all(len(peers) == 1 for peers in peer_groups(run.ranks, run.infos)):

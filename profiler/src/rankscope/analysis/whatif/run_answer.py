@@ -95,12 +95,12 @@ def whatif_with_chain(
         steps_left_out=len(table.steps),
         trained_steps=len(table.steps) or None,
         simulated=recorded.simulated,
-        warnings=table_warnings(reader, table),
+        warnings=[*table_warnings(reader, table), *table.numbers.warnings()],
     )
     result, chain = _from_steps(source, reader, table, infos, terms)
     if result.status == "ok":
         return result, chain
-    reductions = {rank: _profiled(reader, attempt, rank) for rank in ranks}
+    reductions = {rank: _profiled(reader, table, rank) for rank in ranks}
     matched = match_windows(reductions, infos, world_size)
     profile = profile_of_windows(reductions, matched, world_size, hosts)
     windows = {rank: reduction.breakdowns for rank, reduction in reductions.items()}
@@ -113,11 +113,12 @@ def whatif_with_chain(
     return msgspec.structs.replace(result, summary=neither), None
 
 
-def _profiled(reader: RunReader, attempt: int, rank: int) -> Reduction:
+def _profiled(reader: RunReader, table: StepTable, rank: int) -> Reduction:
     """Return the breakdowns and collectives of a rank's profiled steps, without impossible ones."""
+    collectives = list(filter(is_possible_collective, reader.collectives(table.attempt, rank)))
     return Reduction(
-        breakdowns=_profiled_steps(reader, attempt, rank),
-        collectives=list(filter(is_possible_collective, reader.collectives(attempt, rank))),
+        breakdowns=table.numbers.breakdowns(rank, _profiled_steps(reader, table.attempt, rank)),
+        collectives=table.numbers.collectives(rank, collectives),
     )
 
 
@@ -133,7 +134,10 @@ def _from_steps(
         told = "stages of a pipeline wait for each other at every micro-batch, which step records do not tell apart"
         return insufficient(source, told), None
     typical = typical_steps(table, infos)
-    judged = judge(_meeting_at_the_end(typical.table) if typical.per_entry > 1 else typical.table, ranks)
+    comparable = table.numbers.comparable(ranks)
+    if table.numbers.apart and len(comparable) < 2:
+        return insufficient(source, table.numbers.incomparable()), None
+    judged = judge(_meeting_at_the_end(typical.table) if typical.per_entry > 1 else typical.table, comparable)
     if judged is None:
         return insufficient(source, _missing(source, table)), None
     count = len(judged.steps)
