@@ -1,8 +1,8 @@
 """Ranks that count their steps differently, because they did steps that the others did not: found by the starts of steps.
 
 Each rank counts its own steps. An extra optimizer step on one rank, or DDP's ``join`` with uneven inputs, makes the numbers drift
-apart: step 100 of one rank then runs while the others are in step 98. Ranks that train together start a step at the same time, so
-start times show which steps belong together. They do so only on CPUs: a host with a device runs ahead of it.
+apart: step 100 of one rank then runs while the others are in step 98. Ranks that train together start and end a step at the same
+time, so times show which steps belong together. They do so only on CPUs: a host with a device runs ahead of it.
 
 The steps of such a rank get the numbers that a reference rank gave to the steps of the same time, if nearly all of these have a
 counterpart. A step without one is added to the next: together they are what the rank did in the step of the reference. Otherwise
@@ -40,6 +40,8 @@ _LAG: Final = 0.75
 """Lag, in steps, from which a rank may be in another step than the number says."""
 _LASTING: Final = 3
 """Number of samples in a row with such a lag: a pause of one rank gives it in one or two."""
+_LASTING_STEPS: Final = 8
+"""Number of steps in a row with other numbers from which they count."""
 _WHOLE: Final = 0.15
 """Largest distance from a whole number of steps of a lag at the beginning that is an offset of numbers. Other lags below
 ``_PHASE`` are those of ranks that end their steps at another place, such as a later stage."""
@@ -51,7 +53,7 @@ _GAIN: Final = 0.1
 _CLOCK_DRIFT: Final = 2e-4
 """Largest relative difference of the speeds of two hosts' clocks."""
 _TOGETHER: Final = 0.25
-"""Largest distance between the starts of two ranks in one step, as a share of the step."""
+"""Largest distance between the ends of two ranks in one step, as a share of the step."""
 _CLEAR: Final = 0.8
 """Least share of a rank's steps with a counterpart from which they get its numbers."""
 
@@ -196,6 +198,7 @@ class _Case:
         self._reference = reference
         self._known, self._times = self.starts(reference)
         self._step_ns = float(np.median(np.diff(self._times))) or 1.0
+        self._reference_jumps = self._jumps(reference)
         expected = np.interp(self._numbers, self._known, self._times, left=np.nan, right=np.nan)
         self.offset = self._offsets(self._at - expected)
         self.lag = self._place(self._at - self.offset) - self._numbers
@@ -220,31 +223,34 @@ class _Case:
         """Return the numbers of a rank by the times of its steps; how far it is apart; or ``None``: neither."""
         if self._has_jumped(place):
             return None
-        own, at = self.starts(place)
+        own, starts = self.starts(place)
         seen = np.isfinite(self.offset[place])
-        at = at - np.interp(at, self._at[place][seen], self.offset[place][seen])
-        nearest = _nearest(self._times, at)
-        gaps = np.diff(self._times)
+        starts = starts - np.interp(starts, self._at[place][seen], self.offset[place][seen])
+        # Ranks end a step together, after its communication. An extra step comes before the one that all do.
+        at, times = starts + self._walls_ns(place, own), self._times + self._walls_ns(self._reference, self._known)
+        at, times = np.maximum.accumulate(at), np.maximum.accumulate(times)
+        nearest = _nearest(times, at)
+        gaps = np.diff(times)
         gap = np.maximum(np.append(gaps, gaps[-1]), np.insert(gaps, 0, gaps[0]))
-        is_pair = _nearest(at, self._times)[nearest] == np.arange(len(at))
-        is_pair &= np.abs(at - self._times[nearest]) <= _TOGETHER * gap[nearest]
-        inside = ((at >= self._times[0]) & (at <= self._times[-1])).sum()
-        of_reference = ((self._times >= at[0]) & (self._times <= at[-1])).sum()
+        is_pair = _nearest(at, times)[nearest] == np.arange(len(at))
+        is_pair &= np.abs(at - times[nearest]) <= _TOGETHER * gap[nearest]
+        inside = ((at >= times[0]) & (at <= times[-1])).sum()
+        of_reference = ((times >= at[0]) & (times <= at[-1])).sum()
         if is_pair.sum() >= _CLEAR * min(inside, of_reference):
             new = _joined(_filled(own, np.where(is_pair, self._known[nearest], -1), self._known))
-            return None if (new[new >= 0] == own[new >= 0]).all() else NewNumbers(own, new)
-        lag = self._place(at) - own
-        lag = lag[np.isfinite(lag)]
-        near = np.flatnonzero(np.abs(lag) < _LAG)
-        apart = len(lag) - 1 - (near[-1] if len(near) else -1)
-        if apart < max(_FEWEST, len(lag) / 2):
+            return NewNumbers(own, new) if _longest(new[new >= 0] != own[new >= 0]) >= _LASTING_STEPS else None
+        lag = self._place(starts) - own
+        common = np.flatnonzero(np.isfinite(lag))
+        near = np.flatnonzero(np.abs(lag[common]) < _LAG)
+        apart = common[near[-1] + 1 :] if len(near) else common
+        if len(apart) < max(_FEWEST, len(common) / 2):
             return None
-        middle = len(lag) - 1 - apart // 2
-        return Apart(int(own[middle]), int(self._known[nearest[middle]]))
+        example = apart[len(apart) // 2]
+        return Apart(int(own[example]), int(self._known[nearest[example]]))
 
     def _has_jumped(self, place: int) -> bool:
         """Return whether the lag of a rank is that of a clock that was set: such a jump is in no step."""
-        jumps, of_reference = self._jumps(place), self._jumps(self._reference)
+        jumps, of_reference = self._jumps(place), self._reference_jumps
         if not jumps.any() and not of_reference.any():
             return False
         own, at = self.starts(place)
@@ -256,14 +262,17 @@ class _Case:
         """Return how far the clock of a rank has jumped until each step: by the time between two steps that is in neither."""
         row = self._rows[place]
         numbers, at = self.starts(place)
-        recorded = np.searchsorted(self._table.steps, numbers)
-        wall_ns = self._table.of_rank("wall_us", row)[recorded].astype(np.float64) * 1e3
-        profiled = self._table.profiled[row, recorded]
-        between = np.diff(at) - wall_ns[:-1]
+        profiled = self._table.profiled[row, np.searchsorted(self._table.steps, numbers)]
+        between = np.diff(at) - self._walls_ns(place, numbers)[:-1]
         # Between profiled steps the recorder works, and steps without a record are no jump.
         between[(np.abs(between) < _JUMP * self._step_ns) | (np.diff(numbers) != 1) | profiled[1:] | profiled[:-1]] = 0.0
         found: Floats = np.cumsum(np.insert(between, 0, 0.0))
         return found
+
+    def _walls_ns(self, place: int, numbers: Ints) -> Floats:
+        """Return the durations of a rank's steps."""
+        walls = self._table.of_rank("wall_us", self._rows[place])
+        return walls[np.searchsorted(self._table.steps, numbers)].astype(np.float64) * 1e3
 
     def _place(self, at: Floats) -> Floats:
         """Return the number of the reference's step at some times, in fractions of steps; NaN before its first and after."""
@@ -280,7 +289,8 @@ class _Case:
         others = np.array([info.clock_name != reference.clock_name for info in self._infos])
         stages = np.array([stage_of(info) != stage_of(reference) for info in self._infos])
         steps = first / self._step_ns
-        is_phase = self._from_start & (np.abs(steps) < _PHASE) & (stages | (np.abs(steps - np.round(steps)) > _WHOLE))
+        is_phase = stages | (self._from_start & (np.abs(steps - np.round(steps)) > _WHOLE))
+        is_phase &= np.abs(steps) < _PHASE
         offset: Floats = np.where(others | is_phase, np.nan_to_num(first), 0.0)[:, None] + np.zeros(late_ns.shape[1])
         offset[others] = self._clock_drift(offset[others], self._at[others], self._numbers[others])
         return offset
@@ -296,6 +306,12 @@ class _Case:
             now = first + np.clip(now + _GAIN * within * self._step_ns - first, -most, most)
             offset[:, place] = now
         return offset
+
+
+def _longest(mask: NDArray[np.bool_]) -> int:
+    """Return the length of the longest run of true values."""
+    ends = np.flatnonzero(np.diff(np.concatenate([[0], mask, [0]])))
+    return int((ends[1::2] - ends[::2]).max(initial=0))
 
 
 def _median(values: Floats) -> float:
