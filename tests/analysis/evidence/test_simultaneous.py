@@ -167,7 +167,7 @@ def test_ranks_that_never_meet_cannot_be_compared() -> None:
 
 @pytest.fixture
 def drifted(synthetic: Callable[..., Any]) -> Callable[..., Path]:
-    """Return a function that writes a run whose rank 1 counts one more step from step 40 on, and whose rank 2 is slow."""
+    """Return a function that writes a run whose rank 1 counts one more step from step 40 on, and whose rank 2 is often slow."""
 
     def write(folder: str, ahead: int, **options: Any) -> Path:
         return synthetic(  # type: ignore[no-any-return]
@@ -175,7 +175,7 @@ def drifted(synthetic: Callable[..., Any]) -> Callable[..., Path]:
             steps=STEPS,
             device_kind="cpu",
             rank_fields={"host": "n0"},
-            plan=lambda rank, step: {"us": 30_000 if step % 10 == 5 else 0} if rank == 2 else None,
+            plan=lambda rank, step: {"us": 40_000 if step % 3 == 1 else 0} if rank == 2 else None,
             fields=lambda rank, step: {"step": step + ahead * (rank == 1 and step >= 40)},
             **options,
         ).write()

@@ -210,14 +210,15 @@ class _Case:
         return flagged
 
     def middle(self) -> int:
-        """Return the rank that is nearest to the middle of all: most ranks agree with it."""
+        """Return the rank that is nearest to the middle of all: most ranks agree with it. Of two, that with fewer steps."""
         lag = np.round(self.lag)
         with np.errstate(invalid="ignore"):
             middle = np.nanmedian(np.where(np.isfinite(lag).any(axis=0), lag, 0), axis=0)
             distance = np.nansum(np.abs(lag - middle), axis=1) / np.maximum(1, np.isfinite(lag).sum(axis=1))
         clock = self._infos[self._reference].clock_name
         distance[[info.clock_name != clock for info in self._infos]] = np.inf
-        return int(distance.argmin())
+        near = np.flatnonzero(distance <= distance.min() + _TOGETHER)
+        return int(near[np.nanmax(self._numbers[near], axis=1).argmin()])
 
     def compare(self, place: int) -> NewNumbers | Apart | None:
         """Return the numbers of a rank by the times of its steps; how far it is apart; or ``None``: neither."""
