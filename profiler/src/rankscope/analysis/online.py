@@ -29,6 +29,8 @@ from rankscope.analysis.evidence.filling import Filling, StepRanges
 from rankscope.analysis.evidence.peers import peer_groups
 from rankscope.analysis.evidence.rank_columns import RankColumns, entries_of, tags_of
 from rankscope.analysis.evidence.recent import Earlier
+from rankscope.analysis.evidence.simultaneous import find_step_numbers
+from rankscope.analysis.evidence.step_numbers import ALL_ALIKE, StepNumbers
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.inference.judgement import judge
 from rankscope.analysis.inference.moving import moving_waits
@@ -154,7 +156,7 @@ class OnlineAnalysis:
         count = int(keep.sum())
         if count < at_least:
             return None
-        compared = judged_groups(table.columns(keep), peer_groups(run.ranks, run.infos))
+        compared = judged_groups(table.columns(keep), peer_groups(table.numbers.comparable(run.ranks), run.infos))
         judgement = judge(compared, hosts=run.hosts, at_most_us=pipeline_bound(run))
         slow = [straggler.slow for straggler in judgement.stragglers]
         moving = [] if slow or run.pipeline is not None else [(one, moving_waits(one)) for one in compared]
@@ -180,6 +182,7 @@ class _Attempt:
         self._wall_us: dict[int, float] = {}
         self._damaged: Counter[int] = Counter()
         self._matched: tuple[object, Matched] | None = None
+        self._numbers: StepNumbers = ALL_ALIKE
         self._has_own_times = False
         """True if step records could be judged at the last update: durations of collectives are not read then."""
 
@@ -311,7 +314,14 @@ class _Attempt:
         infos = {rank: info for rank in self._filling.ranks if (info := self.ranks[rank].info(reader)) is not None}
         least = max((self.ranks[rank].least_ranks for rank in self._filling.ranks), default=0)
         world_size = world_size_of(reader, table, infos, least)
-        windows = {rank: self.ranks[rank].reduction for rank in self._filling.ranks}
+        numbers = find_step_numbers(table, infos)
+        table = table.renumbered(numbers)
+        windows = {
+            rank: Reduction(numbers.breakdowns(rank, rows.breakdowns), numbers.collectives(rank, rows.collectives))
+            for rank, rows in ((rank, self.ranks[rank].reduction) for rank in self._filling.ranks)
+        }
+        if numbers is not ALL_ALIKE or self._numbers is not ALL_ALIKE:
+            self._matched, self._numbers = None, numbers
         by = (world_size, {rank: info.clock_name for rank, info in infos.items()}, list(windows))
         if self._matched is None or self._matched[0] != by:
             self._matched = (by, match_windows(windows, infos, world_size))

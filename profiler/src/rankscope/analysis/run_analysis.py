@@ -35,6 +35,7 @@ from rankscope.analysis.evidence.peers import peer_groups
 from rankscope.analysis.evidence.rank_columns import ALL_METRICS, LOADED_METRICS
 from rankscope.analysis.evidence.rank_files import Report, ignore
 from rankscope.analysis.evidence.recent import MOST_RECORDS, Earlier
+from rankscope.analysis.evidence.simultaneous import find_step_numbers
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.evidence.throughput import throughput_of
 from rankscope.analysis.evidence.typical import typical_steps
@@ -182,6 +183,9 @@ def read_evidence(
         # Costs of a pipeline are means over all ranks: reading them on request would read all files twice.
         metrics = {*metrics, *ALL_METRICS}
     table = StepTable.load(reader, attempt, report=report, metrics=metrics, most_records=most_records)
+    infos = reader.infos(table.attempt)
+    numbers = find_step_numbers(table, infos)
+    table = table.renumbered(numbers)
     windows: dict[int, Reduction] = {}
     damaged = Counter(table.damaged)
     columns, least = RecordColumns(), 0
@@ -189,13 +193,13 @@ def read_evidence(
         breakdowns = list(reader.windows(table.attempt, rank))
         collectives = list(reader.collectives(table.attempt, rank))
         possible = list(filter(is_possible_collective, collectives))
-        columns.add(rank, possible)
+        columns.add(rank, numbers.collectives(rank, possible))
         # Only sends and receives are needed as records: they show stages and micro-batches.
-        messages = [row for row in possible if row.p2p]
-        windows[rank] = Reduction(breakdowns=list(filter(is_possible_breakdown, breakdowns)), collectives=messages)
-        damaged[rank] += len(breakdowns) - len(windows[rank].breakdowns) + len(collectives) - len(possible)
+        messages = numbers.collectives(rank, [row for row in possible if row.p2p])
+        usable = list(filter(is_possible_breakdown, breakdowns))
+        windows[rank] = Reduction(breakdowns=numbers.breakdowns(rank, usable), collectives=messages)
+        damaged[rank] += len(breakdowns) - len(usable) + len(collectives) - len(possible)
         least = max(least, least_ranks(rank, possible))
-    infos = reader.infos(table.attempt)
     world_size = world_size_of(reader, table, infos, least)
     matched = match_windows(windows, infos, world_size, columns.records())
     return evidence_of(
@@ -230,7 +234,7 @@ def evidence_of(
     ``now``: Unix seconds. ``durations`` reads the durations of collectives; it is called if no own times can be compared.
     """
     typical = typical_steps(table, infos)
-    compared = judged_groups(typical.table, peer_groups([int(rank) for rank in table.ranks], infos))
+    compared = judged_groups(typical.table, peer_groups(table.numbers.comparable(table.ranks.tolist()), infos))
     about = reader.attempt(table.attempt)
     over = table.attempt != max(reader.attempts(), default=table.attempt)
     collectives = {rank: reduction.collectives for rank, reduction in windows.items()}
@@ -295,6 +299,7 @@ def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
     if silent:
         warnings.append(f"not one step recorded by {ranks_text(silent)}")
     warnings += ended.warnings()
+    warnings += run.table.numbers.warnings()
     warnings += _shared_gpus(run)
     going_on = [rank for rank, info in run.infos.items() if info.end_reason is None and info.end_unix_ns is None]
     if run.liveness == "silent" and going_on:

@@ -90,6 +90,10 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     holds memory."""
     coordinates: dict[str, int] = {}
     """Position in the parallel layout if known: ``{"dp": 3, "tp": 0}``."""
+    process_group: bool | None = None
+    """Whether the default process group of torch.distributed existed at the rank's first step; ``None``: not recorded."""
+    shared_parameters: bool = False
+    """True if the model's parameters on the CPU are in memory that processes share, as Hogwild trains."""
     start_unix_ns: int
     end_unix_ns: int | None = None
     end_reason: EndReason | None = None

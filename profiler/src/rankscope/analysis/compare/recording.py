@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankscope.analysis.evidence.damage import table_warnings
+from rankscope.analysis.evidence.simultaneous import find_step_numbers
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.trace.possible import is_possible_breakdown
@@ -65,7 +66,10 @@ def read_recording(path: Path) -> Recording:
         other = f"; attempts of it are folders in {named.path / ATTEMPTS}" if len(attempts) > 1 else ""
         raise InputError(path, f"not one step is recorded in attempt {attempt}{other}")
     infos = reader.infos(attempt)
-    windows = {rank: [row for row in reader.windows(attempt, rank) if is_possible_breakdown(row)] for rank in ranks}
+    table = table.renumbered(find_step_numbers(table, infos))
+    windows = {
+        rank: table.numbers.breakdowns(rank, list(filter(is_possible_breakdown, reader.windows(attempt, rank)))) for rank in ranks
+    }
     about = reader.attempt(attempt)
     return Recording(
         path=os.fspath(path),
@@ -76,7 +80,7 @@ def read_recording(path: Path) -> Recording:
         world_size=max(told_world_size(about, infos.values()) or 0, len(ranks)),
         table=table,
         windows=windows,
-        warnings=_warnings(reader, table, attempts, infos, named=named.attempt is not None),
+        warnings=[*_warnings(reader, table, attempts, infos, named=named.attempt is not None), *table.numbers.warnings()],
     )
 
 

@@ -162,6 +162,26 @@ class RankColumns:
                 values[tag_metric(tag)] = column
         return replace(self, tags=entries, values=values)
 
+    def joined(self, numbers: NDArray[np.int64]) -> Self:
+        """Return the entries with other step numbers: those of equal numbers, which follow each other, as one. -1: left out."""
+        entries = self.where(numbers >= 0)
+        numbers = numbers[numbers >= 0]
+        if not len(numbers):
+            return entries
+        firsts = np.flatnonzero(np.diff(numbers, prepend=-1))
+        place = np.cumsum(np.diff(numbers, prepend=-1) != 0) - 1
+        memory = entries.memory.copy()
+        memory[:, 0] = place[memory[:, 0].astype(np.intp)]
+        return replace(
+            entries,
+            step=numbers[firsts],
+            start=entries.start[firsts],
+            profiled=np.logical_or.reduceat(entries.profiled, firsts),
+            values={name: np.add.reduceat(column, firsts) for name, column in entries.values.items()},
+            tags={tag: np.unique(place[at]) for tag, at in entries.tags.items()},
+            memory=memory,
+        )
+
     def where(self, keep: NDArray[np.bool_]) -> Self:
         """Return the entries for which ``keep`` is true."""
         place = np.cumsum(keep) - 1

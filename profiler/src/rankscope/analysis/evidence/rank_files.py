@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.evidence.filling import Filling
 from rankscope.analysis.evidence.rank_columns import ALL_METRICS, RankColumns, tags_of, times_of_tags
 from rankscope.analysis.evidence.recent import Recent
+from rankscope.analysis.evidence.step_numbers import ALL_ALIKE, StepNumbers
 from rankscope.base.errors import InputError
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
@@ -83,13 +84,22 @@ class _Places:
 class OnRequest:
     """Reader of the ``POSTPONED_METRICS`` and step starts of a table's ranks, which keeps what it has read of whole ranks.
 
-    ``steps``: the columns of the table. ``known``: metrics that may have known values.
+    ``steps``: the columns of the table. ``known``: metrics that may have known values. ``numbers``: the step numbers that the
+    table has instead of the recorded ones.
     """
 
-    def __init__(self, reader: RunReader, attempt: int, steps: NDArray[np.int64], known: AbstractSet[str]) -> None:
+    def __init__(
+        self,
+        reader: RunReader,
+        attempt: int,
+        steps: NDArray[np.int64],
+        known: AbstractSet[str],
+        numbers: StepNumbers = ALL_ALIKE,
+    ) -> None:
         self._reader = reader
         self._attempt = attempt
         self._steps = steps
+        self._numbers = numbers
         self.known = known
         self._parts: list[Filling] = []
         self._starts: dict[int, NDArray[np.int64]] = {}
@@ -100,7 +110,12 @@ class OnRequest:
 
     def unread(self, metrics: Collection[str]) -> OnRequest:
         """Return a reader of the same table that has read nothing yet, and reads only ``metrics``."""
-        return OnRequest(self._reader, self._attempt, self._steps, {name for name in self.known if name in metrics})
+        known = {name for name in self.known if name in metrics}
+        return OnRequest(self._reader, self._attempt, self._steps, known, self._numbers)
+
+    def renumbered(self, numbers: StepNumbers) -> OnRequest:
+        """Return a reader of the table with other step numbers on some ranks, which has read nothing yet."""
+        return OnRequest(self._reader, self._attempt, self._steps, self.known, numbers)
 
     def matrix(self, metric: str, ranks: Sequence[int], columns: NDArray[np.intp] | slice) -> NDArray[np.float32]:
         """Return one metric, [ranks, columns]."""
@@ -133,7 +148,7 @@ class OnRequest:
         parts = dict(zip(ranks[order[firsts]].tolist(), np.split(order, firsts[1:]), strict=True))
         few: dict[int, Rows] = {}
         for rank, places in parts.items():
-            if rank not in self._of_rank and len(places) <= _FEW:
+            if rank not in self._of_rank and rank not in self._numbers.changed and len(places) <= _FEW:
                 unique, at = np.unique(self._steps[columns[places]], return_inverse=True)
                 if (rows := self._single_rows(rank, unique)) is not None:
                     few[rank] = rows[at]
@@ -156,13 +171,20 @@ class OnRequest:
         """Return the starts of a rank's steps in Unix nanoseconds, [columns]; 0 where there is no record."""
         if rank not in self._starts:
             rows = ColumnRows(self._reader.quiet().step_rows(self._attempt, rank))
-            columns_of_rank = RankColumns.of_columns(rows, ())
+            columns_of_rank = self._numbered(rank, RankColumns.of_columns(rows, ()))
             there = np.isin(columns_of_rank.step, self._steps)  # the run may have gone on
             started = np.zeros(len(self._steps), np.int64)
             started[np.searchsorted(self._steps, columns_of_rank.step[there])] = columns_of_rank.start[there]
             self._starts[rank] = started
         found: NDArray[np.int64] = self._starts[rank][columns]
         return found
+
+    def _numbered(self, rank: int, columns: RankColumns) -> RankColumns:
+        """Return the columns of a rank with the numbers that the table has."""
+        changed = self._numbers.changed.get(rank)
+        if changed is None:
+            return columns
+        return columns.joined(changed.of(columns.step))
 
     def _read(self, ranks: Sequence[int]) -> None:
         # Several threads may call at once.
@@ -177,7 +199,7 @@ class OnRequest:
 
             part = Filling.of_steps(self._steps, missing)
             for rank, rows in _side_by_side(reader, load, missing, ignore):
-                columns = RankColumns.of_columns(rows, self.known)
+                columns = self._numbered(rank, RankColumns.of_columns(rows, self.known))
                 if not np.array_equal(columns.step, self._steps):
                     columns = columns.where(np.isin(columns.step, self._steps))  # the run may have gone on
                 part.add(rank, columns)

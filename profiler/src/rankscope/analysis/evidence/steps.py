@@ -23,6 +23,8 @@ from rankscope.analysis.evidence.rank_columns import (
 )
 from rankscope.analysis.evidence.rank_files import OnRequest, Report, ignore, load_ranks
 from rankscope.analysis.evidence.recent import MOST_RECORDS, Earlier, earlier_part, recent_part
+from rankscope.analysis.evidence.simultaneous import SampledStarts, sample
+from rankscope.analysis.evidence.step_numbers import ALL_ALIKE, Places, StepNumbers, first_of_each, moved
 from rankscope.base.errors import InputError
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES, Phase, StepRecord
@@ -140,6 +142,12 @@ class Matrices(Mapping[str, Matrix]):
         rows = keep if isinstance(self._rows, slice) else self._rows[keep]
         return Matrices(self._stored, self._ranks[keep], self._kept, meters, rows)
 
+    def moved(self, places: Mapping[int, Places], steps: NDArray[np.int64], numbers: StepNumbers) -> Matrices:
+        """Return the matrices with the values of some rows at other columns, for all ``steps``; see ``StepTable.renumbered``."""
+        stored = {name: moved(matrix, places, np.nan) for name, matrix in self._stored.items()}
+        meters = None if self._meters is None else self._meters.renumbered(numbers)
+        return Matrices(stored, self._ranks, np.arange(len(steps)), meters, self._rows)
+
     def without(self, metrics: Collection[str]) -> Matrices:
         """Return the same without what is stored of ``metrics``."""
         stored = {name: matrix for name, matrix in self._stored.items() if name not in metrics}
@@ -191,6 +199,10 @@ class StepTable:
     """Rank to the number of its records that are left out because their times or numbers are impossible."""
     earlier: Earlier = field(default_factory=Earlier)
     """Totals of the steps before ``steps``, where only the last ones were read."""
+    samples: SampledStarts | None = None
+    """Starts of some steps as recorded, where ``values`` reads the starts on request."""
+    numbers: StepNumbers = ALL_ALIKE
+    """Ranks whose steps have other numbers than they gave, or cannot be compared."""
     memory: dict[int, Matrix] = field(default_factory=dict)
     """Memory samples per rank, [samples, 1 + len(MEMORY)]: the step, and the values that ``MEMORY`` names; every N steps only.
 
@@ -224,10 +236,13 @@ class StepTable:
         filling.add_ranks(ranks)
         recent = recent_part(reader, attempt, ranks, most_records)
         kept: dict[int, tuple[int, int]] = {}
+        samples = []
         for rank, columns in load_ranks(reader, attempt, ranks, report, metrics={"wall_us", *metrics}, recent=recent):
             filling.add(rank, columns)
             kept[rank] = (len(columns.step), int(columns.start[0]) if len(columns.start) else 0)
-        table = cls.filled(attempt, filling, OnRequest(reader, attempt, filling.steps, filling.postponed))
+            samples.append(sample(columns.step, columns.start))
+        requests = OnRequest(reader, attempt, filling.steps, filling.postponed)
+        table = replace(cls.filled(attempt, filling, requests), samples=SampledStarts.of_ranks(samples))
         return table if recent is None else replace(table, earlier=earlier_part(reader, attempt, kept))
 
     @classmethod
@@ -305,6 +320,23 @@ class StepTable:
             return found
         assert isinstance(self.values, Matrices)
         return self.values.starts(row)
+
+    def renumbered(self, numbers: StepNumbers) -> StepTable:
+        """Return the table with these step ``numbers``; several of a rank may be one together, and some left out."""
+        if not numbers.changed:
+            return replace(self, numbers=numbers)
+        places = numbers.places(self.ranks, self.steps)
+        assert isinstance(self.values, Matrices)
+        table = replace(
+            self,
+            values=self.values.moved(places, self.steps, numbers),
+            start_unix_ns=None if self.start_unix_ns is None else moved(self.start_unix_ns, places, 0, first_of_each),
+            numbers=numbers,
+            profiled=moved(self.profiled, places, False, np.logical_or.reduceat),
+            tags={tag: moved(matrix, places, False, np.logical_or.reduceat) for tag, matrix in self.tags.items()},
+            memory={rank: numbers.memory(rank, samples) for rank, samples in self.memory.items()},
+        )
+        return table.columns(np.logical_or.reduce(table.has_record))
 
     def tagged(self, tag: str) -> NDArray[np.bool_]:
         """Return the mask of records that have a tag, [ranks, steps]."""

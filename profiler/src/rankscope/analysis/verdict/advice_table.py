@@ -349,6 +349,18 @@ TABLE: Final[tuple[Row, ...]] = (
         "The job has ended after {recorded}: record a run with more profiled steps: rankscope run --window-every 50 -- ...",
         reason="few_windows_over",
     ),
+    for_verdict(
+        "insufficient_data",
+        "Let all ranks do as many steps, or end the step where they do it together: StepProfiler.step() (docs/recorder.md)",
+        reason="steps_apart",
+    ),
+    for_verdict(
+        "insufficient_data",
+        "Waiting is measured in torch.distributed: let ranks of MPI communicate through it (init_process_group)",
+        "Processes without a rank are recorded if RANK and WORLD_SIZE are set for each before its first step",
+        "See the step times of each rank: rankscope dashboard {run}",
+        reason="unseen_groups",
+    ),
     for_verdict("insufficient_data", "See what each stage takes: rankscope dashboard {run}", reason="one_rank_per_stage"),
     for_verdict(
         "insufficient_data",

@@ -60,7 +60,8 @@ class Setting:
 
 
 _LackOfTraces = Literal["torn_trace", "no_communication", "unknown_ranks", "several_jobs"]
-Lack = Literal["few_steps", "few_ranks", "few_windows", "one_rank_per_stage", "short_capture"] | _LackOfTraces | Problem
+_LackOfRun = Literal["few_steps", "few_ranks", "few_windows", "one_rank_per_stage", "steps_apart", "unseen_groups"]
+Lack = _LackOfRun | Literal["short_capture"] | _LackOfTraces | Problem
 """Reason for insufficient data."""
 
 

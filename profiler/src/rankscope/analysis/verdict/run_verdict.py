@@ -91,7 +91,7 @@ def _case(
     case = Case(setting, shares_of(costs(()), run.matched.figures))
     if run.world_size == 1:
         few = Missing(f"{steps} steps recorded, {MINIMUM_STEPS} needed", "few_steps")
-        return replace(case, missing=few if steps < MINIMUM_STEPS else None)
+        return replace(case, missing=few if steps < MINIMUM_STEPS else _unseen_communication(run))
     if not run.compared:
         return _case_without_own_times(run, case, None if by_durations is None else by_durations(setting, case.shares))
     judgement = judge(run.compared, hosts=run.hosts, at_most_us=pipeline_bound(run))
@@ -130,11 +130,31 @@ def _case_without_own_times(run: RunEvidence, case: Case, by_durations: Case | N
     return replace(case, missing=lacking)
 
 
+def _unseen_communication(run: RunEvidence) -> Missing | None:
+    """Return what is missing where processes work together without torch.distributed; ``None`` where none is known to."""
+    infos = run.infos.values()
+    if not infos or any(info.process_group is not False for info in infos):
+        return None
+    if run.world_size != 1:
+        who = "the ranks have no process group of torch.distributed"
+    elif any(info.shared_parameters for info in infos):
+        who = "the process shares its model's parameters with others, which are not recorded, and has no process group"
+    else:
+        return None
+    lead = "As far as the recorded processes show, "
+    return Missing(f"{who}, so how they wait for each other is not seen", "unseen_groups", lead=lead)
+
+
 def _lacking(run: RunEvidence) -> Missing:
     """Return what the step records lack for the comparison of ranks."""
     reporting = _reporting(run)
     if reporting < 2:
         return Missing(f"step records of {reporting} rank only, of a world of {run.world_size or 'unknown size'}", "few_ranks")
+    if (unseen := _unseen_communication(run)) is not None:
+        return unseen
+    numbers = run.table.numbers
+    if numbers.apart and len(numbers.comparable(run.ranks)) < 2:
+        return Missing(numbers.incomparable(), "steps_apart")
     if not np.isfinite(run.table.stored("own_us")).any():
         return Missing("the step records do not separate own time from waiting, and no profiled window decides", "few_windows")
     if all(len(peers) == 1 for peers in peer_groups(run.ranks, run.infos)):

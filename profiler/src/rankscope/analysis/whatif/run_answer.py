@@ -17,6 +17,7 @@ from rankscope.analysis.evidence.compared import MINIMUM_STEPS, judge
 from rankscope.analysis.evidence.damage import table_warnings
 from rankscope.analysis.evidence.peers import peer_groups
 from rankscope.analysis.evidence.rank_files import Report, ignore
+from rankscope.analysis.evidence.simultaneous import find_step_numbers
 from rankscope.analysis.evidence.steps import METRICS, Matrices, StepTable
 from rankscope.analysis.evidence.typical import typical_steps
 from rankscope.analysis.inference.profiled import profile_of_windows
@@ -67,6 +68,7 @@ def whatif_with_chain(
     attempt = run.chosen(reader.attempts())
     if table is None or table.attempt != attempt:
         table = StepTable.load(reader, attempt, report=report, metrics=TABLE_METRICS)
+        table = table.renumbered(find_step_numbers(table, reader.infos(attempt)))
     table = replace(table, start_unix_ns=None)  # of no use here, and as large as two metrics
     ranks = table.ranks.tolist()
     infos = reader.infos(attempt)
@@ -93,12 +95,12 @@ def whatif_with_chain(
         steps_left_out=len(table.steps),
         trained_steps=len(table.steps) or None,
         simulated=recorded.simulated,
-        warnings=table_warnings(reader, table),
+        warnings=[*table_warnings(reader, table), *table.numbers.warnings()],
     )
     result, chain = _from_steps(source, reader, table, infos, terms)
     if result.status == "ok":
         return result, chain
-    reductions = {rank: _profiled(reader, attempt, rank) for rank in ranks}
+    reductions = {rank: _profiled(reader, table, rank) for rank in ranks}
     matched = match_windows(reductions, infos, world_size)
     profile = profile_of_windows(reductions, matched, world_size, hosts)
     windows = {rank: reduction.breakdowns for rank, reduction in reductions.items()}
@@ -111,11 +113,12 @@ def whatif_with_chain(
     return msgspec.structs.replace(result, summary=neither), None
 
 
-def _profiled(reader: RunReader, attempt: int, rank: int) -> Reduction:
+def _profiled(reader: RunReader, table: StepTable, rank: int) -> Reduction:
     """Return the breakdowns and collectives of a rank's profiled steps, without impossible ones."""
+    collectives = list(filter(is_possible_collective, reader.collectives(table.attempt, rank)))
     return Reduction(
-        breakdowns=_profiled_steps(reader, attempt, rank),
-        collectives=list(filter(is_possible_collective, reader.collectives(attempt, rank))),
+        breakdowns=table.numbers.breakdowns(rank, _profiled_steps(reader, table.attempt, rank)),
+        collectives=table.numbers.collectives(rank, collectives),
     )
 
 
@@ -131,7 +134,10 @@ def _from_steps(
         told = "stages of a pipeline wait for each other at every micro-batch, which step records do not tell apart"
         return insufficient(source, told), None
     typical = typical_steps(table, infos)
-    judged = judge(_meeting_at_the_end(typical.table) if typical.per_entry > 1 else typical.table, ranks)
+    comparable = table.numbers.comparable(ranks)
+    if table.numbers.apart and len(comparable) < 2:
+        return insufficient(source, table.numbers.incomparable()), None
+    judged = judge(_meeting_at_the_end(typical.table) if typical.per_entry > 1 else typical.table, comparable)
     if judged is None:
         return insufficient(source, _missing(source, table)), None
     count = len(judged.steps)

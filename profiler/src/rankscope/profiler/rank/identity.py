@@ -29,7 +29,7 @@ from rankscope.runs.records import AttemptInfo, DeviceKind, RankInfo, RunInfo
 _TYPICAL_RANKS: Final = 8
 
 
-def identify(settings: RecorderSettings, parameters: Collection[torch.device] = ()) -> Hello:
+def identify(settings: RecorderSettings, parameters: Collection[torch.device] = (), *, optimizer: object = None) -> Hello:
     """Return the description of this process for the helper. ``parameters``: devices of its parameters, as far as known.
 
     The run id and start of the settings are used only if this rank creates the run.
@@ -83,6 +83,8 @@ def identify(settings: RecorderSettings, parameters: Collection[torch.device] = 
             gpu_name=gpus[0].name if gpus else None,
             gpu_uuids=uuids if len(gpus) > 1 else [],
             coordinates=layout.coordinates,
+            process_group=initialised,
+            shared_parameters=_are_shared(optimizer),
             start_unix_ns=started,
             budget=settings.budget,
         ),
@@ -113,6 +115,14 @@ def _devices(parameters: Collection[torch.device]) -> tuple[DeviceKind, list[Any
             return "rocm" if torch.version.hip else "cuda", [torch.cuda.get_device_properties(gpu) for gpu in gpus]
     types = {device.type for device in parameters} - {"cpu", "meta"}
     return "xpu" if "xpu" in types else "other" if types else "cpu", []
+
+
+def _are_shared(optimizer: Any) -> bool:
+    """Return whether the parameters of an optimizer are in memory that processes share, as Hogwild trains; on the CPU only."""
+    with suppress(Exception):
+        parameter = optimizer.param_groups[0]["params"][0]
+        return parameter.device.type == "cpu" and bool(parameter.is_shared())
+    return False
 
 
 def _uuid(properties: Any) -> str | None:

@@ -166,7 +166,7 @@ class RecorderLifecycle:
     def _open(self) -> tuple[Session, Windows]:
         optimizer = None if self._optimizers.last is None else self._optimizers.last()
         parameters = parameter_devices(optimizer)
-        hello = identify(self.settings, parameters)
+        hello = identify(self.settings, parameters, optimizer=optimizer)
         session = Session(hello, self.settings.scratch_dir, self._ring)
         self.session = session
         ranks_here = ranks_on_host(hello.rank.world_size)
