@@ -82,7 +82,7 @@ class Totals:
         self.steps += 1
         self.last_step = step.step
         self.last_end_s = step.start_unix_ns / 1e9 + wall_s
-        self.durations.add(wall_s)
+        self.durations.add(step.step_us * _MICRO)
         _add_phases(self.phases_s, step.phases_us)
         _add_known(self.blocked_s, step.blocked_us, step.phases_us)
         if step.device_us is not None:
