@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.profiler.recorded_words import current_step
 
 torch = pytest.importorskip("torch")
 
 from rankscope.profiler.rank import attach, flight_dump  # noqa: E402  # torch may be missing
 from rankscope.profiler.rank.process_end import end_of  # noqa: E402
-from rankscope.profiler.rank.recorder import Recorder  # noqa: E402
+from rankscope.profiler.rank.recorder import StepRecorder  # noqa: E402
 from rankscope.profiler.ring import End  # noqa: E402
 from rankscope.profiler.settings import RecorderSettings  # noqa: E402
 from rankscope.profiler.step import StepProfiler  # noqa: E402
@@ -92,14 +93,12 @@ def test_a_loader_stays_one(tmp_path: Path, recorded: bool) -> None:
 
 
 def test_batches_are_the_data_phase_and_what_they_hold_the_work() -> None:
-    recorder = Recorder(RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1), explicit=True)
+    recorder = StepRecorder(RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1), explicit=True)
     profiler = StepProfiler("/r")
     profiler._recorder = recorder
     for _ in profiler.data(Loader()):
         pass
-    assert recorder._events is not None
-    recorder._events.understand()
-    assert recorder._events.measures.work == (12, 12, None)
+    assert current_step(recorder).work.work == (12, 12, None)
     recorder.close(End.EXIT)
 
 

@@ -16,7 +16,7 @@ def closings(boundary: StepBoundary, events: Iterable[Optimizer | str]) -> list[
     closed = []
     for position, event in enumerate(events):
         if isinstance(event, str):
-            boundary.backward_done()
+            boundary.backward_seen = boundary.backward_since_close = boundary.backward_since_step = True
             continue
         if boundary.before_optimizer(event):
             closed.append(position)

@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 import pytest
+from tests.profiler.recorded_words import RECORDED, numbered, records
 
-from rankscope.profiler.entries import DeviceEntry
-from rankscope.profiler.phases import BACKWARD, BETWEEN, DATA, FORWARD, OPTIMIZER, UNSEEN, PhaseClock
+from rankscope.profiler.events import (
+    AWAITS_DEVICE,
+    BATCH,
+    BATCH_WITHOUT_GRADIENTS,
+    END,
+    LEAVE,
+    MODEL_TRAINS,
+    NOTHING,
+    SHIFT,
+    SIGNALLED,
+    WAIT,
+    WAITED,
+    detail,
+    words_of_message,
+)
+from rankscope.profiler.handover import MessageKind
+from rankscope.profiler.phases import BACKWARD, DATA, OPTIMIZER
+from rankscope.runs.records import PHASES, StepRecord
 
 pytestmark = pytest.mark.usefixtures("require_torch")
 
@@ -35,7 +52,8 @@ class Stream:
     def again(self, mark: list[float]) -> None:
         mark[0] = max(self.done_at, self.now)
 
-    def follow(self) -> None: ...
+    def follow(self) -> bool:
+        return False
 
     def leave(self) -> bool:
         return False
@@ -51,72 +69,94 @@ class Stream:
 
 
 class Training:
-    """Events of a recorder on that device; each host operation takes a microsecond."""
+    """Words of a recorder on that device; each host operation takes a microsecond."""
 
     def __init__(self) -> None:
-        from rankscope.profiler.events import StepEvents
-        from rankscope.profiler.rank.device import DeviceLine
-        from rankscope.profiler.rank.measures import StepMeasures
+        from rankscope.profiler.rank.device import DeviceMarks
 
         self.stream = Stream()
-        self.line = DeviceLine(self.stream)
-        self.measures = StepMeasures()
-        self.events = StepEvents(PhaseClock(0), self.measures)
-        self.events.watch(self.line)
-        self.line.begin()
-        self.at = 0
+        self.marks = DeviceMarks(self.stream)
+        self.marks.begin()
+        self.words: list[int] = []
+        self.at = self.begun = 1000
 
-    def note(self, kind: int, more: object = None) -> None:
+    def _store(self, kind: int, mark: int, *details: int) -> None:
         self.at += 1000
         self.stream.now += 1
-        self.events.note(kind, self.at, more)
+        self.words += [self.at << SHIFT | mark | kind, *details]
+
+    def note(self, kind: int, *details: int) -> None:
+        self._store(kind, self.marks.place(), *details)
+
+    def wait(self, microseconds: float = 0) -> None:
+        """Wait as long for other ranks, on the device."""
+        self._store(WAIT, self.marks.place_wait())
+        self.stream.launch(microseconds)
+        self._store(WAITED, self.marks.place_wait())
 
     def step(self, number: int, *, waited_us: float = 0, waits: int = 0, signalled: bool = True) -> bool:
         """Run a step: data 10, forward 100 with short waits, backward 200 whose end is a wait, optimizer 50 on the device."""
-        from rankscope.profiler.events import LEAVE, WAITED
-
         self.note(DATA)
         self.stream.launch(10)
-        self.note(LEAVE)
+        self.note(BATCH, NOTHING, NOTHING)
         self.stream.launch(100)
         for _ in range(waits):
-            self.note(WAITED, (0, self.line.mark_wait(), self.line.mark_wait()))
+            self.wait()
+        self.marks.follow()
         self.note(BACKWARD)
         self.stream.launch(200 - waited_us)
-        since = self.line.mark_wait()
-        self.stream.launch(waited_us)
-        self.note(WAITED, (0, since, self.line.mark_wait()))
+        self.wait(waited_us)
         self.note(LEAVE)
         self.note(OPTIMIZER)
         self.stream.launch(50)
-        self.note(LEAVE)
-        self.events.finish(self.at)
-        taken = self.line.finish(number, signalled=signalled)
-        self.events.begin(self.at)
+        return self.finish(number, signalled=signalled)
+
+    def finish(self, number: int, *, signalled: bool) -> bool:
+        """End the step."""
+        taken = self.marks.finish(number, signalled=signalled)
+        flags = RECORDED | taken * (AWAITS_DEVICE | SIGNALLED * signalled)
+        self.words += [self.at << SHIFT | END, numbered(number, flags), self.begun]
+        self.begun = self.at
         return taken
 
+    def read(self) -> list[int]:
+        """Read the times of all steps that the device has finished; return the numbers of the steps."""
+        messages = self.marks.read()
+        for message in messages:
+            self.words += words_of_message(MessageKind.DEVICE, message)
+        return [int.from_bytes(message[:8], "little") for message in messages]
 
-def in_us(entry: DeviceEntry) -> dict[int, float]:
-    assert entry.phases_ns is not None
-    return {phase: time / 1000 for phase, time in enumerate(entry.phases_ns) if time != UNSEEN}
+    def complete(self) -> list[StepRecord]:
+        """Let the device finish, and return all steps."""
+        self.stream.now = max(self.stream.now, self.stream.done_at)
+        self.read()
+        return records(self.words)
+
+
+def in_us(step: StepRecord) -> dict[str, float]:
+    assert step.device_us is not None
+    return {phase: time for phase in PHASES if (time := step.device_us.get(phase)) is not None}
+
+
+def blocked(step: StepRecord) -> float | None:
+    """Return how long the device waited for others in the step."""
+    return None if step.device_blocked_us is None else sum(step.device_blocked_us.get(phase) or 0 for phase in PHASES)
 
 
 def test_times_are_the_devices_and_are_read_when_it_is_done() -> None:
     training = Training()
     for number in range(3):
         assert training.step(number, waited_us=80)
-        assert training.line.read() == [], "the device is still at it"
-    training.stream.now = training.stream.done_at
-    entries = training.line.read()
-    training.measures.close()
-    assert [entry.step for entry in entries] == [0, 1, 2]
-    for entry in entries[1:]:
-        times = in_us(entry)
-        assert (times[DATA], times[FORWARD], times[BACKWARD], times[OPTIMIZER]) == (10, 100, 200, 50)
+        assert training.read() == [], "the device is still at it"
+    steps = training.complete()
+    assert [step.step for step in steps] == [0, 1, 2]
+    for step in steps[1:]:
+        times = in_us(step)
+        assert (times["data"], times["forward"], times["backward"], times["optimizer"]) == (10, 100, 200, 50)
         assert sum(times.values()) == 360
-        assert entry.blocked_ns is not None
-        assert entry.blocked_ns[BACKWARD] == 80_000
-        assert sum(entry.blocked_ns) == 80_000
+        assert step.device_blocked_us is not None
+        assert step.device_blocked_us.backward == 80
+        assert blocked(step) == 80
 
 
 def test_marks_are_used_again_and_never_while_they_are_needed() -> None:
@@ -124,11 +164,10 @@ def test_marks_are_used_again_and_never_while_they_are_needed() -> None:
     for number in range(50):
         training.step(number)
         training.stream.now = training.stream.done_at
-        entry = training.line.read()[0]
-        assert in_us(entry)[BACKWARD] == 200
+        assert training.read() == [number]
         if number == 5:
             made = len(training.stream.marks)
-    training.measures.close()
+    assert all(in_us(step)["backward"] == 200 for step in training.complete())
     assert len(training.stream.marks) <= 2 * made
 
 
@@ -141,8 +180,7 @@ def test_a_device_that_never_gets_there_costs_a_bounded_number_of_marks() -> Non
     made = len(training.stream.marks)
     training.step(1000)
     training.stream.now = training.stream.done_at
-    steps = [entry.step for entry in training.line.read()]
-    training.measures.close()
+    steps = training.read()
     assert made <= 12 * (MAX_PENDING + 2)
     assert len(steps) == MAX_PENDING
     assert steps[-1] == 1000
@@ -153,60 +191,50 @@ def test_a_step_in_which_a_graph_is_captured_is_left_alone() -> None:
     training.step(0)
     training.stream.capturing = True
     assert not training.step(1)
-    assert training.line.read() == []
+    assert training.read() == []
     training.stream.capturing = False
     # Work that begins in a capture is unknown, later work is known.
     training.step(2)
     training.step(3)
-    training.stream.now = training.stream.done_at
-    steps = [entry.step for entry in training.line.read()]
-    training.measures.close()
-    assert steps == [0, 3]
+    assert [step.step for step in training.complete() if step.device_us is not None] == [0, 3]
 
 
 def test_an_evaluation_in_the_middle_is_between_steps_on_the_device_too() -> None:
-    from rankscope.profiler.events import BATCH_WITHOUT_GRADIENTS, LEAVE, MODEL_TRAINS
-
     training = Training()
     training.step(0)
     training.note(DATA)
-    training.note(LEAVE)
+    training.note(BATCH, NOTHING, NOTHING)
     training.stream.launch(30)  # forward
     training.note(BATCH_WITHOUT_GRADIENTS)
     training.stream.launch(500)
-    training.note(MODEL_TRAINS, True)  # gradients are enabled
+    training.note(MODEL_TRAINS, detail(True))  # gradients are enabled
     training.stream.launch(70)  # forward
     training.note(BACKWARD)
     training.note(LEAVE)
-    training.events.finish(training.at)
-    training.line.finish(1, signalled=False)
-    training.stream.now = training.stream.done_at
-    times = in_us(training.line.read()[1])
-    tags = training.measures.tags
-    training.measures.close()
-    assert (times[FORWARD], times[BETWEEN]) == (100, 500)
-    assert tags == ["eval"]
+    training.finish(1, signalled=False)
+    step = training.complete()[1]
+    times = in_us(step)
+    assert (times["forward"], times["between_steps"]) == (100, 500)
+    assert step.tags == ["eval"]
 
 
-@pytest.mark.parametrize("out_of_order", ["cut", "wait"])
+@pytest.mark.parametrize("out_of_order", ["event", "wait"])
 def test_times_between_marks_out_of_order_are_not_known(out_of_order: str) -> None:
     training = Training()
-    training.step(0)
+    training.step(0, waited_us=80)
     training.step(1, waited_us=80)
     training.stream.now = training.stream.done_at
-    # Given a step in which the device passed the end of the backward pass, or of the wait in it, before its beginning
-    step = training.line._pending[1]
-    _, since, until = step.waits[0]
+    # Given a step in which the device passed the end of the wait in the backward pass, or the pass itself, before its beginning
+    marks = training.marks._pending[1].marks
     if out_of_order == "wait":
-        since[0], until[0] = until[0], since[0]
+        marks[3][0], marks[4][0] = marks[4][0], marks[3][0]
     else:
-        step.marks[2][0] = step.marks[1][0] - 1
-    known, unknown = training.line.read()
-    training.measures.close()
+        marks[2][0] = marks[1][0] - 1
+    known, unknown = training.complete()
     # Then what lies between them is unknown rather than zero
-    assert known.blocked_ns is not None
-    assert unknown.blocked_ns is None
-    assert (unknown.phases_ns is None) == (out_of_order == "cut")
+    assert known.device_blocked_us is not None
+    assert unknown.device_blocked_us is None
+    assert (unknown.device_us is None) == (out_of_order == "event")
 
 
 def test_a_step_with_thousands_of_waits_has_a_bounded_number_of_marks_and_no_blocked_time() -> None:
@@ -215,33 +243,28 @@ def test_a_step_with_thousands_of_waits_has_a_bounded_number_of_marks_and_no_blo
     training = Training()
     for number in range(QUIET_STEPS + 3):
         training.step(number, waited_us=80, waits=5000 if number < 3 else 10)
-    training.stream.now = training.stream.done_at
-    entries = training.line.read()
-    training.measures.close()
+    steps = training.complete()
     # Only the first step pays for that.
-    assert len(training.stream.marks) <= 2 * MAX_WAITS + 20 * len(entries) + 2 * 2 * 11
+    assert len(training.stream.marks) <= 2 * MAX_WAITS + 20 * len(steps) + 2 * 2 * 11
     # And what is not known of the waits is not taken for zero, while the phases are known
-    assert [in_us(entry)[BACKWARD] for entry in entries] == [200] * (QUIET_STEPS + 3)
-    assert [entry.blocked_ns is None for entry in entries] == [True] * (QUIET_STEPS + 1) + [False] * 2
+    assert [in_us(step)["backward"] for step in steps] == pytest.approx([200] * (QUIET_STEPS + 3), abs=1), "the host was slow"
+    assert [step.device_blocked_us is None for step in steps] == [True] * (QUIET_STEPS + 1) + [False] * 2
 
 
-def test_a_step_with_too_many_cuts_has_a_bounded_number_of_marks_and_no_times() -> None:
-    from rankscope.profiler.events import LEAVE
-    from rankscope.profiler.rank.device import MAX_CUTS
+def test_a_step_with_too_many_events_has_a_bounded_number_of_marks_and_no_times() -> None:
+    from rankscope.profiler.rank.device import MAX_MARKS, MAX_WAITS
 
     training = Training()
     training.step(0)
     for _ in range(5000):
         training.note(DATA)
         training.note(LEAVE)
-    assert not training.step(1)
+    assert not training.finish(1, signalled=True)
     training.step(2)
     training.step(3)
-    training.stream.now = training.stream.done_at
-    steps = [entry.step for entry in training.line.read()]
-    training.measures.close()
-    assert len(training.stream.marks) <= MAX_CUTS + 60
-    assert steps == [0, 2, 3]
+    steps = training.complete()
+    assert len(training.stream.marks) <= MAX_MARKS + 2 * MAX_WAITS + 60
+    assert [step.step for step in steps if step.device_us is not None] == [0, 2, 3]
 
 
 def test_waits_are_marked_only_where_what_the_device_waits_for_can_be_known() -> None:
@@ -252,8 +275,6 @@ def test_waits_are_marked_only_where_what_the_device_waits_for_can_be_known() ->
         training.step(number, waits=100, signalled=number == 3)
     # The last step is known to report all waits, but they had no marks.
     training.step(4, waited_us=80, waits=100)
-    training.stream.now = training.stream.done_at
-    entries = training.line.read()
-    training.measures.close()
+    steps = training.complete()
     assert len(training.stream.marks) <= made + 4 * 20 + 2 * 101
-    assert [entry.blocked_ns is None for entry in entries] == [True, True, True, True, False]
+    assert [blocked(step) for step in steps] == [None, None, None, None, 80]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rankscope.profiler.phases import BACKWARD, DATA, OPTIMIZER, PhaseClock
+from rankscope.profiler.phases import BACKWARD, DATA, OPTIMIZER
 
 pytestmark = pytest.mark.usefixtures("require_torch")
 
@@ -23,8 +23,8 @@ class Gpus:
         gpus = self
 
         class Event:
-            def __init__(self, *, enable_timing: bool) -> None:
-                assert enable_timing
+            def __init__(self, *, enable_timing: bool, blocking: bool, interprocess: bool) -> None:
+                assert (enable_timing, blocking, interprocess) == (True, False, False)
                 self.device: int | None = None
 
             def record(self, stream: str | None = None) -> None:
@@ -80,11 +80,13 @@ class Parameters:
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
     import torch
 
-    from rankscope.profiler.rank import captures, device, meters
+    from rankscope.profiler.rank import device, graph_capture, meters
 
     gpus = Gpus()
     monkeypatch.setattr(device, "cuda", gpus)
-    monkeypatch.setattr(captures, "cuda", gpus)
+    monkeypatch.setattr(device, "_event", gpus.Event)
+    monkeypatch.setattr(device, "_current_stream", gpus.current_stream)
+    monkeypatch.setattr(graph_capture, "cuda", gpus)
     monkeypatch.setattr(meters, "cuda", gpus)
     monkeypatch.setattr(torch, "cuda", gpus)
     return gpus
@@ -94,44 +96,39 @@ class OnGpu:
     """Events of a recorder, with parameters on the second GPU, while the first is the current one."""
 
     def __init__(self) -> None:
-        from rankscope.profiler.events import StepEvents
-        from rankscope.profiler.rank.device import DeviceLine, find_device
-        from rankscope.profiler.rank.measures import StepMeasures
+        from rankscope.profiler.rank.device import DeviceMarks, find_device
 
         clock = find_device(Parameters("cuda:1", "cuda:1"))
         assert clock is not None
-        self.line = DeviceLine(clock)
-        self.events = StepEvents(PhaseClock(0), StepMeasures())
-        self.events.watch(self.line)
+        self.marks = DeviceMarks(clock)
+        self.marks.begin()
 
     def note(self, *kinds: int) -> None:
         for kind in kinds:
-            self.events.note(kind, 1)
+            if kind in (BACKWARD, OPTIMIZER):
+                self.marks.follow()
+            self.marks.place()
 
     def finish(self, number: int) -> bool:
-        self.events.finish(1)
-        taken = self.line.finish(number, signalled=True)
-        self.events.begin(1)
-        return taken
+        return self.marks.finish(number, signalled=True)
 
 
 def test_marks_are_on_the_parameters_device_whichever_is_current(gpus: Gpus) -> None:
     training = OnGpu()
     # When the current GPU changes, and marks are used again
-    training.line._free = [training.line.mark()]
+    training.marks._free = [training.marks.ready()]
     gpus.current = 1
-    training.line.mark()
+    training.marks.place()
     gpus.current = 0
-    training.line.mark_wait()
+    training.marks.place_wait()
     # Then every mark is on its GPU
-    assert gpus.recorded == ["first of 1"] * 3
+    assert gpus.recorded == ["first of 1"] * 4
 
 
 def test_marks_are_on_the_stream_that_training_uses(gpus: Gpus) -> None:
     from rankscope.profiler.events import LEAVE
 
     training = OnGpu()
-    training.line.begin()
     # Given a loop that loads data on the default stream and trains on another
     for number in range(2):
         gpus.recorded.clear()
@@ -149,7 +146,6 @@ def test_marks_are_on_the_stream_that_training_uses(gpus: Gpus) -> None:
     training.note(DATA, LEAVE)
     assert training.finish(3)
     assert gpus.recorded[-3:] == ["first of 1"] * 3
-    training.events.measures.close()
 
 
 @pytest.mark.parametrize(
@@ -175,7 +171,7 @@ def test_a_process_whose_parameters_are_on_several_gpus_has_no_device_times(
 
 
 def test_nothing_is_asked_of_a_device_while_any_thread_captures_a_graph(gpus: Gpus) -> None:
-    from rankscope.profiler.rank import captures
+    from rankscope.profiler.rank import graph_capture
     from rankscope.profiler.rank.attach import _capture_begins, _capture_ends
     from rankscope.profiler.rank.device import CudaClock
 
@@ -193,7 +189,7 @@ def test_nothing_is_asked_of_a_device_while_any_thread_captures_a_graph(gpus: Gp
     assert clock.usable()
     with pytest.raises(RuntimeError):
         _capture_begins(fails)(graph)
-    assert not captures.going_on()
+    assert not graph_capture.going_on()
     gpus.is_current_stream_capturing = lambda: True  # type: ignore[method-assign]
     assert not clock.usable()
 
@@ -257,6 +253,6 @@ def test_memory_is_that_of_the_ranks_own_gpu(gpus: Gpus) -> None:
     gpus.reserved = [3, 7]
     meter = MemoryMeter()
     meter.gpu = 1
-    memory = meter.read(1)
+    _, _, reserved, *_ = meter.read()
     meter.close()
-    assert memory.reserved_bytes == 7
+    assert reserved == 7

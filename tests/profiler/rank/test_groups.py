@@ -57,10 +57,10 @@ def test_own_time_on_a_device_needs_a_pass_that_reduced_gradients() -> None:
     """A replayed CUDA graph runs none, and its waits are inside the graph."""
     from rankscope.profiler.rank.ddp import Tail
     from rankscope.profiler.rank.groups import OtherGroups
-    from rankscope.profiler.rank.recorder import Recorder
+    from rankscope.profiler.rank.recorder import StepRecorder
     from rankscope.profiler.settings import RecorderSettings
 
-    recorder = Recorder(RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1))
+    recorder = StepRecorder(RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1))
     recorder._others = OtherGroups(list)
     recorder._others.communicate(0, [])
     recorder.step_number = 1
@@ -69,6 +69,6 @@ def test_own_time_on_a_device_needs_a_pass_that_reduced_gradients() -> None:
     tail = Tail()
     tail.stamps.append(40)
     assert recorder.enter_backward()
-    recorder.leave_pass(tail)
+    recorder.leave_backward(tail)
     assert recorder._is_signalled()
     recorder.disable("the test is over")

@@ -1,0 +1,44 @@
+"""What a rank has written into its ring, evaluated as its helper does it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rankscope.profiler.events import AS_NOTED, NUMBER, WAITING, WHOLE
+from rankscope.profiler.helper.step_assembler import StepAssembler
+from rankscope.profiler.ring import HEAD, MASK, RingWriter
+from rankscope.profiler.step_evaluation import EvaluatedStep, StepEvaluator
+from rankscope.runs.records import StepRecord
+
+if TYPE_CHECKING:
+    from rankscope.profiler.rank.recorder import StepRecorder
+
+RECORDED = 1 | WHOLE | AS_NOTED << WAITING
+"""Flags of a whole step of a rank that waits for others on the host."""
+
+
+def current_words(ring: RingWriter) -> list[int]:
+    """Return the words of the step that is going on in a ring of memory of its own."""
+    return [ring.words[at & MASK] for at in range(ring.header[HEAD], ring.at)]
+
+
+def current_step(recorder: StepRecorder, end_ns: int | None = None) -> EvaluatedStep:
+    """Return what a recorder has written of the step that is going on, as if it ended at ``end_ns`` or with its last event."""
+    ring = recorder._ring
+    names = {number: name for name, number in ring._names.items()}
+    evaluator = StepEvaluator(lambda number: names.get(number, ""))
+    words, start = current_words(ring), recorder._begun
+    return evaluator.evaluate(words, recorder.step_number, RECORDED, start, start if end_ns is None else end_ns)
+
+
+def records(words: Sequence[int]) -> list[StepRecord]:
+    """Return the records of the steps whose words these are."""
+    assembler = StepAssembler(lambda _: "", unix_offset=lambda: 0)
+    assembler.add(words)
+    return [step.record for step in assembler.rest()]
+
+
+def numbered(number: int, flags: int = RECORDED) -> int:
+    """Return the word of a step's end with its number and flags."""
+    return number << NUMBER | flags
