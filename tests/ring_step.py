@@ -1,32 +1,50 @@
-"""Step in the format of the ring, for tests of its readers."""
+"""Steps in the words of the ring, for tests of its readers."""
 
 from __future__ import annotations
 
-from rankscope.profiler.entries import StepEntry, Usage, pack
-from rankscope.profiler.phases import UNSEEN
-from rankscope.runs.records import PHASES
+from pathlib import Path
+
+from rankscope.profiler.events import END, LEAVE, NUMBER, PROFILED, SHIFT, USAGE, WHOLE, detail
+from rankscope.profiler.phases import BACKWARD
+from rankscope.profiler.ring import RingWriter
+
+SEEN = 1 | WHOLE
+"""Flags of a usual step."""
 
 
-def packed(number: int, *, wall_ns: int = 1_000_000, profiled: bool = False) -> bytes:
-    """Return a step of one long forward phase, with no other known values."""
-    return pack(
-        StepEntry(
-            step=number,
-            start_unix_ns=10**18,
-            wall_ns=wall_ns,
-            phases_ns=[wall_ns if phase == "forward" else UNSEEN for phase in PHASES],
-            blocked_ns=None,
-            profiled=profiled,
-            awaits_device=False,
-            cpu_ns=0,
-            gc_ns=0,
-            samples=None,
-            tokens=None,
-            input_elements=None,
-            flops=None,
-            memory=None,
-            sections_ns={},
-            tags=[],
-            usage=Usage(number, None, 0, 0),
-        )
-    )
+def event(kind: int, at: int, *details: int) -> list[int]:
+    """Return the words of an event with these details."""
+    return [at << SHIFT | kind, *details]
+
+
+def numbers(*values: int | None) -> list[int]:
+    """Return the words of details."""
+    return [detail(value) for value in values]
+
+
+def step_words(number: int, *events: list[int], start_ns: int = 10**9, wall_ns: int = 1_000_000, flags: int = SEEN) -> list[int]:
+    """Return the words of a step with these events; its last detail tells when it began."""
+    words = [word for event in events for word in event]
+    return [*words, (start_ns + wall_ns) << SHIFT | END, number << NUMBER | flags, start_ns]
+
+
+def usage(*counters: int | None, begins: bool = False) -> list[int]:
+    """Return the words of a reading of the thread's counters."""
+    return event(USAGE, 1, *numbers(*counters, int(begins)))
+
+
+def put_step(ring: RingWriter, number: int, *, wall_ns: int = 1_000_000, profiled: bool = False) -> bool:
+    """Write a step that is one long forward phase, and the reading that it waits for. False: the ring has no room."""
+    end = 10**9 + wall_ns
+    flags = SEEN | PROFILED * profiled
+    ring.write(*step_words(number, event(BACKWARD, end), event(LEAVE, end), wall_ns=wall_ns, flags=flags))
+    ring.write(*usage(0, 0, None, 0))
+    return ring.next_step()
+
+
+def ring_in(path: Path) -> RingWriter:
+    """Return the writer of a ring in a new file."""
+    ring = RingWriter()
+    with path.open("xb+") as file:
+        ring.share(file.fileno())
+    return ring

@@ -1,180 +1,351 @@
-"""Ring: no silent loss, no torn entries, and it survives its writer."""
+"""Ring: no silent loss, nothing of a step that is not over, and it survives its writer and its reader."""
 
 from __future__ import annotations
 
 import signal
 import subprocess
 import sys
-from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.ring_step import ring_in
 
-from rankscope.profiler.ring import Announcement, End, RingReader, RingWriter
-
-SLOT = 64
-HEAD = 8
-GENERATION, NUMBER, FIRST, STEPS, FLAGS, CHECK = range(24, 30)
-ROOM = SLOT - 16
-
-Operation = tuple[int, bytes] | int
-
-
-@given(
-    slots=st.integers(1, 5),
-    operations=st.lists(st.one_of(st.tuples(st.integers(0, 9), st.binary(max_size=ROOM + 4)), st.integers(1, 6)), max_size=60),
+from rankscope.profiler.events import MESSAGE, bytes_of_message, size_of_message, words_of_message
+from rankscope.profiler.ring import (
+    ANNOUNCED,
+    BYTES,
+    CAPACITY,
+    HEAD,
+    MASK,
+    MAX_NAMES,
+    STEP_WORDS,
+    TAIL,
+    Announcement,
+    End,
+    RingReader,
+    RingWriter,
 )
-def test_entries_come_out_in_order_or_are_counted(
-    tmp_path_factory: pytest.TempPathFactory, slots: int, operations: list[Operation]
+
+GENERATION, SEEN = ANNOUNCED
+NUMBER, FIRST, STEPS, FLAGS, CHECK = range(GENERATION + 1, GENERATION + 6)
+
+
+def reader_of(path: Path) -> RingReader:
+    """Return a new reader of the ring in a file."""
+    with path.open("rb+") as file:
+        return RingReader(file.fileno())
+
+
+class Ring:
+    """Both sides of a ring in a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "ring"
+        self.writer = ring_in(self.path)
+        self.reader = reader_of(self.path)
+
+    def put(self, *words: int) -> bool:
+        """Write a step."""
+        self.writer.write(*words)
+        return self.writer.next_step()
+
+    def replace_reader(self) -> None:
+        """Let another reader take the place of one that was killed."""
+        self.reader.close()
+        self.reader = reader_of(self.path)
+
+    def close(self) -> None:
+        """Close both sides."""
+        self.reader.close()
+        self.writer.close()
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Iterator[Ring]:
+    """Return a ring with a reader."""
+    made = Ring(tmp_path)
+    yield made
+    made.close()
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["step", "step", "inline", "read", "free", "replace"]),
+            st.one_of(st.integers(1, 50), st.integers(1, STEP_WORDS + 10), st.sampled_from([STEP_WORDS, STEP_WORDS + 1])),
+        ),
+        max_size=30,
+    )
+)
+def test_whole_steps_come_out_in_order_or_are_counted(
+    tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[str, int]]
 ) -> None:
-    path = tmp_path_factory.mktemp("ring") / "ring"
-    writer = RingWriter(path, slots=slots, slot_bytes=SLOT)
-    reader = RingReader(path)
-    expected: deque[tuple[int, bytes]] = deque()
-    dropped = 0
-    for operation in operations:
-        if isinstance(operation, int):
-            took = reader.read(operation)
-            assert took == [expected.popleft() for _ in range(min(operation, len(expected)))]
+    ring = Ring(tmp_path_factory.mktemp("ring"))
+    writer = ring.writer
+    kept = list[int]()
+    dropped = read = freed = 0
+    roomy = True
+    for number, (operation, size) in enumerate(operations):
+        if operation in ("step", "inline"):
+            words = [number << 20 | place | 1 << 60 for place in range(size)]
+            if operation == "step":
+                for start in range(0, size, 100):
+                    writer.write(*words[start : start + 100])
+            else:
+                for word in words:
+                    if writer.at >= writer.limit:
+                        writer.overflow()
+                    writer.words[writer.at & MASK] = word
+                    writer.at += 1
+            whole = writer.next_step()
+            assert whole or size > STEP_WORDS or not roomy
+            assert not (whole and size > STEP_WORDS)
+            kept += words if whole else []
+            dropped += not whole
+            roomy = len(kept) - freed <= CAPACITY - 2 * STEP_WORDS
+        elif operation == "read":
+            got = ring.reader.read(size)
+            assert got == kept[read : read + size]
+            read += len(got)
+        elif operation == "free":
+            freed = max(freed, min(read, freed + size))
+            ring.reader.free(freed)
         else:
-            kind, payload = operation
-            fits = len(expected) < slots and len(payload) <= ROOM
-            assert writer.put(kind, payload) == fits
-            if fits:
-                expected.append((kind, payload))
-            dropped += not fits
-    assert reader.read(1000) == list(expected)
-    assert reader.dropped == dropped
+            ring.replace_reader()
+            read = freed
+    assert ring.reader.read() == kept[read:]
+    assert ring.reader.dropped == dropped
+    ring.close()
+
+
+def test_a_step_can_be_read_once_it_is_over(ring: Ring) -> None:
+    ring.writer.write(3, 4)
+    ring.writer.write(5)
+    assert ring.reader.read() == []
+    assert ring.reader.current() == [3, 4, 5]
+    ring.writer.next_step()
+    assert ring.reader.current() == []
+    assert ring.reader.read() == [3, 4, 5]
+
+
+def test_the_current_step_is_seen_without_words_of_steps_that_had_no_room(ring: Ring) -> None:
+    # Given a full ring
+    number = 0
+    while ring.put(*[7] * 1000) and number < 1000:
+        number += 1
+    assert number > 10
+    # When there is room again, and a step begins where others were dropped
+    ring.writer.write(*[9] * 5)
+    ring.writer.next_step()
+    assert ring.reader.current() == []
+    ring.reader.free(ring.reader.at + len(ring.reader.read()))
+    ring.writer.next_step()
+    ring.writer.write(3)
+    # Then it alone is seen
+    assert ring.reader.current() == [3]
+    # And of a step that grew too large, nothing
+    ring.writer.write(*[5] * STEP_WORDS)
+    assert ring.reader.current() == []
+
+
+def test_what_follows_a_step_is_kept_where_the_next_one_has_no_room(ring: Ring) -> None:
+    # Given steps that are followed by other words, as by a reading of counters
+    number = 0
+    while not ring.writer.spilled:
+        number += 1
+        ring.writer.write(*[7] * 1000)
+        ring.writer.publish()
+        ring.writer.write(8)
+        ring.writer.next_step()
+    assert ring.reader.read() == ([7] * 1000 + [8]) * number
+
+
+def test_a_word_that_is_not_seen_yet_is_waited_for_with_those_after_it(ring: Ring) -> None:
+    ring.writer.write(3, 4, 5)
+    ring.writer.words[1] = 0
+    ring.writer.next_step()
+    assert [ring.reader.read(), ring.reader.read()] == [[3], []]
+    ring.writer.words[1] = 4
+    assert ring.reader.read() == [4, 5]
+
+
+def test_ctrl_c_while_words_are_written_leaves_no_gap(ring: Ring) -> None:
+    # Given a step during whose writing Ctrl-C arrives again and again
+    script = """
+import signal, sys, time
+from pathlib import Path
+from tests.ring_step import ring_in
+ring, armed = ring_in(Path(sys.argv[1])), False
+def interrupt(*_):
+    global armed
+    if armed:
+        armed = False
+        raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, interrupt)
+until = time.monotonic() + 10
+signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+while ring.at < 20000 and time.monotonic() < until:
+    try:
+        armed = True
+        while True:
+            ring.write(*range(1, 100))
+            if ring.at > 29000:
+                ring.at = 99
+    except KeyboardInterrupt:
+        pass
+armed = False
+ring.publish()
+"""
+    path = ring.path.with_name("other")
+    subprocess.run([sys.executable, "-c", script, path], check=True)
+    # Then the reader gets past it
+    with reader_of(path) as reader:
+        words = reader.read()
+        assert len(words) == ring_head(path) > 0
+        assert words == list(range(1, 100)) * (len(words) // 99)
+
+
+def ring_head(path: Path) -> int:
+    """Return the position up to which whole steps were written."""
+    return int.from_bytes(path.read_bytes()[8 * HEAD : 8 * HEAD + 8], sys.byteorder)
+
+
+def test_messages_come_between_words_with_any_content(ring: Ring) -> None:
+    for size in (0, 1, 6, 7, 8, 1000):
+        assert ring.writer.put(5, bytes(range(256))[:1] * size)
+        ring.writer.next_step()
+        words = ring.reader.read()
+        assert words == words_of_message(5, b"\0" * size)
+        assert 0 not in words
+        assert words[0] & 31 == MESSAGE
+        assert size_of_message(words[0]) == (5, size, len(words) - 1)
+        assert bytes_of_message(size, words[1:]) == b"\0" * size
+
+
+def test_names_are_read_by_their_numbers_also_those_given_before_there_is_a_file(tmp_path: Path) -> None:
+    writer = RingWriter()
+    early = writer.name("early")
+    with (tmp_path / "ring").open("xb+") as file:
+        writer.share(file.fileno())
+        reader = RingReader(file.fileno())
+    assert early is not None
+    late = writer.name("\N{OWL}" * 20)
+    assert late is not None
+    assert (reader.name(early), reader.name(late)) == ("early", "\N{OWL}" * 9)
+    assert writer.name("early") == early
+    more = [writer.name(f"n{number}") for number in range(MAX_NAMES)]
+    assert more[-2:] == [None, None]
+    last = more[MAX_NAMES - 3]
+    assert last == MAX_NAMES - 1
+    assert reader.name(last) == f"n{MAX_NAMES - 3}"
+    assert [reader.name(number) for number in (-1, MAX_NAMES, 2**60)] == [""] * 3
     reader.close()
     writer.close()
 
 
-@pytest.mark.parametrize("how", ["patience", "ended"])
-def test_a_slot_that_was_overwritten_in_part_is_waited_for_then_counted_never_believed(tmp_path: Path, how: str) -> None:
-    writer = RingWriter(tmp_path / "ring", slots=4, slot_bytes=SLOT)
-    writer.put(1, b"first")
-    writer.put(1, b"second")
-    data = (tmp_path / "ring").read_bytes()
-    (tmp_path / "ring").write_bytes(data.replace(b"first", b"fi\0st"))
-    with RingReader(tmp_path / "ring", patience_s=0.0 if how == "patience" else 1e9) as reader:
-        if how == "ended":
-            assert reader.read() == []
-            assert reader.dropped == 0
-        assert reader.read(ended=how == "ended") == [(1, b"second")]
-        assert reader.dropped == 1
+@pytest.mark.parametrize("large", [False, True])
+def test_the_first_step_is_kept_from_before_there_is_a_file(tmp_path: Path, large: bool) -> None:
+    writer = RingWriter()
+    writer.write(3, 4)
+    if large:
+        writer.write(*[5] * STEP_WORDS)
+    with (tmp_path / "ring").open("xb+") as file:
+        writer.share(file.fileno())
+        reader = RingReader(file.fileno())
+    assert writer.next_step() is not large
+    writer.write(6)
+    writer.next_step()
+    assert (reader.read(), reader.dropped) == ([6], 1) if large else ([3, 4, 6], 0)
+    reader.close()
     writer.close()
 
 
-def test_a_head_that_is_ahead_of_its_slots_skips_nothing(tmp_path: Path) -> None:
-    # Given a head beyond the last entry, as a half-written head may be
-    writer = RingWriter(tmp_path / "ring", slots=4, slot_bytes=SLOT)
-    writer.put(1, b"first")
-    writer.words[HEAD] = 4
-    with RingReader(tmp_path / "ring") as reader:
-        # Then a missing entry is not read
-        assert reader.read() == [(1, b"first")]
-        assert reader.read() == []
-        # And once it is there, it is read
-        for payload in (b"second", b"third"):
-            writer.put(1, payload)
-        assert reader.read() == [(1, b"second"), (1, b"third")]
-        assert reader.dropped == 0
-    writer.close()
-
-
-def test_an_announcement_is_heard_once_and_the_last_one_counts(tmp_path: Path) -> None:
-    writer = RingWriter(tmp_path / "ring", slots=1, slot_bytes=SLOT)
-    with RingReader(tmp_path / "ring") as reader:
-        for number in (1, 2):
-            reader.announce(Announcement(number, 100 * number, 3, keep_trace=number == 2))
-        heard = [reader.heard]
-        assert writer.news() == Announcement(2, 200, 3, keep_trace=True)
-        heard.append(reader.heard)
-        assert heard == [False, True]
-        assert [writer.news() for _ in range(2)] == [None, None]
+def test_an_announcement_is_received_once_and_the_last_counts(ring: Ring) -> None:
+    for number in (1, 2):
+        ring.reader.announce(Announcement(number, 100 * number, 3, keep_trace=number == 2))
+    acknowledged = [ring.reader.acknowledged]
+    assert ring.writer.announcement() == Announcement(2, 200, 3, keep_trace=True)
+    acknowledged.append(ring.reader.acknowledged)
+    assert acknowledged == [False, True]
+    assert [ring.writer.announcement() for _ in range(2)] == [None, None]
     # Announcements of a replacement helper are received too
-    with RingReader(tmp_path / "ring") as reader:
-        reader.announce(Announcement(1, 300, 3))
-        assert writer.news() == Announcement(1, 300, 3)
-    writer.close()
+    ring.replace_reader()
+    ring.reader.announce(Announcement(1, 300, 3))
+    assert ring.writer.announcement() == Announcement(1, 300, 3)
 
 
 @pytest.mark.parametrize("word", [GENERATION, NUMBER, FIRST, STEPS, CHECK])
-def test_an_announcement_in_the_middle_of_a_change_is_not_believed(tmp_path: Path, word: int) -> None:
-    writer = RingWriter(tmp_path / "ring", slots=1, slot_bytes=SLOT)
-    with RingReader(tmp_path / "ring") as reader:
-        reader.announce(Announcement(7, 100, 3))
-        # When one of its words is still an old one
-        whole, writer.words[word] = writer.words[word], 0
-        assert writer.news() is None
-        # Then it is received once it is complete, at a later step
-        writer.words[word] = whole
-        assert writer.news() == Announcement(7, 100, 3)
-    writer.close()
+def test_an_announcement_in_the_middle_of_a_change_is_not_believed(ring: Ring, word: int) -> None:
+    ring.reader.announce(Announcement(7, 100, 3))
+    # When one of its words is still an old one
+    header = ring.writer.header
+    whole, header[word] = header[word], 0
+    assert ring.writer.announcement() is None
+    # Then it is received once it is complete, at a later step
+    header[word] = whole
+    assert ring.writer.announcement() == Announcement(7, 100, 3)
 
 
-def test_what_windows_cost_is_told_apart(tmp_path: Path) -> None:
-    writer = RingWriter(tmp_path / "ring", slots=1, slot_bytes=SLOT)
-    with RingReader(tmp_path / "ring") as reader:
-        writer.set_cost(5000)
-        writer.set_window_cost(3000, 2)
-        assert (reader.cost_ns, reader.window_cost_ns, reader.windows) == (5000, 3000, 2)
-    writer.close()
+def test_the_cost_of_windows_is_separate(ring: Ring) -> None:
+    ring.writer.set_cost(5000)
+    ring.writer.set_window_cost(3000, 2)
+    assert (ring.reader.cost_ns, ring.reader.window_cost_ns, ring.reader.windows) == (5000, 3000, 2)
 
 
-def test_what_was_written_survives_sigkill_of_the_writer(tmp_path: Path) -> None:
+def test_what_was_written_survives_sigkill_of_the_writer_in_the_middle_of_a_step(tmp_path: Path) -> None:
     script = (
-        "import os, signal, sys; from pathlib import Path; from rankscope.profiler.ring import RingWriter\n"
-        "ring = RingWriter(Path(sys.argv[1]))\n"
-        "for number in range(100): ring.put(1, str(number).encode())\n"
-        "ring.set_cost(1234); os.kill(os.getpid(), signal.SIGKILL)"
+        "import os, signal, sys; from pathlib import Path; from tests.ring_step import ring_in\n"
+        "ring = ring_in(Path(sys.argv[1]))\n"
+        "for number in range(1, 101): ring.write(number, number); ring.next_step()\n"
+        "ring.set_cost(1234); ring.write(7); os.kill(os.getpid(), signal.SIGKILL)"
     )
     ended = subprocess.run([sys.executable, "-c", script, tmp_path / "ring"], check=False)
     assert ended.returncode == -signal.SIGKILL
-    with RingReader(tmp_path / "ring") as reader:
-        assert [int(payload) for _, payload in reader.read()] == list(range(100))
+    with reader_of(tmp_path / "ring") as reader:
+        assert reader.read() == [number for number in range(1, 101) for _ in range(2)]
+        assert reader.current() == [7]
         assert reader.end is End.SILENT
-        assert reader.cost_ns == 1234
+        assert reader.cost_ns > 1234
 
 
-def test_goodbye_and_the_reason_for_silence_are_read(tmp_path: Path) -> None:
-    writer = RingWriter(tmp_path / "ring", slots=1, slot_bytes=SLOT)
-    with RingReader(tmp_path / "ring") as reader:
-        assert (reader.end, reader.disabled_reason) == (End.SILENT, None)
-        writer.set_end(End.CRASH)
-        writer.set_disabled("ä" * 2000)
-        assert reader.end is End.CRASH
-        assert (reader.disabled_reason or "").startswith("ää")
-    writer.close()
+def test_the_end_and_the_reason_for_silence_are_read(ring: Ring) -> None:
+    assert (ring.reader.end, ring.reader.disabled_reason) == (End.SILENT, None)
+    ring.writer.set_end(End.CRASH)
+    ring.writer.set_disabled("ä" * 2000)
+    assert ring.reader.end is End.CRASH
+    assert (ring.reader.disabled_reason or "").startswith("ää")
 
 
-@pytest.mark.parametrize("content", [b"not a ring" * 1000, b"x", b"RSRING02" + bytes(5000)])
+@pytest.mark.parametrize("content", [b"not a ring" * 1000, b"x", b"RSRING02" + bytes(5000), bytes(BYTES)])
 def test_another_file_is_no_ring(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(ValueError, match="not a ring"):
-        RingReader(tmp_path / "file")
+        reader_of(tmp_path / "file")
 
 
-def test_a_ring_is_private_and_never_an_existing_file(tmp_path: Path) -> None:
-    RingWriter(tmp_path / "ring").close()
-    assert (tmp_path / "ring").stat().st_mode & 0o077 == 0
-    with pytest.raises(FileExistsError):
-        RingWriter(tmp_path / "ring")
+def test_words_that_a_reader_keeps_are_read_again_by_its_replacement(ring: Ring) -> None:
+    for word in (3, 4, 5):
+        ring.put(word, word)
+    assert len(ring.reader.read()) == 6
+    ring.reader.free(2)
+    # The reader itself reads nothing twice
+    ring.put(6)
+    assert ring.reader.read() == [6]
+    ring.replace_reader()
+    assert ring.reader.read() == [4, 4, 5, 5, 6]
 
 
-def test_what_a_reader_keeps_is_read_again_by_the_one_that_takes_its_place(tmp_path: Path) -> None:
-    writer = RingWriter(tmp_path / "ring", slots=4, slot_bytes=SLOT)
-    for payload in (b"first", b"second", b"third"):
-        writer.put(1, payload)
-    with RingReader(tmp_path / "ring") as reader:
-        assert len(reader.read(free=False)) == 3
-        reader.free(keep=2)
-        # The reader itself reads nothing twice, and the slots are not free
-        writer.put(1, b"fourth")
-        assert reader.read(free=False) == [(1, b"fourth")]
-        assert [writer.put(1, b"fifth"), writer.put(1, b"sixth")] == [True, False]
-    with RingReader(tmp_path / "ring") as reader:
-        assert [payload for _, payload in reader.read()] == [b"second", b"third", b"fourth", b"fifth"]
-    writer.close()
+def test_the_replacement_of_a_reader_that_was_killed_while_it_gave_words_back_goes_on_after_them(ring: Ring) -> None:
+    for word in (3, 4, 5):
+        ring.put(word, word)
+    ring.reader.read()
+    ring.reader.free(4)
+    # When it was killed before it moved the tail
+    ring.writer.header[TAIL] = 0
+    ring.replace_reader()
+    assert ring.reader.read() == [5, 5]
+    assert ring.writer.header[TAIL] == 4
