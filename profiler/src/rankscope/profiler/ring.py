@@ -5,7 +5,8 @@ room, a step is dropped and counted.
 
 Layout, in the byte order of the machine: a header, then ``CAPACITY`` words. The header has 8-byte words at fixed offsets: magic;
 the writer's (head, dropped steps, the recorder's cost, end, cost and number of windows, the last announcement read), the reader's
-(tail, and an announcement); the reason for which the recorder switched itself off; and the names that words refer to.
+(tail, its next value while words are given back, and an announcement); the reason for which the recorder switched itself off; and
+the names that words refer to.
 
 Positions in the ring count all words ever written. The writer publishes its head at the end of each step, so the reader takes
 whole steps. Every word is written with one aligned store, so the other side sees the old value or the new one, never a part of
@@ -19,6 +20,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from array import array
 from contextlib import suppress
 from enum import IntEnum
 from typing import Final, NamedTuple, Self
@@ -50,7 +52,7 @@ _NAME_BYTES: Final = 40
 
 # Words of the header, by their index: offset / 8.
 _HEAD, _DROPPED, _COST, _END, _WINDOW_COST, _WINDOWS, _SEEN = range(8, 15)
-_TAIL: Final = 16
+_TAIL, _NEXT_TAIL = 16, 17
 _GENERATION: Final = 24
 _NUMBER, _FIRST, _STEPS, _FLAGS, _CHECK = range(25, 30)
 _KEEP_TRACE: Final = 1
@@ -133,12 +135,15 @@ class RingWriter:
         if self.at + count > self.limit:
             self.overflow()
             return False
-        # First the place: a signal handler of the script may write during the loop.
-        memory, at = self.words, self.at
+        block = array("Q", words)
+        # No call and no loop from here: a signal handler would write there, or leave a gap that the reader cannot pass.
+        at = self.at
+        start = at & MASK
+        fitting = CAPACITY - start
+        self.words[start : start + count] = block[:fitting]
+        if count > fitting:
+            self.words[: count - fitting] = block[fitting:]
         self.at = at + count
-        for word in words:
-            memory[at & MASK] = word
-            at += 1
         return not self.spilled
 
     def publish(self) -> None:
@@ -163,6 +168,8 @@ class RingWriter:
         if dropped:
             header[_DROPPED] += 1
             self.at = header[_HEAD]
+        else:
+            header[_HEAD] = self.at
         if self._map is None or self.at + _RESERVE - header[_TAIL] <= CAPACITY:
             self.words, self.spilled = self._ring, False
         else:
@@ -246,6 +253,8 @@ class RingReader:
         if self._header[0] != _MAGIC:
             self.close()
             raise ValueError("not a ring")
+        # A killed predecessor may have given only a part of some words back.
+        self.free(self._header[_NEXT_TAIL])
         self.at = self._header[_TAIL]
         """Position of the next word to read."""
         # A killed predecessor of this helper may have announced a window.
@@ -276,6 +285,7 @@ class RingReader:
     def free(self, position: int) -> None:
         """Give the words before ``position`` back to the writer. A replacement of this reader reads those after it again."""
         tail = self._header[_TAIL]
+        self._header[_NEXT_TAIL] = max(position, tail)
         while tail < position:
             start = tail & MASK
             count = min(position - tail, CAPACITY - start)
