@@ -183,9 +183,10 @@ def _evaluates(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _trains(original: Callable[..., Any]) -> Callable[..., Any]:
     def train(self: Any, mode: bool = True) -> Any:
-        # A model calls this for each submodule, so the check comes first that is false for all but the first call. ``eval`` of
-        # some models (all of transformers 5) calls this too.
-        if _recorder is not None and _recorder.may_evaluate is mode and not is_dynamo_compiling():
+        # A model calls this for each submodule, so a check that is false for all but the first call comes before any other work.
+        # ``eval`` of some models (all of transformers 5) calls this too. A compiled caller must not depend on ``may_evaluate``:
+        # a change would recompile it.
+        if not is_dynamo_compiling() and _recorder is not None and _recorder.may_evaluate is mode:
             recorder = _listening()
             if recorder is not None:
                 (recorder.model_trains if mode else recorder.model_evaluates)()
