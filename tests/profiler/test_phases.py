@@ -137,7 +137,7 @@ def test_the_end_of_a_phase_of_a_step_that_is_over_says_nothing() -> None:
     clock = PhaseClock(0)
     clock.enter(DATA, 10)  # Ctrl-C went through it
     clock.finish(20)
-    clock.begin(20)
+    clock = PhaseClock(20)
     clock.leave(30)
     clock.enter(BACKWARD, 40)
     clock.leave(50)

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.ring_step import packed
+from tests.ring_step import put_step, ring_in
 from tests.step_files import append
 
-from rankscope.profiler.handover import HELLO_FILE, RING_FILE, EntryKind, Hello
+from rankscope.profiler.handover import HELLO_FILE, RING_FILE, Hello
 from rankscope.profiler.helper.writing.store import RunStore
-from rankscope.profiler.ring import End, RingWriter
+from rankscope.profiler.ring import End
 from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.paths import rank_dir, segment
 from rankscope.runs.reader import RunReader
@@ -60,7 +60,7 @@ class Rank:
     def __init__(self, place: Path, run: Path, rank: int, *, user: int, umask: int, groups: list[int] | None = None) -> None:
         self.scratch = place / f"scratch{rank}"
         self.scratch.mkdir()
-        self.ring = RingWriter(self.scratch / RING_FILE)
+        self.ring = ring_in(self.scratch / RING_FILE)
         said = Hello(
             settings=RecorderSettings(
                 run_dir=str(run), run_id="r", name="test", start_unix_ns=1, exporter_url=None, window_steps=0
@@ -73,7 +73,7 @@ class Rank:
         for path in (self.scratch, *self.scratch.iterdir()):
             os.chown(path, user, user)
         for number in range(20):
-            assert self.ring.put(EntryKind.STEP, packed(number))
+            assert put_step(self.ring, number)
         self.ring.set_end(End.EXIT)
         # At the end, a disk that refuses writes is retried for a shorter time.
         code = f"{become(user, groups, umask)}; writer_thread.LAST_TRY_SECONDS = 0.5; helper.main(Path(sys.argv[1]))"

@@ -15,10 +15,11 @@ import pytest
 from tests.exporter import conftest as exporter
 from tests.exporter.conftest import RunningExporter
 from tests.exporter.fake_driver import FakeDriver, uuid_of
+from tests.ring_step import ring_in
 
 from rankscope.profiler.handover import HELLO_FILE, RING_FILE, Hello
 from rankscope.profiler.helper.sampling.host_lock import HostLock
-from rankscope.profiler.ring import End, RingWriter
+from rankscope.profiler.ring import End
 from rankscope.profiler.settings import EXPORTER_URL, RecorderSettings
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import AttemptInfo, HardwareSample, RankInfo, RunInfo
@@ -58,7 +59,7 @@ class Rank:
         )
         scratch = folder / f"scratch{rank}"
         scratch.mkdir()
-        self.ring = RingWriter(scratch / RING_FILE)
+        self.ring = ring_in(scratch / RING_FILE)
         (scratch / HELLO_FILE).write_bytes(msgspec.json.encode(hello))
         command = [sys.executable, "-P", "-c", QUICK, str(scratch)]
         self.helper = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
