@@ -186,32 +186,25 @@ def interrupt(*_):
         armed = False
         raise KeyboardInterrupt
 signal.signal(signal.SIGALRM, interrupt)
-until = time.monotonic() + 10
+until = time.monotonic() + 0.5
 signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
-while ring.at < 20000 and time.monotonic() < until:
+while time.monotonic() < until:
     try:
         armed = True
-        while True:
+        while ring.at < 20000:
             ring.write(*range(1, 100))
-            if ring.at > 29000:
-                ring.at = 99
     except KeyboardInterrupt:
         pass
-armed = False
-ring.publish()
+    armed = False
+    if 0 in ring.words[:ring.at].tolist():
+        sys.exit("a gap")
+    if ring.at >= 20000:
+        ring.overflow()
+        ring.next_step()
+signal.setitimer(signal.ITIMER_REAL, 0)
 """
-    path = ring.path.with_name("other")
-    subprocess.run([sys.executable, "-c", script, path], check=True)
-    # Then the reader gets past it
-    with reader_of(path) as reader:
-        words = reader.read()
-        assert len(words) == ring_head(path) > 0
-        assert words == list(range(1, 100)) * (len(words) // 99)
-
-
-def ring_head(path: Path) -> int:
-    """Return the position up to which whole steps were written."""
-    return int.from_bytes(path.read_bytes()[8 * HEAD : 8 * HEAD + 8], sys.byteorder)
+    # Then there is no gap, which no reader would get past
+    subprocess.run([sys.executable, "-c", script, ring.path.with_name("other")], check=True)
 
 
 def test_messages_come_between_words_with_any_content(ring: Ring) -> None:
