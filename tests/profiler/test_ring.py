@@ -18,7 +18,6 @@ from rankscope.profiler.ring import (
     ANNOUNCED,
     BYTES,
     CAPACITY,
-    HEAD,
     MASK,
     MAX_NAMES,
     STEP_WORDS,
