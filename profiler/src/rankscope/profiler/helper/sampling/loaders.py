@@ -1,7 +1,6 @@
 """Threads and processes that load the batches of a training thread, as their stacks show them. Pure, except for ``workers_of``.
 
-A loader is recognised by what is on its stack: a library that loads data, or a wait for room in a queue, which a thread that loads
-ahead shows as long as it is fast enough.
+A loader is recognised by its stack: a library that loads data, or a wait for room in a queue, as of a thread that loads ahead.
 """
 
 from __future__ import annotations

@@ -72,6 +72,7 @@ class Stacks(Duty):
         self._program: str | None = None
         self._lines = StackLines(batch_source)
         self._loader_lines = StackLines()
+        self._compared = False
         self._steps = 0
         self._last_step: int | None = None
         self._walls_us = deque[float](maxlen=64)
@@ -182,7 +183,9 @@ class Stacks(Duty):
         first = None if before is None else before + 1
         last = self._last_step if first is None or self._last_step is None else max(first, self._last_step)
         loaders = loader_samples(threads, "thread", self._loader_lines, rate=rate)
-        if waits_for_others(lines, loaders, samples):
+        # The first series shows what the worker processes of a healthy rank do, too.
+        if not self._compared or waits_for_others(lines, loaders, samples):
+            self._compared = True
             loaders += self._workers(seconds, rate)
         self._add(
             StackSamples(
