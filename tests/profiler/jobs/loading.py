@@ -1,4 +1,4 @@
-"""Training on gloo that knows nothing of rankscope. ``KIND RANK SECONDS``: how batches are loaded, and the rank that loads slowly."""
+"""Training on gloo that knows nothing of rankscope. ``KIND RANK SECONDS``: how batches are loaded, and the slow rank."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,34 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 PAUSE_SECONDS = 0.015
 BATCH = 4
 KIND, RANK, SECONDS = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+
+
+class Waiting(Protocol):
+    """Queue of batches, of threads or processes."""
+
+    def put(self, item: Tensor, /) -> None:
+        """Add a batch."""
+
+    def get(self) -> Tensor:
+        """Return the next batch."""
+        ...
+
+
+class SimpleQueue:
+    """Queue whose ``get`` is not Python code."""
+
+    def __init__(self) -> None:
+        self.items: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
+
+    def put(self, item: Tensor, /) -> None:
+        """Add a batch when there is room."""
+        while self.items.qsize() > BATCH:
+            time.sleep(0.001)
+        self.items.put(item)
+
+    def get(self) -> Tensor:
+        """Return the next batch."""
+        return self.items.get()
 
 
 def read(slow: bool) -> Tensor:
@@ -58,23 +87,43 @@ def own_batches(slow: bool) -> Iterator[Tensor]:
         yield torch.stack([read(slow) for _ in range(BATCH)])
 
 
-def fill(batches: Iterator[Tensor], waiting: queue.Queue[Tensor]) -> None:
+def fill(batches: Iterator[Tensor], waiting: Waiting) -> None:
     """Load ahead on another thread or in another process."""
     for batch in batches:
         waiting.put(batch)
 
 
-def fill_in_process(slow: bool, waiting: queue.Queue[Tensor]) -> None:
+def fill_in_process(slow: bool, waiting: Waiting) -> None:
     """Load ahead in a process of the script's own."""
     fill(own_batches(slow), waiting)
 
 
-def in_thread(batches: Iterator[Tensor]) -> Iterator[Tensor]:
+def in_thread(batches: Iterator[Tensor], waiting: Waiting) -> Iterator[Tensor]:
     """Yield batches that a background thread loads."""
-    waiting: queue.Queue[Tensor] = queue.Queue(4)
     threading.Thread(target=fill, args=(batches, waiting), daemon=True).start()
     while True:
         yield waiting.get()
+
+
+def with_event(batches: Iterator[Tensor]) -> Iterator[Tensor]:
+    """Yield batches that a background thread loads, one ahead, and announces by an event."""
+    loaded, wanted = threading.Event(), threading.Event()
+    coming: list[Tensor] = []
+
+    def run() -> None:
+        for batch in batches:
+            coming.append(batch)
+            loaded.set()
+            wanted.wait()
+            wanted.clear()
+
+    threading.Thread(target=run, daemon=True).start()
+    while True:
+        loaded.wait()
+        loaded.clear()
+        batch = coming.pop()
+        wanted.set()
+        yield batch
 
 
 def in_pool(batches: Iterator[Tensor]) -> Iterator[Tensor]:
@@ -96,32 +145,29 @@ def in_process(slow: bool) -> Iterator[Tensor]:
         yield waiting.get()
 
 
-def batches_of(kind: str, slow: bool) -> Iterator[Tensor]:
-    """Return the batches of one kind of loading."""
-    samples = Samples(slow)
-    if kind == "plain":
-        return iter(DataLoader(samples, BATCH))
-    if kind == "workers":
-        return iter(DataLoader(samples, BATCH, num_workers=2))
-    if kind == "persistent":
-        return iter(DataLoader(samples, BATCH, num_workers=1, persistent_workers=True, prefetch_factor=4))
-    if kind == "spawn":
-        return iter(DataLoader(samples, BATCH, num_workers=1, multiprocessing_context="spawn"))
-    if kind == "forkserver":
-        return iter(DataLoader(samples, BATCH, num_workers=1, multiprocessing_context="forkserver"))
-    if kind == "stream":
-        return iter(DataLoader(Stream(slow), BATCH, num_workers=1))
-    if kind == "thread":
-        return in_thread(iter(DataLoader(samples, BATCH)))
-    if kind == "thread_workers":
-        return in_thread(iter(DataLoader(samples, BATCH, num_workers=1)))
-    if kind == "own_thread":
-        return in_thread(own_batches(slow))
-    if kind == "pool":
-        return in_pool(iter(DataLoader(samples, BATCH)))
-    if kind == "own_process":
-        return in_process(slow)
-    return iter(DataLoader(Samples(False), BATCH))
+def loaded(slow: bool, **options: Any) -> Iterator[Tensor]:
+    """Yield batches of torch's data loader."""
+    return iter(DataLoader(Samples(slow), BATCH, **options))
+
+
+BATCHES: dict[str, Callable[[bool], Iterator[Tensor]]] = {
+    "plain": loaded,
+    "workers": lambda slow: loaded(slow, num_workers=2),
+    "persistent": lambda slow: loaded(slow, num_workers=1, persistent_workers=True, prefetch_factor=4),
+    "spawn": lambda slow: loaded(slow, num_workers=1, multiprocessing_context="spawn"),
+    "forkserver": lambda slow: loaded(slow, num_workers=1, multiprocessing_context="forkserver"),
+    "stream": lambda slow: iter(DataLoader(Stream(slow), BATCH, num_workers=1)),
+    "thread": lambda slow: in_thread(loaded(slow), queue.Queue(4)),
+    "simple_queue": lambda slow: in_thread(loaded(slow), SimpleQueue()),
+    "thread_workers": lambda slow: in_thread(loaded(slow, num_workers=1), queue.Queue(4)),
+    "own_thread": lambda slow: in_thread(own_batches(slow), queue.Queue(4)),
+    "pool": lambda slow: in_pool(loaded(slow)),
+    "event": lambda slow: with_event(loaded(slow)),
+    "own_process": in_process,
+    # No slow loading: the host stalls
+    "lock": lambda _: in_thread(loaded(False), queue.Queue(4)),
+    "log": lambda _: in_thread(loaded(False), queue.Queue(4)),
+}
 
 
 class Host:
@@ -168,7 +214,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     host = Host(KIND if slow else "none")
     end = time.time() + SECONDS
-    for step, batch in enumerate(batches_of(KIND, slow), 1):
+    for step, batch in enumerate(BATCHES[KIND](slow), 1):
         optimizer.zero_grad()
         model(batch).square().mean().backward()
         optimizer.step()

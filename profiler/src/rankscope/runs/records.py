@@ -343,8 +343,8 @@ class StackLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Phase of nearly all of these samples; ``None``: unknown, or of several phases."""
     batches_from: BatchSource | None = None
     """Where the thread gets batches from in most of these samples. ``loader``: it runs code of a library that loads data;
-    ``workers``: it waits in such a library for other processes or threads; ``queue``: it waits for an item of a queue or the
-    result of a future, which need not be a batch."""
+    ``workers``: it waits in such a library for other processes or threads; ``queue``: it waits for another thread or process,
+    as for an item of a queue or the result of a future, which need not be a batch."""
 
 
 class LoaderSamples(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -357,7 +357,7 @@ class LoaderSamples(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     loads: int = 0
     """Number of samples in a library that loads data, without those of a worker process that waits for requests."""
     gets: int = 0
-    """Number of samples that wait for an item of a queue, or for worker processes."""
+    """Number of samples that wait for another thread or process, as for an item of a queue."""
     puts: int = 0
     """Number of samples that wait for room in a queue."""
     lines: list[StackLine] = []

@@ -42,23 +42,26 @@ _LIBRARIES: Final = re.compile(
 _PINS: Final = "/torch/utils/data/_utils/pin_memory.py"
 """Its thread hands on what worker processes load."""
 _QUEUES: Final = ("/multiprocessing/queues.py", "/queue.py")
+_WAITS: Final = ("/threading.py", "/selectors.py", "/multiprocessing/connection.py")
 _NOT_LOADERS: Final = ("resource_tracker", "rankscope.profiler.helper", "compile_worker")
 """Words on the command lines of other child processes."""
 
 
 def _wait_of(frames: Sequence[Frame]) -> Literal["get", "put"] | None:
-    """Return whether a thread waits for an item of a queue or the result of a future, or for room in a queue."""
+    """Return whether a thread waits for another one (an item of a queue, the result of a future, a condition), or for room in a
+    queue.
+    """
+    waits = False
     for frame in reversed(frames):
         function = short_function(frame)
         if frame.file.endswith(_QUEUES) and function in ("get", "put"):
             return "get" if function == "get" else "put"
         if "/concurrent/futures/" in frame.file:
             return "get" if function in ("result", "_worker") else None
-        if frame.file.endswith("/multiprocessing/connection.py") and function in ("recv", "recv_bytes"):
-            return "get"
-        if not frame.file.endswith(("/threading.py", "/selectors.py", "/multiprocessing/connection.py")):
-            return None
-    return None
+        if not frame.file.endswith(_WAITS):
+            break
+        waits |= function in ("wait", "recv", "recv_bytes")
+    return "get" if waits else None
 
 
 def batch_source(frames: Sequence[Frame]) -> BatchSource | None:

@@ -41,6 +41,8 @@ _STARTS: Final = (
     ("/concurrent/futures/thread.py", ("_worker", "run")),
 )
 """Functions that call what a thread or process was started to run."""
+_GETS: Final = (".get", ".recv")
+"""Ends of calls that wait for another thread without a frame of their own, as ``queue.SimpleQueue.get`` does."""
 _RECORDER: Final = f"{Path(__file__).parents[2]}/"
 """Its wrappers are in the stack of what they wrap."""
 
@@ -188,21 +190,24 @@ class StackLines:
             one.phases[phases.between(earliest := zero_ns + stay.start_us * 1000, earliest + _STARTING_NS)] += 1
         total = sum(one.duration_us for one in found.values())
         most = sorted(found.items(), key=lambda item: -item[1].duration_us)[:MAX_LINES]
-        lines = [
-            StackLine(
-                file=frame.file[-_MAX_TEXT:],
-                line=frame.line,
-                function=frame.function[:_MAX_TEXT],
-                samples=samples,
-                call=self._call(frame),
-                innermost=next((name[:_MAX_TEXT] for name, _ in one.innermost.most_common(1)), None),
-                phase=_clear(one.phases),
-                batches_from=one.sources.most_common(1)[0][0],
-            )
-            for frame, one in most
-            if (samples := round(one.duration_us * rate / 1e6))
-        ]
+        lines = [self._line(frame, one, samples) for frame, one in most if (samples := round(one.duration_us * rate / 1e6))]
         return round(total * rate / 1e6), lines
+
+    def _line(self, frame: Frame, found: _Found, samples: int) -> StackLine:
+        call, innermost = self._call(frame), next((name for name, _ in found.innermost.most_common(1)), None)
+        source = found.sources.most_common(1)[0][0]
+        if source is None and innermost is None and (call or "").endswith(_GETS):
+            source = "queue"
+        return StackLine(
+            file=frame.file[-_MAX_TEXT:],
+            line=frame.line,
+            function=frame.function[:_MAX_TEXT],
+            samples=samples,
+            call=call,
+            innermost=None if innermost is None else innermost[:_MAX_TEXT],
+            phase=_clear(found.phases),
+            batches_from=source,
+        )
 
     def _call(self, frame: Frame) -> str | None:
         if frame.file not in self._calls:
