@@ -30,7 +30,7 @@ def single_thread(monkeypatch: pytest.MonkeyPatch) -> None:
         ("block", ("imbalance", "more_calls", None)),
         ("profiler", ("host", "profiler", None)),
         ("cprofile", ("host", "profiler", "forward")),
-        ("dispatch", ("input", None, "data")),
+        ("dispatch", ("input", "no_workers", "data")),
     ],
 )
 def test_the_planted_cause_of_rank_0_is_found(

@@ -24,6 +24,7 @@ from rankscope.runs.reader import RunReader
 from rankscope.runs.records import StackSamples
 
 JOB = Path(__file__).parent / "jobs" / "stalling.py"
+LOADING = JOB.with_name("loading.py")
 SECONDS = 100
 """Longest duration of the jobs, which are ended as soon as there are enough samples."""
 
@@ -37,9 +38,9 @@ def py_spy() -> None:
         skip_or_fail("py-spy is not installed: make install")
 
 
-def planted(kind: str) -> int:
+def planted(kind: str, job: Path = JOB) -> int:
     """Return the number of the line of the stall."""
-    return next(number for number, line in enumerate(JOB.read_text().splitlines(), 1) if line.endswith(f"# stall: {kind}"))
+    return next(number for number, line in enumerate(job.read_text().splitlines(), 1) if line.endswith(f"# stall: {kind}"))
 
 
 def stacks(run: Path, rank: int) -> list[StackSamples]:
@@ -71,9 +72,9 @@ def training(command: list[str], run: Path) -> Iterator[Callable[[], bool]]:
         yield lambda: job.poll() is None
 
 
-def record(torch: PreloadedTorch, run: Path, kind: str, series: int) -> None:
+def record(torch: PreloadedTorch, run: Path, kind: str, series: int, job: Path = JOB) -> None:
     """Train on two ranks, with a stall on rank 1, until each rank has as many series of samples."""
-    with training(torch.command(2, JOB, kind, "1", str(SECONDS)), run) as goes_on:
+    with training(torch.command(2, job, kind, "1", str(SECONDS)), run) as goes_on:
         while min(len(stacks(run, rank)) for rank in (0, 1)) < series:
             assert goes_on(), "the job ended without samples"
             if any(row.missing == DENIED for row in stacks(run, 0)):
@@ -126,6 +127,53 @@ def test_the_verdict_names_the_line_of_a_stall(
     assert where in verdict.summary
     assert where in analysis.findings[0].summary
     assert not any("py-spy" in action for action in verdict.next)
+
+
+@pytest.mark.full
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    ("kind", "explained_by", "runs_in"),
+    [
+        ("plain", "no_workers", "training_thread"),
+        ("workers", None, "worker_process"),
+        ("persistent", None, "worker_process"),
+        ("spawn", None, "worker_process"),
+        ("forkserver", None, "worker_process"),
+        ("stream", None, "worker_process"),
+        ("thread", "no_workers", "background_thread"),
+        ("simple_queue", "no_workers", "background_thread"),
+        ("pool", "no_workers", "background_thread"),
+        ("event", "no_workers", "background_thread"),
+        ("thread_workers", None, "worker_process"),
+        ("own_thread", None, "background_thread"),
+        ("own_process", None, "worker_process"),
+    ],
+)
+def test_slow_loading_is_input_at_the_line_of_the_dataset(
+    torch_ranks: PreloadedTorch, tmp_path: Path, kind: str, explained_by: str | None, runs_in: str
+) -> None:
+    record(torch_ranks, tmp_path / "run", kind, 3, LOADING)
+    verdict = analyze([tmp_path / "run"]).verdict
+    assert (verdict.kind, verdict.rank, verdict.cause, verdict.explained_by) == ("straggler", 1, "input", explained_by)
+    assert verdict.stalls_at is not None
+    assert (Path(verdict.stalls_at.file).name, verdict.stalls_at.line) == (LOADING.name, planted("sample", LOADING))
+    assert (verdict.stalls_at.call, verdict.stalls_at.runs_in) == ("time.sleep", runs_in)
+    facts = " ".join([verdict.summary, *verdict.next])
+    assert ("num_workers=0" in facts) is (explained_by == "no_workers")
+    assert f"{LOADING.name}:{planted('sample', LOADING)}" in facts
+
+
+@pytest.mark.full
+@pytest.mark.alone
+@pytest.mark.parametrize("kind", ["lock", "log"])
+def test_a_stall_of_the_host_beside_a_background_loader_is_no_input(
+    torch_ranks: PreloadedTorch, tmp_path: Path, kind: str
+) -> None:
+    record(torch_ranks, tmp_path / "run", kind, 3, LOADING)
+    verdict = analyze([tmp_path / "run"]).verdict
+    assert (verdict.kind, verdict.rank, verdict.cause) == ("straggler", 1, "host")
+    assert verdict.stalls_at is not None
+    assert (Path(verdict.stalls_at.file).name, verdict.stalls_at.line) == (LOADING.name, planted(kind, LOADING))
 
 
 @pytest.mark.full

@@ -44,7 +44,7 @@ BASIC = {
         "straggler": (
             *("input", "compute", "host", "gc", "imbalance", "checkpoint", "evaluation"),
             *("cpu_contention", "enlarged_batches", "memory_pressure", "hardware"),
-            *("communication", "device_unseen", "kernels", "processor", "profiler", "additional_work"),
+            *("communication", "device_unseen", "kernels", "processor", "profiler", "additional_work", "no_workers"),
         ),
     }.items()
     for name in members
@@ -238,6 +238,7 @@ def test_every_row_is_given_in_some_case() -> None:
     seen |= names(full, "memory_pressure") | names(full, "cpu_contention") | names(full, "xid")
     seen |= names(full, "device_unseen") | names(full, "enlarged_batches") | names(full, "few_kernels")
     seen |= names(full, "processor") | names(full, "profiler") | names(full, "more_calls")
+    seen |= names(full, "no_workers") | names(full, "no_workers", WHOLE_HOST)
     seen |= names(full, "device_unseen", WHOLE_HOST) | names(full, "power_brake", WHOLE_HOST)
     assert seen == {row.name for row in RECOMMENDED}
 

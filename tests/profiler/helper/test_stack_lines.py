@@ -16,6 +16,7 @@ from rankscope.profiler.raw import NOT_AT_ALL, pack_raw
 
 MS = 1_000_000
 LIBRARY = "/usr/lib/python3/site-packages/torch/nn/linear.py"
+FETCH = "/usr/lib/python3/site-packages/torch/utils/data/_utils/fetch.py"
 STANDARD = f"{stack_lines._STANDARD[0]}threading.py"
 WRAPPERS = importlib.util.find_spec("rankscope.profiler.rank.attach")
 RECORDER = "" if WRAPPERS is None else str(WRAPPERS.origin)
@@ -39,11 +40,12 @@ def test_samples_of_one_thread_become_stays_with_a_stack_each() -> None:
             event("E", "main", 1, 600),
         ]
     )
-    stays = [(stay.start_us, stay.end_us, [frame.line for frame in stay.frames]) for stay in stays_of(trace, 7)]
+    stays = [(stay.start_us, stay.end_us, [frame.line for frame in stay.frames]) for stay in stays_of(trace)[7]]
     assert stays == [(100, 300, [1, 2]), (300, 600, [1, 3])]
-    assert stays_of(b"[]", 7) == []
+    assert [stay.frames[0].line for stay in stays_of(trace)[8]] == [9]
+    assert stays_of(b"[]") == {}
     with pytest.raises(msgspec.DecodeError):
-        stays_of(b'[{"name": 1}]', 7)
+        stays_of(b'[{"name": 1}]')
 
 
 @pytest.mark.parametrize(
@@ -56,6 +58,9 @@ def test_samples_of_one_thread_become_stays_with_a_stack_each() -> None:
         # The script is the user's code wherever it is, and so is the package that it is in
         (["<frozen runpy>", "/v/site-packages/mine/train.py", LIBRARY], 1),
         (["/v/site-packages/mine/train.py", "/v/site-packages/mine/model.py", "/v/site-packages/other/x.py"], 1),
+        # Below the data loader, the line of the dataset counts, also of an installed one, but not that of the loop
+        (["/job/train.py", FETCH, "/job/data.py", LIBRARY], 2),
+        (["/job/train.py", FETCH, LIBRARY], 2),
     ],
 )
 def test_the_line_is_that_of_the_innermost_frame_outside_of_libraries(files: list[str], own: int) -> None:

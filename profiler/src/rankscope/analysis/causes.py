@@ -18,6 +18,7 @@ from rankscope.analysis.remedies import (
     FEWER_THREADS,
     LINKS_ALONE,
     LOAD_AHEAD,
+    LOAD_IN_WORKERS,
     OUT_OF_SERVICE,
     RECORD_ALL,
     SAVE_ASIDE,
@@ -139,6 +140,33 @@ _ADDITIONAL_WORK: Final = remedy(
 )
 
 
+def _is_input(signals: Signals) -> bool:
+    in_loader = signals.phase == "data" or (signals.phase == "h2d" and not _has_more_work(signals))
+    return in_loader or signals.loads_in is not None
+
+
+def _has_no_workers(signals: Signals) -> bool:
+    return signals.loader_workers == 0 and (signals.phase == "data" or signals.loads_in == "background_thread")
+
+
+def _input(signals: Signals) -> str:
+    if signals.phase in ("data", "h2d"):
+        return "its batches load slowly" if _has_no_workers(signals) else "its data loader is slow"
+    waits = "waits for batches that load slowly" if signals.loads_in != "training_thread" else "loads its batches slowly"
+    return f"its training thread {waits}"
+
+
+_THREADS: Final = ("one background thread", "its training thread")
+
+_TIME_DATASET: Final = (
+    "Time the dataset of {ranks} alone, and compare its storage, its CPU load and the size of its shard with the others'"
+)
+_COMPARE_STORAGE: Final = (
+    "Compare the storage of {host} with another host's: mounts, caches, its network, and what else reads there (iostat -x)"
+)
+_LINE_OF_DATASET: Final = "Look at {stalls_at}, where {ranks} loads: what takes longer there than on the others?"
+
+
 def _takes(cause: Cause) -> Callable[[Signals], bool]:
     return lambda signals: signals.part(signals.activities_us.get(cause)) >= 0.5
 
@@ -186,26 +214,23 @@ CAUSES: Final[tuple[CauseRow, ...]] = (
     ),
     CauseRow(
         "input",
-        lambda s: s.phase == "data" or (s.phase == "h2d" and not _has_more_work(s)),
-        "its data loader is slow",
+        _has_no_workers,
+        lambda s: f"{_input(s)}, and {_THREADS[s.phase == 'data']} loads all of them itself (num_workers=0)",
+        explained_by="no_workers",
+        remedies=(
+            remedy("load_in_workers_of_host", LOAD_IN_WORKERS, _COMPARE_STORAGE, at_least=0.02, whole_host=True),
+            remedy("load_in_workers", LOAD_IN_WORKERS, _LINE_OF_DATASET, _TIME_DATASET, at_least=0.02),
+        ),
+    ),
+    CauseRow(
+        "input",
+        _is_input,
+        _input,
         phases=("data", "h2d"),
         noun="the data loader",
         remedies=(
-            remedy(
-                "data_loading_of_host",
-                "Compare the storage of {host} with another host's: mounts, caches, its network, and what else reads there "
-                "(iostat -x)",
-                LOAD_AHEAD,
-                at_least=0.02,
-                whole_host=True,
-            ),
-            remedy(
-                "data_loading_of_rank",
-                "Time the dataset of {ranks} alone, and compare its storage, its CPU load and the size of its shard with the "
-                "others'",
-                LOAD_AHEAD,
-                at_least=0.02,
-            ),
+            remedy("data_loading_of_host", _COMPARE_STORAGE, LOAD_AHEAD, at_least=0.02, whole_host=True),
+            remedy("data_loading_of_rank", _LINE_OF_DATASET, _TIME_DATASET, LOAD_AHEAD, at_least=0.02),
         ),
     ),
     CauseRow(

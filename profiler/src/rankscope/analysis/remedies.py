@@ -35,6 +35,11 @@ LOAD_AHEAD: Final = (
     "in large files; move transforms off the training thread"
 )
 
+LOAD_IN_WORKERS: Final = (
+    "Load in worker processes, while the model trains: DataLoader(num_workers=4, prefetch_factor=2, persistent_workers=True); "
+    "with num_workers=0 the thread that iterates over it loads every batch itself"
+)
+
 LAUNCH_LESS: Final = (
     "Keep the device busy: torch.compile, CUDA graphs, larger batches; no .item(), .cpu() or print of tensors in the loop"
 )

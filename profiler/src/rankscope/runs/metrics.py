@@ -36,7 +36,11 @@ RANK_METRICS: Final[tuple[RankMetric, ...]] = (
     RankMetric("rank_steps_total", "counter", "Training steps completed."),
     RankMetric("rank_last_step", "gauge", "Number of the last step that was completed."),
     RankMetric("rank_last_step_timestamp_seconds", "gauge", "Unix time at which the last step ended."),
-    RankMetric("rank_step_duration_seconds", "histogram", "Time of a step: on a GPU that of the device, where it is known, else wall time."),
+    RankMetric(
+        "rank_step_duration_seconds",
+        "histogram",
+        "Time of a step: on a GPU that of the device, where it is known, else wall time.",
+    ),
     RankMetric("rank_phase_seconds_total", "counter", "Wall time of the steps by phase.", ("phase",)),
     RankMetric(
         "rank_blocked_seconds_total",

@@ -117,6 +117,9 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Share of the step time that the recorder may cost, as configured; ``None``: not configured."""
     disabled_reason: str | None = None
     """Error for which the recorder switched itself off."""
+    loader_workers: int | None = None
+    """``num_workers`` of the torch ``DataLoader`` that was iterated last before the first step ended; 0: it has no worker
+    processes. ``None``: there was none."""
 
     @property
     def clock_name(self) -> str:
@@ -326,6 +329,9 @@ class KernelRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Class of a compute kernel by its name; ``other`` where no class matches."""
 
 
+BatchSource = Literal["loader", "workers", "queue"]
+
+
 class StackLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Line of code at which samples of a stack were taken: that of the innermost frame outside of installed libraries."""
 
@@ -339,6 +345,27 @@ class StackLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Function of a library that the line was in most often; ``None``: none."""
     phase: Phase | None = None
     """Phase of nearly all of these samples; ``None``: unknown, or of several phases."""
+    batches_from: BatchSource | None = None
+    """Where the thread gets batches from in most of these samples. ``loader``: it runs code of a library that loads data;
+    ``workers``: it waits in such a library for other processes or threads; ``queue``: it waits for another thread or process,
+    as for an item of a queue or the result of a future, which need not be a batch."""
+
+
+class LoaderSamples(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Samples of threads or processes beside the training thread that may load its batches: all that have one ``target``."""
+
+    kind: Literal["thread", "process"]
+    target: str
+    """Function that they run, with its file: ``train.py:prefetch``."""
+    samples: int
+    loads: int = 0
+    """Number of samples in a library that loads data, without those of a worker process that waits for requests."""
+    gets: int = 0
+    """Number of samples that wait for another thread or process, as for an item of a queue."""
+    puts: int = 0
+    """Number of samples that wait for room in a queue."""
+    lines: list[StackLine] = []
+    """Most frequent lines of the other samples."""
 
 
 class StackSamples(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -351,6 +378,8 @@ class StackSamples(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     samples: int = 0
     lines: list[StackLine] = []
     """Most frequent lines; other lines have the rest of ``samples``."""
+    loaders: list[LoaderSamples] = []
+    """Other threads of the process, and its worker processes where the training thread waits for items or batches."""
     missing: str | None = None
     """Reason why no samples are taken from now on; such a row has none."""
 

@@ -29,6 +29,7 @@ FIGURES: Final[Mapping[str, str]] = {
             "processor",
             "profiler",
             "additional_work",
+            "no_workers",
         )
     },
     "share.input": "{} of the step is waiting for the data loader",

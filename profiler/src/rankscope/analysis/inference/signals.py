@@ -7,6 +7,7 @@ from typing import Final
 
 from rankscope.analysis.causes import Cause
 from rankscope.analysis.evidence.kernel_calls import CallComparison
+from rankscope.analysis.result.analysis import RunsIn
 from rankscope.runs.records import Phase
 
 
@@ -37,6 +38,10 @@ class Signals:
     """True if its kernels were launched as often and as large as its peers'."""
     other_line: bool = False
     """True if the line with most of its extra time is one that its peers never reach."""
+    loads_in: RunsIn | None = None
+    """Where batches are loaded at the line with most of its extra time; ``None``: none are, or there is no such line."""
+    loader_workers: int | None = None
+    """Number of worker processes of its data loader; ``None``: unknown."""
     device_busy_us: float | None = None
     """Compute and copies per step on the accelerator, from profiled windows."""
     device_unseen: bool = False

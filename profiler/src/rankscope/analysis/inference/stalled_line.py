@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+from rankscope.analysis.inference.loading import loading_line
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.result.analysis import StalledLine
 from rankscope.runs.records import Phase, StackLine, StackSamples
@@ -94,16 +95,20 @@ def find_stalled_line(
     deviation = math.sqrt(pooled * (1 - pooled) * (1 / rank.samples + 1 / together.samples))
     if share - usual < DEVIATIONS * deviation:
         return None
-    file, line, function = place
     there = [row for rows in mine for row in rows.lines if _place(row) == place]
     most = max(there, key=lambda row: row.samples)
+    loading = loading_line(most.batches_from, mine, others)
+    named = most if loading is None or loading.line is None else loading.line
+    beside = None if named is most or loading is None else loading
     return StalledLine(
-        file=file,
-        line=line,
-        function=function,
-        call=most.call,
-        innermost=most.innermost,
+        file=named.file,
+        line=named.line,
+        function=named.function,
+        call=named.call,
+        innermost=named.innermost,
         phase=_phase(there),
+        runs_in="training_thread" if beside is None else "worker_process" if beside.in_process else "background_thread",
+        loads=loading is not None or most.batches_from == "loader",
         share=share,
         samples=rank.samples,
         healthy_share=usual,

@@ -169,6 +169,9 @@ class ImposedWait(msgspec.Struct, frozen=True, kw_only=True):
     """Share of all imposed wait; ``None`` when no rank waited."""
 
 
+RunsIn = Literal["training_thread", "background_thread", "worker_process"]
+
+
 class StalledLine(msgspec.Struct, frozen=True, kw_only=True):
     """Line of code at which the named rank spends more of its time than the others: the evidence of sampled Python stacks."""
 
@@ -189,6 +192,11 @@ class StalledLine(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the samples of the ranks that it was compared with that were at the line."""
     healthy_samples: int
     """Number of their samples."""
+    runs_in: RunsIn = "training_thread"
+    """Where the line runs. If that is not the training thread, then the shares are those of the line at which the training
+    thread waits for it."""
+    loads: bool = False
+    """True if batches are loaded there."""
 
 
 class UnknownKernel(msgspec.Struct, frozen=True, kw_only=True):

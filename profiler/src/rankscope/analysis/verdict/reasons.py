@@ -66,20 +66,23 @@ def _with_work(
 ) -> Signals:
     """Return the signals with the calls in the profiled steps of a rank, or in those in ``steps``, against some of its peers.
 
-    On a host, also with whether the line with most of its extra time is one that its peers never reach.
+    Also with what the line with most of its extra time shows: whether it loads batches there and, on a host, whether its peers
+    never reach it.
     """
     attempt, some = run.table.attempt, evenly(peers)
     kernels = {each: list(run.reader.kernels(attempt, each)) for each in (rank, *some) if each in run.windows}
     profiled = {row.step for row in kernels.get(rank, []) if steps is None or row.step in steps}
     line = None
-    if not run.accelerated and signals.part(signals.cpu_us) > 0 and len(run.table.steps):
+    if len(run.table.steps):
         bounds = int(run.table.steps[0]), int(run.table.steps[-1]) + 1
         wall_us = float(np.nanmean(run.table.of_rank("wall_us", int(np.searchsorted(run.table.ranks, rank)))))
         line, _ = line_of_run(run, rank, some, bounds, cost_share=min(1.0, signals.own_us / wall_us))
     return replace(
         signals,
         calls=compare_calls(kernels, rank, some, profiled),
-        other_line=line is not None and line.healthy_share == 0,
+        other_line=line is not None and line.healthy_share == 0 and not run.accelerated and signals.part(signals.cpu_us) > 0,
+        loads_in=line.runs_in if line is not None and line.loads else None,
+        loader_workers=run.infos[rank].loader_workers if rank in run.infos else None,
     )
 
 

@@ -21,6 +21,12 @@ _WAITS: Final[frozenset[Cause | None]] = frozenset({"host", "unknown"})
 """Causes for which the next action is to look at stacks."""
 
 
+_BESIDE: Final = {
+    "background_thread": (" in a background thread", "the training thread waits for it in "),
+    "worker_process": (" in a worker process", "the training thread waits for it in "),
+}
+
+
 def with_stalled_line(verdict: Verdict, findings: list[Finding], run: RunEvidence) -> tuple[Verdict, list[Finding]]:
     """Add the line at which the named rank stalls to a verdict on a straggler and its finding, if there is one."""
     rank = verdict.rank
@@ -60,5 +66,6 @@ def described(line: StalledLine) -> str:
     """Return the line with its evidence: "in forward, at train.py:88 `time.sleep` (84% of 50 samples; healthy ranks 3%)"."""
     phase = "" if line.phase is None else f"in {line.phase}, "
     reached = "" if line.healthy_share else ", which never reach it"
-    shares = f"{line.share:.0%} of {line.samples} samples; healthy ranks {line.healthy_share:.0%}{reached}"
-    return f"{phase}at {place(line)} ({shares})"
+    runs_in, waits = _BESIDE.get(line.runs_in, ("", ""))
+    shares = f"{waits}{line.share:.0%} of {line.samples} samples; healthy ranks {line.healthy_share:.0%}{reached}"
+    return f"{phase}at {place(line)}{runs_in} ({shares})"

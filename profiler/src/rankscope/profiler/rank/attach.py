@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from rankscope.profiler.rank import checkpoints, flight_dump, graph_capture, layout, model_inputs, waits
+from rankscope.profiler.rank import checkpoints, flight_dump, graph_capture, layout, loaders, model_inputs, waits
 from rankscope.profiler.rank.kineto import note_begun, note_ended
 from rankscope.profiler.rank.process_end import watch_immediate_exits
 from rankscope.profiler.rank.recorder import StepRecorder
@@ -131,6 +131,7 @@ def _wrap_everything() -> None:
     waits.watch(_listening)
     model_inputs.watch()
     layout.watch_meshes()
+    loaders.watch()
     checkpoints.watch(_listening)
     register_optimizer_step_pre_hook(_before_optimizer)
     register_optimizer_step_post_hook(_after_optimizer)

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from rankscope.base.launchers import place_in_job
 from rankscope.base.process import boot_id
 from rankscope.profiler.handover import Hello
+from rankscope.profiler.rank import loaders
 from rankscope.profiler.rank.device import used_gpus
 from rankscope.profiler.rank.layout import find_layout, find_pipeline
 from rankscope.profiler.settings import PREFIX, RecorderSettings, as_recorded
@@ -87,6 +88,7 @@ def identify(settings: RecorderSettings, parameters: Collection[torch.device] = 
             shared_parameters=_are_shared(optimizer),
             start_unix_ns=started,
             budget=settings.budget,
+            loader_workers=loaders.workers(),
         ),
         process_unix_ns=process_start_unix_ns(),
         thread=threading.get_ident(),

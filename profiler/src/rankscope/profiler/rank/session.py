@@ -83,6 +83,9 @@ class Session:
         self.ring.close()
         if self._helper.stdin is not None:
             self._helper.stdin.close()
+        # The child may be a data loader's worker.
+        if self.hello.settings.stacks_seconds is not None:
+            _allow_samples(self._helper.pid)
         self._helper.returncode = 0
 
 

@@ -10,7 +10,7 @@ import ast
 import sysconfig
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from rankscope.profiler.intervals import PhaseInterval
-from rankscope.runs.records import Phase, StackLine
+from rankscope.runs.records import BatchSource, Phase, StackLine
 from rankscope.runs.segments import open_regular
 
 MAX_LINES: Final = 16
@@ -33,6 +33,15 @@ _STARTING_NS: Final = 6_000_000
 """Longest time from the start of py-spy's process to the zero of its times."""
 _LIBRARIES: Final = ("site-packages", "dist-packages")
 _STANDARD: Final = tuple({f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib")})
+_FETCHES: Final = "/torch/utils/data/_utils/fetch.py"
+_STARTS: Final = (
+    ("/threading.py", ("_bootstrap_inner", "run")),
+    ("/multiprocessing/process.py", ("_bootstrap", "run")),
+    ("/concurrent/futures/thread.py", ("_worker", "run")),
+)
+"""Functions that call what a thread or process was started to run."""
+_GETS: Final = (".get", ".recv")
+"""Ends of calls that wait for another thread without a frame of their own, as ``queue.SimpleQueue.get`` does."""
 _RECORDER: Final = f"{Path(__file__).parents[2]}/"
 """Its wrappers are in the stack of what they wrap."""
 
@@ -72,17 +81,16 @@ class Stay:
     """Outermost first."""
 
 
-def stays_of(trace: bytes, thread: int) -> list[Stay]:
-    """Return the stays of one thread in py-spy's Chrome trace. Raises ``msgspec.DecodeError``."""
-    stays: list[Stay] = []
-    stack: list[Frame] = []
-    since = 0
+def stays_of(trace: bytes) -> dict[int, list[Stay]]:
+    """Return the stays of each thread in py-spy's Chrome trace. Raises ``msgspec.DecodeError``."""
+    stays: defaultdict[int, list[Stay]] = defaultdict(list)
+    stacks: defaultdict[int, list[Frame]] = defaultdict(list)
+    since: dict[int, int] = {}
     for event in _decode_trace(trace):
-        if event.tid != thread:
-            continue
-        if stack and event.ts > since:
-            stays.append(Stay(since, event.ts, tuple(stack)))
-        since = event.ts
+        thread, stack = event.tid, stacks[event.tid]
+        if stack and event.ts > since[thread]:
+            stays[thread].append(Stay(since[thread], event.ts, tuple(stack)))
+        since[thread] = event.ts
         if event.ph == "B":
             stack.append(Frame(event.args.filename, event.args.line, event.name))
         elif stack:
@@ -114,12 +122,17 @@ class _Found:
     duration_us: int = 0
     innermost: Counter[str] = field(default_factory=Counter)
     phases: Counter[Phase | None] = field(default_factory=Counter)
+    sources: Counter[BatchSource | None] = field(default_factory=Counter)
 
 
 class StackLines:
-    """Converter of stays to lines, which caches what it read of source files."""
+    """Converter of stays to lines, which caches what it read of source files.
 
-    def __init__(self) -> None:
+    ``source``: function from a stack to where its thread gets batches from.
+    """
+
+    def __init__(self, source: Callable[[Sequence[Frame]], BatchSource | None] = lambda _: None) -> None:
+        self._source = source
         self._calls: dict[str, dict[tuple[int, str], str]] = {}
 
     def of(self, stays: Sequence[Stay], *, rate: int, zero_ns: int, phases: PhaseTimeline) -> tuple[int, list[StackLine]]:
@@ -132,49 +145,72 @@ class StackLines:
             frame, innermost = own_frame(stay.frames), stay.frames[-1]
             one = found[frame]
             one.duration_us += stay.end_us - stay.start_us
+            one.sources[self._source(stay.frames)] += stay.end_us - stay.start_us
             if innermost is not frame:
                 one.innermost[innermost.function] += stay.end_us - stay.start_us
             # Only at its first sample is the time of a stay exact.
             one.phases[phases.between(earliest := zero_ns + stay.start_us * 1000, earliest + _STARTING_NS)] += 1
         total = sum(one.duration_us for one in found.values())
         most = sorted(found.items(), key=lambda item: -item[1].duration_us)[:MAX_LINES]
-        lines = [
-            StackLine(
-                file=frame.file[-_MAX_TEXT:],
-                line=frame.line,
-                function=frame.function[:_MAX_TEXT],
-                samples=samples,
-                call=self._call(frame),
-                innermost=next((name[:_MAX_TEXT] for name, _ in one.innermost.most_common(1)), None),
-                phase=_clear(one.phases),
-            )
-            for frame, one in most
-            if (samples := round(one.duration_us * rate / 1e6))
-        ]
+        lines = [self._line(frame, one, samples) for frame, one in most if (samples := round(one.duration_us * rate / 1e6))]
         return round(total * rate / 1e6), lines
+
+    def _line(self, frame: Frame, found: _Found, samples: int) -> StackLine:
+        call, innermost = self._call(frame), next((name for name, _ in found.innermost.most_common(1)), None)
+        source = found.sources.most_common(1)[0][0]
+        if source is None and innermost is None and (call or "").endswith(_GETS):
+            source = "queue"
+        return StackLine(
+            file=frame.file[-_MAX_TEXT:],
+            line=frame.line,
+            function=frame.function[:_MAX_TEXT],
+            samples=samples,
+            call=call,
+            innermost=None if innermost is None else innermost[:_MAX_TEXT],
+            phase=_clear(found.phases),
+            batches_from=source,
+        )
 
     def _call(self, frame: Frame) -> str | None:
         if frame.file not in self._calls:
             self._calls[frame.file] = calls_in(Path(frame.file))
-        return self._calls[frame.file].get((frame.line, frame.function.rpartition(".")[2]))
+        return self._calls[frame.file].get((frame.line, short_function(frame)))
 
 
 def own_frame(frames: Sequence[Frame]) -> Frame:
     """Return the innermost frame of the user's code, or the innermost of all where there is none.
 
-    The user's code is all that is not installed, the script, and the installed package that the script is in.
+    The user's code is all that is not installed, the script, and the installed package that the script is in. Where torch's data
+    loader fetches samples, only what it calls counts: the script's line above it says nothing of the dataset.
     """
     script = next((frame.file for frame in frames if frame.function == "<module>" and not frame.file.startswith("<")), "")
     package = _package(script)
-    for frame in reversed(frames):
-        file = frame.file
-        if file.startswith(("<", _RECORDER)):
-            continue
-        if package and file.startswith(package):
-            return frame
-        if not file.startswith(_STANDARD) and not any(f"/{name}/" in file for name in _LIBRARIES):
-            return frame
-    return frames[-1]
+    fetches = next((place for place in reversed(range(len(frames))) if frames[place].file.endswith(_FETCHES)), -1)
+    return next((frame for frame in reversed(frames[fetches + 1 :]) if is_own(frame, package)), frames[-1])
+
+
+def is_own(frame: Frame, package: str = "") -> bool:
+    """Return whether a frame is of the user's code. ``package``: folder of the installed package that is also the user's."""
+    file = frame.file
+    if file.startswith(("<", _RECORDER)):
+        return False
+    installed = file.startswith(_STANDARD) or any(f"/{name}/" in file for name in _LIBRARIES)
+    return not installed or bool(package and file.startswith(package))
+
+
+def started_frames(frames: Sequence[Frame]) -> Sequence[Frame]:
+    """Return the frames of what a thread or child process was started to run: a forked process has those of its parent, too."""
+    starts = (place for place in reversed(range(len(frames))) if _starts(frames[place]))
+    return frames[next(starts, -1) + 1 :] or frames
+
+
+def _starts(frame: Frame) -> bool:
+    return any(frame.file.endswith(file) and short_function(frame) in functions for file, functions in _STARTS)
+
+
+def short_function(frame: Frame) -> str:
+    """Return the name of a frame's function without its class."""
+    return frame.function.rpartition(".")[2]
 
 
 def _package(script: str) -> str:

@@ -1,4 +1,6 @@
-"""Task of the helper to sample the Python stack of the training thread with py-spy, to find the line at which a rank stalls.
+"""Task of the helper to sample the Python stacks of its rank with py-spy, to find the line at which the rank stalls.
+
+They are those of the threads and, where the training thread waits for them, of worker processes.
 
 A helper does not know whether its rank is slow, because that shows only in comparison. So all ranks take short series of samples
 at the same times, multiples of the interval by the clock, and the analysis compares them. py-spy reads the memory of the rank
@@ -22,11 +24,12 @@ from resource import RUSAGE_CHILDREN, getrusage
 from statistics import median
 from typing import Final
 
-from rankscope.profiler.helper.sampling.stack_lines import PhaseTimeline, StackLines, stays_of
+from rankscope.profiler.helper.sampling.loaders import batch_source, loader_samples, waits_for_others, workers_of
+from rankscope.profiler.helper.sampling.stack_lines import PhaseTimeline, StackLines, Stay, stays_of
 from rankscope.profiler.helper.tasks import HelperContext, HelperTask
 from rankscope.profiler.intervals import PhaseInterval
 from rankscope.profiler.starts import process_start_unix_ns
-from rankscope.runs.records import StackSamples, StepRecord
+from rankscope.runs.records import LoaderSamples, StackSamples, StepRecord
 
 SERIES_SECONDS: Final = (2.0, 20.0)
 """Shortest and longest duration of a series; in between it covers ``_STEPS`` steps."""
@@ -67,7 +70,9 @@ class Stacks(HelperTask):
         self._interval = context.hello.settings.stacks_seconds
         self._off = self._interval is None or context.hello.thread is None
         self._program: str | None = None
-        self._lines = StackLines()
+        self._lines = StackLines(batch_source)
+        self._loader_lines = StackLines()
+        self._compared = False
         self._steps = 0
         self._last_step: int | None = None
         self._phases = deque[Sequence[PhaseInterval]](maxlen=_MAX_STEPS)
@@ -76,7 +81,7 @@ class Stacks(HelperTask):
         self._cpu_seconds = 0.0
         self._failures = 0
         self._asked = False
-        self._process: subprocess.Popen[bytes] | None = None
+        self._processes: list[subprocess.Popen[bytes]] = []
         self._worker: threading.Thread | None = None
         self._ending = threading.Event()
 
@@ -161,11 +166,9 @@ class Stacks(HelperTask):
         rate, output, before = max(1, round(SAMPLES / seconds)), self._context.scratch / "stacks.json", self._last_step
         start, cpu = time.time_ns(), _cpu_of_children()
         try:
-            self._run(seconds, rate, output)
+            self._run(seconds, rate, output, hello.rank.pid)
             end = time.time_ns()
-            if output.stat().st_size > MAX_TRACE_BYTES:
-                raise StackError(f"py-spy wrote more than {MAX_TRACE_BYTES >> 20} MiB")
-            stays = stays_of(output.read_bytes(), hello.thread)
+            threads = _read(output)
         except (OSError, ValueError) as error:
             raise StackError(str(error)) from error
         finally:
@@ -173,25 +176,61 @@ class Stacks(HelperTask):
             with suppress(OSError):
                 output.unlink()
         self._wait_for_steps(end)
-        samples, lines = self._lines.of(stays, rate=rate, zero_ns=start, phases=PhaseTimeline(list(self._phases)))
+        phases = PhaseTimeline(list(self._phases))
+        samples, lines = self._lines.of(threads.pop(hello.thread, []), rate=rate, zero_ns=start, phases=phases)
         if not samples:
             raise StackError("py-spy does not see the training thread")
         first = None if before is None else before + 1
         last = self._last_step if first is None or self._last_step is None else max(first, self._last_step)
+        loaders = loader_samples(threads, "thread", self._loader_lines, rate=rate)
+        # The first series shows what the worker processes of a healthy rank do, too.
+        if not self._compared or waits_for_others(lines, loaders, samples):
+            self._compared = True
+            loaders += self._workers(seconds, rate)
         self._add(
-            StackSamples(start_unix_ns=start, end_unix_ns=end, first_step=first, last_step=last, samples=samples, lines=lines)
+            StackSamples(
+                start_unix_ns=start,
+                end_unix_ns=end,
+                first_step=first,
+                last_step=last,
+                samples=samples,
+                lines=lines,
+                loaders=loaders,
+            )
         )
 
-    def _run(self, seconds: float, rate: int, output: Path) -> None:
+    def _workers(self, seconds: float, rate: int) -> list[LoaderSamples]:
+        """Sample the worker processes of the rank, all at once."""
+        threads: dict[int, list[Stay]] = {}
+        cpu = _cpu_of_children()
+
+        def sample(pid: int) -> None:
+            output = self._context.scratch / f"stacks-{pid}.json"
+            # A process that is no Python, or has ended, has no samples.
+            with suppress(OSError, ValueError, StackError):
+                self._run(seconds, rate, output, pid)
+                threads.update({(pid << 64) + thread: stays for thread, stays in _read(output).items()})
+            with suppress(OSError):
+                output.unlink()
+
+        samplers = [threading.Thread(target=sample, args=(pid,), daemon=True) for pid in workers_of(self._context.hello.rank.pid)]
+        for sampler in samplers:
+            sampler.start()
+        for sampler in samplers:
+            sampler.join()
+        self._cpu_seconds += _cpu_of_children() - cpu
+        return loader_samples(threads, "process", self._loader_lines, rate=rate)
+
+    def _run(self, seconds: float, rate: int, output: Path, pid: int) -> None:
         assert self._program is not None
         # --idle: a thread that sleeps or waits is what is searched.
         options = ("--nonblocking", "--idle", "--full-filenames", "--format", "chrometrace")
         told = ("--duration", str(math.ceil(seconds)), "--rate", str(rate), "--output", str(output))
-        command = [self._program, "record", *options, *told, "--pid", str(self._context.hello.rank.pid)]
+        command = [self._program, "record", *options, *told, "--pid", str(pid)]
         with subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
         ) as process:
-            self._process = process
+            self._processes.append(process)
             try:
                 _, said = process.communicate(timeout=seconds + GRACE_SECONDS)
             except subprocess.TimeoutExpired:
@@ -199,7 +238,7 @@ class Stacks(HelperTask):
                 process.communicate()
                 raise StackError(f"py-spy did not end within {seconds + GRACE_SECONDS:.0f} s") from None
             finally:
-                self._process = None
+                self._processes.remove(process)
         if process.returncode:
             raise explained(said.decode(errors="replace"), process.returncode)
 
@@ -215,13 +254,19 @@ class Stacks(HelperTask):
         """End the series in progress, and store what it has; py-spy ends with the rank. To be called before the last write."""
         self._off = True
         self._ending.set()
-        worker, process = self._worker, self._process
+        worker = self._worker
         if worker is not None:
             worker.join(END_SECONDS)
-            if worker.is_alive() and process is not None:
+            for process in tuple(self._processes) if worker.is_alive() else ():
                 with suppress(OSError):
                     process.kill()
-                worker.join(END_SECONDS)
+            worker.join(END_SECONDS)
+
+
+def _read(output: Path) -> dict[int, list[Stay]]:
+    if output.stat().st_size > MAX_TRACE_BYTES:
+        raise StackError(f"py-spy wrote more than {MAX_TRACE_BYTES >> 20} MiB")
+    return stays_of(output.read_bytes())
 
 
 def explained(said: str, status: int) -> StackError:
