@@ -228,3 +228,33 @@ def test_two_sources_of_durations_are_one_too_many(cli: Cli, tmp_path: Path) -> 
     done = cli("run", "--run-dir", tmp_path / "run", *options, "--", "true")
     assert done.returncode == 2
     assert not (tmp_path / "run").exists()
+
+
+SETUP = """
+import torch
+model = torch.nn.Linear(2, 1)
+def loss():
+    return model(torch.ones(4, 2)).sum()
+"""
+UNSEEN = {
+    "an optimizer of its own": "class Own:\n  def step(self): pass\nfor _ in range(3): loss().backward(); Own().step()",
+    "inference": "for _ in range(3): loss()",
+    "torch.func": "for _ in range(3): torch.func.grad(lambda w: (w * w).sum())(torch.ones(2))",
+    "no step": "optimizer = torch.optim.SGD(model.parameters())\nloss().backward()",
+}
+REASONS = {
+    "an optimizer of its own": "of another class", "inference": "inference", "torch.func": "torch.func", "no step": "SGD",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("require_torch")
+@pytest.mark.parametrize(
+    "job", [name if name == "an optimizer of its own" else pytest.param(name, marks=pytest.mark.full) for name in UNSEEN]
+)
+def test_a_job_without_a_recorded_step_learns_the_reason_and_the_way_out(cli: Cli, tmp_path: Path, job: str) -> None:
+    done = cli("run", "--run-dir", tmp_path / "run", "--", sys.executable, "-c", SETUP + UNSEEN[job])
+    assert done.returncode == 0
+    assert "nothing was recorded" in done.stderr
+    assert REASONS[job] in done.stderr
+    assert "StepProfiler" in done.stderr

@@ -46,6 +46,11 @@ class StepBoundary:
         """True if any optimizer has stepped outside of a backward pass."""
         return bool(self._known)
 
+    @property
+    def saw_backward(self) -> bool:
+        """True if a backward pass has returned."""
+        return self._backward_seen
+
     def backward_done(self) -> None:
         """Note that a backward pass has returned."""
         self._backward_seen = self._backward_since_close = self._backward_since_step = True

@@ -29,7 +29,7 @@ from rankscope.profiler.rank.ddp import LastGradient
 from rankscope.profiler.rank.device import DeviceClock, DeviceLine, Mark, find_device, parameter_devices, used_gpus
 from rankscope.profiler.rank.groups import OtherGroups
 from rankscope.profiler.rank.guard import guarded, raised_by_a_signal_handler
-from rankscope.profiler.rank.identity import identify, ranks_on_host
+from rankscope.profiler.rank.identity import has_other_place, identify, ranks_on_host
 from rankscope.profiler.rank.kineto import others_on
 from rankscope.profiler.rank.mark_sampling import MarkSampling
 from rankscope.profiler.rank.measures import StepMeasures
@@ -109,6 +109,16 @@ class Recording:
         self._tail_unknown = self._tail_seen = False
         self._others = OtherGroups()
         self._forget_end: Callable[[], None] | None = None
+
+    @property
+    def begun(self) -> bool:
+        """True if a step has ended."""
+        return self.step_number > 0 or self.session is not None
+
+    @property
+    def saw_backward(self) -> bool:
+        """True if a backward pass has returned."""
+        return self._boundary.saw_backward
 
     def claim(self) -> None:
         """Make this thread the recorded one before the first step: an optimizer steps on it (Ray trains on a side thread)."""
@@ -350,6 +360,16 @@ class Recording:
         with suppress(Exception):
             if self._forget_end is not None:
                 self._forget_end()
+
+    def change_place(self) -> None:
+        """Begin a new recording if the process group that was just initialised gives this process another place in its job."""
+        # Not ``guarded``, because any thread may initialise the group.
+        try:
+            if not self.off and self.session is not None and has_other_place(self.session.hello):
+                self.close(End.EXIT)
+                Recording.__init__(self, self.settings, explicit=self.explicit, device=self._find_device)
+        except Exception as error:  # noqa: BLE001  # no error may stop training
+            self.failed(error)
 
     def _release(self) -> None:
         self._release_events()
