@@ -333,7 +333,7 @@ class Recording:
             self._release()
             return
         with suppress(Exception):
-            if not self.off and self.session.helper_ended():
+            if not self.off and not self._has_helper(self.session):
                 self.disable(_HELPER_ENDED)
             if not self.off:
                 here = threading.get_ident() == self.thread
@@ -360,6 +360,13 @@ class Recording:
         with suppress(Exception):
             if self._forget_end is not None:
                 self._forget_end()
+
+    @staticmethod
+    def _has_helper(session: Session) -> bool:
+        """Return whether there is a helper to write the end, after replacing a killed one: Ray kills the children of a worker."""
+        if session.helper_ended():
+            session.replace_helper()
+        return not session.helper_ended()
 
     def change_place(self) -> None:
         """Begin a new recording if the process group that was just initialised gives this process another place in its job."""
