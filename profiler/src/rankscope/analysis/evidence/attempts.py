@@ -30,8 +30,8 @@ def slowest_attempt(reader: RunReader) -> str | None:
     others_us = float(np.median([usual for attempt, usual in times.items() if attempt != slowest]))
     if times[slowest] < _SLOWER * others_us:
         return None
-    usual = f"{duration(times[slowest])} per step, the others {duration(others_us)}"
-    return f"attempt {slowest} was the slowest of {len(times)}: {usual}; analyse {attempt_dir(reader.path, slowest)}"
+    step_times = f"{duration(times[slowest])} per step, the others {duration(others_us)}"
+    return f"attempt {slowest} was the slowest of {len(times)}: {step_times}; analyse {attempt_dir(reader.path, slowest)}"
 
 
 def _usual_us(reader: RunReader, attempt: int) -> float | None:
