@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -228,3 +229,60 @@ def test_two_sources_of_durations_are_one_too_many(cli: Cli, tmp_path: Path) -> 
     done = cli("run", "--run-dir", tmp_path / "run", *options, "--", "true")
     assert done.returncode == 2
     assert not (tmp_path / "run").exists()
+
+
+SETUP = """
+import torch
+model = torch.nn.Linear(2, 1)
+def loss():
+    return model(torch.ones(4, 2)).sum()
+"""
+UNSEEN = {
+    "an optimizer of its own": "class Own:\n  def step(self): pass\nfor _ in range(3): loss().backward(); Own().step()",
+    "inference": "for _ in range(3): loss()",
+    "torch.func": "for _ in range(3): torch.func.grad(lambda w: (w * w).sum())(torch.ones(2))",
+    "no step": "optimizer = torch.optim.SGD(model.parameters())\nloss().backward()",
+}
+REASONS = {
+    "an optimizer of its own": "of another class", "inference": "inference", "torch.func": "torch.func", "no step": "SGD",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("require_torch")
+@pytest.mark.parametrize(
+    "job", [name if name == "an optimizer of its own" else pytest.param(name, marks=pytest.mark.full) for name in UNSEEN]
+)
+def test_a_job_without_a_recorded_step_learns_the_reason_and_the_way_out(cli: Cli, tmp_path: Path, job: str) -> None:
+    done = cli("run", "--run-dir", tmp_path / "run", "--", sys.executable, "-c", SETUP + UNSEEN[job])
+    assert done.returncode == 0
+    assert "nothing was recorded" in done.stderr
+    assert REASONS[job] in done.stderr
+    assert "StepProfiler" in done.stderr
+
+
+FOLDS = """
+import sys, time
+import torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(40):
+    model(torch.ones(4, 2)).sum().backward()
+    time.sleep(float(sys.argv[1]))
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("require_torch")
+def test_of_several_programs_under_one_command_the_slow_one_is_named(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "fold.py").write_text(FOLDS)
+    fold = f"{sys.executable} {tmp_path / 'fold.py'}"
+    done = cli("run", "--run-dir", tmp_path / "run", "--", "bash", "-c", f"{fold} 0.1 && {fold} 0.005")
+    assert done.returncode == 0
+    text = " ".join(done.stderr.split())
+    assert "the last of 2 attempts (number 1)" in text
+    assert "attempt 0 was the slowest of 2" in text
+    slow = cli("analyze", tmp_path / "run" / "attempts" / "000", "--format", "json")
+    assert slow.returncode == 0
+    assert "one of 2 attempts (number 0) is analysed" in json.loads(slow.stdout)["source"]["warnings"]

@@ -38,8 +38,14 @@ def swallow():
 def exit_with(status):
     raise SystemExit(status)
 
+def exit_in_pool():
+    from concurrent.futures import ThreadPoolExecutor
+    ThreadPoolExecutor(1).submit(exit_with, 4).result()
+
 ENDS = {
-    "returns": lambda: None, "raises": fail, "exits": lambda: sys.exit(0), "exits 3": lambda: exit_with(3), "swallows": swallow,
+    "returns": lambda: None, "raises": fail, "exits": lambda: sys.exit(0), "exits 3": lambda: exit_with(3),
+    "exits 256": lambda: exit_with(256), "exits with a text": lambda: exit_with("no data"),
+    "exits in a pool": lambda: exit_in_pool(), "swallows": swallow,
     "os._exit": lambda: os._exit(0), "os._exit 2": lambda: os._exit(2), "Ctrl-C": lambda: exit_with_ctrl_c(),
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL), "a caught exit": lambda: caught_exit(),
 }
@@ -59,6 +65,9 @@ ENDINGS = {
     "raises": "crash",
     "exits": "exit",
     "exits 3": "crash",
+    "exits 256": "exit",
+    "exits with a text": "crash",
+    "exits in a pool": "crash",
     "swallows": "crash",
     "os._exit": "exit",
     "os._exit 2": "crash",
@@ -125,3 +134,89 @@ def test_the_end_of_a_forked_child_is_not_that_of_the_rank(tmp_path: Path) -> No
         "train(end)"
     )
     assert end_reason([sys.executable, "-c", script], tmp_path / "run") == "exit"
+
+
+KILLED_WITH_CHILDREN = f"""{TRAIN}
+def end():
+    print("trained", flush=True)
+    time.sleep(600)
+
+if len(sys.argv) > 2:
+    train(end, 40)
+
+import subprocess
+from pathlib import Path
+worker = subprocess.Popen([sys.executable, sys.argv[0], sys.argv[1], "worker"], stdout=subprocess.PIPE)
+worker.stdout.readline()
+time.sleep(1)  # the helper writes what it has
+for child in Path(f"/proc/{{worker.pid}}/task/{{worker.pid}}/children").read_text().split():
+    os.kill(int(child), signal.SIGKILL)
+worker.kill()
+worker.wait()
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(("status", "reason"), some([(0, "exit"), (3, "killed")], [(0, "exit")]))
+def test_the_end_of_a_rank_that_is_killed_with_its_helper_is_that_of_the_job(tmp_path: Path, status: int, reason: str) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(KILLED_WITH_CHILDREN)
+    command = [sys.executable, str(script), str(status)]
+    launch(command, LaunchOptions(run_dir=tmp_path / "run", name="ends", window_steps=0, exporter_url=None))
+    info = RunReader(tmp_path / "run").rank(0, 0)
+    assert info is not None
+    assert info.end_reason == reason
+    assert info.end_unix_ns is not None
+    assert info.end_unix_ns >= info.start_unix_ns
+
+
+RESTARTED_IN_PROCESS = """
+import os, subprocess, sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+def train(start, steps=4):
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/{start}", rank=rank, world_size=world_size)
+    model = DistributedDataParallel(torch.nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(steps):
+        model(torch.rand(2, 4)).sum().backward()
+        optimizer.step()
+    dist.barrier()
+
+if "RANK" not in os.environ:
+    ranks = [
+        subprocess.Popen([sys.executable, *sys.argv], env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "3"})
+        for rank in range(3)
+    ]
+    sys.exit(ranks[0].wait() + ranks[2].wait())
+
+train(0)
+dist.destroy_process_group()
+rank = int(os.environ["RANK"])
+if rank == 1:
+    os._exit(1)
+os.environ.update(RANK=str(rank // 2), WORLD_SIZE="2")
+train(1)
+os._exit(0)
+"""
+
+
+def test_a_process_that_initialises_another_process_group_begins_another_attempt(tmp_path: Path) -> None:
+    script, run_dir = tmp_path / "job.py", tmp_path / "run"
+    script.write_text(RESTARTED_IN_PROCESS)
+    command = [sys.executable, str(script), str(tmp_path)]
+    result = launch(command, LaunchOptions(run_dir=run_dir, name="ends", window_steps=0, exporter_url=None))
+    assert result.status == 0
+    reader = RunReader(run_dir)
+    assert {attempt: sorted(reader.ranks(attempt)) for attempt in reader.attempts()} == {0: [0, 1, 2], 1: [0, 1]}
+    before, after = ({rank: reader.rank(attempt, rank) for rank in reader.ranks(attempt)} for attempt in (0, 1))
+    assert {rank: info.end_reason for rank, info in before.items() if info} == {0: "exit", 1: "crash", 2: "exit"}
+    assert {rank: info.end_reason for rank, info in after.items() if info} == {0: "exit", 1: "exit"}
+    assert before[2] is not None
+    assert after[1] is not None
+    assert before[2].pid == after[1].pid
+    starts = [attempt.start_id for number in (0, 1) if (attempt := reader.attempt(number)) is not None]
+    assert len(set(starts)) == 2

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,3 +56,53 @@ def test_a_rank_that_is_stopped_is_found_and_named_and_its_recovery_is_seen(
             assert watch.process.wait(60) == 0
     # Steps of 20 ms may become longer on a busy machine.
     assert watch.fired() - {"TrainingStepRegression"} == {"TrainingHang"}
+
+
+ENDS_LATER = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(150):
+    model(torch.rand(2, 4)).sum().backward()
+    time.sleep(0.02)
+    optimizer.step()
+dist.barrier()
+if dist.get_rank() == 0:
+    time.sleep(float(sys.argv[2]))
+elif sys.argv[1] == "swallows":
+    try:
+        raise RuntimeError("planted")
+    except RuntimeError:
+        sys.exit(1)
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.usefixtures("require_torch")
+@pytest.mark.parametrize(("how", "fired"), [("os._exit", set()), ("swallows", {"TrainingCrashed"})])
+def test_a_rank_that_ends_before_another_pages_only_if_it_failed(
+    tmp_path: Path, eventually: Callable[..., Any], how: str, fired: set[str]
+) -> None:
+    # Given a job whose rank 1 ends with os._exit(0) while rank 0 still writes, or with sys.exit(1) in an except block
+    run, script = tmp_path / "run", tmp_path / "job.py"
+    script.write_text(ENDS_LATER)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script), how, "8"]
+    command = [sys.executable, "-m", "rankscope", "run", "--run-dir", str(run), "--window-steps", "0", "--no-verdict", "--"]
+    with subprocess.Popen([*command, *torchrun], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as job:
+        eventually(lambda: len(list(run.glob("attempts/000/ranks/*/steps-*"))) == 2, timeout=120)
+        quick = ["60s" if option == "5s" else option for option in QUICK]
+        with Watch(run, "--state", tmp_path / "state", *quick) as watch:
+            assert job.wait(120) == len(fired)
+            eventually(lambda: watch.process.poll() is not None, timeout=120)
+    # Then only the failure is reported, as the end of the run
+    assert watch.fired() - {"TrainingStepRegression"} == fired
+    info = RunReader(run).rank(0, 1)
+    assert info is not None
+    assert info.end_reason == ("crash" if fired else "exit")

@@ -319,7 +319,24 @@ with StepProfiler(run_dir=run, spool_dir=spool, window_steps=0) as prof:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ends", ["at once", "later", "by a signal"])
+def test_a_helper_that_is_killed_at_the_end_is_replaced_and_every_step_is_written(
+    torch_ranks: PreloadedTorch, tmp_path: Path
+) -> None:
+    # As Ray kills the children of a worker before the worker ends
+    (tmp_path / "spool").mkdir()
+    command = torch_ranks.command(0, "-c", HELPER_KILLED, tmp_path / "run", tmp_path / "spool", "at once")
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert ended.stderr == ""
+    run = RunReader(tmp_path / "run")
+    info = run.rank(0, 0)
+    assert info is not None
+    assert (info.end_reason, info.disabled_reason) == ("exit", None)
+    assert len(list(run.steps(0, 0))) == int(ended.stdout)
+    assert not list((tmp_path / "spool").iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", ["later", "by a signal"])
 def test_a_killed_helper_is_said_once_and_the_run_says_where_the_records_stop(
     torch_ranks: PreloadedTorch, tmp_path: Path, ends: str
 ) -> None:

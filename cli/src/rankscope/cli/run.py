@@ -9,6 +9,7 @@ from contextlib import suppress
 from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Final
 
 import click
 
@@ -205,6 +206,15 @@ def _similar(option: str) -> list[str]:
     return get_close_matches(option.partition("=")[0], known)
 
 
+_BY_HAND: Final = """\
+To record it, mark the steps in the script (docs/recorder.md):
+    from rankscope.profiler.step import StepProfiler
+    with StepProfiler("runs/mine") as prof:
+        for batch in loader:
+            ...
+            prof.step()"""
+
+
 def _print_verdict(result: LaunchResult) -> None:
     if not result.ranks:
         if result.status in (126, 127):
@@ -215,7 +225,11 @@ def _print_verdict(result: LaunchResult) -> None:
             else "the job took no optimizer step under torch, or its Python could not load the recorder "
             "(python -I, -E and -S keep it out), or another job records there"
         )
+        if result.unrecorded and not result.status:
+            why = "; ".join(result.unrecorded)
         click.echo(f"rankscope: nothing was recorded in {one_line(str(result.run_dir))}: {why}.", err=True)
+        if result.unrecorded and not result.status:
+            click.echo(_BY_HAND, err=True)
         return
     last = max(attempt for attempt, _ in result.ranks)
     if (last, 0) not in result.ranks:

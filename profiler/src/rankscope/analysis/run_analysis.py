@@ -27,6 +27,7 @@ from rankscope.analysis.costs.run_costs import costs_of_run
 from rankscope.analysis.costs.step_costs import usual_steps
 from rankscope.analysis.durations.blocks import read_durations
 from rankscope.analysis.durations.of_run import durations_of_run
+from rankscope.analysis.evidence.attempts import slowest_attempt
 from rankscope.analysis.evidence.compared import judged_groups
 from rankscope.analysis.evidence.damage import damage_warnings, unreadable_files
 from rankscope.analysis.evidence.hardware import device_memory
@@ -285,6 +286,8 @@ def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
             else f"; for an earlier one name its folder, such as {attempt_dir(run.reader.path, attempts[-2])}"
         )
         warnings.append(f"{which} of {len(attempts)} attempts (number {run.table.attempt}) is analysed{others}")
+        if (slowest := slowest_attempt(run.reader)) is not None:
+            warnings.append(slowest)
     if run.earlier.steps:
         steps = len(run.table.steps)
         warnings.append(f"judged by the last {steps:,} of {steps + run.earlier.steps:,} steps")

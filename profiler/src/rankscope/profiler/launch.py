@@ -22,7 +22,8 @@ from typing import Final
 
 from rankscope.base.errors import InputError
 from rankscope.base.text import one_line
-from rankscope.profiler.scratch import LOCAL_MEMORY, hold, is_left, make_scratch, recorded_ranks, spooled
+from rankscope.profiler.missing_ends import complete_ends
+from rankscope.profiler.scratch import LOCAL_MEMORY, hold, is_left, make_scratch, recorded_ranks, spooled, unrecorded_reasons
 from rankscope.profiler.settings import (
     BUDGET,
     EXPORTER_URL,
@@ -117,6 +118,8 @@ class LaunchResult:
     run_dir: Path
     attempt: int
     ranks: frozenset[tuple[int, int]]
+    unrecorded: tuple[str, ...] = ()
+    """If no rank was recorded: the reasons that its processes with torch give."""
 
 
 def launch(command: Sequence[str], options: LaunchOptions) -> LaunchResult:
@@ -151,7 +154,9 @@ def launch(command: Sequence[str], options: LaunchOptions) -> LaunchResult:
             leaving.callback(_remove_empty, [logs])
         status = _run(command, _environment(settings, options), scratch)
         ranks = recorded_ranks(scratch)
-    return LaunchResult(status=status, run_dir=run_dir, attempt=settings.attempt, ranks=ranks)
+        complete_ends(run_dir, ranks, status)
+        reasons = () if ranks else tuple(unrecorded_reasons(scratch))
+    return LaunchResult(status=status, run_dir=run_dir, attempt=settings.attempt, ranks=ranks, unrecorded=reasons)
 
 
 def _check_name(folder: Path | None) -> None:

@@ -20,6 +20,7 @@ _NO_SURPRISE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """Flags of ``os.open`` for world-writable folders: never follow a link, never wait for the other end of a pipe."""
 _RECORDED_FILE: Final = "recorded"
 _SPOOLED_FILE: Final = "spooled"
+_UNRECORDED_FILE: Final = "unrecorded"
 ABANDONED_SECONDS: Final = 600.0
 ABANDONED_ON_DISK_SECONDS: Final = 86_400.0
 """Longer than ``ABANDONED_SECONDS``, because a trace on disk has no lock and a lagging helper reads it late."""
@@ -133,6 +134,17 @@ def _note(scratch: Path, name: str) -> None:
     with suppress(OSError):
         if _is_launchers(scratch.parent):
             (scratch.parent / name).touch()
+
+
+def note_unrecorded(job: str, reason: str) -> None:
+    """Leave for the launcher, whose folder is ``job``, the reason why this process recorded no step. Raises ``OSError``."""
+    if _is_launchers(Path(job)):
+        (Path(job) / f"{_UNRECORDED_FILE}-{os.getpid()}").write_text(reason)
+
+
+def unrecorded_reasons(job: Path) -> list[str]:
+    """Return the reasons why processes of the job recorded no step, without duplicates. Raises ``OSError``."""
+    return sorted({file.read_text(errors="replace") for file in job.glob(f"{_UNRECORDED_FILE}-*")})
 
 
 def _is_launchers(folder: Path) -> bool:

@@ -1,8 +1,10 @@
-"""Assignment of the ranks of an elastic job to attempts.
+"""Assignment of the ranks of a job that starts several times to attempts.
 
-An elastic agent counts only the restarts of its own workers. The ranks of one start may therefore have different counts, and
-nothing in their environment distinguishes one start from the next. Two facts do: in each start every rank takes its place in an
-attempt once, and no process of a later start begins before the first step of an earlier one.
+Ranks whose process group has a store of its own agree there on an id of their start (``rank/identity.py``). The store that an
+elastic agent lends to its workers is the same in all starts, and the agent counts only the restarts of its own workers. The
+ranks of one start may therefore have different counts, and nothing in their environment distinguishes one start from the next.
+Two facts do: in each start every rank takes its place in an attempt once, and no process of a later start begins before the
+first step of an earlier one.
 """
 
 from __future__ import annotations
@@ -50,6 +52,11 @@ def process_start_unix_ns(pid: int | None = None) -> int | None:
 def is_same_job(mine: AttemptInfo, theirs: AttemptInfo) -> bool:
     """Return whether both attempts belong to the same job and have the same number of ranks."""
     return (theirs.start_key, theirs.world_size) == (mine.start_key, mine.world_size)
+
+
+def is_same_start(mine: AttemptInfo, theirs: AttemptInfo) -> bool | None:
+    """Return whether both ranks began in the same start; ``None`` where the id of a start is not known."""
+    return None if mine.start_id is None or theirs.start_id is None else mine.start_id == theirs.start_id
 
 
 def is_earlier(attempt: AttemptInfo, others: Iterable[RankInfo], *, host: str, began_unix_ns: int | None) -> bool:

@@ -59,6 +59,8 @@ class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Package name to version: python, torch, rankscope, …"""
     start_key: str | None = None
     """Key that distinguishes the job of an elastic agent from others in the same folder; ``None``: no such agent."""
+    start_id: str | None = None
+    """Id that the ranks of this start agreed on in the store of their process group; ``None``: no group, or an agent's store."""
     layout: dict[str, int] = {}
     """Parallel layout if known, dimension to its size, outermost first: ``{"dp": 4, "tp": 2}``."""
     pipeline: Pipeline | None = None

@@ -229,7 +229,7 @@ class Helper:
         end, status = self._ring.end, read_exit_status(self._scratch)
         if status is None or end not in (End.SILENT, End.EXIT):
             return end
-        return End.CRASH if status else End.EXIT
+        return End.CRASH if status & 0xFF else End.EXIT
 
     def _report(self, message: str) -> None:
         with suppress(OSError, ValueError):

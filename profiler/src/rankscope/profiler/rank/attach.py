@@ -15,6 +15,7 @@ from functools import wraps
 from typing import Any
 
 import torch
+from torch import distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.autograd import profiler
@@ -24,9 +25,11 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from rankscope.profiler.rank import checkpoints, flight_dump, graph_capture, layout, loaders, model_inputs, waits
+from rankscope.profiler.rank.identity import note_process_group
 from rankscope.profiler.rank.kineto import note_begun, note_ended
 from rankscope.profiler.rank.process_end import watch_immediate_exits
 from rankscope.profiler.rank.recorder import StepRecorder
+from rankscope.profiler.rank.unrecorded import explain_at_end
 from rankscope.profiler.settings import from_environment
 
 _OLDEST_TORCH = (2, 6)
@@ -57,6 +60,7 @@ def install() -> None:
             recorder = StepRecorder(settings)
             use(recorder)
             _launched = recorder
+            explain_at_end(recorder)
     except Exception as error:  # noqa: BLE001  # no error may stop training
         with suppress(Exception):
             sys.stderr.write(f"rankscope: not recorded: {str(error) or type(error).__name__}; training goes on\n")
@@ -128,6 +132,9 @@ def _wrap_everything() -> None:
     _replace(torch.cuda.CUDAGraph, "capture_begin", _capture_begins)
     _replace(torch.cuda.CUDAGraph, "capture_end", _capture_ends)
     _replace(DistributedDataParallel, "__init__", _wrapped_model)
+    if dist.is_available():
+        _replace(dist, "init_process_group", _process_group)
+        dist.distributed_c10d.init_process_group = dist.init_process_group
     waits.watch(_listening)
     model_inputs.watch()
     layout.watch_meshes()
@@ -245,6 +252,16 @@ def _capture_ends(original: Callable[..., None]) -> Callable[..., None]:
             graph_capture.note_ended(self)
 
     return end
+
+
+def _process_group(original: Callable[..., None]) -> Callable[..., None]:
+    def init(*args: Any, **kwargs: Any) -> None:
+        original(*args, **kwargs)
+        note_process_group()
+        if _recorder is not None:
+            _recorder.change_place()
+
+    return init
 
 
 def _wrapped_model(original: Callable[..., None]) -> Callable[..., None]:

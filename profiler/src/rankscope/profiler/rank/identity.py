@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import secrets
 import socket
 import threading
 import time
@@ -28,6 +29,41 @@ from rankscope.profiler.trackers import tracker_urls
 from rankscope.runs.records import AttemptInfo, DeviceKind, RankInfo, RunInfo
 
 _TYPICAL_RANKS: Final = 8
+_START_KEY: Final = "rankscope/start"
+
+_start_id: str | None = None
+"""Id of this start of the job, which all ranks of the default process group share."""
+
+
+def note_process_group() -> None:
+    """Agree with the other ranks on an id of this start, right after the default process group was initialised. Never raises.
+
+    The first rank puts an id into the group's store, which is new for each start. Only the store that an elastic agent lends to
+    its workers outlives their restarts (seen in torch 2.13), so it cannot tell one start from the next.
+    """
+    global _start_id  # noqa: PLW0603  # a process has one default group
+    _start_id = None
+    with suppress(Exception):  # the MPI backend has no store, and some stores cannot compare
+        store = dist.distributed_c10d._get_default_store()  # noqa: SLF001  # not public
+        if not _is_of_agent(store):
+            _start_id = store.compare_set(_START_KEY, "", secrets.token_hex(8)).decode()
+
+
+def _is_of_agent(store: Any) -> bool:
+    """Return whether ``store`` is the one that the elastic agent lends to its workers."""
+    while (inner := getattr(store, "underlying_store", None)) is not None:
+        store = inner
+    lent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return lent and str(getattr(store, "port", "")) == os.environ.get("MASTER_PORT", "")
+
+
+def has_other_place(hello: Hello) -> bool:
+    """Return whether the process group that was just initialised gives this process another place than ``hello`` says.
+
+    A process that has restarted in itself has destroyed the group of ``hello``, and has initialised another.
+    """
+    place = (dist.get_rank(), dist.get_world_size())
+    return hello.attempt.backend is not None or place != (hello.rank.rank, hello.rank.world_size)
 
 
 def identify(settings: RecorderSettings, parameters: Collection[torch.device] = (), *, optimizer: object = None) -> Hello:
@@ -68,6 +104,7 @@ def identify(settings: RecorderSettings, parameters: Collection[torch.device] = 
             backend=backend,
             versions=_versions(),
             start_key=start_key(os.environ),
+            start_id=_start_id if initialised else None,
             layout=layout.sizes,
             pipeline=find_pipeline(),
         ),

@@ -31,7 +31,7 @@ from rankscope.profiler.rank.ddp import LastGradient
 from rankscope.profiler.rank.device import DeviceClock, DeviceMarks, find_device, parameter_devices, used_gpus
 from rankscope.profiler.rank.groups import OtherGroups
 from rankscope.profiler.rank.guard import raised_by_a_signal_handler
-from rankscope.profiler.rank.identity import identify, ranks_on_host
+from rankscope.profiler.rank.identity import has_other_place, identify, ranks_on_host
 from rankscope.profiler.rank.mark_sampling import MarkSampling
 from rankscope.profiler.rank.meters import GcMeter, MemoryMeter, ThreadMeter
 from rankscope.profiler.rank.optimizers import OptimizerSteps, StepBoundary
@@ -136,6 +136,16 @@ class RecorderLifecycle:
         """Cost of the recorder to the training thread so far, in nanoseconds."""
         return self._measured_ns + EVENT_NS * self._ring.at
 
+    @property
+    def begun(self) -> bool:
+        """True if a step has ended."""
+        return self.step_number > 0 or self.session is not None
+
+    @property
+    def saw_backward(self) -> bool:
+        """True if a backward pass has returned."""
+        return self._boundary.backward_seen
+
     def claim(self) -> None:
         """Make this thread the recorded one before the first step: an optimizer steps on it (Ray trains on a side thread)."""
         # Not ``guarded``, which accepts only the recorded thread.
@@ -230,7 +240,7 @@ class RecorderLifecycle:
             self._release()
             return
         with suppress(Exception):
-            if not self.off and self.session.helper_ended():
+            if not self.off and not self._has_helper(self.session):
                 self.disable(HELPER_ENDED)
             if not self.off:
                 here = threading.get_ident() == self.thread
@@ -258,6 +268,23 @@ class RecorderLifecycle:
         with suppress(Exception):
             if self._forget_end is not None:
                 self._forget_end()
+
+    @staticmethod
+    def _has_helper(session: Session) -> bool:
+        """Return whether there is a helper to write the end, after replacing a killed one: Ray kills the children of a worker."""
+        if session.helper_ended():
+            session.replace_helper()
+        return not session.helper_ended()
+
+    def change_place(self) -> None:
+        """Begin a new recording if the process group that was just initialised gives this process another place in its job."""
+        # Not ``guarded``, because any thread may initialise the group.
+        try:
+            if not self.off and self.session is not None and has_other_place(self.session.hello):
+                self.close(End.EXIT)
+                RecorderLifecycle.__init__(self, self.settings, explicit=self.explicit, device=self._find_device)
+        except Exception as error:  # noqa: BLE001  # no error may stop training
+            self.failed(error)
 
     def _release(self) -> None:
         self._forget_step()

@@ -39,7 +39,9 @@ def end_of(error: BaseException | None) -> End:
     if isinstance(error, KeyboardInterrupt):
         return End.INTERRUPTED
     if isinstance(error, SystemExit):
-        return End.CRASH if error.code else End.EXIT
+        # Of a number, the system keeps the last 8 bits: a status of 256 is that of success.
+        code = error.code & 0xFF if isinstance(error.code, int) else error.code
+        return End.CRASH if code else End.EXIT
     return End.EXIT if error is None else End.CRASH
 
 
@@ -85,7 +87,7 @@ def watch_immediate_exits() -> None:
     def exit_immediately(status: int) -> Any:
         if _close is not None:
             with suppress(Exception):
-                _close(End.CRASH if status else End.EXIT)
+                _close(end_of(SystemExit(status)))
         original(status)
 
     os._exit = exit_immediately

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from rankscope.profiler.handover import Hello
-from rankscope.profiler.starts import is_alive, is_earlier, is_over, is_same_job
+from rankscope.profiler.starts import is_alive, is_earlier, is_over, is_same_job, is_same_start
 from rankscope.runs.paths import RANK_STREAMS, RankStream, attempt_dir, attempt_file, rank_dir, rank_file, run_file
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo, StepRecord
 from rankscope.runs.segments import UNDECODABLE
@@ -263,7 +263,7 @@ class RunStore:
             there = _read(file, RankInfo)
             if there is None or not _is_of(rank, there):
                 is_elastic = mine.start_key is not None and there is not None and not is_alive(there, rank.host)
-                if is_elastic or (there is not None and is_over(there, rank.host)):
+                if is_elastic or (there is not None and (is_over(there, rank.host) or _is_process_of(rank, there))):
                     return False  # an earlier start, or an earlier program of the same command
                 by = "" if there is None else f" (pid {there.pid} on {there.host})"
                 self._refuse(
@@ -287,6 +287,8 @@ class RunStore:
 
     def _passes(self, mine: AttemptInfo, theirs: AttemptInfo) -> bool:
         """Return whether an existing attempt belongs to another job, or to an earlier start of this one."""
+        if (same := is_same_start(mine, theirs)) is not None:
+            return not same
         if mine.start_key is None:
             return False
         if not is_same_job(mine, theirs):
@@ -360,6 +362,11 @@ def _read(file: Path, kind: type[_T]) -> _T | None:
 def _is_of(rank: RankInfo, there: RankInfo | None) -> bool:
     """Return whether ``rank`` is the process described by ``there``: then another helper of it began, and was killed."""
     return there is not None and (there.host, there.pid, there.start_unix_ns) == (rank.host, rank.pid, rank.start_unix_ns)
+
+
+def _is_process_of(rank: RankInfo, there: RankInfo) -> bool:
+    """Return whether the process of ``rank`` is that of ``there``, in which it had this place before."""
+    return (there.host, there.pid) == (rank.host, rank.pid)
 
 
 def _report(message: str) -> None:

@@ -1,0 +1,41 @@
+"""Reason why a process with torch recorded no step, which it leaves for the launcher when it ends."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import sys
+from contextlib import suppress
+from multiprocessing.util import Finalize
+
+from torch.optim.optimizer import Optimizer
+
+from rankscope.profiler.rank.recorder import StepRecorder
+from rankscope.profiler.scratch import note_unrecorded
+
+
+def explain_at_end(recorder: StepRecorder) -> None:
+    """When this process ends without a recorded step, note the reason in the launcher's folder."""
+    parent = os.getpid()
+
+    def note() -> None:
+        if recorder.settings.scratch_dir and os.getpid() == parent and not recorder.begun:
+            with suppress(Exception):
+                note_unrecorded(recorder.settings.scratch_dir, _reason(recorder))
+
+    atexit.register(note)
+    # Children of multiprocessing do not call what ``atexit`` has.
+    Finalize(None, note, exitpriority=1)
+
+
+def _reason(recorder: StepRecorder) -> str:
+    backward = recorder.saw_backward
+    # Not isinstance, which could run code of the objects themselves.
+    optimizers = sorted({type(thing).__name__ for thing in gc.get_objects() if issubclass(type(thing), Optimizer)})
+    if optimizers:
+        compiled = "a compiled function (torch.compile) steps it" if "torch._dynamo" in sys.modules else "no step of it was seen"
+        return f"there is an optimizer ({', '.join(optimizers)}), but {compiled}"
+    if backward:
+        return "backward passes ran, but no torch.optim.Optimizer stepped: an optimizer of another class updates the parameters"
+    return "neither a backward pass nor an optimizer step was seen: inference, torch.func or torch.distributed.rpc"
