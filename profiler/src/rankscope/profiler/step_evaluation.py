@@ -9,7 +9,7 @@ from typing import Final
 from rankscope.profiler import events as words
 from rankscope.profiler.evaluation import Evaluation
 from rankscope.profiler.events import DETAILS, KIND, MARKED, SHIFT, float_of, size_of_message, value_of
-from rankscope.profiler.phases import BACKWARD, BETWEEN, DATA, OPTIMIZER, UNSEEN, PhaseClock
+from rankscope.profiler.phases import BACKWARD, BETWEEN, DATA, H2D, OPTIMIZER, UNSEEN, PhaseClock
 from rankscope.profiler.work import CHECKPOINT, EVALUATION, MAX_METRICS, Sections, StepWork
 from rankscope.runs.records import PHASES
 
@@ -317,7 +317,10 @@ def activity(step: Sequence[int]) -> Activity | None:
         if kind <= BETWEEN or kind == words.CHECKPOINT_BEGINS:
             opened.append(min(kind, BETWEEN))
         elif kind in (words.LEAVE, words.CHECKPOINT_ENDS, *_BATCHES):
-            last = opened.pop() if opened else last
+            ended = opened.pop() if opened else BETWEEN
+            last = last if ended in (H2D, BETWEEN) else ended
+        elif kind == words.RAISED:
+            opened = [phase for phase in opened if phase != OPTIMIZER]
         elif kind in (words.WAIT, words.WAITED):
             waits = kind == words.WAIT
     if not since:

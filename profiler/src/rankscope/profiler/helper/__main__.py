@@ -61,7 +61,7 @@ class Helper:
         self._lasting = LastingCost(self._baseline)
         kind = self._hello.rank.device_kind
         self._reducer = TraceReducer(scratch, self._retention(), judge=self._judge.judge, device_kind=kind)
-        self._assembler = StepAssembler(self._ring.name, self._ring.at)
+        self._assembler = StepAssembler(self._ring.name, self._ring.at, lose=lambda error: self._store.lose(1, error))
         self._disabled = False
         self._noted = self._ticked = False
         self._missed_windows = 0
@@ -143,12 +143,7 @@ class Helper:
 
     def _take(self) -> int:
         words = self._ring.read(_WORDS)
-        try:
-            messages = self._assembler.add(words)
-        except Exception as error:  # noqa: BLE001  # damaged words must not cost the steps after them
-            self._store.lose(1, error)
-            messages = []
-        for kind, content in messages:
+        for kind, content in self._assembler.add(words):
             try:
                 self._take_message(kind, content)
             except Exception as error:  # noqa: BLE001  # one invalid message must not cost the others

@@ -18,6 +18,7 @@ from rankscope.profiler.events import DETAILS, KIND, SHIFT, bytes_of_message, si
 from rankscope.profiler.handover import MessageKind
 from rankscope.profiler.intervals import PhaseInterval
 from rankscope.profiler.phases import UNSEEN
+from rankscope.profiler.ring import STEP_WORDS
 from rankscope.profiler.step_evaluation import EvaluatedStep, StepEvaluator, device_times
 from rankscope.runs.records import PHASES, PhaseTimes, StepRecord
 
@@ -76,8 +77,8 @@ class _Held:
 class StepAssembler:
     """Assembler that takes the words of a rank and returns complete steps, in their order.
 
-    ``name`` returns the name that has a number, ``position`` is that of the first word. ``clock`` is in seconds, ``unix_offset``
-    returns the difference of the system's time and ``perf_counter_ns``.
+    ``name`` returns the name that has a number, ``position`` is that of the first word. ``lose`` is called with the reason where
+    words are damaged. ``clock`` is in seconds, ``unix_offset`` returns the system's time less ``perf_counter_ns``.
     """
 
     def __init__(
@@ -85,10 +86,12 @@ class StepAssembler:
         name: Callable[[int], str],
         position: int = 0,
         *,
+        lose: Callable[[Exception], None],
         clock: Callable[[], float] = time.monotonic,
         unix_offset: Callable[[], int] = lambda: time.time_ns() - time.perf_counter_ns(),
     ) -> None:
         self._evaluator = StepEvaluator(name)
+        self._lose = lose
         self._clock = clock
         self._unix_offset = unix_offset
         self._pending: list[int] = []
@@ -101,11 +104,22 @@ class StepAssembler:
         """Steps since the last reading of the thread's counters."""
         self._counters: Usage | None = None
         """The last reading; ``None``: there is none for the steps since."""
+        self._number = self._read_after = -1
+        """Number of the last step that ended, and of the last one before the last reading."""
 
     def add(self, added: Sequence[int]) -> list[tuple[int, bytes]]:
-        """Add words; return the messages among them, as (kind, content). The content of a damaged step is lost."""
+        """Add words; return the messages among them, as (kind, content). Damaged words are reported through ``lose``."""
         self._pending += added
         messages: list[tuple[int, bytes]] = []
+        while True:
+            try:
+                self._parse(messages)
+            except Exception as error:  # noqa: BLE001  # damaged words must not cost the steps after them
+                self._lose(error)
+            else:
+                return messages
+
+    def _parse(self, messages: list[tuple[int, bytes]]) -> None:
         while self._parsed < len(self._pending):
             pending, place = self._pending, self._parsed
             word = pending[place]
@@ -115,8 +129,11 @@ class StepAssembler:
                 about, size, more = size_of_message(word)
             else:
                 more = DETAILS[kind]
+            if more > STEP_WORDS:
+                self._parsed = place + 1
+                raise ValueError(f"a message of {size} bytes")
             if place + more >= len(pending):
-                break
+                return
             self._parsed = place + 1 + more
             details = pending[place + 1 : self._parsed]
             if kind == words.MESSAGE:
@@ -132,13 +149,13 @@ class StepAssembler:
                     self._held[-1].memory = Memory(*map(value_of, details))
             elif kind == words.END:
                 self._end(word >> SHIFT, *details)
-        return messages
 
     def _end(self, ended: int, about: int, started: int) -> None:
         step, self._pending = self._pending[: self._parsed - 1 - DETAILS[words.END]], self._pending[self._parsed :]
         position = self._position
         self._position, self._parsed = position + self._parsed, 0
         flags = about & _NOT_NUMBERED
+        self._number = about >> words.NUMBER
         evaluated = self._evaluator.evaluate(step, about >> words.NUMBER, flags, started, ended)
         # A first step whose beginning was not observed has a number but no record.
         if not flags & words.WHOLE:
@@ -154,27 +171,24 @@ class StepAssembler:
     def _add_usage(self, details: Sequence[int]) -> None:
         *counters, begins = map(value_of, details)
         reading, before = Usage(*counters), self._counters
-        self._counters = reading
-        if begins:
-            self._end_span()
-        elif before is not None:
+        if before is not None and not begins:
             self._share(before, reading)
-        else:
-            self._end_span()
+        self._counters, self._read_after = reading, self._number
+        self._end_span()
 
     def _share(self, before: Usage, after: Usage) -> None:
         """Split what the thread used between two readings over the steps between."""
         span = self._span
         # If a step is missing, its share is not known.
-        if span and len(span) == span[-1].step.number - span[0].step.number + 1:
-            walls = [held.step.wall_ns + 1 for held in span]
-            own = [held.step.wall_ns - sum(held.step.blocked_ns or ()) + 1 for held in span]
-            used = [None if last is None or first is None else last - first for first, last in zip(before, after, strict=True)]
-            weights = (walls, walls, walls, own)
-            parts = [[None] * len(span) if total is None else _shares(total, by) for total, by in zip(used, weights, strict=True)]
-            for held, shares in zip(span, zip(*parts, strict=True), strict=True):
-                held.usage = Usage(*shares)
-        self._end_span()
+        if not span or len(span) != self._number - self._read_after:
+            return
+        walls = [held.step.wall_ns + 1 for held in span]
+        own = [max(held.step.wall_ns - sum(held.step.blocked_ns or ()), 0) + 1 for held in span]
+        used = [None if last is None or first is None else last - first for first, last in zip(before, after, strict=True)]
+        weights = (walls, walls, walls, own)
+        parts = [[None] * len(span) if total is None else _shares(total, by) for total, by in zip(used, weights, strict=True)]
+        for held, shares in zip(span, zip(*parts, strict=True), strict=True):
+            held.usage = Usage(*shares)
 
     def _end_span(self) -> None:
         for held in self._span:
@@ -195,18 +209,18 @@ class StepAssembler:
 
     def complete(self) -> list[AssembledStep]:
         """Return the steps that are complete, or have waited long enough; to be called after ``add`` and periodically."""
-        if self._held:
-            now = self._clock()
-            if now > self._held[0].until:
-                self._held[0].awaits = False
-            for held in self._held:
-                if now <= held.usage_until:
-                    break
-                held.awaits_usage = False
+        now = self._clock()
+        for held in self._held:
+            if now <= held.usage_until:
+                break
+            held.awaits_usage = False
         offset = self._unix_offset()
         steps = []
-        while self._held and not (self._held[0].awaits or self._held[0].awaits_usage):
-            held = self._held.popleft()
+        while self._held:
+            held = self._held[0]
+            if held.awaits_usage or (held.awaits and now <= held.until):
+                break
+            self._held.popleft()
             steps.append(AssembledStep(_record(held, offset), _intervals(held.step, offset)))
         return steps
 
