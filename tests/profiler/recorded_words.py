@@ -34,9 +34,13 @@ def current_step(recorder: StepRecorder, end_ns: int | None = None) -> Evaluated
 
 def records(words: Sequence[int]) -> list[StepRecord]:
     """Return the records of the steps whose words these are."""
-    assembler = StepAssembler(lambda _: "", unix_offset=lambda: 0)
+    assembler = StepAssembler(lambda _: "", lose=_fail, unix_offset=lambda: 0)
     assembler.add(words)
     return [step.record for step in assembler.rest()]
+
+
+def _fail(error: Exception) -> None:
+    raise error
 
 
 def numbered(number: int, flags: int = RECORDED) -> int:

@@ -30,6 +30,7 @@ MAX_SPAN: Final = 1024
 """Largest number of steps per reading of the thread's counters; steps of longer spans are written without."""
 SPAN_SECONDS: Final = 1.0
 """Longest wait of a step for the end of its span, because training may pause."""
+_BETWEEN_STEPS: Final = (words.MESSAGE, words.USAGE, words.MEMORY)
 _NOT_NUMBERED: Final = (1 << words.NUMBER) - 1
 """Mask of the flags beside a step's number."""
 
@@ -142,18 +143,24 @@ class StepAssembler:
                     self._add_device(content)
                 else:
                     messages.append((about, content))
-            elif kind == words.USAGE:
-                self._add_usage(details)
-            elif kind == words.MEMORY:
-                if self._held:
-                    self._held[-1].memory = Memory(*map(value_of, details))
-            elif kind == words.END:
-                self._end(word >> SHIFT, *details)
+            else:
+                self._take(kind, word >> SHIFT, details)
+            if not place and kind in _BETWEEN_STEPS:
+                self._cut()
+
+    def _take(self, kind: int, at: int, details: Sequence[int]) -> None:
+        """Handle a word, most of which only count when their step has ended."""
+        if kind == words.USAGE:
+            self._add_usage(details)
+        elif kind == words.MEMORY:
+            if self._held:
+                self._held[-1].memory = Memory(*map(value_of, details))
+        elif kind == words.END:
+            self._end(at, *details)
 
     def _end(self, ended: int, about: int, started: int) -> None:
-        step, self._pending = self._pending[: self._parsed - 1 - DETAILS[words.END]], self._pending[self._parsed :]
-        position = self._position
-        self._position, self._parsed = position + self._parsed, 0
+        step, position = self._pending[: self._parsed - 1 - DETAILS[words.END]], self._position
+        self._cut()
         flags = about & _NOT_NUMBERED
         self._number = about >> words.NUMBER
         evaluated = self._evaluator.evaluate(step, about >> words.NUMBER, flags, started, ended)
@@ -165,8 +172,13 @@ class StepAssembler:
         self._span.append(held)
         if len(self._span) > MAX_SPAN:
             self._end_span()
-        if len(self._held) > MAX_HELD and self._held[0].awaits:
-            self._held[0].awaits = False
+        if len(self._held) > MAX_HELD:
+            self._held[-1 - MAX_HELD].awaits = False
+
+    def _cut(self) -> None:
+        """Forget the words that have been looked at."""
+        self._pending = self._pending[self._parsed :]
+        self._position, self._parsed = self._position + self._parsed, 0
 
     def _add_usage(self, details: Sequence[int]) -> None:
         *counters, begins = map(value_of, details)
