@@ -1,4 +1,4 @@
-"""Helper process beside each rank, which writes the rank's records: ``python -m rankscope.profiler.helper SCRATCH``.
+"""Helper process beside each rank, which writes the rank's records: ``python -m rankscope.profiler.helper SCRATCH MEMORY``.
 
 It reads the ring, writes the run directory and the spool file, and reduces profiler windows. It detects the end of the rank by
 the end of its own standard input. It is niced, ignores the signals meant for the job, and never loads torch.
@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.profiler.handover import RING_FILE, MessageKind, Window, read_exit_status, read_hello
+from rankscope.profiler.handover import MessageKind, Window, read_exit_status, read_hello
 from rankscope.profiler.helper.collectives.collective_times import CollectiveTimes
 from rankscope.profiler.helper.collectives.flight import FlightDumps
 from rankscope.profiler.helper.coordination.coordination import Coordination
@@ -48,11 +48,10 @@ _WORDS: Final = 8192
 class Helper:
     """Helper of one rank, from its first step to its end."""
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, scratch: Path, memory: int) -> None:
         self._scratch = scratch
         self._hello = read_hello(scratch)
-        with (scratch / RING_FILE).open("r+b") as file:
-            self._ring = RingReader(file.fileno())
+        self._ring = RingReader(memory)
         self._hold = hold(scratch)
         self._store = RunStore(self._hello)
         self._writer = WriterThread(self._store)
@@ -246,18 +245,21 @@ def _has_rank_ended(parent: int) -> bool:
         return False
 
 
-def main(scratch: Path) -> None:
-    """Run the helper, and remove its scratch folder from local memory even after an error."""
+def main(scratch: Path, memory: int) -> None:
+    """Run the helper, and remove its scratch folder from local memory even after an error.
+
+    ``memory``: handle of the ring's memory.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # These signals stop the job; the helper ends when the rank does.
         signal.signal(number, signal.SIG_IGN)
     with suppress(OSError):
         os.nice(10)
     try:
-        Helper(scratch).run()
+        Helper(scratch, memory).run()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -120,6 +120,8 @@ class RecorderLifecycle:
         self._sampling = MarkSampling(settings.budget)
         self._windows: Windows | None = None
         self._helper_seen = 0
+        self._replaced = False
+        """True if it was said that a helper was replaced."""
         self._boundary = StepBoundary()
         self._optimizers = OptimizerSteps()
         self._inner_optimizer = False
@@ -240,7 +242,8 @@ class RecorderLifecycle:
             self._release()
             return
         with suppress(Exception):
-            if not self.off and not self._has_helper(self.session):
+            # Ray kills the children of a worker that ends.
+            if not self.off and not self.session.has_helper():
                 self.disable(HELPER_ENDED)
             if not self.off:
                 here = threading.get_ident() == self.thread
@@ -268,13 +271,6 @@ class RecorderLifecycle:
         with suppress(Exception):
             if self._forget_end is not None:
                 self._forget_end()
-
-    @staticmethod
-    def _has_helper(session: Session) -> bool:
-        """Return whether there is a helper to write the end, after replacing a killed one: Ray kills the children of a worker."""
-        if session.helper_ended():
-            session.replace_helper()
-        return not session.helper_ended()
 
     def change_place(self) -> None:
         """Begin a new recording if the process group that was just initialised gives this process another place in its job."""

@@ -1,4 +1,4 @@
-"""Scratch folder on local memory, the ring in it, and the helper process that empties the ring."""
+"""Scratch folder on local memory, the memory of the ring, and the helper process that empties the ring."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -20,6 +22,8 @@ from rankscope.profiler.scratch import hold, make_scratch
 from rankscope.profiler.settings import PREFIX, SITE_FOLDER
 
 _PR_SET_PTRACER: Final = 0x59616D61
+MAX_REPLACED: Final = 3
+REPLACED_SECONDS: Final = 600.0
 _closed: Final[set[int]] = set()
 """Process ids of helpers that outlived their sessions and have not been waited for."""
 
@@ -30,32 +34,53 @@ class Session:
     def __init__(self, hello: Hello, scratch_dir: str | None, ring: RingWriter) -> None:
         _reap()
         self.hello = hello
+        self._memory: int | None = None
+        """Handle of the ring's memory, for the helpers."""
+        self._replaced = deque[float](maxlen=MAX_REPLACED)
+        """Times at which a killed helper was replaced."""
         self.scratch = make_scratch(f"rank{hello.rank.rank}", scratch_dir)
         try:
             self.ring = ring
-            handle = os.open(self.scratch / RING_FILE, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
-                ring.share(handle)
-            finally:
-                os.close(handle)
+            self._memory = _shared_memory(self.scratch / RING_FILE)
+            ring.share(self._memory)
             (self.scratch / HELLO_FILE).write_bytes(msgspec.json.encode(hello))
             self._helper = self._start()
         except BaseException:
+            self._close_memory()
             shutil.rmtree(self.scratch, ignore_errors=True)
             raise
 
     def _start(self) -> subprocess.Popen[bytes]:
-        return _start_helper(self.scratch, samples=self.hello.settings.stacks_seconds is not None)
+        assert self._memory is not None
+        return _start_helper(self.scratch, self._memory, samples=self.hello.settings.stacks_seconds is not None)
+
+    def _close_memory(self) -> None:
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            os.close(memory)
 
     def helper_ended(self) -> bool:
         """Return whether the helper has exited, which it should not while this process lives."""
         return self._helper.poll() is not None
 
-    def replace_helper(self) -> None:
-        """Replace a killed helper: the new one writes the entries still in the ring and, later, how this process ended.
+    def has_helper(self) -> bool:
+        """Return whether there is a helper, after replacing one that was killed. Raises ``OSError``.
 
-        A helper that exited by itself with an error is not replaced, because it could not run. Raises ``OSError``.
+        Not replaced is one that exited by itself with an error, because it could not run, nor one after ``MAX_REPLACED`` in
+        ``REPLACED_SECONDS``, because whatever kills them will kill the next.
         """
+        if not self.helper_ended():
+            return True
+        now = time.monotonic()
+        often = len(self._replaced) == MAX_REPLACED and now - self._replaced[0] < REPLACED_SECONDS
+        if often or (self._helper.returncode or 0) > 0:
+            return False
+        self._replaced.append(now)
+        self.replace_helper()
+        return True
+
+    def replace_helper(self) -> None:
+        """Start another helper: it writes what is still in the ring and, later, how this process ended. Raises ``OSError``."""
         if (self._helper.returncode or 0) > 0:
             return
         if self._helper.stdin is not None:
@@ -68,6 +93,7 @@ class Session:
             # No other process removes it.
             shutil.rmtree(self.scratch, ignore_errors=True)
         self.ring.close()
+        self._close_memory()
         if self._helper.stdin is not None:
             if exiting:
                 # Only the kernel closes this end of the pipe: Python closes its files before the exit status is there.
@@ -81,12 +107,23 @@ class Session:
     def forget(self) -> None:
         """Close the ring and the pipe in a forked child; otherwise the helper would not notice the end of the rank."""
         self.ring.close()
+        self._close_memory()
         if self._helper.stdin is not None:
             self._helper.stdin.close()
         # The child may be a data loader's worker.
         if self.hello.settings.stacks_seconds is not None:
             _allow_samples(self._helper.pid)
         self._helper.returncode = 0
+
+
+def _shared_memory(path: Path) -> int:
+    """Return a handle of new memory that can be shared: none of /dev/shm where the system can do without. Raises ``OSError``.
+
+    Containers often have little /dev/shm, which training needs. ``path``: file to make where there is no other way.
+    """
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("rankscope-ring", os.MFD_CLOEXEC)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
 
 def _reap() -> None:
@@ -100,7 +137,7 @@ def _reap() -> None:
             _closed.discard(helper)
 
 
-def _start_helper(scratch: Path, *, samples: bool) -> subprocess.Popen[bytes]:
+def _start_helper(scratch: Path, memory: int, *, samples: bool) -> subprocess.Popen[bytes]:
     if not sys.executable:
         raise OSError("this Python does not know its own program (sys.executable is empty)")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(PREFIX)}
@@ -115,13 +152,13 @@ def _start_helper(scratch: Path, *, samples: bool) -> subprocess.Popen[bytes]:
     try:
         helper = subprocess.Popen(
             # -P: nothing in the training script's folder may shadow what the helper imports.
-            [sys.executable, "-P", "-m", "rankscope.profiler.helper", str(scratch)],
+            [sys.executable, "-P", "-m", "rankscope.profiler.helper", str(scratch), str(memory)],
             stdin=subprocess.PIPE,
             # Pipe through which the helper requests a dump of the Flight Recorder.
             stdout=subprocess.PIPE if listening else subprocess.DEVNULL,
             env=environment,
             start_new_session=True,
-            pass_fds=[handle],
+            pass_fds=[handle, memory],
         )
     finally:
         os.close(handle)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from time import perf_counter_ns as now
 from typing import Final
@@ -33,6 +34,7 @@ from rankscope.profiler.rank.lifecycle import HELPER_ENDED, RankMeters, Recorder
 from rankscope.profiler.rank.mark_sampling import MARK_NS
 from rankscope.profiler.rank.measures import amount, count
 from rankscope.profiler.rank.meters import EVERY_NS, EVERY_STEPS, READ_EVERY_NS
+from rankscope.profiler.rank.session import Session
 from rankscope.profiler.rank.windows import Windows
 from rankscope.profiler.ring import ANNOUNCED, HEAD, MASK, STEP_WORDS
 from rankscope.profiler.work import OTHER_PROFILER
@@ -151,7 +153,7 @@ class StepEnds(RecorderLifecycle):
         if not ring.next_step() or at - self._helper_seen >= _HELPER_CHECK_NS:
             # Without a helper the ring would accept thousands more steps that no process writes.
             self._helper_seen = at
-            if session.helper_ended():
+            if session.helper_ended() and not self._replace_helper(session):
                 self.disable(HELPER_ENDED)
                 return
         if self._device is not None:
@@ -163,6 +165,17 @@ class StepEnds(RecorderLifecycle):
         ring.publish()
         self._wake = windows.wake - 1
         self._begin_step(at, wall_ns)
+
+    def _replace_helper(self, session: Session) -> bool:
+        """Replace a killed helper, and say so once; false: it cannot be replaced."""
+        if not session.has_helper():
+            return False
+        if not self._replaced:
+            self._replaced = True
+            with suppress(Exception):
+                rank = session.hello.rank.rank
+                sys.stderr.write(f"rankscope: rank {rank}: its helper process was killed; another one goes on\n")
+        return True
 
     def _end_step(self, at: int, meters: RankMeters, windows: Windows) -> None:
         """Store the end of the step and what is known only now."""
