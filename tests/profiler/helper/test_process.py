@@ -232,7 +232,7 @@ def test_a_filesystem_that_does_not_answer_holds_up_the_writing_and_nothing_else
     # When more steps come than the ring holds, the ring is emptied all the same
     count = CAPACITY // 10
     for number in range(count):
-        eventually(lambda: rank.ring.at + 2 * STEP_WORDS - rank.ring.header[TAIL] <= CAPACITY)
+        eventually(lambda: rank.ring.at + 3 * STEP_WORDS - rank.ring.header[TAIL] <= CAPACITY)
         assert put_step(rank.ring, number)
     rank.ring.set_end(End.EXIT)
     # And when the disk answers again after the rank's end, everything is there
