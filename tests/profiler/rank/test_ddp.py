@@ -359,7 +359,8 @@ def test_frozen_parameters_have_no_hook(events: list[str]) -> None:
     loss = parallel(torch.ones(2, 4)).sum()
     tail = gradients.watch_pass(loss)
     loss.backward()
-    assert tail is gradients.lasting is not None
+    assert tail is not None
+    assert tail is gradients.lasting
     assert tail.stamps
 
 
@@ -400,7 +401,7 @@ def test_one_hook_is_given_up_under_compiled_autograd(events: list[str], monkeyp
     parallel, gradients = watched(nn.Linear(4, 1))
     loss = parallel(torch.ones(2, 4)).sum()
     with monkeypatch.context() as compiled:
-        compiled.setitem(sys.modules, ddp._COMPILED, SimpleNamespace(compiled_autograd_enabled=True))  # type: ignore[arg-type]
+        compiled.setitem(sys.modules, ddp._COMPILED, SimpleNamespace(compiled_autograd_enabled=True))
         tail = gradients.watch_pass(loss)
         loss.backward()
     assert tail is not None
