@@ -76,7 +76,8 @@ class Rank:
             assert put_step(self.ring, number)
         self.ring.set_end(End.EXIT)
         # At the end, a disk that refuses writes is retried for a shorter time.
-        code = f"{become(user, groups, umask)}; writer_thread.LAST_TRY_SECONDS = 0.5; helper.main(Path(sys.argv[1]), int(sys.argv[2]))"
+        main = "helper.main(Path(sys.argv[1]), int(sys.argv[2]))"
+        code = f"{become(user, groups, umask)}; writer_thread.LAST_TRY_SECONDS = 0.5; {main}"
         with (self.scratch / RING_FILE).open("r+b") as file:
             memory = file.fileno()
             command = [sys.executable, "-P", "-c", code, str(self.scratch), str(memory)]
