@@ -50,6 +50,5 @@ def test_on_a_device_only_steps_with_device_times_count() -> None:
     for number in range(LEAST):
         baseline.add(step(number, 7.0, device_us=40.0))
         baseline.add(step(number, 170.0))
-    assert baseline.on_device
-    assert baseline.typical() == TypicalTime(40.0, 0.0)
+    assert [baseline.on_device, baseline.typical()] == [True, TypicalTime(40.0, 0.0)]
     assert baseline.comparable_us(step(0, 170.0)) is None
