@@ -16,6 +16,7 @@ from rankscope.profiler.helper.sampling import stacks
 from rankscope.profiler.helper.sampling.stacks import DENIED, NOT_INSTALLED, Stacks, explained
 from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
 from rankscope.profiler.helper.tasks import HelperContext
+from rankscope.profiler.intervals import PhaseInterval
 from rankscope.runs.records import RunInfo, StackSamples
 
 TRACE = (
@@ -106,6 +107,22 @@ def test_a_series_is_recorded_with_its_steps(start: Start, tmp_path: Path) -> No
     assert helper.series()
     assert len(helper.rows) == 2
     assert helper.said == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profiled", [False, True])
+def test_samples_in_a_profiled_step_have_no_phase(start: Start, tmp_path: Path, profiled: bool) -> None:
+    helper = start(f"while [ ! -e '{tmp_path}/go' ]; do sleep 0.02; done\n{WRITES}")
+    helper.now += 100
+    helper.task.tick()
+    # Given a step that lasts through the whole series
+    now = time.time_ns()
+    record = msgspec.structs.replace(step(3), profiled=profiled)
+    helper.task.step(record, [PhaseInterval("forward", now - 10**10, now + 10**11, 0)])
+    (tmp_path / "go").touch()
+    assert helper.wait()
+    # Then its samples have its phase unless the profiler slowed it down
+    assert [line.phase for line in helper.rows[0].lines] == [None if profiled else "forward"]
 
 
 @pytest.mark.slow
