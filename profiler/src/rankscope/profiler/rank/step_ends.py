@@ -75,8 +75,8 @@ class StepEnds(RecorderLifecycle):
             self._note(RAISED, at)
             self._optimizers.forget()
         if samples is not None or tokens is not None or flops is not None:
-            told = detail(count(samples)), detail(count(tokens)), *details_of_float(amount(flops))
-            self._store(at << SHIFT | WORK, *told)
+            work = detail(count(samples)), detail(count(tokens)), *details_of_float(amount(flops))
+            self._store(at << SHIFT | WORK, *work)
         self._close_step(at)
 
     def _start(self, at: int, *, whole: bool = False) -> None:
@@ -111,14 +111,14 @@ class StepEnds(RecorderLifecycle):
             or meters.garbage.stamps
             or _python_profiler() is not None
         ):
-            # A step may have no other thread's events, nor those of a signal handler, until this is done.
+            # A signal handler of the script may run at any call below: its events must not come between these words.
             self.listening = 0
             try:
                 self._close_with_work(at)
             finally:
                 self.listening = self.thread
             return
-        # In most of short steps, this is all.
+        # Most short steps need nothing more than this.
         ring = self._ring
         i, words = ring.at, ring.words
         words[i & MASK] = at << SHIFT | END
