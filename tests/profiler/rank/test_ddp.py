@@ -29,6 +29,7 @@ from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from rankscope.profiler.rank import ddp  # noqa: E402
+from rankscope.profiler.ring import RingWriter  # noqa: E402
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,7 +54,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def watched(model: nn.Module, **options: Any) -> tuple[DistributedDataParallel, ddp.LastGradient]:
     parallel = DistributedDataParallel(model, **options)
-    gradients = ddp.LastGradient()
+    gradients = ddp.LastGradient(RingWriter().ready)
     gradients.adopt(parallel)
     return parallel, gradients
 
@@ -232,7 +233,7 @@ def test_the_scripts_modes_have_no_say_in_it() -> None:
             raise NotImplementedError
 
     with Refusing():
-        ddp.LastGradient()
+        ddp.LastGradient(RingWriter().ready)
 
 
 class TooLongError(Exception):
