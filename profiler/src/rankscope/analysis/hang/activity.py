@@ -21,7 +21,7 @@ from rankscope.analysis.hang.result import (
     HangReport,
     StandingRank,
 )
-from rankscope.analysis.hang.wording import advice
+from rankscope.analysis.hang.wording import advice, place_text
 from rankscope.analysis.result.text import counted, first_of
 from rankscope.base.text import one_line, ranks_text, shortened, span
 from rankscope.runs.reader import RunReader
@@ -54,9 +54,8 @@ class Activities:
     read_unix_ns: int
 
 
-def read_activities(reader: RunReader, attempt: int, *, now_unix_ns: int) -> Activities | None:
+def read_activities(reader: RunReader, attempt: int, infos: Mapping[int, RankInfo], *, now_unix_ns: int) -> Activities | None:
     """Read what the ranks of an attempt do; ``None``: no rank is known to stand still."""
-    infos = reader.infos(attempt)
     ended = {rank: info.end_reason or "end" for rank, info in infos.items() if info.end_reason or info.end_unix_ns is not None}
     doing = {
         rank: activity
@@ -124,19 +123,7 @@ def _on_devices(doing: Mapping[int, RankActivity]) -> _Accusation:
 def activity_report(given: Activities) -> ActivityReport:
     """Return what the activities of the ranks show. A pure function."""
     judged = _judge(given)
-    rows = [
-        StandingRank(
-            rank=rank,
-            host=given.infos[rank].host,
-            step=row.step,
-            phase=row.phase,
-            section=_section(row),
-            waiting=row.waiting,
-            process=row.process,
-            since_s=_since_s(given, row),
-        )
-        for rank, row in sorted(given.doing.items())
-    ]
+    rows = [standing_rank(given, rank) for rank in sorted(given.doing)]
     unknown = (
         f" It is not known what {ranks_text(given.unknown)} {'does' if len(given.unknown) == 1 else 'do'}."
         if given.unknown
@@ -151,6 +138,21 @@ def activity_report(given: Activities) -> ActivityReport:
         ranks=rows[:MOST_LISTED],
         standing=len(rows),
         summary=_summary(given, judged) + unknown,
+    )
+
+
+def standing_rank(given: Activities, rank: int) -> StandingRank:
+    """Return what one of the ranks that stand still is doing."""
+    row = given.doing[rank]
+    return StandingRank(
+        rank=rank,
+        host=given.infos[rank].host,
+        step=row.step,
+        phase=row.phase,
+        section=_section(row),
+        waiting=row.waiting,
+        process=row.process,
+        since_s=_since_s(given, row),
     )
 
 
@@ -212,22 +214,6 @@ def _doing(given: Activities, rows: Mapping[int, RankActivity], *, by_rank: bool
         who = f"{ranks_text(sorted(ranks))} " if by_rank else ""
         texts.append(f"{who}{place_text(longest.phase, _section(longest), longest.step)} for {span(_since_s(given, longest))}")
     return first_of(texts, _PLACES, "; ")
-
-
-def place_text(phase: str, section: str | None, step: int | None) -> str:
-    """Return where a rank is: ``in backward of step 12``, ``loading data for step 12``."""
-    place = _PHASES.get(phase, f"in {phase}")
-    if section == "checkpoint":
-        place = "writing a checkpoint"
-    elif section is not None:
-        place = f"in its section {section} ({place})"
-    return place if step is None else f"{place} {'of' if place.startswith('in') else 'in'} step {step}"
-
-
-_PHASES: Final = {
-    "data": "loading data", "h2d": "copying a batch to its device", "forward": "in forward", "backward": "in backward",
-    "optimizer": "in the optimizer", "between_steps": "between the phases",
-}  # fmt: skip
 
 
 def _section(row: RankActivity) -> str | None:

@@ -6,9 +6,8 @@ import textwrap
 import time
 from typing import Final
 
-from rankscope.analysis.hang.activity import place_text
 from rankscope.analysis.hang.result import HangReport, Operation, StandingRank, Waiting
-from rankscope.analysis.hang.wording import operation_text
+from rankscope.analysis.hang.wording import doing_text, operation_text
 from rankscope.analysis.result.text import GREEN, RED, YELLOW, counted, listing, page, warning_lines, wrapped
 from rankscope.base.text import duration, ranks_text, span
 
@@ -123,24 +122,19 @@ def _activity(report: HangReport, width: int) -> str:
     activity = report.activity
     if activity is None:
         return ""
-    places: dict[tuple[str, bool | None, str | None], list[StandingRank]] = {}
+    places: dict[tuple[object, ...], list[StandingRank]] = {}
     for row in activity.ranks:
-        places.setdefault((place_text(row.phase, row.section, row.step), row.waiting, row.process), []).append(row)
+        places.setdefault((row.step, row.phase, row.section, row.waiting, row.process), []).append(row)
     lines = [] if report.summary.startswith(activity.summary) else wrapped(activity.summary, width, indent="  ", hanging="    ")
-    for (place, waiting, process), rows in sorted(places.items(), key=lambda item: (-len(item[1]), item[1][0].rank))[:SHOWN]:
-        longest = span(max(row.since_s for row in rows))
-        state = "" if process is None else f", {_PROCESSES[process]}"
-        text = f"{ranks_text([row.rank for row in rows])}: {place} for {longest}, {_WAITING[waiting]}{state}"
+    for rows in sorted(places.values(), key=lambda rows: (-len(rows), rows[0].rank))[:SHOWN]:
+        longest = max(rows, key=lambda row: row.since_s)
+        text = f"{ranks_text([row.rank for row in rows])}: {doing_text(longest)}"
         lines += wrapped(text, width, indent="  ", hanging="    ")
     if len(places) > SHOWN:
         lines.append(f"  and {counted(len(places) - SHOWN, 'more place')}; --format json has all")
     if activity.unknown:
         lines += wrapped(f"{ranks_text(activity.unknown)}: not known", width, indent="  ", hanging="    ")
     return "\n".join(["what the ranks are doing", *lines])
-
-
-_WAITING: Final = {True: "waiting for other ranks", False: "not waiting for other ranks", None: "waiting or not is not known"}
-_PROCESSES: Final = {"stopped": "process stopped (state T)", "disk": "in an uninterruptible wait, as for a disk (state D)"}
 
 
 def _since(rows: list[Waiting]) -> str:

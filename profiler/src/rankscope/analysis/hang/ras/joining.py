@@ -110,7 +110,9 @@ def _activities(run: NamedRun) -> Activities | None:
     reader = RunReader(run.path)
     attempts = reader.attempts()
     attempt = run.chosen(attempts)
-    return read_activities(reader, attempt, now_unix_ns=time.time_ns()) if attempt in attempts[-1:] else None
+    if attempt not in attempts[-1:]:
+        return None
+    return read_activities(reader, attempt, reader.infos(attempt), now_unix_ns=time.time_ns())
 
 
 def _by_calls(paths: Sequence[Path], run: NamedRun | None, address: str | None, wait_s: float) -> HangReport:
