@@ -15,14 +15,14 @@ from rankscope.analysis.hang.render import render_text
 from rankscope.analysis.hang.result import HangReport, RasReport
 from rankscope.runs.paths import activity_file, rank_dir
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import AttemptInfo, RankActivity, RankInfo, RunInfo
+from rankscope.runs.records import AttemptInfo, Phase, RankActivity, RankInfo, RunInfo
 from rankscope.runs.writer import create_attempt, create_run, write_record
 
 NOW = 1_700_000_000 * 10**9
 SECOND = 10**9
 
 
-def doing(rank: int, phase: str = "backward", *, waiting: bool | None = True, **others: Any) -> RankActivity:
+def doing(rank: int, phase: Phase = "backward", *, waiting: bool | None = True, **others: Any) -> RankActivity:
     """Return what a rank does for 40 s."""
     about = {"attempt": 0, "step": 12, "since_unix_ns": NOW - 40 * SECOND, "updated_unix_ns": NOW - 9 * SECOND, **others}
     return RankActivity(rank=rank, phase=phase, waiting=waiting, **about)
@@ -36,7 +36,7 @@ def given(*rows: RankActivity, ended: dict[int, str] | None = None, unknown: lis
     return Activities({row.rank: row for row in rows}, ended, unknown, infos, "/runs/a", 0, len(ranks), NOW)
 
 
-BUSY = {"phase": "data", "waiting": False}
+BUSY: dict[str, Any] = {"phase": "data", "waiting": False}
 CASES = {
     "one loads data": (given(doing(0), doing(1, **BUSY), doing(2)), "hang", "not_arrived", [1]),
     "one writes a checkpoint": (
