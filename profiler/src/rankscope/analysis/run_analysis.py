@@ -326,7 +326,9 @@ def _silence(run: RunEvidence, ranks: list[int]) -> str:
     """Return the warning that no step has ended for longer than the steps so far explain; ``ranks`` have not ended."""
     steps = run.table.steps
     last = f" (last: step {steps[-1]})" if len(steps) else ""
-    doing = "" if run.activities is None else f". {activity_report(run.activities).summary.removesuffix('.')}"
+    shown = None if run.activities is None else activity_report(run.activities)
+    # Of a hang by the activities, the verdict tells it.
+    doing = "" if shown is None or shown.kind == "hang" else f". {shown.summary.removesuffix('.')}"
     harmless = "they are in a longer step than any before" if len(steps) else "they are still starting"
     return (
         f"the run goes on, but no rank has finished a step for {span(run.silent_s)}{last}: "

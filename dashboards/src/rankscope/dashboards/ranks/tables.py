@@ -26,7 +26,7 @@ COLUMNS: Final[list[Column]] = [
     number_column("overlap_percent", "Overlap %", "Share of communication that compute hid", digits=1, if_known=True),
     number_column("idle_ms", "Idle ms", "Mean per profiled step", if_known=True),
     number_column("wait_ms", "Wait ms", "In collectives, without the transfer; mean per profiled step", if_known=True),
-    text_column("doing", "Now", width=240, hover=True, if_known=True),
+    text_column("doing", "Now", width=430, hover=True, if_known=True),
     text_column("end", "Ended", width=110, if_known=True),
 ]
 
