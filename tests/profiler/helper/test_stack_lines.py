@@ -8,11 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rankscope.profiler.events import LEAVE, SHIFT
 from rankscope.profiler.helper.sampling import stack_lines
-from rankscope.profiler.helper.sampling.stack_lines import Frame, Phases, StackLines, Stay, calls_in, own_frame, stays_of
-from rankscope.profiler.phases import BACKWARD, DATA, OPTIMIZER
-from rankscope.profiler.raw import NOT_AT_ALL, pack_raw
+from rankscope.profiler.helper.sampling.stack_lines import Frame, PhaseTimeline, StackLines, Stay, calls_in, own_frame, stays_of
+from rankscope.profiler.intervals import PhaseInterval
+from rankscope.runs.records import Phase
 
 MS = 1_000_000
 LIBRARY = "/usr/lib/python3/site-packages/torch/nn/linear.py"
@@ -70,15 +69,14 @@ def test_the_line_is_that_of_the_innermost_frame_outside_of_libraries(files: lis
     assert own_frame(frames) is frames[own]
 
 
-def step(began_ms: int, *, profiled: bool = False) -> bytes:
+def step(began_ms: int) -> list[PhaseInterval]:
     """Return a step of 10 ms of data, 50 ms of forward, 20 ms of backward, 10 ms of the optimizer."""
-    events = [(0, DATA), (10, LEAVE), (60, BACKWARD), (80, LEAVE), (80, OPTIMIZER), (90, LEAVE)]
-    noted = [(began_ms + at) * MS << SHIFT | kind for at, kind in events]
-    return pack_raw((0, 1, began_ms * MS, (began_ms + 90) * MS, profiled, NOT_AT_ALL, 0, 0, None, None, None, [], None, noted))
+    bounds: list[tuple[Phase, int, int]] = [("data", 0, 10), ("forward", 10, 60), ("backward", 60, 80), ("optimizer", 80, 90)]
+    return [PhaseInterval(phase, (began_ms + began) * MS, (began_ms + end) * MS, 0) for phase, began, end in bounds]
 
 
 def test_a_time_has_the_phase_of_its_step() -> None:
-    phases = Phases([step(1000), step(1090), step(1180, profiled=True)])
+    phases = PhaseTimeline([step(1090), step(1000)])
     found = [phases.at(at * MS) for at in (999, 1005, 1030, 1070, 1085, 1095, 1149, 1200, 1300)]
     assert found == [None, "data", "forward", "backward", "optimizer", "data", "forward", None, None]
     assert phases.between(1030 * MS, 1036 * MS) == "forward"
@@ -98,7 +96,7 @@ def test_a_line_has_its_share_of_the_samples_its_phase_and_what_it_calls(tmp_pat
             Stay(began_us + 12_000, began_us + 52_000, (main, pause)),
             Stay(began_us + 52_000, began_us + 90_000, (main, library)),
         ]
-    phases = Phases([step(1000), step(1090)])
+    phases = PhaseTimeline([step(1000), step(1090)])
     samples, lines = StackLines().of(stays, rate=100, zero_ns=1000 * MS, phases=phases)
     assert samples == 18
     assert [(line.line, line.samples, line.call, line.innermost) for line in lines] == [

@@ -10,8 +10,10 @@ from typing import ClassVar
 
 import msgspec
 import pytest
+from tests.ring_step import ring_in
 
-from rankscope.profiler.handover import RING_FILE, EntryKind, Window
+from rankscope.profiler.handover import MessageKind, Window
+from rankscope.profiler.helper.step_assembler import StepAssembler
 from rankscope.profiler.plan import Schedule
 from rankscope.profiler.ring import Announcement, RingReader, RingWriter
 
@@ -21,11 +23,19 @@ pytestmark = pytest.mark.usefixtures("require_torch")
 @pytest.fixture
 def ring(tmp_path: Path) -> Iterator[tuple[RingWriter, RingReader]]:
     """Both ends of a ring."""
-    writer = RingWriter(tmp_path / RING_FILE, slots=64)
-    reader = RingReader(tmp_path / RING_FILE)
+    writer = ring_in(tmp_path / "ring")
+    with (tmp_path / "ring").open("r+b") as file:
+        reader = RingReader(file.fileno())
     yield writer, reader
     reader.close()
     writer.close()
+
+
+def messages(ring: tuple[RingWriter, RingReader]) -> list[tuple[int, bytes]]:
+    """Return the messages that have been written."""
+    writer, reader = ring
+    writer.publish()
+    return StepAssembler(lambda _: "", lose=lambda _: None).add(reader.read())
 
 
 class Profiler:
@@ -73,6 +83,7 @@ def test_only_a_window_that_the_helper_receives_leaves_a_trace(
     if ends == "not taken":
         while writer.put(0, b""):
             pass
+        writer.overflow()
 
     # When a window of one step is due
     windows = module.Windows(Schedule(1, 0, 1), memory, writer)
@@ -81,8 +92,8 @@ def test_only_a_window_that_the_helper_receives_leaves_a_trace(
     after.get(ends, lambda: windows.boundary(2))()
     # Then there is a trace for the helper, or nothing
     assert len(list(disk.rglob("*.json"))) == len(list(disk.iterdir())) == (ends == "whole")
-    kinds = {"whole": [EntryKind.WINDOW], "not taken": [], "closed": []}
-    assert [kind for kind, _ in reader.read() if kind] == kinds.get(ends, [EntryKind.MISSED_WINDOW])
+    kinds = {"whole": [MessageKind.WINDOW], "not taken": [], "closed": []}
+    assert [kind for kind, _ in messages(ring) if kind] == kinds.get(ends, [MessageKind.MISSED_WINDOW])
     # And its cost is reported separately, when the next step ends
     windows.boundary(3)
     assert reader.windows == (ends == "whole")
@@ -115,8 +126,8 @@ def test_an_announced_window_is_profiled_as_a_whole_or_not_at_all(
         if windows.active:
             profiled.append(step)
     assert profiled == [3, 4, 8, 9, 10, 12, 13, 20, 22, 30, 31]
-    entries = reader.read()
-    taken = [msgspec.json.decode(payload, type=Window) for kind, payload in entries if kind == EntryKind.WINDOW]
+    entries = messages(ring)
+    taken = [msgspec.json.decode(payload, type=Window) for kind, payload in entries if kind == MessageKind.WINDOW]
     assert [(one.first, one.last, one.keep_trace) for one in taken] == [
         (3, 4, False),
         (8, 10, True),
@@ -125,7 +136,7 @@ def test_an_announced_window_is_profiled_as_a_whole_or_not_at_all(
         (22, 22, False),
         (30, 31, False),
     ]
-    missed = [payload.decode() for kind, payload in entries if kind == EntryKind.MISSED_WINDOW]
+    missed = [payload.decode() for kind, payload in entries if kind == MessageKind.MISSED_WINDOW]
     assert ["another window" in reason for reason in missed] == [True, False]
     assert "when its first step had begun" in missed[1]
     assert reader.windows == 6
@@ -137,11 +148,11 @@ def test_windows_without_a_pause_are_handed_over_one_by_one(
     from rankscope.profiler.rank import windows as module
 
     monkeypatch.setattr(module, "KinetoSession", Profiler)
-    writer, reader = ring
+    writer = ring[0]
     windows = module.Windows(Schedule(1, 2, 5), tmp_path, writer)
     for step in range(1, 8):
         windows.boundary(step)
-    taken = [msgspec.json.decode(payload, type=Window) for _, payload in reader.read()]
+    taken = [msgspec.json.decode(payload, type=Window) for _, payload in messages(ring)]
     assert [(one.first, one.last) for one in taken] == [(1, 2), (3, 4), (5, 6)]
 
 
@@ -171,20 +182,20 @@ def test_a_window_holds_steps_and_operators_whatever_this_torch_can_leave_out(
     assert ("MmBackward0" in names) == (torch_has == "no choice of scopes")
 
 
-@pytest.mark.parametrize(("ranks", "kind"), [(1, EntryKind.WINDOW), (2, EntryKind.MISSED_WINDOW)])
+@pytest.mark.parametrize(("ranks", "kind"), [(1, MessageKind.WINDOW), (2, MessageKind.MISSED_WINDOW)])
 def test_a_window_needs_room_for_the_traces_of_all_ranks_of_the_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], ranks: int, kind: EntryKind
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], ranks: int, kind: MessageKind
 ) -> None:
     from rankscope.profiler import scratch as folders
     from rankscope.profiler.rank import windows as module
 
     monkeypatch.setattr(folders, "_free", lambda folder: folders.MIN_FREE_BYTES if folder == tmp_path else 0)
     monkeypatch.setattr(module, "KinetoSession", Profiler)
-    writer, reader = ring
+    writer = ring[0]
     windows = module.Windows(Schedule(1, 0, 1), tmp_path, writer, ranks_here=ranks)
     windows.boundary(1)
     windows.boundary(2)
-    assert [found for found, _ in reader.read() if found] == [kind]
+    assert [found for found, _ in messages(ring) if found] == [kind]
 
 
 class OnDevice(Profiler):
@@ -218,13 +229,13 @@ class OnDevice(Profiler):
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> type[OnDevice]:
-    from rankscope.profiler.rank import captures
+    from rankscope.profiler.rank import graph_capture
     from rankscope.profiler.rank import windows as module
 
     OnDevice.called.clear()
     monkeypatch.setattr(module, "KinetoSession", OnDevice)
     monkeypatch.setattr(module, "device_type", lambda: "cuda")
-    monkeypatch.setattr(captures, "going_on", lambda: False)
+    monkeypatch.setattr(graph_capture, "going_on", lambda: False)
     monkeypatch.delenv("TEARDOWN_CUPTI", raising=False)
     return OnDevice
 
@@ -250,7 +261,7 @@ def test_a_window_on_a_device_follows_a_warm_up_and_has_the_whole_work_of_its_st
     assert device.called == [*window, "10", "11", "drain", "stop", *window, "20", "drain", "stop"]
     # The warm-up step is not a usual step either.
     assert profiled == [9, 10, 11, 19, 20]
-    assert [kind for kind, _ in reader.read() if kind] == [EntryKind.WINDOW, EntryKind.WINDOW]
+    assert [kind for kind, _ in messages(ring) if kind] == [MessageKind.WINDOW, MessageKind.WINDOW]
 
 
 def test_the_cost_of_a_window_on_a_device_has_the_loading_of_the_profiler_but_no_wait_for_the_device(
@@ -283,7 +294,7 @@ def test_a_window_on_a_device_that_comes_too_late_for_a_warm_up_is_missed(
     windows.boundary(7)
     windows.boundary(8)
     assert device.called == []
-    assert [kind for kind, _ in reader.read() if kind] == [EntryKind.MISSED_WINDOW]
+    assert [kind for kind, _ in messages(ring) if kind] == [MessageKind.MISSED_WINDOW]
 
 
 @pytest.mark.parametrize("ends", ["given way", "closed", "refused", "no room"])
@@ -300,27 +311,27 @@ def test_a_device_is_detached_from_after_a_warm_up_without_a_window(
     monkeypatch.setattr(device, "starts", ends != "refused")
     if ends == "no room":
         monkeypatch.setattr(folders, "_free", lambda folder: 0)
-    writer, reader = ring
+    writer = ring[0]
     windows = Windows(Schedule(2, 0, 2), tmp_path, writer)
     windows.boundary(1)
     {"given way": windows.give_way, "closed": windows.close}.get(ends, lambda: windows.boundary(2))()
     assert device.called[-1] == "cancel"
     assert windows.prepared is None
     assert windows.session is None
-    missed = [kind for kind, _ in reader.read() if kind]
-    assert missed == ([] if ends in ("given way", "closed") else [EntryKind.MISSED_WINDOW])
+    missed = [kind for kind, _ in messages(ring) if kind]
+    assert missed == ([] if ends in ("given way", "closed") else [MessageKind.MISSED_WINDOW])
 
 
 @pytest.mark.parametrize("captured", [9, 10, 11, 12])
 def test_no_profiler_is_started_or_stopped_while_a_graph_is_captured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], device: type[OnDevice], captured: int
 ) -> None:
-    from rankscope.profiler.rank import captures
+    from rankscope.profiler.rank import graph_capture
     from rankscope.profiler.rank import windows as module
 
     capturing = False
-    monkeypatch.setattr(captures, "going_on", lambda: capturing)
-    writer, reader = ring
+    monkeypatch.setattr(graph_capture, "going_on", lambda: capturing)
+    writer = ring[0]
     windows = module.Windows(Schedule(10, 0, 2), tmp_path, writer)
     # Given a graph whose capture goes over the boundary before step ``captured``
     for step in range(1, 16):
@@ -329,8 +340,8 @@ def test_no_profiler_is_started_or_stopped_while_a_graph_is_captured(
         windows.boundary(step)
         assert not capturing or not {"prepare", "drain", "start", "stop", "cancel"} & set(device.called[before:])
     # Then the window is recorded as a whole or missed, and nothing stays on
-    kinds = [kind for kind, _ in reader.read() if kind]
-    assert kinds == ([EntryKind.WINDOW] if captured == 9 else [EntryKind.MISSED_WINDOW])
+    kinds = [kind for kind, _ in messages(ring) if kind]
+    assert kinds == ([MessageKind.WINDOW] if captured == 9 else [MessageKind.MISSED_WINDOW])
     assert windows.session is None
     assert windows.prepared is None
     assert device.called[-1] == ("cancel" if captured == 10 else "stop")
@@ -344,7 +355,7 @@ def test_a_window_soon_after_another_is_missed_where_cupti_is_detached_after_eac
 
     # Kineto detaches in the background, at some of the next calls of CUDA: nothing may attach meanwhile.
     monkeypatch.setenv("TEARDOWN_CUPTI", teardown)
-    writer, reader = ring
+    writer = ring[0]
     windows = Windows(Schedule(1, 5, 2), tmp_path, writer)
     attached = []
     for step in range(1, 45):
@@ -353,10 +364,10 @@ def test_a_window_soon_after_another_is_missed_where_cupti_is_detached_after_eac
         attached += [step] * (device.called.count("start") - before)
         assert windows.prepared is None or windows.session is None
     recorded = [1, 16, 31] if teardown == "1" else list(range(1, 45, 5))
-    entries = reader.read()
+    entries = messages(ring)
     assert attached == recorded
-    taken = [msgspec.json.decode(payload, type=Window).first for kind, payload in entries if kind == EntryKind.WINDOW]
-    missed = [payload.decode() for kind, payload in entries if kind == EntryKind.MISSED_WINDOW]
+    taken = [msgspec.json.decode(payload, type=Window).first for kind, payload in entries if kind == MessageKind.WINDOW]
+    missed = [payload.decode() for kind, payload in entries if kind == MessageKind.MISSED_WINDOW]
     assert taken == recorded
     assert len(missed) == 9 - len(recorded)
     assert all("TEARDOWN_CUPTI" in reason for reason in missed)
@@ -365,7 +376,7 @@ def test_a_window_soon_after_another_is_missed_where_cupti_is_detached_after_eac
 def test_a_cancelled_warm_up_is_given_time_to_detach_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], device: type[OnDevice]
 ) -> None:
-    from rankscope.profiler.rank import captures
+    from rankscope.profiler.rank import graph_capture
     from rankscope.profiler.rank.windows import Windows
 
     monkeypatch.setenv("TEARDOWN_CUPTI", "1")
@@ -373,12 +384,12 @@ def test_a_cancelled_warm_up_is_given_time_to_detach_too(
     windows = Windows(Schedule(5, 0, 2), tmp_path, writer)
     # Given a window that is missed after its warm-up, because a CUDA graph is captured, and another one soon after
     for step in range(1, 12):
-        monkeypatch.setattr(captures, "going_on", lambda step=step: step == 5)
+        monkeypatch.setattr(graph_capture, "going_on", lambda step=step: step == 5)
         if step == 7:
             reader.announce(Announcement(1, 10, 1))
         windows.boundary(step)
     assert device.called == ["prepare", "cancel"]
-    assert [kind for kind, _ in reader.read() if kind] == 2 * [EntryKind.MISSED_WINDOW]
+    assert [kind for kind, _ in messages(ring) if kind] == 2 * [MessageKind.MISSED_WINDOW]
 
 
 def test_a_torch_without_a_profiler_of_gpus_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
