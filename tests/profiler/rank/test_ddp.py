@@ -444,7 +444,7 @@ def test_gradients_are_the_same_with_one_hook_with_one_per_pass_and_without() ->
     def trained(watching: str) -> list[Tensor]:
         torch.manual_seed(1)
         parallel = DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)))
-        gradients = ddp.LastGradient()
+        gradients = ddp.LastGradient(RingWriter().ready)
         if watching:
             gradients.adopt(parallel)
         for _ in range(3):
