@@ -14,9 +14,9 @@ from tests.step_files import load, save
 from rankscope.analysis.captured import analyze_captured
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.inference.profiled import ENOUGH_STEPS
-from rankscope.runs.paths import rank_dir
+from rankscope.runs.paths import activity_file, rank_dir
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import AttemptInfo, RankInfo
+from rankscope.runs.records import AttemptInfo, RankActivity, RankInfo
 from rankscope.runs.writer import write_record
 
 Synthetic = Callable[..., Any]
@@ -176,3 +176,48 @@ def test_a_capture_that_shows_too_little_asks_for_a_longer_one(synthetic: Synthe
     assert verdict.kind == "insufficient_data"
     assert verdict.next == [f"While it trains, profile more steps: rankscope capture {run} --steps {more}"]
     assert more > ENOUGH_STEPS
+
+
+def stands(run: Path, *, late: int, ago_s: float = 200) -> None:
+    """Write what the ranks are doing: all wait but ``late``."""
+    now = time.time_ns()
+    for rank in range(4):
+        doing = RankActivity(
+            attempt=0,
+            rank=rank,
+            step=40,
+            phase="data" if rank == late else "backward",
+            waiting=rank != late,
+            since_unix_ns=now - round(ago_s * 1e9),
+            updated_unix_ns=now,
+        )
+        write_record(activity_file(run, 0, rank), doing)
+
+
+def test_the_verdict_on_a_silent_run_is_what_its_ranks_are_doing(synthetic: Synthetic) -> None:
+    run = synthetic().write()
+    began_ago(run, 200, goes_on=True)
+    stands(run, late=1)
+    analysis = analyze([run])
+    assert (analysis.verdict.kind, analysis.verdict.ranks) == ("hang", [1])
+    assert "loading data" in analysis.verdict.summary
+    assert [None if row.activity is None else row.activity.waiting for row in analysis.ranks] == [True, False, True, True]
+    assert not any("loading data" in warning for warning in analysis.source.warnings)
+
+
+def test_ranks_that_stand_still_for_a_while_are_no_verdict_yet(synthetic: Synthetic) -> None:
+    run = synthetic().write()
+    began_ago(run, 30, goes_on=True)
+    stands(run, late=1, ago_s=30)
+    analysis = analyze([run])
+    assert analysis.verdict.kind != "hang"
+    assert all(row.activity is not None for row in analysis.ranks)
+
+
+def test_a_run_that_is_over_has_no_activities(synthetic: Synthetic) -> None:
+    run = synthetic().write()
+    began_ago(run, 200, goes_on=False)
+    stands(run, late=1)
+    analysis = analyze([run])
+    assert analysis.verdict.kind != "hang"
+    assert all(row.activity is None for row in analysis.ranks)

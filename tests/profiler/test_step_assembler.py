@@ -408,3 +408,31 @@ def now_in(*happened: list[int]) -> tuple[str, int, bool] | None:
 )
 def test_the_phase_a_rank_is_in_now(happened: Sequence[list[int]], expected: tuple[str, int, bool] | None) -> None:
     assert now_in(*happened) == expected
+
+
+@pytest.mark.parametrize(
+    ("happened", "ready_ns", "expected"),
+    [
+        ([at(BACKWARD, 10)], START + 20, ("backward", 20, True)),
+        ([at(BACKWARD, 10)], START + 5, ("backward", 10, False)),
+        ([at(BACKWARD, 10), at(LEAVE, 30)], START + 20, ("optimizer", 30, False)),
+        ([at(BACKWARD, 10), at(RETURNED, 30)], START + 20, ("backward", 30, False)),
+        ([at(DATA, 10)], START + 20, ("data", 10, False)),
+    ],
+)
+def test_a_pass_waits_from_the_time_its_graph_is_exhausted(
+    happened: Sequence[list[int]], ready_ns: int, expected: tuple[str, int, bool]
+) -> None:
+    doing = activity([word for words_ in happened for word in words_], ready_ns)
+    assert doing is not None
+    assert (PHASES[doing.phase], doing.since_ns - START, doing.waits) == expected
+
+
+def test_an_activity_tells_checkpoint_section_and_unseen_waits() -> None:
+    sections = [*at(SECTION, 1, detail(3)), *at(SECTION, 2, detail(4)), *at(SECTION_ENDS, 3, detail(4))]
+    inside = activity([*sections, *at(CHECKPOINT_BEGINS, 5), *at(UNSEEN_WAIT, 6)])
+    after = activity([*sections, *at(CHECKPOINT_BEGINS, 5), *at(CHECKPOINT_ENDS, 7)])
+    assert inside is not None
+    assert after is not None
+    assert (inside.section, inside.checkpoint, inside.unseen) == (3, True, True)
+    assert (after.section, after.checkpoint, after.unseen) == (3, False, False)

@@ -23,6 +23,7 @@ from rankscope.profiler.helper.writing.store import RunStore
 from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.paths import (
     RANK_STREAMS,
+    activity_file,
     attempt_dir,
     control_dir,
     findings_file,
@@ -468,6 +469,7 @@ def test_the_documented_tree_is_the_one_that_is_written(tmp_path: Path) -> None:
         verdict_file(Path()),
         segment(attempt_dir(Path(), 0), "plan", 0),
         segment(host_dir(Path(), "NAME"), "gpu", 0),
+        activity_file(Path(), 0, 5),
         *ranks,
     ]
     folders = [

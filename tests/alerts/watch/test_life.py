@@ -20,8 +20,8 @@ from rankscope.alerts.watch.runs import RESTART_GRACE_S
 from rankscope.alerts.watch.watcher import CRASH_FIRING_S, FORGET_AFTER_S, FORGET_LIFE_AFTER_S
 from rankscope.analysis.hang.diagnosis import analyze_hang
 from rankscope.runs.control import ControlAnswer, answer
-from rankscope.runs.paths import attempt_dir, control_dir, flight_dir, rank_dir
-from rankscope.runs.records import AttemptInfo, RankInfo
+from rankscope.runs.paths import activity_file, attempt_dir, control_dir, flight_dir, rank_dir
+from rankscope.runs.records import AttemptInfo, RankActivity, RankInfo
 from rankscope.runs.writer import create_attempt, write_record
 
 PATIENCE_S = 60.0
@@ -63,6 +63,45 @@ def test_a_run_in_which_nobody_makes_a_step_is_told_and_its_recovery_too(world: 
     assert "py-spy dump --pid 100   (rank 0, on node0)" in event.annotations["next"]
     let_pass(watched, 10, run)
     assert watched.said() == ["firing", "resolved"]
+
+
+def test_the_alert_tells_what_the_ranks_are_doing(world: Callable[..., tuple[Any, World]]) -> None:
+    run, watched = world()
+    let_pass(watched, 20, run)
+    let_pass(watched, PATIENCE_S - 20)
+    for rank in range(4):
+        seen_ns = int(watched.now_s * 1e9)
+        doing = RankActivity(
+            attempt=0,
+            rank=rank,
+            step=40,
+            phase="data" if rank == 2 else "backward",
+            waiting=rank != 2,
+            since_unix_ns=seen_ns - 50 * 10**9,
+            updated_unix_ns=seen_ns,
+        )
+        write_record(activity_file(run.path, 0, rank), doing)
+    let_pass(watched, 30)
+    [event] = watched.events
+    assert event.labels["alertname"] == "TrainingHang"
+    annotations = event.annotations
+    for fact in ("Rank 2", "loading data", "3 ranks wait for other ranks in backward"):
+        assert fact in event.summary
+    assert (annotations["culprit"], annotations["culprit_host"], annotations["cause"]) == ("2", "node1", "not_arrived")
+    assert annotations["confidence"] == "probable"
+    assert "dump" in annotations["evidence"]
+    assert "py-spy dump --pid 102" in annotations["next"]
+
+
+def test_an_old_activity_is_not_believed(world: Callable[..., tuple[Any, World]]) -> None:
+    run, watched = world()
+    let_pass(watched, 20, run)
+    old = RankActivity(attempt=0, rank=2, phase="data", waiting=False, since_unix_ns=1, updated_unix_ns=2)
+    write_record(activity_file(run.path, 0, 2), old)
+    let_pass(watched, PATIENCE_S + 10)
+    [event] = watched.events
+    assert "culprit" not in event.annotations
+    assert "loading data" not in event.summary
 
 
 def test_a_rank_that_is_silent_while_others_go_on_is_named(world: Callable[..., tuple[Any, World]]) -> None:

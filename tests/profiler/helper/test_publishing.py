@@ -19,10 +19,11 @@ from rankscope.profiler.helper.tasks import HelperContext
 from rankscope.profiler.scratch import hold, spooled
 from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.metrics import MAX_SCRIPT_METRICS, MAX_SECTIONS, RANK_LABELS, RANK_METRICS, STEP_BUCKETS_SECONDS, STEP_TAGS
-from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
+from rankscope.runs.records import AttemptInfo, PhaseTimes, RankActivity, RankInfo, RunInfo, StepRecord
 
 BARE_RANK = RankInfo(rank=3, world_size=8, host="node", pid=1, start_unix_ns=1)
 BARE_STEP = StepRecord(step=0, start_unix_ns=10**18, wall_us=2e6, phases_us=PhaseTimes(forward=1.5e6, backward=0.5e6))
+STANDING = RankActivity(attempt=0, rank=3, phase="backward", waiting=True, since_unix_ns=5 * 10**9, updated_unix_ns=17 * 10**9)
 
 
 def parsed(totals: Totals, rank: RankInfo = RANK, run: RunInfo = RUN) -> dict[tuple[str, str], float]:
@@ -49,7 +50,7 @@ def after(*steps: StepRecord) -> Totals:
 def test_every_sample_is_in_the_table_with_the_labels_of_its_row() -> None:
     rows = {row.name: row for row in RANK_METRICS}
     seen = set()
-    for name, labels, _, suffix in samples(RUN, RANK, totals_of(3)):
+    for name, labels, _, suffix in samples(RUN, RANK, totals_of(3), STANDING):
         assert set(labels) == {*rows[name].labels, *(["le"] if suffix == "_bucket" else [])}
         assert bool(suffix) == (rows[name].type == "histogram")
         seen.add(name)
@@ -131,6 +132,13 @@ def test_what_has_no_signal_is_absent_not_zero() -> None:
     }
     assert ("rank_phase_seconds_total", "data") not in found
     assert "rank_last_step" not in {name for name, _ in parsed(Totals(), BARE_RANK)}
+
+
+@pytest.mark.parametrize(("waiting", "label"), [(True, "yes"), (False, "no"), (None, "unknown")])
+def test_a_rank_that_stands_still_publishes_since_when(waiting: bool | None, label: str) -> None:
+    rows = samples(RUN, RANK, Totals(), replace(STANDING, waiting=waiting))
+    found = [(dict(row.labels), row.value) for row in rows if row.metric == "rank_standstill_seconds"]
+    assert found == [({"phase": "backward", "waiting": label}, 12)]
 
 
 def test_a_rank_that_could_have_been_blocked_and_was_not_says_zero() -> None:

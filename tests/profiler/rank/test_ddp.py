@@ -34,6 +34,7 @@ from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from rankscope.profiler.rank import ddp  # noqa: E402
+from rankscope.profiler.ring import RingWriter  # noqa: E402
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,7 +59,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def watched(model: nn.Module, **options: Any) -> tuple[DistributedDataParallel, ddp.LastGradient]:
     parallel = DistributedDataParallel(model, **options)
-    gradients = ddp.LastGradient()
+    gradients = ddp.LastGradient(RingWriter().ready)
     gradients.adopt(parallel)
     return parallel, gradients
 
@@ -237,7 +238,7 @@ def test_the_scripts_modes_have_no_say_in_it() -> None:
             raise NotImplementedError
 
     with Refusing():
-        ddp.LastGradient()
+        ddp.LastGradient(RingWriter().ready)
 
 
 class TooLongError(Exception):
@@ -443,7 +444,7 @@ def test_gradients_are_the_same_with_one_hook_with_one_per_pass_and_without() ->
     def trained(watching: str) -> list[Tensor]:
         torch.manual_seed(1)
         parallel = DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)))
-        gradients = ddp.LastGradient()
+        gradients = ddp.LastGradient(RingWriter().ready)
         if watching:
             gradients.adopt(parallel)
         for _ in range(3):

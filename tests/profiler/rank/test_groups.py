@@ -58,6 +58,7 @@ def test_own_time_on_a_device_needs_a_pass_that_reduced_gradients() -> None:
     from rankscope.profiler.rank.ddp import Tail
     from rankscope.profiler.rank.groups import OtherGroups
     from rankscope.profiler.rank.recorder import StepRecorder
+    from rankscope.profiler.ring import RingWriter
     from rankscope.profiler.settings import RecorderSettings
 
     recorder = StepRecorder(RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1))
@@ -66,7 +67,7 @@ def test_own_time_on_a_device_needs_a_pass_that_reduced_gradients() -> None:
     recorder.step_number = 1
     recorder.gradients.present = True
     assert not recorder._is_signalled()
-    tail = Tail()
+    tail = Tail(None, RingWriter().ready)
     tail.stamps.append(40)
     assert recorder.enter_backward()
     recorder.leave_backward(tail)

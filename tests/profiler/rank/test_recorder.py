@@ -14,6 +14,7 @@ import pytest
 from tests.profiler.ranks import PreloadedTorch
 from tests.profiler.recorded_words import current_step
 
+from rankscope.profiler.ring import RingWriter
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES
 
@@ -30,7 +31,7 @@ def test_only_waits_after_the_last_gradient_are_inside_the_tail(monkeypatch: pyt
 
     class Gradients:
         present, on_host, closed, lasting = True, True, False, None
-        tail = Tail()
+        tail = Tail(None, RingWriter().ready)
 
         def watch(self, roots: object) -> Tail:
             assert roots == "the loss"
@@ -234,8 +235,9 @@ with StepProfiler(run_dir=sys.argv[1], window_steps=0, exporter_url=None) as pro
         prof.step()
     recorder = prof._recorder
     from rankscope.profiler.rank.ddp import Tail
+    from rankscope.profiler.ring import RingWriter
     for where in ("spare", "hook"):
-        tail = Tail(recorder.gradients.mark)
+        tail = Tail(recorder.gradients.mark, RingWriter().ready)
         tail.ready_mark = recorder.gradients.mark()
         if where == "spare":
             recorder.gradients._spare = tail

@@ -40,6 +40,8 @@ from rankscope.analysis.evidence.simultaneous import find_step_numbers
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.evidence.throughput import throughput_of
 from rankscope.analysis.evidence.typical import typical_steps
+from rankscope.analysis.hang.activity import activity_report, read_activities, standing_rank
+from rankscope.analysis.hang.result import StandingRank
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.report.assembly import (
     NO_COLLECTIVES,
@@ -67,6 +69,8 @@ from rankscope.runs.world_size import told_world_size
 
 _SHOWN: Final = 8
 
+STANDING_SECONDS: Final = 10.0
+"""Silence from which on it is read what the ranks are doing."""
 _KERNEL_RANKS: Final = 4
 """Number of ranks whose costliest kernels are read; a few suffice, as all ranks compute in the same data types."""
 
@@ -148,6 +152,7 @@ def analysis_of(
                 info=run.infos.get(rank),
                 typical=typical,
                 clock=run.matched.clocks.found.get(rank),
+                activity=_activity(run, rank),
             )
             for rank, count, typical in zip(run.ranks, there.sum(axis=1).tolist(), typical_values(table), strict=True)
         ],
@@ -240,6 +245,7 @@ def evidence_of(
     over = table.attempt != max(reader.attempts(), default=table.attempt)
     collectives = {rank: reduction.collectives for rank, reduction in windows.items()}
     silent_s = silence_s(table, infos, start_unix_ns=(about or reader.info).start_unix_ns, now=now)
+    stands = not over and silent_s > STANDING_SECONDS
     return RunEvidence(
         reader=reader,
         table=table,
@@ -253,6 +259,7 @@ def evidence_of(
         pipeline=pipeline_of(typical.table, infos, None if about is None else about.pipeline, collectives),
         liveness="over" if over else liveness(table, infos, silent_s),
         silent_s=silent_s,
+        activities=read_activities(reader, table.attempt, infos, now_unix_ns=round(now * 1e9)) if stands else None,
         earlier=earlier or Earlier(),
         durations={} if compared else durations(),
     )
@@ -267,6 +274,11 @@ def world_size_of(reader: RunReader, table: StepTable, infos: Mapping[int, RankI
     if told is None:
         return least if least > len(table.ranks) else None
     return max(told, least, len(table.ranks)) or None
+
+
+def _activity(run: RunEvidence, rank: int) -> StandingRank | None:
+    given = run.activities
+    return standing_rank(given, rank) if given is not None and rank in given.doing else None
 
 
 def _coverage(run: RunEvidence) -> float | None:
@@ -314,10 +326,13 @@ def _silence(run: RunEvidence, ranks: list[int]) -> str:
     """Return the warning that no step has ended for longer than the steps so far explain; ``ranks`` have not ended."""
     steps = run.table.steps
     last = f" (last: step {steps[-1]})" if len(steps) else ""
+    shown = None if run.activities is None else activity_report(run.activities)
+    # Of a hang by the activities, the verdict tells it.
+    doing = "" if shown is None or shown.kind == "hang" else f". {shown.summary.removesuffix('.')}"
     harmless = "they are in a longer step than any before" if len(steps) else "they are still starting"
     return (
         f"the run goes on, but no rank has finished a step for {span(run.silent_s)}{last}: "
-        f"{ranks_text(ranks)} recorded no end; the job hangs, it has vanished with its nodes, or {harmless}"
+        f"{ranks_text(ranks)} recorded no end; the job hangs, it has vanished with its nodes, or {harmless}{doing}"
     )
 
 

@@ -4,9 +4,9 @@ The training thread writes, the helper process reads. The memory survives SIGKIL
 room, a step is dropped and counted.
 
 Layout, in the byte order of the machine: a header, then ``CAPACITY`` words. The header has 8-byte words at fixed offsets: magic;
-the writer's (head, dropped steps, the recorder's cost, end, cost and number of windows, the last announcement read), the reader's
-(tail, its next value while words are given back, and an announcement); the reason for which the recorder switched itself off; and
-the names that words refer to.
+the writer's (head, dropped steps, the recorder's cost, end, cost and number of windows, the last announcement read, and when the
+graph of the last backward pass was exhausted), the reader's (tail, its next value while words are given back, and an
+announcement); the reason for which the recorder switched itself off; and the names that words refer to.
 
 Positions in the ring count all words ever written. The writer publishes its head at the end of each step, so the reader takes
 whole steps. Every word is written with one aligned store, so the other side sees the old value or the new one, never a part of
@@ -51,7 +51,7 @@ _NAMES: Final = 4096
 _NAME_BYTES: Final = 40
 
 # Words of the header, by their index: offset / 8.
-_HEAD, _DROPPED, _COST, _END, _WINDOW_COST, _WINDOWS, _SEEN = range(8, 15)
+_HEAD, _DROPPED, _COST, _END, _WINDOW_COST, _WINDOWS, _SEEN, _READY = range(8, 16)
 _TAIL, _NEXT_TAIL = 16, 17
 _GENERATION: Final = 24
 _NUMBER, _FIRST, _STEPS, _FLAGS, _CHECK = range(25, 30)
@@ -99,6 +99,8 @@ class RingWriter:
         self._map: mmap.mmap | None = None
         self._names: dict[str, int] = {}
         self.header = memoryview(bytearray(_HEADER_BYTES)).cast("Q")
+        self.ready = [self.header[_READY : _READY + 1]]
+        """Memory for the time when the graph of the last backward pass was exhausted, in a list because it is replaced."""
         self._ring = self.words = self._own
         """Memory for the words of the current step."""
         self.at = 0
@@ -123,6 +125,7 @@ class RingWriter:
             ring[: self.at] = self._own[: self.at]
             self.words = ring
         self.header, self._ring = header, ring
+        self.ready[0] = header[_READY : _READY + 1]
 
     def put(self, kind: int, payload: bytes) -> bool:
         """Write a message. False: there is no room."""
@@ -230,7 +233,9 @@ class RingWriter:
     def close(self) -> None:
         """Unmap the memory."""
         if self._map is not None:
-            views, self.header = (self.header, self._ring), memoryview(bytearray(_HEADER_BYTES)).cast("Q")
+            views = (self.ready[0], self.header, self._ring)
+            self.header = memoryview(bytearray(_HEADER_BYTES)).cast("Q")
+            self.ready[0] = self.header[_READY : _READY + 1]
             self._ring = self.words = self._own
             for view in views:
                 view.release()
@@ -281,6 +286,11 @@ class RingReader:
         with suppress(ValueError):
             words = words[: words.index(0)]
         return words
+
+    @property
+    def ready_ns(self) -> int:
+        """Time when the graph of the last backward pass was exhausted, from which on it waits for other ranks. 0: unknown."""
+        return self._header[_READY]
 
     def free(self, position: int) -> None:
         """Give the words before ``position`` back to the writer. A replacement of this reader reads those after it again."""

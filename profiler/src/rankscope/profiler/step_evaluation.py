@@ -25,6 +25,8 @@ _CUTS: Final = frozenset(
     )
 )  # fmt: skip
 """Kinds of events that the phases depend on."""
+_SHOWN: Final = _CUTS | {words.CHECKPOINT_BEGINS, words.CHECKPOINT_ENDS, words.SECTION, words.SECTION_ENDS}
+"""Kinds of events that show what a rank is doing."""
 
 
 class Event:
@@ -292,39 +294,66 @@ def device_times(step: EvaluatedStep, marks_ns: Sequence[int]) -> tuple[list[int
     return division.clock.times, blocked if signalled and min(blocked) >= 0 else None
 
 
+@dataclass(slots=True)
 class Activity:
     """What a rank is doing."""
 
-    __slots__ = ("phase", "since_ns", "waits")
+    phase: int
+    """Phase in which the rank is, as far as the events so far show."""
+    since_ns: int
+    """Time of its last event."""
+    waits: bool
+    """Whether it waits for other ranks."""
+    unseen: bool
+    """True if it may wait without a sign of it."""
+    checkpoint: bool
+    """Whether it writes a checkpoint."""
+    section: int | None
+    """Number of the name of the script's innermost section that is open."""
 
-    def __init__(self, phase: int, since_ns: int, *, waits: bool) -> None:
-        self.phase = phase
-        """Phase in which the rank is, as far as the events so far show."""
-        self.since_ns = since_ns
-        """Time of its last event."""
-        self.waits = waits
-        """Whether it waits for other ranks."""
 
+def activity(step: Sequence[int], ready_ns: int = 0) -> Activity | None:
+    """Return what the rank is doing by the words of the step that is going on; ``None``: nothing has happened in it yet.
 
-def activity(step: Sequence[int]) -> Activity | None:
-    """Return what the rank is doing by the words of the step that is going on; ``None``: nothing has happened in it yet."""
+    ``ready_ns``: time when the graph of the last backward pass was exhausted, from which on the pass waits for other ranks.
+    """
+    kinds = {word_kind for word_kind, _, _, _ in _parsed(step)}
+    if kinds.isdisjoint(_SHOWN):
+        return None
     opened: list[int] = []
     waits, since, last = False, 0, UNSEEN
     for kind, at, _, _ in _parsed(step):
-        if kind not in _CUTS and kind not in (words.CHECKPOINT_BEGINS, words.CHECKPOINT_ENDS):
-            continue
         since = max(since, at)
         if kind <= BETWEEN or kind == words.CHECKPOINT_BEGINS:
-            opened.append(min(kind, BETWEEN))
+            opened.append(kind)
         elif kind in (words.LEAVE, words.CHECKPOINT_ENDS, *_BATCHES):
             ended = opened.pop() if opened else BETWEEN
-            last = last if ended in (H2D, BETWEEN) else ended
+            last = last if ended in (H2D, BETWEEN, words.CHECKPOINT_BEGINS) else ended
         elif kind == words.RAISED:
             opened = [phase for phase in opened if phase != OPTIMIZER]
         elif kind in (words.WAIT, words.WAITED):
             waits = kind == words.WAIT
-    if not since:
-        return None
     # Time after a batch is forward; time after a backward pass is the optimizer's.
     following = {DATA: PHASES.index("forward"), BACKWARD: OPTIMIZER}
-    return Activity(opened[-1] if opened else following.get(last, BETWEEN), since, waits=waits)
+    phase = min(opened[-1], BETWEEN) if opened else following.get(last, BETWEEN)
+    if BACKWARD in opened[-1:] and ready_ns > since:
+        waits, since = True, ready_ns
+    return Activity(
+        phase=phase,
+        since_ns=since,
+        waits=waits,
+        unseen=words.UNSEEN_WAIT in kinds,
+        checkpoint=words.CHECKPOINT_BEGINS in opened,
+        section=_open_section(step),
+    )
+
+
+def _open_section(step: Sequence[int]) -> int | None:
+    """Return the number of the name of the innermost section that begins in some words and does not end."""
+    opened: list[int] = []
+    for kind, _, _, details in _parsed(step):
+        if kind == words.SECTION:
+            opened.append(details[0])
+        elif kind == words.SECTION_ENDS and details[0] in opened:
+            del opened[opened.index(details[0]) :]
+    return value_of(opened[-1]) if opened else None

@@ -85,6 +85,12 @@ RANK_METRICS: Final[tuple[RankMetric, ...]] = (
     ),
     RankMetric("rank_resident_memory_bytes", "gauge", "Resident memory of the process at the end of a recent step."),
     RankMetric("rank_script_metric", "gauge", "Last value of a number that the script records with prof.metric.", ("name",)),
+    RankMetric(
+        "rank_standstill_seconds",
+        "gauge",
+        "Time since the last event of a rank that stands still, by its phase and whether it waits for others: yes, no, unknown.",
+        ("phase", "waiting"),
+    ),
     RankMetric("rank_profiled_steps_total", "counter", "Steps recorded with the profiler on."),
     RankMetric("rank_windows_total", "counter", "Profiler windows that were due: recorded, missed.", ("outcome",)),
     RankMetric(

@@ -56,6 +56,11 @@ def rank_file(run: Path, attempt: int, rank: int) -> Path:
     return run / f"attempts/{attempt:03d}/ranks/{rank:05d}/rank.json"
 
 
+def activity_file(run: Path, attempt: int, rank: int) -> Path:
+    """Return the path of ``activity.json``."""
+    return rank_dir(run, attempt, rank) / "activity.json"
+
+
 def segment(folder: Path, stream: Stream, number: int) -> Path:
     """Return the path of segment ``number`` of a stream in ``folder``: ``steps-000000.npy`` or ``events-000000.jsonl``."""
     return folder / f"{stream}-{number:06d}.{suffix_of(stream)}"

@@ -22,7 +22,17 @@ import msgspec
 from rankscope.base.errors import InputError
 from rankscope.base.formats import unread_format
 from rankscope.runs.durations import DurationBlock
-from rankscope.runs.paths import Stream, attempt_dir, attempt_file, host_dir, rank_dir, rank_file, ranks_dir, run_file
+from rankscope.runs.paths import (
+    Stream,
+    activity_file,
+    attempt_dir,
+    attempt_file,
+    host_dir,
+    rank_dir,
+    rank_file,
+    ranks_dir,
+    run_file,
+)
 from rankscope.runs.records import (
     RUN_SCHEMA,
     AttemptInfo,
@@ -30,6 +40,7 @@ from rankscope.runs.records import (
     HardwareSample,
     KernelRecord,
     PlannedWindow,
+    RankActivity,
     RankInfo,
     RunInfo,
     StackSamples,
@@ -150,6 +161,10 @@ class RunReader:
     def rank(self, attempt: int, rank: int) -> RankInfo | None:
         """Read ``rank.json``; ``None`` where it is missing or unreadable."""
         return self._optional(rank_file(self.path, attempt, rank), RankInfo)
+
+    def activity(self, attempt: int, rank: int) -> RankActivity | None:
+        """Read ``activity.json``; ``None`` where it is missing or unreadable."""
+        return self._optional(activity_file(self.path, attempt, rank), RankActivity)
 
     def infos(self, attempt: int) -> dict[int, RankInfo]:
         """Read ``rank.json`` of every rank that has a readable one, in the order of the ranks."""

@@ -6,7 +6,7 @@ written as zero. Readers ignore unknown fields; a newer major schema is an error
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -17,6 +17,8 @@ PHASES: Final[tuple[Phase, ...]] = ("data", "h2d", "forward", "backward", "optim
 
 DeviceKind = Literal["cuda", "cpu", "rocm", "xpu", "other"]
 WindowBasis = Literal["file", "steps"]
+ProcessState = Literal["stopped", "disk"]
+Natural = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 EndReason = Literal["exit", "interrupted", "crash", "killed", "disabled"]
 
 
@@ -127,6 +129,27 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def clock_name(self) -> str:
         """Name that all ranks whose times are of one clock share: the boot of their kernel, or their host if that is unknown."""
         return self.boot_id or self.host
+
+
+class RankActivity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``activity.json``: what a rank that stands still is doing. The file exists only while it stands still."""
+
+    attempt: Natural
+    rank: Natural
+    step: Natural | None = None
+    """The step that is going on; ``None``: not known."""
+    phase: Phase
+    section: str | None = None
+    """Section of the script in which it is; ``checkpoint``: it writes a checkpoint."""
+    waiting: bool | None = None
+    """Whether its training thread waits for other ranks; ``None``: not known, as on a device, where the host waits elsewhere."""
+    process: ProcessState | None = None
+    """``stopped``: by a signal, such as SIGSTOP. ``disk``: its main thread is in an uninterruptible wait, typically for a disk or
+    a network filesystem. ``None``: neither, or not known."""
+    since_unix_ns: Natural
+    """Time of the last event of its training thread."""
+    updated_unix_ns: Natural
+    """Time at which this was seen. It is refreshed every 30 s."""
 
 
 class PhaseTimes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -16,6 +16,9 @@ from rankscope.alerts.watch.runs import Glance
 from rankscope.alerts.watch.signs import Life, WatchedTime
 from rankscope.alerts.watch.standstill import Standing
 from rankscope.analysis.evidence.liveness import SILENT_SECONDS, SILENT_STEPS, patience_s
+from rankscope.analysis.hang.activity import Activities, read_activities
+from rankscope.base.errors import InputError
+from rankscope.runs.reader import RunReader
 
 LARGEST_WORLD: Final = 1_000_000
 """Largest plausible world size; larger values in a file are capped."""
@@ -51,12 +54,15 @@ class LifeReport:
 
 
 class Lives:
-    """Liveness of all followed runs. ``elapsed`` returns seconds of a monotonic clock."""
+    """Liveness of all followed runs. ``elapsed`` returns seconds of a monotonic clock, ``clock`` Unix nanoseconds."""
 
-    def __init__(self, *, patience: Patience, interval_s: float, dumps: Dumps, elapsed: Callable[[], float]) -> None:
+    def __init__(
+        self, *, patience: Patience, interval_s: float, dumps: Dumps, elapsed: Callable[[], float], clock: Callable[[], int]
+    ) -> None:
         self._patience = patience
         self._dumps = dumps
         self._elapsed = elapsed
+        self._clock = clock
         self._time = WatchedTime(interval_s)
         self._lives: dict[Path, tuple[Life, LastSteps]] = {}
 
@@ -99,9 +105,16 @@ class Lives:
         if signs.stalled is False or (lost is not None and lost.silent.keys() >= {*signs.live}):
             of.add(HANG.alertname)
         elif stalled and missing is not None:
-            found.append(standing.hang(signs, hung, missing=missing))
+            found.append(standing.hang(signs, hung, missing=missing, activities=self._activities(run, seen)))
             of.add(HANG.alertname)
         return LifeReport(found=found, of=of, unknown=signs.unknown, moved=life.moved)
+
+    def _activities(self, run: Path, seen: Glance) -> Activities | None:
+        """Return what the ranks of a stalled run are doing; ``None``: not known."""
+        try:
+            return read_activities(RunReader(run), seen.attempt, seen.infos, now_unix_ns=self._clock())
+        except InputError:
+            return None  # removed since
 
     def _life(self, run: Path, attempt: int) -> tuple[Life, LastSteps]:
         known = self._lives.get(run)

@@ -18,6 +18,7 @@ from rankscope.alerts.owners import CRASHED, HANG, RANK_LOST
 from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
 from rankscope.alerts.watch.outage import LastStep, Outage
 from rankscope.alerts.watch.signs import Signs
+from rankscope.analysis.hang.activity import Activities, hang_by_activity, with_activity
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.hang.wording import operation_text
 from rankscope.analysis.verdict.endings import endings
@@ -116,8 +117,15 @@ class Standing:
             host=None if info is None else info.host,
         )
 
-    def hang(self, signs: Signs, report: HangReport | None, *, missing: str = "") -> Candidate:
-        """Build the alert about a stalled run. ``missing``: the reason why no dumps name the culprit."""
+    def hang(
+        self, signs: Signs, report: HangReport | None, *, missing: str = "", activities: Activities | None = None
+    ) -> Candidate:
+        """Build the alert about a stalled run.
+
+        ``missing``: the reason why no dumps name the culprit. ``activities``: what its ranks are doing.
+        """
+        if activities is not None:
+            report = hang_by_activity(activities) if report is None else with_activity(report, activities)
         usual = "" if self.usual_us is None else f" (usually {duration(self.usual_us)} each)"
         lost = None
         if self.gpus is not None:
@@ -127,7 +135,7 @@ class Standing:
         texts = {
             "summary": f"{summary}: {reason}",
             **({} if report is None else self._culprit(report)),
-            "evidence": missing if report is None else "; ".join(one.detail for one in report.evidence[:PIDS]),
+            "evidence": "; ".join(filter(None, [*([] if report is None else _evidence(report)), missing])),
             "next": "\n".join(self._next(signs, report)),
         }
         return self.subject.candidate(HANG, texts, loss=lost)
@@ -188,6 +196,14 @@ class Standing:
                 ),
             },
         )
+
+
+def _evidence(report: HangReport) -> list[str]:
+    details = [one.detail for one in report.evidence[:PIDS]]
+    doing = report.activity
+    if doing is not None and doing.summary not in report.summary:
+        details.append(f"what the ranks are doing: {doing.summary}")
+    return details
 
 
 _ENDS: Final = {"crash": "crashed", "killed": "was killed"}

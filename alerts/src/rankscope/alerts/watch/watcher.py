@@ -128,7 +128,7 @@ class Watcher:
         self._announcer = Announcer(ledger, emit=emit, report=report, save=save)
         self._glances = Glances()
         dumps = Dumps(follow.hang, ask=options.ask_for_dumps, report=report)
-        self._lives = Lives(patience=options.patience, interval_s=options.interval_s, dumps=dumps, elapsed=elapsed)
+        self._lives = Lives(patience=options.patience, interval_s=options.interval_s, dumps=dumps, elapsed=elapsed, clock=clock)
         self._seen: dict[Path, Glance] = {}
         self._over: dict[Path, Glance] = {}
         self._final_failures: Counter[Path] = Counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from rankscope.analysis.hang.wording import doing_text
 from rankscope.analysis.result.analysis import Analysis, RankResult
 from rankscope.analysis.result.hosts import hosts_of
 from rankscope.base.text import ranges_text
@@ -25,6 +26,7 @@ COLUMNS: Final[list[Column]] = [
     number_column("overlap_percent", "Overlap %", "Share of communication that compute hid", digits=1, if_known=True),
     number_column("idle_ms", "Idle ms", "Mean per profiled step", if_known=True),
     number_column("wait_ms", "Wait ms", "In collectives, without the transfer; mean per profiled step", if_known=True),
+    text_column("doing", "Now", width=430, hover=True, if_known=True),
     text_column("end", "Ended", width=110, if_known=True),
 ]
 
@@ -49,6 +51,7 @@ def rank_table(analysis: Analysis) -> list[dict[str, Any]]:
             "overlap_percent": _percent(rank.overlap_ratio),
             "idle_ms": _per_step(rank, rank.idle_us),
             "wait_ms": _per_step(rank, rank.wait_us),
+            "doing": None if rank.activity is None else doing_text(rank.activity),
             "end": rank.end_reason,
         }
         for rank in analysis.ranks

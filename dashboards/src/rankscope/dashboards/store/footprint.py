@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rankscope.runs.paths import inspector_dir, verdict_file
+from rankscope.runs.paths import activity_file, inspector_dir, verdict_file
 
 TRACES: Final = "traces"
 """Folder of raw traces: only captured windows use them, and newer ones replace older ones."""
@@ -24,6 +24,9 @@ VERDICT: Final = verdict_file(Path()).name
 
 NOT_SHOWN: Final = frozenset({TRACES, CONTROL, LOGS, VERDICT})
 
+ACTIVITY: Final = activity_file(Path(), 0, 0).name
+"""What a rank that stands still is doing: it is refreshed while the run is silent."""
+
 STREAMS: Final = (".jsonl", ".npy")
 """Suffixes of record files, which only grow."""
 
@@ -36,7 +39,7 @@ class Footprint:
     standing: str
     """Digest that changes with new streams and changed metadata, but not when record files grow."""
     newest_unix_ns: int
-    """Latest modification of any file."""
+    """Latest modification of any file except ``ACTIVITY``."""
     size_bytes: int = 0
     outside: str | None = None
     """The first symbolic link, by name, that leads out of the folder asked for."""
@@ -58,8 +61,8 @@ def footprint(run: Path, streams: tuple[str, ...] = ("",), *, traces: bool = Fal
             continue
         entry = f"{name}\0{size}\0{modified}\n"
         entries.append(entry)
-        standing.append(f"{name}\n" if name.endswith(STREAMS) else entry)
-        newest, total = max(newest, modified), total + size
+        standing.append(f"{name}\n" if name.endswith((*STREAMS, ACTIVITY)) else entry)
+        newest, total = newest if name.endswith(ACTIVITY) else max(newest, modified), total + size
     outside = None if within is None else next((name for name in sorted(links) if leads_out(run / name, within)), None)
     return Footprint(_digest(entries), _digest(standing), newest, total, outside)
 

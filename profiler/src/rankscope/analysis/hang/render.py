@@ -6,8 +6,8 @@ import textwrap
 import time
 from typing import Final
 
-from rankscope.analysis.hang.result import HangReport, Operation, Waiting
-from rankscope.analysis.hang.wording import operation_text
+from rankscope.analysis.hang.result import HangReport, Operation, StandingRank, Waiting
+from rankscope.analysis.hang.wording import doing_text, operation_text
 from rankscope.analysis.result.text import GREEN, RED, YELLOW, counted, listing, page, warning_lines, wrapped
 from rankscope.base.text import duration, ranks_text, span
 
@@ -25,6 +25,7 @@ def render_text(report: HangReport, *, width: int = 100, color: bool = False) ->
         _culprits(report, width),
         _chain(report, width),
         _waiting(report, width),
+        _activity(report, width),
         listing("next", report.next, width),
     ]
     return page(parts, _COLORS[report.kind] if color else None)
@@ -32,7 +33,8 @@ def render_text(report: HangReport, *, width: int = 100, color: bool = False) ->
 
 def _source(report: HangReport, width: int) -> str:
     attempt = "" if report.attempt is None else f", attempt {report.attempt}"
-    dumps = [_dumps(report) + attempt] if report.ranks or report.ras is None else []
+    by_dumps = report.ranks or (report.ras is None and report.activity is None)
+    dumps = [_dumps(report) + attempt] if by_dumps else []
     path = [report.path] if report.ras is None or report.path != report.ras.address else []
     return "\n".join([*path, *dumps, *_ras(report, width), *warning_lines(report.warnings, width)])
 
@@ -113,6 +115,26 @@ def _waiting(report: HangReport, width: int) -> str:
     if len(places) > SHOWN:
         lines.append(f"  and {counted(len(places) - SHOWN, 'more place')}; --format json has all")
     return "\n".join(["who waits in what", *lines]) if lines else ""
+
+
+def _activity(report: HangReport, width: int) -> str:
+    """Return what the ranks are doing, and the result by that alone if the report's is another."""
+    activity = report.activity
+    if activity is None:
+        return ""
+    places: dict[tuple[object, ...], list[StandingRank]] = {}
+    for row in activity.ranks:
+        places.setdefault((row.step, row.phase, row.section, row.waiting, row.process), []).append(row)
+    lines = [] if report.summary.startswith(activity.summary) else wrapped(activity.summary, width, indent="  ", hanging="    ")
+    for rows in sorted(places.values(), key=lambda rows: (-len(rows), rows[0].rank))[:SHOWN]:
+        longest = max(rows, key=lambda row: row.since_s)
+        text = f"{ranks_text([row.rank for row in rows])}: {doing_text(longest)}"
+        lines += wrapped(text, width, indent="  ", hanging="    ")
+    if len(places) > SHOWN:
+        lines.append(f"  and {counted(len(places) - SHOWN, 'more place')}; --format json has all")
+    if activity.unknown:
+        lines += wrapped(f"{ranks_text(activity.unknown)}: not known", width, indent="  ", hanging="    ")
+    return "\n".join(["what the ranks are doing", *lines])
 
 
 def _since(rows: list[Waiting]) -> str:

@@ -9,6 +9,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from rankscope.runs.records import Phase, ProcessState
+
 HANG_SCHEMA: Final = "rankscope.hang/1"
 
 HangKind = Literal["hang", "no_hang", "insufficient_data"]
@@ -203,6 +205,41 @@ class RasReport(msgspec.Struct, frozen=True, kw_only=True):
     """At most 64, those with most waiting ranks first."""
 
 
+class StandingRank(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank that stands still is doing."""
+
+    rank: int
+    host: str | None
+    step: int | None
+    """The step that is going on; ``None``: not known."""
+    phase: Phase
+    section: str | None
+    """Section of the script; ``checkpoint``: it writes a checkpoint."""
+    waiting: bool | None
+    """Whether it waits for other ranks; ``None``: not known, as on a device."""
+    process: ProcessState | None
+    """``stopped``: by a signal. ``disk``: in an uninterruptible wait, typically for a disk or a network filesystem."""
+    since_s: float
+    """Seconds since the last event of its training thread."""
+
+
+class ActivityReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ranks of a live run that stand still are doing."""
+
+    read_unix_ns: int
+    kind: HangKind
+    """Result by the activities alone; it is never certain."""
+    cause: HangCause | None
+    culprits: list[int]
+    unknown: list[int]
+    """Ranks that have not ended and of which nothing is known: they go on, or their recorder does not. At most 1024."""
+    ranks: list[StandingRank]
+    """At most 1024."""
+    standing: int
+    """Number of all ranks that stand still."""
+    summary: str
+
+
 class HangReport(msgspec.Struct, frozen=True, kw_only=True):
     """Result of ``rankscope hang``."""
 
@@ -239,3 +276,5 @@ class HangReport(msgspec.Struct, frozen=True, kw_only=True):
     """Commands or actions, most useful first."""
     ras: RasReport | None = None
     """What NCCL RAS showed; ``None``: it was not asked or did not answer."""
+    activity: ActivityReport | None = None
+    """What the ranks are doing; ``None``: no rank of the run is known to stand still."""

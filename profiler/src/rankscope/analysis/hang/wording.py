@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from rankscope.analysis.hang.result import Culprit, HangCause, HangReport, Mismatch, Operation
+from rankscope.analysis.hang.result import Culprit, HangCause, HangReport, Mismatch, Operation, StandingRank
 from rankscope.analysis.result.text import counted, first_of
-from rankscope.base.text import ranks_text
+from rankscope.base.text import ranks_text, span
 
 
 def operation_text(operation: Operation) -> str:
@@ -229,3 +229,29 @@ _ADVICE: Final[dict[HangCause, tuple[str, ...]]] = {
         "Set NCCL_DEBUG=INFO on the next start",
     ),
 }
+
+
+def place_text(phase: str, section: str | None, step: int | None) -> str:
+    """Return where a rank is: ``in backward of step 12``, ``loading data for step 12``."""
+    place = _PHASES.get(phase, f"in {phase}")
+    if section == "checkpoint":
+        place = "writing a checkpoint"
+    elif section is not None:
+        place = f"in its section {section} ({place})"
+    return place if step is None else f"{place} {'of' if place.startswith('in') else 'in'} step {step}"
+
+
+_PHASES: Final = {
+    "data": "loading data", "h2d": "copying a batch to its device", "forward": "in forward", "backward": "in backward",
+    "optimizer": "in the optimizer", "between_steps": "between the phases",
+}  # fmt: skip
+
+
+def doing_text(row: StandingRank) -> str:
+    """Describe what a rank is doing: ``in backward of step 12 for 40 s, waiting for other ranks``."""
+    parts = [f"{place_text(row.phase, row.section, row.step)} for {span(row.since_s)}", _WAITING[row.waiting]]
+    return ", ".join([*parts, *([_PROCESSES[row.process]] if row.process else [])])
+
+
+_WAITING: Final = {True: "waiting for other ranks", False: "not waiting for other ranks", None: "waiting or not is not known"}
+_PROCESSES: Final = {"stopped": "process stopped (state T)", "disk": "in an uninterruptible wait, as for a disk (state D)"}

@@ -15,6 +15,7 @@ from rankscope.analysis.evidence.liveness import Liveness
 from rankscope.analysis.evidence.recent import Earlier
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.evidence.typical import TypicalSteps
+from rankscope.analysis.hang.activity import Activities
 from rankscope.analysis.inference.explained import RunData
 from rankscope.analysis.result.costs import PipelineResult
 from rankscope.runs.durations import DurationBlock
@@ -45,6 +46,8 @@ class RunEvidence:
     """State of the attempt: live, silent or over."""
     silent_s: float
     """Seconds from its last step until it was read."""
+    activities: Activities | None = None
+    """What its ranks do while they stand still."""
     earlier: Earlier = field(default_factory=Earlier)
     durations: Mapping[int, Sequence[DurationBlock]] = field(default_factory=dict)
     """Durations of collectives by rank; only read where no own times can be compared."""

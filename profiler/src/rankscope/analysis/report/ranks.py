@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.blame import Blame
 from rankscope.analysis.evidence.order import in_parallel
+from rankscope.analysis.hang.result import StandingRank
 from rankscope.analysis.result.analysis import RankResult
 from rankscope.analysis.result.collectives import RankClock
 from rankscope.analysis.result.data_quality import DataQuality
@@ -78,6 +79,7 @@ def rank_result(
     communication_parts: CommunicationPart | None = None,
     detail: RankDetail | None = None,
     clock: RankClock | None = None,
+    activity: StandingRank | None = None,
     truncated: bool = False,
     data_quality: DataQuality | None = None,
 ) -> RankResult:
@@ -116,6 +118,7 @@ def rank_result(
         idle_queued_us=_sum([row.idle_queued_us for row in breakdowns]),
         detail=detail,
         clock=clock,
+        activity=activity,
         truncated=truncated,
         data_quality=data_quality,
     )

@@ -10,6 +10,7 @@ from typing import Final, Literal
 import msgspec
 
 from rankscope.analysis.causes import Cause
+from rankscope.analysis.hang.result import StandingRank
 from rankscope.analysis.result.collectives import CollectiveBandwidth, DirectedWait, RankClock
 from rankscope.analysis.result.costs import Advice, Ledger, Memory, PipelineResult, Throughput, Waterfall
 from rankscope.analysis.result.data_quality import DataQuality
@@ -134,6 +135,8 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     """True if the rank's trace lacks a part. Times then cover the rest of it (``None`` if there is none) and enter no mean."""
     data_quality: DataQuality | None = None
     """Result of checking the device events of the rank's trace; ``None`` for runs."""
+    activity: StandingRank | None = None
+    """What it is doing, if it stands still in a live run; ``None``: it goes on, has ended, or that is not known."""
 
 
 class CollectiveMatching(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
+from rankscope.analysis.hang.activity import hang_by_activity, with_activity
 from rankscope.analysis.hang.diagnosis import analyze_hang
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.inference.run_evidence import RunEvidence
@@ -64,9 +65,11 @@ def _files(folder: Path) -> frozenset[tuple[str, int, int]]:
 
 
 def hung_verdict(run: RunEvidence) -> tuple[Verdict, Finding] | None:
-    """Return the verdict and the finding of ``hung_report``, or ``None`` without a report."""
+    """Return the verdict and the finding of a run that hangs, by its dumps and by what its ranks are doing; else ``None``."""
     report = hung_report(run)
-    return None if report is None else hang_verdict(report, shlex.quote(run.path))
+    if run.activities is not None and run.liveness == "silent":
+        report = hang_by_activity(run.activities) if report is None else with_activity(report, run.activities)
+    return None if report is None or report.kind != "hang" else hang_verdict(report, shlex.quote(run.path))
 
 
 def hang_verdict(report: HangReport, paths: str) -> tuple[Verdict, Finding]:
@@ -120,7 +123,9 @@ def _went_on(run: RunEvidence, report: HangReport) -> bool:
 
 
 def _evidence(report: HangReport) -> list[Evidence]:
-    rows = [Evidence(name="waiting", value=float(len(report.waiting)), unit="ranks")]
+    doing = () if report.activity is None else report.activity.ranks
+    waiting = len(report.waiting) or sum(bool(row.waiting) for row in doing)
+    rows = [Evidence(name="waiting", value=float(waiting), unit="ranks")]
     if (waited := max((row.waited_s for row in report.waiting if row.waited_s is not None), default=None)) is not None:
         rows.append(Evidence(name="waited", value=waited, unit="s", detail="the longest, when the dumps were taken"))
     if report.collective is not None:

@@ -27,6 +27,7 @@ from rankscope.profiler.helper.publishing.metrics_publisher import MetricsPublis
 from rankscope.profiler.helper.publishing.otlp import OtlpTraces
 from rankscope.profiler.helper.sampling.hardware import Hardware
 from rankscope.profiler.helper.sampling.stacks import Stacks
+from rankscope.profiler.helper.standstill import ActivityFile, StandstillMonitor
 from rankscope.profiler.helper.step_assembler import AssembledStep, StepAssembler
 from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
 from rankscope.profiler.helper.tasks import HelperContext, HelperTasks
@@ -61,6 +62,7 @@ class Helper:
         kind = self._hello.rank.device_kind
         self._reducer = TraceReducer(scratch, self._retention(), judge=self._judge.judge, device_kind=kind)
         self._assembler = StepAssembler(self._ring.name, self._ring.at, lose=lambda error: self._store.lose(1, error))
+        self._standstill = StandstillMonitor(self._ring, self._assembler, self._baseline)
         self._disabled = False
         self._noted = self._ticked = False
         self._missed_windows = 0
@@ -72,7 +74,9 @@ class Helper:
             begun=lambda: self._store.begun,
             baseline=self._baseline,
             report=self._report,
+            activity=lambda: self._standstill.activity(self._own_info()),
         )
+        self._activity = ActivityFile(context, self._standstill, self._writer.write_activity)
         self._stacks = Stacks(context, lambda samples: self._store.add("stacks", samples))
         self._times = CollectiveTimes(
             context, lambda block: self._store.add("durations", block), lambda: self._store.waiting("durations")
@@ -87,6 +91,7 @@ class Helper:
                 self._stacks,
                 self._times,
                 coordination,
+                self._activity,
             ],
             self._report,
         )
@@ -206,6 +211,7 @@ class Helper:
         ended = time.time_ns()
         self._stacks.finish()
         self._times.finish()
+        self._activity.finish()
         end = self._end()
         reason: EndReason = "disabled" if self._ring.disabled_reason else _REASONS[end]
         if not self._writer.finish(self._own_info(end_unix_ns=ended, end_reason=reason)):

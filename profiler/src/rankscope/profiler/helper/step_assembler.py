@@ -61,6 +61,16 @@ class AssembledStep(NamedTuple):
     intervals: Sequence[PhaseInterval]
 
 
+class LastStep(NamedTuple):
+    """The last step that ended."""
+
+    number: int
+    ended_ns: int
+    """Time of its end, of ``perf_counter_ns``."""
+    waits_known: bool
+    """Whether it is known how long the rank waited for others on the host."""
+
+
 class _Held:
     __slots__ = ("awaits", "awaits_usage", "device", "memory", "position", "step", "until", "usage", "usage_until")
 
@@ -105,6 +115,7 @@ class StepAssembler:
         """Steps since the last reading of the thread's counters."""
         self._counters: Usage | None = None
         """The last reading; ``None``: there is none for the steps since."""
+        self.last: LastStep | None = None
         self._number = self._read_after = -1
         """Number of the last step that ended, and of the last one before the last reading."""
 
@@ -164,6 +175,7 @@ class StepAssembler:
         flags = about & _NOT_NUMBERED
         self._number = about >> words.NUMBER
         evaluated = self._evaluator.evaluate(step, about >> words.NUMBER, flags, started, ended)
+        self.last = LastStep(self._number, ended, waits_known=evaluated.blocked_ns is not None)
         # A first step whose beginning was not observed has a number but no record.
         if not flags & words.WHOLE:
             return

@@ -10,7 +10,7 @@ from pathlib import Path
 from rankscope.profiler.handover import Hello
 from rankscope.profiler.helper.step_time_baseline import StepTimeBaseline
 from rankscope.profiler.intervals import PhaseInterval
-from rankscope.runs.records import RankInfo, RunInfo, StepBreakdown, StepRecord
+from rankscope.runs.records import RankActivity, RankInfo, RunInfo, StepBreakdown, StepRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,8 @@ class HelperContext:
     begun: Callable[[], bool]
     report: Callable[[str], None]
     baseline: StepTimeBaseline
+    activity: Callable[[], RankActivity | None] = lambda: None
+    """Returns what the rank is doing while it stands still; ``None``: it goes on, or nothing is known."""
 
 
 class HelperTask:

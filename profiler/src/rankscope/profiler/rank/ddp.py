@@ -17,7 +17,8 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from itertools import repeat
+from itertools import repeat, tee
+from operator import setitem
 from time import perf_counter_ns as now
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 _queue: Any = getattr(getattr(Variable, "_execution_engine", None), "queue_callback", None)
 
 
+_set: Any = setitem
 _COMPILED: Final = "torch._dynamo.compiled_autograd"
 _modules = sys.modules
 _FOLLOWED: Final = "rankscope"
@@ -39,18 +41,21 @@ _FOLLOWED: Final = "rankscope"
 class Tail:
     """End of one backward pass.
 
-    ``mark`` places a mark on the device and returns it; ``ready_mark`` is the one placed when the graph was exhausted.
+    ``mark`` places a mark on the device and returns it; ``ready_mark`` is that of when the graph was exhausted. That time is
+    also stored into the memory in ``ready`` at once, see ``RingWriter.ready``.
     """
 
     __slots__ = ("_exhausted", "hook", "mark", "ready_mark", "stamps")
 
-    def __init__(self, mark: Callable[[], object] | None = None) -> None:
+    def __init__(self, mark: Callable[[], object] | None, ready: list[memoryview]) -> None:
         self.ready_mark: object = None
         # The callback consists of builtins alone: in a Python function, signal handlers could run inside the pass, and an
         # exception of theirs (as of Ctrl-C) would keep DDP from ending it.
         self.stamps: deque[int] = deque(maxlen=1)
         """Time when the graph was exhausted; empty: that was not observed."""
-        self._exhausted: Callable[[], object] = partial(next, map(self.stamps.append, iter(now, None)))
+        times, same_times = tee(iter(now, None))
+        shown = map(_set, map(ready.__getitem__, repeat(0)), repeat(0), same_times)
+        self._exhausted: Callable[[], object] = partial(next, zip(map(self.stamps.append, times), shown, strict=False))
         self.mark = mark
         if mark is not None:
             self._exhausted = partial(self._marking, self._exhausted)
@@ -83,7 +88,8 @@ class LastGradient:
     usually the last that is ready. Otherwise each pass gets a hook at the nodes that it begins with.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ready: list[memoryview]) -> None:
+        self._ready = ready
         self._models: list[weakref.ref[DistributedDataParallel]] = []
         self.present = False
         """True if there is any DDP model."""
@@ -116,7 +122,7 @@ class LastGradient:
             self._watch_all(model, parameters[0])
 
     def _watch_all(self, model: DistributedDataParallel, first: Tensor) -> None:
-        tail = Tail(None if self.on_host else self._placed)
+        tail = Tail(None if self.on_host else self._placed, self._ready)
         try:
             with torch._C.DisableTorchFunction(), torch.enable_grad():  # noqa: SLF001  # as above
                 node: Any = first.view_as(first).grad_fn
@@ -165,7 +171,7 @@ class LastGradient:
             return None
         tail, self._spare = self._spare, None
         if tail is None or tail.mark is not self.mark:
-            tail = Tail(self.mark)
+            tail = Tail(self.mark, self._ready)
         else:
             tail.reuse()
         self._hooks[0] = tail.hook

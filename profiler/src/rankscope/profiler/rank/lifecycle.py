@@ -92,7 +92,8 @@ class RecorderLifecycle:
         self._measured_ns = 0
         """Cost of the recorder's work between steps so far."""
         self.thread = self.listening = threading.get_ident()
-        self.gradients = LastGradient()
+        self._ring = RingWriter()
+        self.gradients = LastGradient(self._ring.ready)
         self.session: Session | None = None
         self.step_number = 0
         self.may_evaluate = False
@@ -100,7 +101,6 @@ class RecorderLifecycle:
         self.measures_input = True
         """True if the input of the model is to be reported in this step."""
         self._find_device = device
-        self._ring = RingWriter()
         self._begun = 0
         """Time at which the current step began; 0: there was no sign of training yet."""
         self._inside = 0

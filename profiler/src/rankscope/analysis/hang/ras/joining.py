@@ -1,8 +1,9 @@
-"""One report from what NCCL RAS and the Flight Recorder dumps show: who is missing or behind, and in which call."""
+"""One report from NCCL RAS, Flight Recorder dumps and what the ranks are doing: who is missing or behind, and in which call."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from rankscope.analysis.hang.activity import Activities, hang_by_activity, read_activities, with_activity
 from rankscope.analysis.hang.diagnosis import analyze_hang
 from rankscope.analysis.hang.ras.asking import WAIT_SECONDS, Answers, is_of, kept_answers, live_answers, runs_here
 from rankscope.analysis.hang.ras.judging import Judgement, Suspect, differing, judge
@@ -80,15 +82,43 @@ class _Ras:
 
 
 def analyze_job(paths: Sequence[Path], *, address: str | None = None, wait_s: float = WAIT_SECONDS) -> HangReport:
-    """Find the ranks that hung a job, from NCCL RAS and from dumps.
+    """Find the ranks that hung a job, from NCCL RAS, from dumps and from what the ranks are doing.
 
     NCCL RAS is asked at ``address``; without it, at NCCL's own where there are no ``paths``, or where they are a run whose job is
     on this host. Else the answers kept in the run count. Raises ``InputError`` if there is nothing to judge by.
     """
     if not paths:
         return _by_ras(_judged(_Job(), live_answers(address or default_address(), wait_s=wait_s)))
+    run = named_run(paths[0]) if len(paths) == 1 else None
+    activities = None if run is None else _activities(run)
+    try:
+        report = _by_calls(paths, run, address, wait_s)
+    except InputError as lacking:
+        if activities is None:
+            raise
+        return _lacking_calls(hang_by_activity(activities), lacking)
+    return report if activities is None else with_activity(report, activities)
+
+
+def _lacking_calls(report: HangReport, lacking: InputError) -> HangReport:
+    """Return the report by activities with the reason why nothing shows the calls in which ranks wait."""
+    return msgspec.structs.replace(report, warnings=[*report.warnings, f"the calls are not known: {lacking.reason}"])
+
+
+def _activities(run: NamedRun) -> Activities | None:
+    """Return what the ranks of a run are doing; ``None`` for an earlier attempt, and where no rank is known to stand still."""
+    reader = RunReader(run.path)
+    attempts = reader.attempts()
+    attempt = run.chosen(attempts)
+    if attempt not in attempts[-1:]:
+        return None
+    return read_activities(reader, attempt, reader.infos(attempt), now_unix_ns=time.time_ns())
+
+
+def _by_calls(paths: Sequence[Path], run: NamedRun | None, address: str | None, wait_s: float) -> HangReport:
+    """Return the report on what dumps and NCCL RAS show. Raises ``InputError`` if there are neither."""
     job = _Job()
-    answers, error = _answers(job, named_run(paths[0]) if len(paths) == 1 else None, address, wait_s)
+    answers, error = _answers(job, run, address, wait_s)
     ras = None if answers is None else _judged(job, answers)
     try:
         report = analyze_hang(paths)

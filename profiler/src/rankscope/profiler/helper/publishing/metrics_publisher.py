@@ -18,11 +18,12 @@ from rankscope.profiler.intervals import PhaseInterval
 from rankscope.profiler.scratch import forget_spooled, note_spooled, spooled_before
 from rankscope.profiler.spool import Claimant, SpoolFile, escaped, label_text
 from rankscope.runs.metrics import RANK_METRICS, STEP_BUCKETS_SECONDS, STEP_TAGS
-from rankscope.runs.records import RankInfo, RunInfo, StepBreakdown, StepRecord
+from rankscope.runs.records import RankActivity, RankInfo, RunInfo, StepBreakdown, StepRecord
 
 _MICRO: Final = 1e-6
 _TYPES: Final = {metric.name: metric for metric in RANK_METRICS}
 _MAX_RUN_ID_BYTES: Final = 512
+_WAITING: Final = {True: "yes", False: "no", None: "unknown"}
 
 
 class Sample(NamedTuple):
@@ -34,8 +35,8 @@ class Sample(NamedTuple):
     suffix: str = ""
 
 
-def samples(run: RunInfo, rank: RankInfo, totals: Totals) -> Iterator[Sample]:
-    """Yield every sample that has a value."""
+def samples(run: RunInfo, rank: RankInfo, totals: Totals, activity: RankActivity | None = None) -> Iterator[Sample]:
+    """Yield every sample that has a value. ``activity``: what the rank is doing, if it stands still."""
     identity = {
         "run_id": label_text(run.run_id, _MAX_RUN_ID_BYTES),
         "host": label_text(rank.host),
@@ -52,6 +53,9 @@ def samples(run: RunInfo, rank: RankInfo, totals: Totals) -> Iterator[Sample]:
     yield from _numbers(totals, rank)
     for tag in STEP_TAGS:
         yield Sample("rank_steps_tagged_total", {"tag": tag}, totals.tags[tag])
+    if activity is not None:
+        labels = {"phase": activity.phase, "waiting": _WAITING[activity.waiting]}
+        yield Sample("rank_standstill_seconds", labels, (activity.updated_unix_ns - activity.since_unix_ns) / 1e9)
     yield Sample("rank_profiled_steps_total", {}, totals.profiled)
     yield Sample("rank_recorder_dropped_total", {}, rank.dropped_records)
     yield Sample("rank_recorder_disabled", {}, int(rank.disabled_reason is not None))
@@ -173,7 +177,7 @@ class MetricsPublisher(HelperTask):
         run, rank = self._context.run(), self._context.info()
         file = self._file_of(Path(folder), Claimant(run.name or run.run_id, run.run_id, rank.rank, rank.attempt))
         try:
-            file.write(lambda labels: render(labels, samples(run, rank, self._totals)))
+            file.write(lambda labels: render(labels, samples(run, rank, self._totals, self._context.activity())))
         except OSError as error:
             if not self._failed:
                 self._failed = True

@@ -14,8 +14,8 @@ import msgspec
 
 from rankscope.profiler.handover import Hello
 from rankscope.profiler.starts import is_alive, is_earlier, is_over, is_same_job, is_same_start
-from rankscope.runs.paths import RANK_STREAMS, RankStream, attempt_dir, attempt_file, rank_dir, rank_file, run_file
-from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo, StepRecord
+from rankscope.runs.paths import RANK_STREAMS, RankStream, activity_file, attempt_dir, attempt_file, rank_dir, rank_file, run_file
+from rankscope.runs.records import AttemptInfo, RankActivity, RankInfo, RunInfo, StepRecord
 from rankscope.runs.segments import UNDECODABLE
 from rankscope.runs.step_columns import event_of, pack_row
 from rankscope.runs.writer import (
@@ -322,6 +322,17 @@ class RunStore:
         written = self.completed(info)
         write_record(self.folder / "rank.json", written)
         self._info, self._written = info, written
+
+    def write_activity(self, activity: RankActivity | None) -> None:
+        """Rewrite ``activity.json``, or remove it. A failure is not repeated: it is rewritten soon."""
+        if not self.begun or self.refused:
+            return
+        file = activity_file(self._run_dir, self.attempt, self._hello.rank.rank)
+        with suppress(OSError):
+            if activity is None:
+                file.unlink(missing_ok=True)
+            elif self._has_place(makes=True):
+                write_record(file, activity)
 
     def _complain(self, error: OSError) -> None:
         self._fail(error.strerror or str(error))

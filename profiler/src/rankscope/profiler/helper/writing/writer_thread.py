@@ -7,7 +7,7 @@ import time
 from typing import Final
 
 from rankscope.profiler.helper.writing.store import RunStore
-from rankscope.runs.records import RankInfo
+from rankscope.runs.records import RankActivity, RankInfo
 
 LOOK_SECONDS: Final = 0.2
 LAST_TRY_SECONDS: Final = 10.0
@@ -27,6 +27,8 @@ class WriterThread:
         self._store = store
         self._wake = threading.Event()
         self._info: RankInfo | None = None
+        self._activity: RankActivity | None = None
+        self._activity_changed = False
         self._lock = threading.Lock()
         self._ending = False
         self._done = threading.Event()
@@ -59,6 +61,12 @@ class WriterThread:
             self._info = info
         self._wake.set()
 
+    def write_activity(self, activity: RankActivity | None) -> None:
+        """Rewrite ``activity.json`` with ``activity`` as soon as possible, or remove it."""
+        with self._lock:
+            self._activity, self._activity_changed = activity, True
+        self._wake.set()
+
     def finish(self, info: RankInfo) -> bool:
         """Write all remaining records and then ``info``, as long as there is progress. Return whether all is written."""
         self.write_rank(info)
@@ -84,6 +92,7 @@ class WriterThread:
                     # Some filesystems report lost writes only at close; ``rank.json`` must include them.
                     self._store.close()
                 written = written and self._write_rank()
+                self._write_activity()
             except Exception as error:  # noqa: BLE001  # nothing else reports errors of this thread
                 self._store.fail(error)
                 written = False
@@ -105,3 +114,9 @@ class WriterThread:
             if self._info is info:
                 self._info = None
         return True
+
+    def _write_activity(self) -> None:
+        with self._lock:
+            activity, changed, self._activity_changed = self._activity, self._activity_changed, False
+        if changed:
+            self._store.write_activity(activity)

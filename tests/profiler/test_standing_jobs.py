@@ -1,0 +1,114 @@
+"""Real jobs that stand still: what their helpers tell, and whom ``rankscope hang`` names."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.profiler.ranks import PreloadedTorch
+
+from rankscope.runs.paths import activity_file, rank_file
+from rankscope.runs.reader import RunReader
+from rankscope.runs.records import RankActivity
+
+JOB = Path(__file__).parent / "jobs" / "standing.py"
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+Start = Callable[[str], "subprocess.Popen[str]"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
+
+
+@pytest.fixture
+def start(torch_ranks: PreloadedTorch, tmp_path: Path) -> Iterator[Start]:
+    """Factory of recorded jobs of three ranks, which are ended after the test."""
+    jobs: list[subprocess.Popen[str]] = []
+
+    def begin(fault: str) -> subprocess.Popen[str]:
+        command = ["run", "--run-dir", str(tmp_path / "run"), "--window-steps", "0", "--no-verdict", "--"]
+        command += torch_ranks.command(3, JOB, fault)
+        job = subprocess.Popen([sys.executable, "-m", "rankscope", *command], stderr=subprocess.PIPE, text=True)
+        jobs.append(job)
+        return job
+
+    yield begin
+    for job in jobs:
+        for info in RunReader(tmp_path / "run").infos(0).values():
+            if info.end_unix_ns is None:
+                os.kill(info.pid, signal.SIGCONT)
+        job.terminate()
+        job.communicate(timeout=60)
+
+
+def standing(run: Path, job: subprocess.Popen[str]) -> dict[int, RankActivity]:
+    """Wait until all ranks stand still, and return what they do."""
+    deadline = time.monotonic() + 120
+    while not all(activity_file(run, 0, rank).exists() for rank in range(3)):
+        assert job.poll() is None, "the job ended"
+        assert time.monotonic() < deadline, "it does not stand still"
+        time.sleep(0.2)
+    found = {rank: RunReader(run).activity(0, rank) for rank in range(3)}
+    return {rank: row for rank, row in found.items() if row is not None}
+
+
+def hang(cli: Cli, run: Path) -> dict[str, Any]:
+    done = cli("hang", run, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+@pytest.mark.parametrize(
+    ("fault", "late", "others"),
+    [
+        ("data", ("data", None, None), "backward"),
+        ("forward", ("forward", None, None), "backward"),
+        ("checkpoint", ("between_steps", "checkpoint", None), "backward"),
+        ("stopped", ("forward", None, "stopped"), "backward"),
+        ("gather", ("forward", None, None), "forward"),
+    ],
+)
+def test_the_rank_that_does_not_wait_is_named(
+    cli: Cli, start: Start, tmp_path: Path, *, fault: str, late: tuple[str, str | None, str | None], others: str
+) -> None:
+    run = tmp_path / "run"
+    found = standing(run, start(fault))
+    row = found[1]
+    assert (row.phase, row.section, row.process) == late
+    assert row.waiting is False
+    assert {(found[rank].phase, found[rank].waiting) for rank in (0, 2)} == {(others, True)}
+    assert len({row.step for row in found.values()}) == 1
+    report = hang(cli, run)
+    assert (report["kind"], report["cause"], report["culprits"]) == ("hang", "not_arrived", [1])
+    assert [row["certain"] for row in report["evidence"]] == [False]
+
+
+def test_a_job_in_which_all_wait_names_nobody(cli: Cli, start: Start, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    found = standing(run, start("all"))
+    assert {row.waiting for row in found.values()} == {True}
+    report = hang(cli, run)
+    assert (report["kind"], report["cause"], report["culprits"]) == ("hang", "stuck", [])
+
+
+def test_a_rank_that_goes_on_or_ends_leaves_no_file(start: Start, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    job = start("stopped")
+    standing(run, job)
+    rank = RunReader(run).rank(0, 1)
+    assert rank is not None
+    os.kill(rank.pid, signal.SIGCONT)
+    deadline = time.monotonic() + 60
+    while any(activity_file(run, 0, number).exists() for number in range(3)):
+        assert time.monotonic() < deadline, "a file stays"
+        time.sleep(0.2)
+    job.terminate()
+    job.wait(60)
+    assert not list(rank_file(run, 0, 0).parents[1].rglob("activity.json"))
