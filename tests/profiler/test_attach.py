@@ -94,7 +94,7 @@ def test_a_python_without_rankscope_says_so_once_and_trains(tmp_path: Path) -> N
 
 SESSION = "from rankscope.profiler.rank import session as s\ndef broken(*a): raise OSError\n"
 BREAK = {
-    "the ring cannot be made": f"{SESSION}s.RingWriter = broken",
+    "the ring cannot be made": f"{SESSION}s._shared_memory = broken",
     "the helper cannot start": f"{SESSION}s._start_helper = broken",
     "the identity is odd": "import sys; sys.modules['rankscope.profiler.rank.identity'] = None",
     "a variable is damaged": "import os; os.environ['RANKSCOPE_WINDOW_EVERY'] = 'often'",
