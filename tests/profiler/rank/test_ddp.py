@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import gc
+import io
+import pickle
 import signal
+import sys
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
@@ -296,3 +301,160 @@ def test_compiled_autograd_is_left_alone(events: list[str], monkeypatch: pytest.
     loss.backward()
     assert tail is not None
     assert not tail.stamps, "not seen, so it is not claimed"
+
+
+def test_one_hook_serves_all_passes_of_a_model(events: list[str]) -> None:
+    parallel, gradients = watched(nn.Linear(4, 1))
+    tail = gradients.lasting
+    assert tail is not None
+    for _ in range(3):
+        loss = parallel(torch.ones(2, 4)).sum()
+        assert gradients.watch_pass(loss) is tail
+        assert not tail.stamps
+        events.clear()
+        loss.backward()
+        assert list(tail.stamps) == [1]
+        assert events == ["exhausted"]
+        gradients.passed(tail)
+    assert gradients.lasting is tail
+    assert not loss.grad_fn.metadata, "no hook in the graph"
+
+
+def test_one_hook_sees_the_end_after_the_last_gradient_and_before_what_ddp_waits_for(events: list[str]) -> None:
+    model = nn.Linear(4, 1)
+    parallel, gradients = watched(model)
+    noting(model, events)
+
+    def reduced(_state: None, bucket: Any) -> Any:
+        future: Any = futures.Future()
+        future.set_result(bucket.buffer())
+        Variable._execution_engine.queue_callback(lambda: events.append("waited"))
+        return future
+
+    reduced.__annotations__.clear()  # as above
+    parallel.register_comm_hook(None, reduced)
+    for _ in range(3):
+        loss = parallel(torch.ones(2, 4)).sum()
+        events.clear()
+        assert gradients.watch_pass(loss) is gradients.lasting is not None
+        loss.backward()
+        assert sorted(events[:2]) == ["bias", "weight"]
+        assert events[2:] == ["exhausted", "waited"]
+
+
+def test_one_hook_does_not_serve_models_whose_passes_may_differ() -> None:
+    _, differing = watched(nn.Linear(4, 1), find_unused_parameters=True)
+    assert differing.lasting is None
+    _, gradients = watched(nn.Linear(4, 1))
+    assert gradients.lasting is not None
+    other, _ = watched(nn.Linear(4, 1))
+    gradients.adopt(other)
+    assert gradients.lasting is None
+
+
+def test_frozen_parameters_have_no_hook(events: list[str]) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    model[0].requires_grad_(False)
+    parallel, gradients = watched(model)
+    loss = parallel(torch.ones(2, 4)).sum()
+    tail = gradients.watch_pass(loss)
+    loss.backward()
+    assert tail is not None
+    assert tail is gradients.lasting
+    assert tail.stamps
+
+
+def ends_of_passes(parallel: DistributedDataParallel, gradients: ddp.LastGradient, events: list[str]) -> None:
+    """Check that a pass is watched by itself, and that the hook of all is gone."""
+    assert gradients.lasting is None
+    events.clear()
+    loss = parallel(torch.ones(2, 4)).sum()
+    tail = gradients.watch_pass(loss)
+    loss.backward()
+    assert tail is not None
+    assert list(tail.stamps) == [1]
+    assert events == ["exhausted"]
+
+
+def test_one_hook_is_given_up_where_passes_are_nested(events: list[str]) -> None:
+    parallel, gradients = watched(nn.Linear(4, 1))
+    loss = parallel(torch.ones(2, 4)).sum()
+    outer = gradients.watch_pass(loss)
+    inner = gradients.watch(nn.Linear(4, 1)(torch.ones(2, 4)).sum())
+    assert outer is not inner
+    loss.backward()
+    ends_of_passes(parallel, gradients, events)
+
+
+def test_one_hook_is_given_up_if_a_pass_does_not_reach_its_parameter(events: list[str]) -> None:
+    parallel, gradients = watched(nn.Linear(4, 1))
+    loss = nn.Linear(4, 1)(torch.ones(2, 4)).sum()
+    tail = gradients.watch_pass(loss)
+    loss.backward()
+    assert tail is not None
+    assert not tail.stamps
+    gradients.passed(tail)
+    ends_of_passes(parallel, gradients, events)
+
+
+def test_one_hook_is_given_up_under_compiled_autograd(events: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    parallel, gradients = watched(nn.Linear(4, 1))
+    loss = parallel(torch.ones(2, 4)).sum()
+    with monkeypatch.context() as compiled:
+        compiled.setitem(sys.modules, ddp._COMPILED, SimpleNamespace(compiled_autograd_enabled=True))
+        tail = gradients.watch_pass(loss)
+        loss.backward()
+    assert tail is not None
+    assert not tail.stamps
+    assert not events
+    ends_of_passes(parallel, gradients, events)
+
+
+def test_one_hook_gives_a_pass_without_synchronisation_no_tail(events: list[str]) -> None:
+    parallel, gradients = watched(nn.Linear(4, 1))
+    tail = gradients.lasting
+    for _ in range(2):
+        with parallel.no_sync():
+            loss = parallel(torch.ones(2, 4)).sum()
+            assert gradients.watch_pass(loss) is None
+            loss.backward()
+        loss = parallel(torch.ones(2, 4)).sum()
+        assert gradients.watch_pass(loss) is tail is not None
+        assert not tail.stamps, "of this pass alone"
+        loss.backward()
+        assert tail.stamps
+
+
+def test_one_hook_is_not_part_of_the_model() -> None:
+    parallel, gradients = watched(nn.Linear(4, 1))
+    assert gradients.lasting is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for model in (parallel, parallel.module):
+            copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+            for saved in (model, model.state_dict(), list(model.parameters())):
+                torch.save(saved, io.BytesIO())
+            for copied in copies:
+                copied(torch.ones(2, 4)).sum().backward()
+    assert not gradients.lasting.stamps, "passes of the copies are not those of the model"
+
+
+def test_gradients_are_the_same_with_one_hook_with_one_per_pass_and_without() -> None:
+    def trained(watching: str) -> list[Tensor]:
+        torch.manual_seed(1)
+        parallel = DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)))
+        gradients = ddp.LastGradient()
+        if watching:
+            gradients.adopt(parallel)
+        for _ in range(3):
+            loss = parallel(torch.randn(16, 4)).square().mean()
+            if watching:
+                tail = (gradients.watch if watching == "each" else gradients.watch_pass)(loss)
+                assert (tail is gradients.lasting) is (watching == "all")
+            loss.backward()
+        return [parameter.grad for parameter in parallel.parameters() if parameter.grad is not None]
+
+    unwatched = trained("")
+    for watching in ("all", "each"):
+        assert all(map(torch.equal, trained(watching), unwatched))
+    assert len(unwatched) == 4
