@@ -27,6 +27,7 @@ _NOEXEC_SEAL: Final = 8
 """``MFD_NOEXEC_SEAL`` of Linux 6.3 or later, which may refuse memory without it."""
 _STANDARD_FILES: Final = 3
 MAX_REPLACED: Final = 3
+"""Largest number of killed helpers that are replaced within ``REPLACED_SECONDS``."""
 REPLACED_SECONDS: Final = 600.0
 _closed: Final[set[int]] = set()
 """Process ids of helpers that outlived their sessions and have not been waited for."""
