@@ -76,9 +76,14 @@ class Rank:
             assert put_step(self.ring, number)
         self.ring.set_end(End.EXIT)
         # At the end, a disk that refuses writes is retried for a shorter time.
-        code = f"{become(user, groups, umask)}; writer_thread.LAST_TRY_SECONDS = 0.5; helper.main(Path(sys.argv[1]))"
-        command = [sys.executable, "-P", "-c", code, str(self.scratch)]
-        self.helper = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/")
+        main = "helper.main(Path(sys.argv[1]), int(sys.argv[2]))"
+        code = f"{become(user, groups, umask)}; writer_thread.LAST_TRY_SECONDS = 0.5; {main}"
+        with (self.scratch / RING_FILE).open("r+b") as file:
+            memory = file.fileno()
+            command = [sys.executable, "-P", "-c", code, str(self.scratch), str(memory)]
+            self.helper = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/", pass_fds=[memory]
+            )
 
     def end(self) -> str:
         """End the rank and return the output of its helper."""

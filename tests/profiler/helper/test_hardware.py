@@ -32,7 +32,7 @@ start_exporter = exporter.start_exporter
 QUICK = """
 import sys, pathlib, rankscope.profiler.helper.sampling.hardware as hardware, rankscope.profiler.helper.__main__ as helper
 hardware.SAMPLE_SECONDS = hardware.ELECTION_SECONDS = 0.2
-helper.main(pathlib.Path(sys.argv[1]))
+helper.main(pathlib.Path(sys.argv[1]), int(sys.argv[2]))
 """
 
 pytestmark = pytest.mark.slow
@@ -61,8 +61,10 @@ class Rank:
         scratch.mkdir()
         self.ring = ring_in(scratch / RING_FILE)
         (scratch / HELLO_FILE).write_bytes(msgspec.json.encode(hello))
-        command = [sys.executable, "-P", "-c", QUICK, str(scratch)]
-        self.helper = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        with (scratch / RING_FILE).open("r+b") as file:
+            memory = file.fileno()
+            command = [sys.executable, "-P", "-c", QUICK, str(scratch), str(memory)]
+            self.helper = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pass_fds=[memory])
 
     def has_open(self, part: str) -> bool:
         """Return whether this rank's helper has a file open whose path contains ``part``."""

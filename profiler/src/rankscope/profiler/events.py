@@ -140,8 +140,9 @@ def float_of(high: int, low: int) -> float | None:
 
 def words_of_message(kind: int, payload: bytes) -> list[int]:
     """Return the words of a message of ``kind``, 0 to 15."""
-    parts = (payload[start : start + _WORD_BYTES] for start in range(0, len(payload), _WORD_BYTES))
-    return [(len(payload) << 4 | kind) << SHIFT | MESSAGE, *(int.from_bytes(part, "little") << 8 | 1 for part in parts)]
+    size, of = len(payload), int.from_bytes
+    words = [of(payload[start : start + _WORD_BYTES], "little") << 8 | 1 for start in range(0, size, _WORD_BYTES)]
+    return [(size << 4 | kind) << SHIFT | MESSAGE, *words]
 
 
 def size_of_message(word: int) -> tuple[int, int, int]:

@@ -36,7 +36,7 @@ STEP_WORDS: Final = CAPACITY // 4
 _RESERVE: Final = 2 * STEP_WORDS
 """Room that ``RingWriter.next_step`` asks for: that of one large step, and of the steps until the next call."""
 MAX_NAMES: Final = 100
-EVENT_NS: Final = 1_100
+EVENT_NS: Final = 2_000
 """Cost of one word to the training thread: an estimate, because the thread does not measure what it writes. It is checked by
 ``benchmarks/overhead.py``: between the events of training all caches are cold, so no loop could measure it here."""
 
