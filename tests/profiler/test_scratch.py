@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import threading
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.profiler import scratch
+from rankscope.profiler.launch import _wait_for_helpers
 
 
 def test_a_scratch_folder_is_private_and_in_the_launchers_where_that_is(tmp_path: Path) -> None:
@@ -87,6 +89,56 @@ def test_what_others_put_into_local_memory_is_neither_waited_for_nor_followed(
     monkeypatch.setattr(os, "getuid", lambda: owner)
     scratch.sweep()
     assert not piped.exists()
+
+
+@pytest.mark.parametrize("reason", ["full", "read-only"])
+@pytest.mark.parametrize("of_launcher", [False, True])
+def test_folders_that_cannot_be_used_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, of_launcher: bool, reason: str
+) -> None:
+    memory, disk = tmp_path / "memory", tmp_path / "disk"
+    for folder in (memory, disk):
+        folder.mkdir()
+    monkeypatch.setattr(scratch, "LOCAL_MEMORY", memory)
+    monkeypatch.setattr(tempfile, "tempdir", str(disk))
+    # Given a launcher that could still use local memory, or none
+    job = scratch.make_scratch("job") if of_launcher else None
+    handle = None if job is None else scratch.hold(job)
+    # When a rank no longer can
+    if reason == "full":
+        monkeypatch.setattr(scratch, "_free", lambda folder: scratch.MIN_SCRATCH_BYTES - (not folder.is_relative_to(disk)))
+    else:
+        monkeypatch.setattr(os, "access", lambda folder, _mode: Path(folder).is_relative_to(disk))
+    rank = scratch.make_scratch("rank0", None if job is None else str(job))
+    flight = scratch.flight_prefix(None if job is None else str(job), "1")
+    # Then its folder is on disk, where it is found if it is left behind
+    assert (rank.parent, flight.parent) == (disk, disk)
+    assert rank.name.startswith(f"rankscope-{os.getuid()}-rank0-")
+    assert scratch.is_flight_file(flight)
+    if job is None or handle is None:
+        return
+    # And the launcher sees all that it would see in its own: that it is held, and what it notes
+    held = scratch.hold(rank)
+    waiting = threading.Thread(target=_wait_for_helpers, args=[job])
+    waiting.start()
+    waiting.join(0.3)
+    assert waiting.is_alive()
+    scratch.note_recorded(rank, 1, 5)
+    scratch.note_spooled(rank, "x.prom")
+    assert (scratch.recorded_ranks(job), scratch.spooled(job)) == (frozenset({(1, 5)}), ["x.prom"])
+    scratch.forget_spooled(rank, "x.prom")
+    assert scratch.spooled(job) == []
+    os.close(held)
+    shutil.rmtree(rank)
+    waiting.join(60)
+    assert not waiting.is_alive()
+    os.close(handle)
+
+
+def test_where_no_folder_has_room_the_first_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scratch, "LOCAL_MEMORY", tmp_path)
+    monkeypatch.setattr(scratch, "_free", lambda _folder: 0)
+    assert scratch.make_scratch("rank0").parent == tmp_path
 
 
 def test_in_a_folder_that_is_everybodys_there_is_no_launcher_to_tell(tmp_path: Path) -> None:

@@ -103,6 +103,10 @@ class Helper:
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
+    def replace(self) -> None:
+        """Kill the helper; the next look is that of another one."""
+        self.task = None
+
     def end(self) -> None:
         """End the rank."""
         assert self.task is not None
@@ -248,6 +252,17 @@ def test_a_log_that_disappears_is_found_again(helper: Helper) -> None:
     assert helper.said == []
 
 
+def test_the_replacement_of_a_killed_helper_reads_on_in_the_log(helper: Helper) -> None:
+    helper.log.write_bytes(record(0) + record(1))
+    helper.look()
+    helper.replace()
+    with helper.log.open("ab") as log:
+        log.write(record(2))
+    helper.look()
+    assert helper.numbers == [0, 1, 2]
+    assert helper.said == []
+
+
 def test_a_rank_that_ends_before_its_first_record_is_written_keeps_its_durations(helper: Helper) -> None:
     helper.begun = False
     helper.log.write_bytes(record(0))
@@ -343,7 +358,19 @@ def test_dumps_are_asked_for_and_give_each_operation_once(recorder: Helper) -> N
     assert recorder.blocks[-1].lost == 0
     assert recorder.blocks[0].groups[0].ranks == [0, 1]
     # and local memory is released
-    assert list(recorder.scratch.iterdir()) == []
+    assert list(recorder.scratch.glob("flight-*")) == []
+    assert recorder.said == []
+
+
+def test_the_replacement_of_a_killed_helper_takes_what_no_dump_had(recorder: Helper) -> None:
+    recorder.look()
+    recorder.dump([entry(number) for number in range(9)] + [entry(9, ended=False)])
+    recorder.look(0.5)
+    recorder.replace()
+    recorder.look()
+    recorder.dump([entry(number) for number in range(12)])
+    recorder.look(0.5)
+    assert sorted(recorder.numbers) == list(range(12))
     assert recorder.said == []
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import errno
 import os
 import subprocess
 import sys
@@ -17,9 +19,9 @@ from tests.profiler.first_words import hello
 from tests.ring_step import put_step, ring_in
 
 from rankscope.analysis.engine import analyze
-from rankscope.profiler.handover import HELLO_FILE, Hello, MessageKind, Window
+from rankscope.profiler.handover import HELLO_FILE, RING_FILE, Hello, MessageKind, Window
 from rankscope.profiler.rank.session import Session
-from rankscope.profiler.ring import CAPACITY, EVENT_NS, STEP_WORDS, TAIL, End, RingWriter
+from rankscope.profiler.ring import BYTES, CAPACITY, EVENT_NS, STEP_WORDS, TAIL, End, RingWriter
 from rankscope.profiler.scratch import hold, is_left, recorded_ranks, spooled
 from rankscope.profiler.settings import SITE_FOLDER
 from rankscope.runs.paths import rank_dir
@@ -187,6 +189,42 @@ def test_another_helper_finishes_what_a_killed_one_began(tmp_path: Path, end: En
     assert info is not None
     assert info.end_reason == {End.EXIT: "exit", End.SILENT: "killed"}[end]
     assert any((tmp_path / "spool").iterdir()) == (end is End.SILENT)
+
+
+def test_the_memory_of_the_ring_has_a_fixed_size_and_no_child_inherits_it(tmp_path: Path) -> None:
+    session = Session(hello(tmp_path / "run"), str(tmp_path), RingWriter())
+    assert session._memory is not None
+    for size in (0, 2 * BYTES):
+        with pytest.raises(PermissionError):
+            os.truncate(session._memory, size)
+    child = "import os; print([name for name in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{name}')])"
+    inherited = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True, close_fds=False)
+    assert str(session._memory) not in ast.literal_eval(inherited.stdout)
+    session.close()
+    eventually(lambda: not session.scratch.exists())
+
+
+@pytest.mark.parametrize("refused", [1, 2])
+def test_where_memory_has_no_seal_or_cannot_be_made_there_is_a_ring_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: int
+) -> None:
+    # Given an older kernel, which does not know one flag, or a sandbox that forbids the call
+    calls, make = list[int](), os.memfd_create
+
+    def refuse(name: str, flags: int) -> int:
+        calls.append(flags)
+        if len(calls) <= refused:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return make(name, flags)
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    session = Session(hello(tmp_path / "run"), str(tmp_path), RingWriter())
+    assert (session.scratch / RING_FILE).exists() == (refused == 2)
+    put_step(session.ring, 0)
+    session.ring.set_end(End.EXIT)
+    session.close()
+    eventually(lambda: not session.scratch.exists())
+    assert [row.step for row in RunReader(tmp_path / "run").steps(0, 0)] == [0]
 
 
 def test_the_launcher_hears_of_what_is_recorded_and_of_files_in_the_spool(tmp_path: Path) -> None:

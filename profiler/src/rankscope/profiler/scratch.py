@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
 import stat
+import sys
 import tempfile
 import time
 from contextlib import suppress
@@ -24,6 +26,9 @@ _UNRECORDED_FILE: Final = "unrecorded"
 ABANDONED_SECONDS: Final = 600.0
 ABANDONED_ON_DISK_SECONDS: Final = 86_400.0
 """Longer than ``ABANDONED_SECONDS``, because a trace on disk has no lock and a lagging helper reads it late."""
+_JOB_LINK: Final = "job"
+MIN_SCRATCH_BYTES: Final = 16 * 1024 * 1024
+"""Smallest free space for a folder without traces: it takes 8 KiB, and a dump of the Flight Recorder some megabytes."""
 MIN_FREE_BYTES: Final = 256 * 1024 * 1024
 """Smallest free space per rank of the host for a trace: a trace takes tens of megabytes, and training needs the rest."""
 
@@ -31,12 +36,47 @@ MIN_FREE_BYTES: Final = 256 * 1024 * 1024
 def make_scratch(name: str, parent: str | None = None) -> Path:
     """Make a private folder: in ``parent`` if it exists on this host, else in /dev/shm, else in the temporary folder.
 
+    One that is full or read-only is passed over. The launcher whose folder is ``parent`` finds the new one through a link.
     Raises ``OSError``.
     """
-    if parent is not None and Path(parent).is_dir():
-        return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent))
-    base = LOCAL_MEMORY if os.access(LOCAL_MEMORY, os.W_OK | os.X_OK) else None
-    return Path(tempfile.mkdtemp(prefix=f"{_prefix()}{name}-", dir=base))
+    folder = _make_private(name, parent)
+    job = None if parent is None else Path(parent)
+    if job is not None and job.is_dir() and folder.parent != job:
+        with suppress(OSError):
+            (folder / _JOB_LINK).symlink_to(job.absolute())
+            (job / folder.name).symlink_to(folder)
+    return folder
+
+
+def _make_private(name: str, parent: str | None) -> Path:
+    failed: OSError | None = None
+    for base in _bases(parent):
+        try:
+            return Path(tempfile.mkdtemp(prefix=_name_in(base, parent, f"{name}-"), dir=base))
+        except OSError as error:
+            failed = failed or error
+    raise failed or FileNotFoundError(errno.ENOENT, "there is no such folder", str(LOCAL_MEMORY))
+
+
+def _bases(parent: str | None) -> list[Path]:
+    """Return the folders for files that a rank shares with its helper, the best first: those that are full come last."""
+    bases = [LOCAL_MEMORY] if parent is None else [Path(parent), LOCAL_MEMORY]
+    with suppress(OSError):  # there may be no folder for temporary files
+        bases.append(Path(tempfile.gettempdir()))
+    usable = [base for base in bases if os.access(base, os.W_OK | os.X_OK)]
+    return sorted(usable, key=_is_full)
+
+
+def _is_full(base: Path) -> bool:
+    try:
+        return _free(base) < MIN_SCRATCH_BYTES
+    except OSError:
+        return True
+
+
+def _name_in(base: Path, parent: str | None, name: str) -> str:
+    """Return ``name`` with the prefix by which ``sweep`` knows it, unless ``base`` is the folder ``parent`` of a launcher."""
+    return name if parent is not None and base == Path(parent) else f"{_prefix()}{name}"
 
 
 def room_for_trace(scratch: Path, ranks: int) -> Path | None:
@@ -62,12 +102,10 @@ def trace_folder(scratch: Path, ranks: int) -> Path | None:
 def flight_prefix(parent: str | None, name: str) -> Path:
     """Return the path prefix for a file ``PREFIX + rank`` that torch writes and never removes.
 
-    The file is in ``parent`` if that exists on this host, else in /dev/shm, else in the temporary folder.
+    The file is where ``make_scratch`` would make a folder.
     """
-    if parent is not None and os.access(parent, os.W_OK | os.X_OK):
-        return Path(parent) / f"flight-{name}-"
-    base = LOCAL_MEMORY if os.access(LOCAL_MEMORY, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
-    return base / f"{_prefix()}flight-{name}-"
+    base = next(iter(_bases(parent)), LOCAL_MEMORY)
+    return base / _name_in(base, parent, f"flight-{name}-")
 
 
 def is_flight_file(path: Path) -> bool:
@@ -86,7 +124,8 @@ def remove_trace(path: Path, scratch: Path) -> None:
 
 def _free(folder: Path) -> int:
     room = os.statvfs(folder)
-    return room.f_bavail * room.f_frsize
+    # A filesystem in memory without a limit reports no size at all.
+    return room.f_bavail * room.f_frsize if room.f_blocks else sys.maxsize
 
 
 def _prefix() -> str:
@@ -119,8 +158,9 @@ def forget_spooled(scratch: Path, name: str) -> None:
     """Delete the record of a removed spool file: the next file of that name is another job's. Never raises ``OSError``."""
     with suppress(OSError):
         (scratch / _SPOOLED_FILE).unlink(missing_ok=True)
-        if _is_launchers(scratch.parent):
-            (scratch.parent / name).unlink(missing_ok=True)
+        job = _job_of(scratch)
+        if _is_launchers(job):
+            (job / name).unlink(missing_ok=True)
 
 
 def spooled_before(scratch: Path) -> str | None:
@@ -132,8 +172,16 @@ def spooled_before(scratch: Path) -> str | None:
 
 def _note(scratch: Path, name: str) -> None:
     with suppress(OSError):
-        if _is_launchers(scratch.parent):
-            (scratch.parent / name).touch()
+        job = _job_of(scratch)
+        if _is_launchers(job):
+            (job / name).touch()
+
+
+def _job_of(scratch: Path) -> Path:
+    """Return the folder of the launcher, if there is one; see ``make_scratch``."""
+    with suppress(OSError):
+        return (scratch / _JOB_LINK).readlink()
+    return scratch.parent
 
 
 def note_unrecorded(job: str, reason: str) -> None:

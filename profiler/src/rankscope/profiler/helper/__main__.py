@@ -147,14 +147,16 @@ class Helper:
 
     def _take(self) -> int:
         words = self._ring.read(_WORDS)
-        for kind, content in self._assembler.add(words):
+        messages, steps = self._assembler.add(words), self._assembler.complete()
+        # Words that are not records yet stay in the ring: if this process is killed, the next one reads them again. Before the
+        # others are handled, because no step may be written twice.
+        self._ring.free(self._assembler.position)
+        for kind, content in messages:
             try:
                 self._take_message(kind, content)
             except Exception as error:  # noqa: BLE001  # one invalid message must not cost the others
                 self._store.lose(1, error)
-        self._record(self._assembler.complete())
-        # Words that are not records yet stay in the ring: if this process is killed, the next one reads them again.
-        self._ring.free(self._assembler.position)
+        self._record(steps)
         if self._ring.disabled_reason and not self._disabled:
             self._disabled = True
             self._writer.write_rank(self._own_info())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import shutil
 import subprocess
@@ -22,7 +23,11 @@ from rankscope.profiler.scratch import hold, make_scratch
 from rankscope.profiler.settings import PREFIX, SITE_FOLDER
 
 _PR_SET_PTRACER: Final = 0x59616D61
+_NOEXEC_SEAL: Final = 8
+"""``MFD_NOEXEC_SEAL`` of Linux 6.3 or later, which may refuse memory without it."""
+_STANDARD_FILES: Final = 3
 MAX_REPLACED: Final = 3
+"""Largest number of killed helpers that are replaced within ``REPLACED_SECONDS``."""
 REPLACED_SECONDS: Final = 600.0
 _closed: Final[set[int]] = set()
 """Process ids of helpers that outlived their sessions and have not been waited for."""
@@ -43,6 +48,7 @@ class Session:
             self.ring = ring
             self._memory = _shared_memory(self.scratch / RING_FILE)
             ring.share(self._memory)
+            _seal_size(self._memory)
             (self.scratch / HELLO_FILE).write_bytes(msgspec.json.encode(hello))
             self._helper = self._start()
         except BaseException:
@@ -121,9 +127,31 @@ def _shared_memory(path: Path) -> int:
 
     Containers often have little /dev/shm, which training needs. ``path``: file to make where there is no other way.
     """
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("rankscope-ring", os.MFD_CLOEXEC)
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    handle = _anonymous_memory()
+    if handle is None:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    if handle >= _STANDARD_FILES:
+        return handle
+    # A script that has closed its standard files: in the helper, its own would take the place of the memory.
+    try:
+        return fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, _STANDARD_FILES)
+    finally:
+        os.close(handle)
+
+
+def _anonymous_memory() -> int | None:
+    if sys.platform == "linux":
+        sealable = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        for flags in (sealable | _NOEXEC_SEAL, sealable):
+            with suppress(OSError):  # an older kernel, or a sandbox that forbids the call
+                return os.memfd_create("rankscope-ring", flags)
+    return None
+
+
+def _seal_size(memory: int) -> None:
+    """Forbid every process to change the size: access to memory that was cut off would raise SIGBUS in training."""
+    with suppress(OSError, AttributeError):  # a file cannot be sealed
+        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 
 
 def _reap() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from rankscope.profiler.flight_files import DURATIONS, done_file, dump_files
-from rankscope.profiler.helper.collectives.times_source import NoTimesError
+from rankscope.profiler.helper.collectives.times_source import NoTimesError, note_progress, progress_before
 from rankscope.profiler.helper.tasks import HelperContext
 from rankscope.runs.durations import DurationBlock, DurationSource
 
@@ -50,9 +50,9 @@ class FlightTimes:
         self._late = False
         self._interval = INTERVALS[0]
         self._set_due()
-        self._next = 0
+        self._next, *still_open = progress_before(context.scratch) or [0]
         """Number of the next operation that no dump has had."""
-        self._open: set[int] = set()
+        self._open = set(still_open)
         """Operations that had not ended in the last dump."""
         self._dumped: float | None = None
         self._lost = self._lost_now = 0
@@ -113,6 +113,7 @@ class FlightTimes:
         last = dump.records[-1].record_id + 1 if dump.records else 0
         self._pace(asked, last, int(cost) if cost.isdecimal() else 0)
         self._next = max(self._next, last)
+        note_progress(self._context.scratch, self._next, *self._open)
         lost, damaged = self._lost_now, dump.damaged
         for block in blocks_of(self.kind, calls_of_dump(dump, new)):
             yield msgspec.structs.replace(block, lost=lost, damaged=damaged)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from rankscope.profiler.helper.collectives.times_source import NoTimesError
+from rankscope.profiler.helper.collectives.times_source import NoTimesError, note_progress, progress_before
 from rankscope.profiler.helper.tasks import HelperContext
 from rankscope.runs.durations import DurationBlock, DurationSource
 from rankscope.runs.paths import inspector_dir
@@ -37,6 +37,7 @@ class InspectorLog:
         self._is_own = folder.absolute() == inspector_dir(Path(context.hello.settings.run_dir)).absolute()
         self._since: float | None = None
         self._log: LogFollower | None = None
+        self._progress = progress_before(context.scratch)
         self._lost = self._damaged = 0
         """Numbers that blocks have."""
         self._warned = self._more = False
@@ -73,6 +74,7 @@ class InspectorLog:
             except FileNotFoundError:
                 self._log, self._since = None, now
                 return
+            note_progress(self._context.scratch, *self._log.progress)
             for block in blocks_of(self.kind, self._log.take()):
                 yield self._counted(block)
             # A log that does not shrink costs disk space, which the user sees, but no durations.
@@ -88,7 +90,8 @@ class InspectorLog:
             if path.exists():
                 from rankscope.profiler.helper.collectives.log_follower import LogFollower
 
-                return LogFollower(path, pid=rank.pid, is_own=self._is_own)
+                progress, self._progress = self._progress, []
+                return LogFollower(path, pid=rank.pid, is_own=self._is_own, progress=progress)
         return None
 
     def _counted(self, block: DurationBlock) -> DurationBlock:

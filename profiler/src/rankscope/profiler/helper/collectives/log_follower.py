@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -32,17 +33,21 @@ _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
 class LogFollower:
-    """Log of one process. ``is_own``: the log is in a folder that the run made for it, so its disk space may be released."""
+    """Log of one process. ``is_own``: the log is in a folder that the run made for it, so its disk space may be released.
 
-    def __init__(self, path: Path, *, pid: int, is_own: bool) -> None:
+    ``progress``: that of another follower, which had read a part of the log.
+    """
+
+    def __init__(self, path: Path, *, pid: int, is_own: bool, progress: Sequence[int] = ()) -> None:
         self.path = path
         self.log = ProcessLog(path)
         self.skipped_bytes = 0
         """Number of bytes that were skipped, because the process writes faster than they can be read."""
         self._pid = pid
         self._is_own = is_own
-        self._offset = self._released = 0
-        self._inode: int | None = None
+        self._released = 0
+        self._inode: int | None
+        self._inode, self._offset = progress or (None, 0)
 
     def read(self) -> bool:
         """Add the records since the last call to ``log``; return whether there may be more. Raises ``OSError``.
@@ -64,6 +69,11 @@ class LogFollower:
         if self.log.pid not in (-1, self._pid) or self.log.crossed > MOST_CROSSED or len(self.log.groups) > MOST_COMMUNICATORS:
             raise ValueError(f"{self.path.name} is no log of one process with one GPU")
         return len(data) == READ_BYTES and used > 0
+
+    @property
+    def progress(self) -> tuple[int, ...]:
+        """What was read: the inode of the file, and the position in it; empty: nothing."""
+        return () if self._inode is None else (self._inode, self._offset)
 
     def take(self) -> RankCalls:
         """Return the operations read since the last call."""

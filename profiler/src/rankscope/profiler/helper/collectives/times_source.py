@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Protocol
 
+from rankscope.profiler.flight_files import write_file
 from rankscope.runs.durations import DurationBlock, DurationSource
+
+_PROGRESS_FILE: Final = "collective_times"
+"""File in the scratch folder: what was read, as numbers, for the replacement of a killed helper."""
 
 
 class NoTimesError(Exception):
@@ -32,3 +38,16 @@ class TimesSource(Protocol):
 
     def close(self) -> None:
         """Leave nothing behind, after the last look. Raises ``OSError``."""
+
+
+def progress_before(scratch: Path) -> list[int]:
+    """Return the numbers that a killed predecessor of this helper noted last; empty: there was none."""
+    with suppress(OSError, ValueError):
+        return [int(number) for number in (scratch / _PROGRESS_FILE).read_text().split()]
+    return []
+
+
+def note_progress(scratch: Path, *numbers: int) -> None:
+    """Note what was read, before it is recorded: nothing may be recorded twice. Never raises ``OSError``."""
+    with suppress(OSError):
+        write_file(scratch / _PROGRESS_FILE, " ".join(map(str, numbers)).encode())

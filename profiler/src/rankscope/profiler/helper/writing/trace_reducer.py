@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,8 @@ from rankscope.runs.records import DeviceKind, StepBreakdown
 
 MAX_WAITING: Final = 2
 """Largest number of traces that wait in local memory while another is reduced: each is tens of megabytes."""
+_UNFINISHED: Final = ".unfinished"
+"""End of the name of a file in the scratch folder, with the path of a trace that is not reduced yet."""
 
 Judge = Callable[[Window, Sequence[StepBreakdown]], Sequence[StepBreakdown]]
 """Function that fills in ``looked_wrong``."""
@@ -57,6 +60,15 @@ class TraceReducer:
         self._done: queue.SimpleQueue[Reduced] = queue.SimpleQueue()
         self._added = self._reduced = 0
         self._thread = threading.Thread(target=self._work, name="trace reducer", daemon=True)
+        self._remove_unfinished()
+
+    def _remove_unfinished(self) -> None:
+        """Remove the traces that a killed predecessor of this helper had: reducing one may be what took too much memory."""
+        for note in self._scratch.glob(f"*{_UNFINISHED}"):
+            with suppress(OSError):
+                remove_trace(Path(note.read_text()), self._scratch)
+                note.unlink()
+                self._done.put(Reduced("the helper was killed before its trace was reduced"))
 
     def add(self, window: Window) -> None:
         """Queue the trace of a window. It is dropped if too many wait, because they fill local memory that training needs."""
@@ -67,6 +79,8 @@ class TraceReducer:
         if self._thread.ident is None:
             self._thread.start()
         self._added += 1
+        with suppress(OSError):
+            self._note_of(Path(window.path)).write_text(window.path)
         self._windows.put(window)
 
     def results(self) -> list[Reduced]:
@@ -96,6 +110,11 @@ class TraceReducer:
             self._done.put(reduced)
             self._reduced += 1
             self._retention.take(path, requested=window.keep_trace, wrong=reduced.looked_wrong)
+            with suppress(OSError):
+                self._note_of(path).unlink()
+
+    def _note_of(self, path: Path) -> Path:
+        return self._scratch / f"{path.stem}{_UNFINISHED}"
 
 
 def _reduce(path: Path, device_kind: DeviceKind) -> Reduced:

@@ -1,0 +1,151 @@
+"""Real jobs whose helper processes are killed, as by a host that is out of memory, and jobs without room in local memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from tests.profiler.ranks import PreloadedTorch
+
+from rankscope.profiler.launch import LaunchOptions, launch
+from rankscope.profiler.settings import SITE_FOLDER, RecorderSettings
+from rankscope.runs.reader import RunReader
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
+
+JOB = Path(__file__).parent / "jobs" / "tiny_ddp.py"
+STEPS = 300
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait until another process has met a condition."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+def helpers_in(scratch: Path, rank: int) -> list[int]:
+    """Return the process ids of the helpers of a rank whose folder is in ``scratch``."""
+    found = []
+    for process in Path("/proc").iterdir():
+        with suppress(OSError):
+            words = (process / "cmdline").read_bytes().split(b"\0") if process.name.isdecimal() else []
+            if b"rankscope.profiler.helper" in words and any(os.fsencode(scratch / f"rank{rank}-") in word for word in words):
+                found.append(int(process.name))
+    return found
+
+
+@pytest.mark.parametrize("kills", [1, 3])
+def test_a_job_whose_helper_is_killed_goes_on_and_so_does_its_recording(
+    torch_ranks: PreloadedTorch, tmp_path: Path, kills: int
+) -> None:
+    scratch, run_dir = tmp_path / "scratch", tmp_path / "run"
+    scratch.mkdir()
+    settings = RecorderSettings(
+        run_dir=str(run_dir),
+        run_id="r",
+        name="r",
+        start_unix_ns=time.time_ns(),
+        scratch_dir=str(scratch),
+        window_steps=0,
+        exporter_url=None,
+    )
+    environment = {**os.environ, **settings.environment(), "PYTHONPATH": str(SITE_FOLDER)}
+    options = ("--steps", str(STEPS), "--fault", "backward:0", "--pause", "0.03")
+    killed_ns = []
+    # Given two ranks, of which one loses its helper in the middle, again and again
+    with subprocess.Popen(torch_ranks.command(2, JOB, *options), env=environment, stderr=subprocess.PIPE, text=True) as job:
+        try:
+            rank_1 = run_dir / "attempts" / "000" / "ranks" / "00001"
+            before: list[int] = []
+            for segments in range(1, kills + 1):
+                eventually(lambda count=segments: len(list(rank_1.glob("steps-*.npy"))) == count)  # type: ignore[misc]
+                time.sleep(0.5)
+                (helper,) = set(helpers_in(scratch, 1)) - set(before)
+                before.append(helper)
+                killed_ns.append(time.time_ns())
+                os.kill(helper, signal.SIGKILL)
+            assert job.poll() is None, "the job ended too early"
+            _, reported = job.communicate(timeout=120)
+        finally:
+            job.kill()
+    # Then that is reported once, and the job is not disturbed (the helpers share the captured stderr)
+    assert job.returncode == 0
+    assert reported.count("\n") == 1
+    assert "rank 1: its helper process was killed" in reported
+    # And the same attempt has all steps once, but those that a killed helper held
+    run = RunReader(run_dir)
+    assert run.attempts() == [0]
+    assert [step.step for step in run.steps(0, 0)] == list(range(STEPS))
+    steps = {step.step: step for step in run.steps(0, 1)}
+    assert len(list(run.steps(0, 1))) == len(steps)
+    assert max(steps) == STEPS - 1
+    lost = set(range(STEPS)) - steps.keys()
+    assert len(lost) < 40 * kills
+    ends = {number: step.start_unix_ns for number, step in steps.items()}
+    for number in lost:
+        following = min(end for after, end in ends.items() if after > number)
+        assert any(0 <= killed + 500_000_000 - following < 2_500_000_000 for killed in killed_ns)
+    info = run.rank(0, 1)
+    assert info is not None
+    assert (info.end_reason, info.disabled_reason) == ("exit", None)
+    assert not any(scratch.iterdir())
+
+
+def test_a_job_without_room_in_local_memory_is_recorded_all_the_same(
+    torch_ranks: PreloadedTorch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # Given ranks that see a full local memory where the launcher saw room
+    memory, disk = tmp_path / "memory", tmp_path / "disk"
+    for folder in (memory, disk):
+        folder.mkdir()
+    (tmp_path / "sitecustomize.py").write_text(
+        "from pathlib import Path\n"
+        "from rankscope.profiler import scratch\n"
+        f"disk, made = Path({str(disk)!r}), scratch.tempfile.mkdtemp\n"
+        "scratch._free = lambda folder: 10**12 if Path(folder) == disk else 0\n"
+        "def noted(**options):\n"
+        "    folder = made(**options)\n"
+        "    (disk / 'noted').open('a').write(folder + '\\n')\n"
+        "    return folder\n"
+        "scratch.tempfile.mkdtemp, scratch.tempfile.tempdir = noted, str(disk)\n"
+    )
+    monkeypatch.setattr("rankscope.profiler.scratch.LOCAL_MEMORY", memory)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    result = launch(
+        torch_ranks.command(2, JOB, "--steps", "20"),
+        LaunchOptions(run_dir=tmp_path / "run", name="x", window_steps=0, exporter_url=None),
+    )
+    # Then all is recorded, as the launcher knows, and nothing stays anywhere
+    assert (result.status, result.ranks) == (0, frozenset({(0, 0), (0, 1)}))
+    folders = [Path(line) for line in (disk / "noted").read_text().splitlines()]
+    assert [folder.parent for folder in folders] == [disk, disk]
+    run = RunReader(tmp_path / "run")
+    for rank in (0, 1):
+        info = run.rank(0, rank)
+        assert info is not None
+        assert info.end_reason == "exit"
+        assert [step.step for step in run.steps(0, rank)] == list(range(20))
+    assert not any(memory.iterdir())
+    assert not list(disk.glob("rankscope-*"))
+    assert "rankscope" not in capfd.readouterr().err
+
+
+def test_a_script_without_standard_files_is_recorded(tmp_path: Path) -> None:
+    script = (
+        "import sys; from rankscope.profiler.step import StepProfiler\n"
+        "with StepProfiler(run_dir=sys.argv[1], window_steps=0, exporter_url=None) as prof:\n"
+        "    for _ in range(5): prof.step()\n"
+    )
+    subprocess.run(["sh", "-c", 'exec "$0" -c "$1" "$2" <&- >&- 2>&-', sys.executable, script, tmp_path / "run"], check=True)
+    run = RunReader(tmp_path / "run")
+    eventually(lambda: (info := run.rank(0, 0)) is not None and info.end_reason == "exit")
+    assert len(list(run.steps(0, 0))) == 5
