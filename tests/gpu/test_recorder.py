@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,25 @@ with StepProfiler(run_dir=run_dir, window_steps=0, exporter_url=None) as prof:
     end.synchronize()
     print(json.dumps({"device_us": begin.elapsed_time(end) * 1000, "host_us": sum(hosts) * 1e6}))
 """
+
+
+OUT_OF_MEMORY = """
+import sys, torch
+from rankscope.profiler.step import StepProfiler
+with StepProfiler(run_dir=sys.argv[1], window_steps=0, exporter_url=None, memory_snapshot=True):
+    kept = torch.ones(1 << 20, device="cuda")
+    torch.ones(1 << 50, device="cuda", dtype=torch.uint8)
+"""
+
+
+def test_a_rank_that_runs_out_of_memory_leaves_a_snapshot_with_its_lines(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(OUT_OF_MEMORY)
+    command = [sys.executable, "job.py", "run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert "OutOfMemoryError" in done.stderr
+    (file,) = (tmp_path / "run" / "memory").glob("rank-00000-*.pickle")
+    blocks = [block for segment in pickle.loads(file.read_bytes())["segments"] for block in segment["blocks"]]
+    assert any(frame["filename"].endswith("job.py") for block in blocks for frame in block.get("frames", []))
 
 
 def recorded(run_dir: Path, kind: str) -> tuple[list[StepRecord], dict[str, float]]:

@@ -216,10 +216,19 @@ def test_a_folder_that_may_not_be_looked_into_is_refused(tmp_path: Path, monkeyp
 
 def test_a_folder_whose_name_cannot_be_written_down_is_refused(tmp_path: Path) -> None:
     odd = tmp_path / os.fsdecode(b"caf\xe9")
-    for options in (LaunchOptions(run_dir=odd, name="x"), LaunchOptions(run_dir=tmp_path / "run", spool_dir=odd, name="x")):
+    for options in (LaunchOptions(run_dir=odd, name="x"), LaunchOptions(run_dir=tmp_path / "run", spool_dir=str(odd), name="x")):
         with pytest.raises(InputError, match="is not UTF-8"):
             launch(["true"], options)
     assert not any(tmp_path.iterdir())
+
+
+def test_snapshots_of_gpu_memory_are_those_of_this_job(tmp_path: Path) -> None:
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    (folder / "rank-00000-1.pickle").touch()
+    os.utime(folder / "rank-00000-1.pickle", (1, 1))
+    result = launch(["touch", str(folder / "rank-00002-7.pickle")], LaunchOptions(run_dir=tmp_path, name="x"))
+    assert result.memory_snapshots == (folder / "rank-00002-7.pickle",)
 
 
 def test_without_local_memory_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def record(command: list[str], run_dir: Path, *args: str, windows: int = 0, spoo
         window_first=6,
         window_every=0,
         window_steps=windows,
-        spool_dir=spool,
+        spool_dir=str(spool),
         exporter_url=None,
     )
     return launch([*command, "--steps", str(STEPS), "--pause", str(PAUSE_US / 1e6), *args], options)
@@ -194,7 +194,7 @@ def test_the_metrics_of_a_vanished_rank_stay_while_its_job_lives_and_go_when_it_
     script = (
         "import sys; from pathlib import Path; from rankscope.profiler.launch import *\n"
         "run, spool, *job = sys.argv[1:]\n"
-        "sys.exit(launch(job, LaunchOptions(run_dir=Path(run), spool_dir=Path(spool), name='x')).status)"
+        "sys.exit(launch(job, LaunchOptions(run_dir=Path(run), spool_dir=spool, name='x')).status)"
     )
     with subprocess.Popen([sys.executable, "-c", script, tmp_path / "run", spool, *job]) as launcher:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from tests.profiler.ranks import PreloadedTorch
 
 from rankscope.profiler import settings as settings_module
-from rankscope.profiler.settings import RecorderSettings, default_spool_dir, from_environment
+from rankscope.profiler.settings import RecorderSettings, RecordingOptions, default_spool_dir, from_environment
 from rankscope.runs.reader import RunReader, is_run
 
 WRONG: list[tuple[str, Any]] = [
@@ -110,6 +111,16 @@ def test_a_script_says_its_budget_as_people_do_and_the_rest_by_variables(
     settings = StepProfiler(tmp_path, coordinates={"dp": 1})._settings
     assert settings is not None
     assert settings.coordinates == "dp=1"
+
+
+@pytest.mark.usefixtures("require_torch")
+def test_the_options_in_a_script_are_those_of_the_settings(tmp_path: Path) -> None:
+    from rankscope.profiler.step import StepProfiler
+
+    options = [name for name in inspect.signature(StepProfiler).parameters if name not in {"run_dir", "name"}]
+    assert options == list(RecordingOptions.__struct_fields__)
+    with pytest.raises(TypeError, match="no option windows_every; its options are spool_dir, budget, window_first"):
+        StepProfiler(tmp_path, windows_every=3)
 
 
 @pytest.mark.usefixtures("require_torch")

@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -56,7 +56,7 @@ The training script needs no change and its output is left alone; the verdict go
 @click.option("--name", help="Name of the run.  [default: the script's name]")
 @click.option(
     "--spool-dir",
-    type=click.Path(path_type=Path),
+    type=click.Path(),
     help=f"Folder where the node's exporter picks up the ranks' metrics.  [default: {SPOOL_DIR}, if it is there]",
 )
 @click.option(
@@ -118,6 +118,11 @@ The training script needs no change and its output is left alone; the verdict go
 )
 @click.option("--no-stacks", is_flag=True, help="Take no samples of the ranks' Python stacks.")
 @click.option(
+    "--memory-snapshot",
+    is_flag=True,
+    help="Record the allocations of GPU memory, and keep a snapshot when a rank runs out of it. Costs some time per allocation.",
+)
+@click.option(
     "--nccl-inspector",
     type=click.Path(path_type=Path),
     metavar="PATH",
@@ -137,24 +142,15 @@ def run(
     *,
     run_dir: Path | None,
     name: str | None,
-    spool_dir: Path | None,
-    budget: float,
-    window_first: int,
-    window_every: int | None,
-    window_steps: int,
-    keep_traces: int,
-    retain_bytes: int | None,
+    spool_dir: str | None,
     exporter_url: str | None,
     no_hardware: bool,
-    otlp_every: int | None,
     no_stacks: bool,
     nccl_inspector: Path | None,
     flight_recorder_times: bool,
-    price_per_gpu_hour: float | None,
-    currency: str,
-    simulated: bool,
     verdict: bool,
     command: tuple[str, ...],
+    **options: Any,
 ) -> int:
     """Run a training job with the recorder attached, without changing its code.
 
@@ -165,26 +161,25 @@ def run(
     if nccl_inspector is not None and flight_recorder_times:
         raise click.UsageError("--nccl-inspector and --flight-recorder-times record the same; use one of them")
     name = name or _default_name(command)
-    options = LaunchOptions(
-        run_dir=run_dir or _default_run_dir(name),
-        name=name,
-        spool_dir=spool_dir or default_spool_dir(),
-        budget=budget,
-        window_first=window_first,
-        window_every=window_every,
-        window_steps=window_steps,
-        keep_traces=keep_traces,
-        retain_bytes=retain_bytes,
-        exporter_url=None if no_hardware else exporter_url,
-        otlp_every=otlp_every,
-        stacks_seconds=None if no_stacks else STACKS_SECONDS,
-        nccl_inspector=nccl_inspector,
-        flight_recorder_times=flight_recorder_times,
-        simulated=simulated,
-        price_per_gpu_hour=price_per_gpu_hour,
-        currency=currency,
+    result = launch(
+        command,
+        LaunchOptions(
+            run_dir=run_dir or _default_run_dir(name),
+            name=name,
+            spool_dir=spool_dir or default_spool_dir(),
+            exporter_url=None if no_hardware else exporter_url,
+            stacks_seconds=None if no_stacks else STACKS_SECONDS,
+            nccl_inspector=nccl_inspector,
+            flight_recorder_times=flight_recorder_times,
+            **options,
+        ),
     )
-    result = launch(command, options)
+    for snapshot in result.memory_snapshots:
+        click.echo(
+            f"rankscope: a GPU ran out of memory: {one_line(str(snapshot))} shows what was allocated; open it on "
+            "https://docs.pytorch.org/memory_viz",
+            err=True,
+        )
     if verdict:
         _print_verdict(result)
     return result.status

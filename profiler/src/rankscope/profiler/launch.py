@@ -24,20 +24,9 @@ from rankscope.base.errors import InputError
 from rankscope.base.text import one_line
 from rankscope.profiler.missing_ends import complete_ends
 from rankscope.profiler.scratch import LOCAL_MEMORY, hold, is_left, make_scratch, recorded_ranks, spooled, unrecorded_reasons
-from rankscope.profiler.settings import (
-    BUDGET,
-    EXPORTER_URL,
-    PREFIX,
-    RETAIN_BYTES,
-    SITE_FOLDER,
-    STACKS_SECONDS,
-    WINDOW_FIRST,
-    WINDOW_STEPS,
-    RecorderSettings,
-    as_recorded,
-)
+from rankscope.profiler.settings import PREFIX, SITE_FOLDER, RecorderSettings, RecordingOptions, as_recorded
 from rankscope.profiler.spool import remove_own
-from rankscope.runs.paths import inspector_dir
+from rankscope.runs.paths import inspector_dir, memory_dir
 from rankscope.runs.reader import RunReader, is_run
 from rankscope.runs.records import RunInfo
 
@@ -75,34 +64,15 @@ _OPTION_AND_VALUE: Final = re.compile(r"(?<!\S)(--?[\w.-]+)(\s+)(\"[^\"]*\"|'[^'
 _IN_ADDRESS: Final = re.compile(r"(://)[^/\s@]+@")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchOptions:
-    """Options of a recorded job.
-
-    ``window_*``: profile ``window_steps`` steps (0: none) from step ``window_first``, then every ``window_every`` steps (0:
-    once; ``None``: as often as the budget allows; on a GPU that includes the first).
-    """
+class LaunchOptions(RecordingOptions, frozen=True, kw_only=True):
+    """Options of a recorded job."""
 
     run_dir: Path
     name: str
-    spool_dir: Path | None = None
-    budget: float = BUDGET
-    """Share of the step time that the recorder may cost. It sets how often windows come, unless ``window_every`` does."""
-    window_first: int = WINDOW_FIRST
-    window_every: int | None = None
-    window_steps: int = WINDOW_STEPS
-    keep_traces: int = 0
-    retain_bytes: int | None = RETAIN_BYTES
-    exporter_url: str | None = EXPORTER_URL
-    otlp_every: int | None = None
-    stacks_seconds: float | None = STACKS_SECONDS
     nccl_inspector: Path | None = None
     """NCCL Inspector plugin (``libnccl-profiler-inspector.so``) to load, so that durations of collectives are recorded."""
     flight_recorder_times: bool = False
     """True to let torch's Flight Recorder time collectives, so that their durations are recorded."""
-    simulated: bool = False
-    price_per_gpu_hour: float | None = None
-    currency: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +90,8 @@ class LaunchResult:
     ranks: frozenset[tuple[int, int]]
     unrecorded: tuple[str, ...] = ()
     """If no rank was recorded: the reasons that its processes with torch give."""
+    memory_snapshots: tuple[Path, ...] = ()
+    """Snapshots of GPUs that ran out of memory."""
 
 
 def launch(command: Sequence[str], options: LaunchOptions) -> LaunchResult:
@@ -130,7 +102,7 @@ def launch(command: Sequence[str], options: LaunchOptions) -> LaunchResult:
     run_dir = options.run_dir.absolute()
     if options.nccl_inspector is not None and not options.nccl_inspector.is_file():
         raise InputError(options.nccl_inspector, f"no such file: {_BUILD}")
-    for folder in (run_dir, options.spool_dir):
+    for folder in filter(None, (str(run_dir), options.spool_dir)):
         _check_name(folder)
     with ExitStack() as leaving:
         # Removes only empty folders: a job without training leaves nothing behind.
@@ -152,19 +124,36 @@ def launch(command: Sequence[str], options: LaunchOptions) -> LaunchResult:
             logs = inspector_dir(run_dir)
             logs.mkdir(exist_ok=True)
             leaving.callback(_remove_empty, [logs])
+        snapshots = _memory_snapshots(run_dir)
         status = _run(command, _environment(settings, options), scratch)
         ranks = recorded_ranks(scratch)
         complete_ends(run_dir, ranks, status)
         reasons = () if ranks else tuple(unrecorded_reasons(scratch))
-    return LaunchResult(status=status, run_dir=run_dir, attempt=settings.attempt, ranks=ranks, unrecorded=reasons)
+    return LaunchResult(
+        status=status,
+        run_dir=run_dir,
+        attempt=settings.attempt,
+        ranks=ranks,
+        unrecorded=reasons,
+        memory_snapshots=tuple(sorted(path for path, _ in _memory_snapshots(run_dir) - snapshots)),
+    )
 
 
-def _check_name(folder: Path | None) -> None:
+def _memory_snapshots(run_dir: Path) -> set[tuple[Path, int]]:
+    """Return path and modification time of the snapshots in ``run_dir``; a rank may replace one of an earlier start."""
+    found = set[tuple[Path, int]]()
+    for path in memory_dir(run_dir).glob("rank-*.pickle"):
+        with suppress(OSError):
+            found.add((path, path.stat().st_mtime_ns))
+    return found
+
+
+def _check_name(folder: str) -> None:
     try:
         # Helpers and readers of an analysis receive the name in JSON.
-        str(folder).encode()
+        folder.encode()
     except UnicodeEncodeError as error:
-        raise InputError(str(folder), "cannot record here: the name is not UTF-8") from error
+        raise InputError(folder, "cannot record here: the name is not UTF-8") from error
 
 
 def _check_run_dir(run_dir: Path) -> list[Path]:
@@ -176,7 +165,8 @@ def _check_run_dir(run_dir: Path) -> list[Path]:
             if not run_dir.is_dir():
                 raise InputError(run_dir, "cannot record here: it is a file")
             # A folder with nothing else is a run whose ranks still wrote while it was removed.
-            if not is_run(run_dir) and {entry.name for entry in run_dir.iterdir()} - {"attempts", inspector_dir(run_dir).name}:
+            ours = {"attempts", inspector_dir(run_dir).name, memory_dir(run_dir).name}
+            if not is_run(run_dir) and {entry.name for entry in run_dir.iterdir()} - ours:
                 raise InputError(run_dir, "cannot record here: the folder is not empty and is no run")
         run_dir.mkdir(parents=True, exist_ok=True)
         probe = run_dir / f".probe-{os.getpid()}"
@@ -207,6 +197,11 @@ def _settings(command: Sequence[str], options: LaunchOptions, run_dir: Path, scr
         attempt = _after_remains(run_dir)
     # Launchers on several nodes start at different moments; one of them, or the scheduler, can fix the number for all.
     fixed = os.environ.get(PREFIX + "ATTEMPT", "")
+    chosen = options.chosen()
+    if options.spool_dir:
+        chosen["spool_dir"] = str(Path(options.spool_dir).absolute())
+    if options.price_per_gpu_hour is None:
+        chosen["currency"] = None
     settings = RecorderSettings(
         run_dir=str(run_dir),
         run_id=run_id
@@ -215,21 +210,9 @@ def _settings(command: Sequence[str], options: LaunchOptions, run_dir: Path, scr
         name=options.name,
         attempt=int(fixed) if fixed.isdecimal() else attempt,
         start_unix_ns=time.time_ns(),
-        spool_dir=str(options.spool_dir.absolute()) if options.spool_dir else None,
         scratch_dir=str(scratch),
-        budget=options.budget,
-        window_first=options.window_first,
-        window_every=options.window_every,
-        window_steps=options.window_steps,
-        keep_traces=options.keep_traces,
-        retain_bytes=options.retain_bytes,
-        exporter_url=options.exporter_url,
-        otlp_every=options.otlp_every,
-        stacks_seconds=options.stacks_seconds,
-        simulated=options.simulated,
         launcher=launcher,
-        price_per_gpu_hour=options.price_per_gpu_hour,
-        currency=options.currency if options.price_per_gpu_hour is not None else None,
+        **chosen,
     )
     try:
         return settings.with_overrides(os.environ)

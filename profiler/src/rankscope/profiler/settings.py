@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType
-from typing import Final, Self, get_args
+from typing import Any, Final, Self, get_args
 
 import msgspec
 
@@ -32,29 +32,20 @@ _WITHOUT_OPTION: Final = ("coordinates", "plan_ahead_seconds", "plan_ahead_steps
 """Settings without a command-line option, which the user sets through environment variables only."""
 
 
-class RecorderSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Settings of one run. Each field has a variable: ``run_dir`` has ``RANKSCOPE_RUN_DIR``, and so on."""
+class RecordingOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a user may choose, the same under ``rankscope run``, in ``StepProfiler`` and in the callbacks of frameworks."""
 
-    run_dir: str
-    run_id: str
-    name: str
-    attempt: int = 0
-    """Number of this start; torchrun's own restarts count on from it."""
-    start_unix_ns: int
     spool_dir: str | None = None
     """Folder for the ranks' Prometheus text files; ``None``: none are written."""
-    scratch_dir: str | None = None
-    """Folder on local memory that the launcher made and watches; ranks that cannot access it make their own."""
     budget: float = BUDGET
+    """Share of the step time that the recorder may cost, windows included. It sets how often they come, unless ``window_every``
+    does."""
     window_first: int = WINDOW_FIRST
+    """First profiled step; on a GPU later, when ``budget`` covers it, unless ``window_every`` is set."""
     window_every: int | None = None
     """Steps from one window to the next. 0: a single window. ``None``: as often as ``budget`` allows, announced by one rank."""
     window_steps: int = WINDOW_STEPS
     """Steps per window; 0: no windows."""
-    plan_ahead_seconds: float = PLAN_AHEAD_SECONDS
-    """Least time from choosing a window to its start; tests shorten it, because their ranks receive the announcement quickly."""
-    plan_ahead_steps: int = PLAN_AHEAD_STEPS
-    """Least number of steps from choosing a window to its start."""
     keep_traces: int = 0
     """Number of latest windows whose raw traces are kept."""
     retain_bytes: int | None = RETAIN_BYTES
@@ -65,10 +56,12 @@ class RecorderSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """Interval in steps of traces sent over OTLP to the target of the ``OTEL_EXPORTER_OTLP_*`` variables. ``None``: none."""
     stacks_seconds: float | None = STACKS_SECONDS
     """Interval of samples of the training thread's Python stack, which the helper takes with py-spy. ``None``: none."""
+    memory_snapshot: bool = False
+    """True to record the allocations of GPU memory, and to keep a snapshot of them when a rank runs out of it."""
     coordinates: str | None = None
     """This rank's place in the parallel layout as set by the user, ``dp=3,tp=0``; ``None``: the process groups show it."""
     simulated: bool = False
-    launcher: str | None = None
+    """True if the GPU readings of this node are simulated."""
     price_per_gpu_hour: float | None = None
     currency: str | None = None
 
@@ -76,18 +69,46 @@ class RecorderSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
         """Validate the numbers, also after decoding. Raises ``ValueError`` for a number out of range."""
         self._check("budget", 0 < self.budget <= 1, "a share of more than 0 and at most 1")
         self._check("window_first", self.window_first >= 1, "1 or more")
-        for name in ("attempt", "window_every", "window_steps", "plan_ahead_steps", "keep_traces"):
+        for name in ("window_every", "window_steps", "keep_traces"):
             self._check(name, (getattr(self, name) or 0) >= 0, "0 or more")
-        self._check("plan_ahead_seconds", 0 <= self.plan_ahead_seconds < math.inf, "0 or more")
         self._check("retain_bytes", self.retain_bytes is None or self.retain_bytes >= 1, "1 or more")
         self._check("stacks_seconds", self.stacks_seconds is None or 0 < self.stacks_seconds < math.inf, "more than 0")
         self._check("otlp_every", self.otlp_every is None or self.otlp_every >= 1, "1 or more")
         price = self.price_per_gpu_hour
         self._check("price_per_gpu_hour", price is None or 0 <= price < math.inf, "0 or more")
 
+    def chosen(self) -> dict[str, Any]:
+        """Return the values of these options alone, without those that a derived class adds."""
+        return {name: getattr(self, name) for name in RecordingOptions.__struct_fields__}
+
     def _check(self, name: str, holds: bool, allowed: str) -> None:
         if not holds:
             raise ValueError(f"{name} is {getattr(self, name)!r}, it must be {allowed}")
+
+
+class RecorderSettings(RecordingOptions, frozen=True, kw_only=True, omit_defaults=True):
+    """Settings of one run. Each field has a variable: ``run_dir`` has ``RANKSCOPE_RUN_DIR``, and so on."""
+
+    run_dir: str
+    run_id: str
+    name: str
+    attempt: int = 0
+    """Number of this start; torchrun's own restarts count on from it."""
+    start_unix_ns: int
+    scratch_dir: str | None = None
+    """Folder on local memory that the launcher made and watches; ranks that cannot access it make their own."""
+    plan_ahead_seconds: float = PLAN_AHEAD_SECONDS
+    """Least time from choosing a window to its start; tests shorten it, because their ranks receive the announcement quickly."""
+    plan_ahead_steps: int = PLAN_AHEAD_STEPS
+    """Least number of steps from choosing a window to its start."""
+    launcher: str | None = None
+
+    def __post_init__(self) -> None:
+        """Validate the numbers, also after decoding. Raises ``ValueError`` for a number out of range."""
+        super().__post_init__()
+        for name in ("attempt", "plan_ahead_steps"):
+            self._check(name, getattr(self, name) >= 0, "0 or more")
+        self._check("plan_ahead_seconds", 0 <= self.plan_ahead_seconds < math.inf, "0 or more")
 
     def with_overrides(self, environment: Mapping[str, str]) -> Self:
         """Return these settings with the values of the variables in ``environment`` for which there is no option.
@@ -135,9 +156,9 @@ def as_share(value: object) -> float:
     return share
 
 
-def default_spool_dir() -> Path | None:
+def default_spool_dir() -> str | None:
     """Return the folder that the node's exporter reads, if this process may write into it."""
-    return SPOOL_DIR if os.access(SPOOL_DIR, os.W_OK | os.X_OK) else None
+    return str(SPOOL_DIR) if os.access(SPOOL_DIR, os.W_OK | os.X_OK) else None
 
 
 def as_recorded(text: str) -> str:

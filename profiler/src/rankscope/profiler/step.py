@@ -8,9 +8,10 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import suppress
+from inspect import Parameter, Signature
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, TypeVar, cast
+from typing import Any, Final, Self, TypeVar, cast
 
 import msgspec
 import torch  # noqa: F401  # before attach, as under the launcher, which imports attach after torch
@@ -18,21 +19,42 @@ import torch  # noqa: F401  # before attach, as under the launcher, which import
 from rankscope.profiler.rank import attach
 from rankscope.profiler.rank.process_end import end_of
 from rankscope.profiler.rank.recorder import StepRecorder
-from rankscope.profiler.settings import (
-    BUDGET,
-    EXPORTER_URL,
-    RETAIN_BYTES,
-    STACKS_SECONDS,
-    WINDOW_FIRST,
-    WINDOW_STEPS,
-    RecorderSettings,
-    as_share,
-    default_spool_dir,
-)
+from rankscope.profiler.settings import BUDGET, RecorderSettings, RecordingOptions, as_share, default_spool_dir
 
 _T = TypeVar("_T")
 _COPY: Final = "h2d"
 """Name of the section that is also the phase of this name."""
+
+
+def _signature() -> Signature:
+    """Return the signature of ``StepProfiler`` with every option by name, for ``help()`` and editors."""
+    options = [
+        Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
+        for field in msgspec.structs.fields(RecordingOptions)
+    ]
+    return Signature(
+        [Parameter("run_dir", Parameter.POSITIONAL_OR_KEYWORD), Parameter("name", Parameter.KEYWORD_ONLY, default=None), *options]
+    )
+
+
+def _settings(
+    run_dir: str | os.PathLike[str], name: str | None, coordinates: str | None, options: dict[str, Any]
+) -> RecorderSettings:
+    """Return the settings of these arguments. Raises ``ValueError`` or ``TypeError`` for one that does not fit."""
+    name = name or Path(sys.argv[0]).stem or "run"
+    spool = options.get("spool_dir") or default_spool_dir()
+    told: dict[str, object] = options | {
+        "run_dir": str(Path(run_dir).absolute()),
+        # Every rank proposes an id; the run keeps that of the rank that creates it.
+        "run_id": f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
+        "name": name,
+        "start_unix_ns": time.time_ns(),
+        "spool_dir": None if spool is None else str(Path(spool).absolute()),
+        "budget": as_share(options.get("budget", BUDGET)),
+    }
+    # The constructor would not check the types.
+    settings = msgspec.convert(told, RecorderSettings).with_overrides(os.environ)
+    return settings if coordinates is None else msgspec.structs.replace(settings, coordinates=coordinates)
 
 
 class Section:
@@ -74,69 +96,34 @@ class StepProfiler:
     the recorder it never raises: errors are reported once on stderr and training goes on. An invalid argument disables recording.
 
     ``run_dir`` must be the same folder on all ranks and hold no earlier run of this script.
-    ``window_*``: profile ``window_steps`` steps from step ``window_first``, then every ``window_every`` (0: once;
-    ``None``: as often as the budget allows; on a GPU that includes the first).
-    ``exporter_url``: page of the node's exporter, for hardware samples; ``None``: none are taken.
-    ``otlp_every``: send every ``otlp_every``-th step as a trace over OTLP.
-    ``stacks_seconds``: interval of samples of the Python stack, if py-spy is installed; ``None``: none are taken.
-    ``budget``: the share of the step time that recording may cost, windows included: ``0.01`` or ``"1%"``.
-    ``spool_dir``: folder of the rank's metrics; by default ``/run/rankscope/spool``, if it exists and is writable.
-    ``retain_bytes``: limit of a rank's records; beyond it the oldest are removed. ``None``: all are kept.
     ``coordinates``: this rank's place in the parallel layout, ``{"dp": 3, "tp": 0}`` or ``"dp=3,tp=0"``, where the process groups
     do not show it; also used under ``rankscope run``.
+    ``options``: the fields of ``rankscope.profiler.settings.RecordingOptions``; ``budget`` may also be text, ``"1%"``. The
+    default of ``spool_dir`` is ``/run/rankscope/spool``, if it exists and is writable.
+
+    Raises ``TypeError`` for an unknown option.
     """
+
+    __signature__ = _signature()
 
     def __init__(
         self,
         run_dir: str | os.PathLike[str],
         *,
         name: str | None = None,
-        spool_dir: str | os.PathLike[str] | None = None,
-        window_first: int = WINDOW_FIRST,
-        window_every: int | None = None,
-        window_steps: int = WINDOW_STEPS,
-        keep_traces: int = 0,
-        retain_bytes: int | None = RETAIN_BYTES,
-        exporter_url: str | None = EXPORTER_URL,
-        otlp_every: int | None = None,
-        stacks_seconds: float | None = STACKS_SECONDS,
-        budget: float | str = BUDGET,
         coordinates: str | Mapping[str, int] | None = None,
-        simulated: bool = False,
-        price_per_gpu_hour: float | None = None,
-        currency: str | None = None,
+        **options: Any,
     ) -> None:
-        started = time.time_ns()
+        unknown = options.keys() - set(RecordingOptions.__struct_fields__)
+        if unknown:
+            raise TypeError(
+                f"StepProfiler has no option {', '.join(sorted(unknown))}; it has {', '.join(RecordingOptions.__struct_fields__)}"
+            )
         self._recorder: StepRecorder | None = None
         self._settings: RecorderSettings | None = None
         self._wrong = ""
         try:
-            name = name or Path(sys.argv[0]).stem or "run"
-            spool = default_spool_dir() if spool_dir is None else Path(spool_dir)
-            told: dict[str, object] = {
-                "run_dir": str(Path(run_dir).absolute()),
-                # Every rank proposes an id; the run keeps that of the rank that creates it.
-                "run_id": f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
-                "name": name,
-                "start_unix_ns": started,
-                "spool_dir": None if spool is None else str(spool.absolute()),
-                "window_first": window_first,
-                "window_every": window_every,
-                "window_steps": window_steps,
-                "keep_traces": keep_traces,
-                "retain_bytes": retain_bytes,
-                "exporter_url": exporter_url,
-                "otlp_every": otlp_every,
-                "stacks_seconds": stacks_seconds,
-                "budget": as_share(budget),
-                "coordinates": _as_text(coordinates),
-                "simulated": simulated,
-                "price_per_gpu_hour": price_per_gpu_hour,
-                "currency": currency,
-            }
-            # The constructor would not check the types.
-            settings = msgspec.convert(told, RecorderSettings).with_overrides(os.environ)
-            self._settings = msgspec.structs.replace(settings, coordinates=_as_text(coordinates) or settings.coordinates)
+            self._settings = _settings(run_dir, name, _as_text(coordinates), options)
         except Exception as error:  # noqa: BLE001  # no error may stop training
             self._wrong = str(error) or type(error).__name__
 

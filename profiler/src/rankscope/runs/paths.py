@@ -101,6 +101,11 @@ def inspector_dir(run: Path) -> Path:
     return run / "inspector-logs"
 
 
+def memory_dir(run: Path) -> Path:
+    """Return ``memory``: snapshots of the GPU memory of ranks that ran out of it, ``rank-RRRRR-PID.pickle``."""
+    return run / "memory"
+
+
 def findings_file(run: Path) -> Path:
     """Return the path ``findings.jsonl``: findings of the watcher."""
     return run / "findings.jsonl"

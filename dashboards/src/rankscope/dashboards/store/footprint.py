@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rankscope.runs.paths import activity_file, inspector_dir, verdict_file
+from rankscope.runs.paths import activity_file, inspector_dir, memory_dir, verdict_file
 
 TRACES: Final = "traces"
 """Folder of raw traces: only captured windows use them, and newer ones replace older ones."""
@@ -22,7 +22,10 @@ LOGS: Final = inspector_dir(Path()).name
 VERDICT: Final = verdict_file(Path()).name
 """Verdict of an earlier analysis, which is no data of the run."""
 
-NOT_SHOWN: Final = frozenset({TRACES, CONTROL, LOGS, VERDICT})
+SNAPSHOTS: Final = memory_dir(Path()).name
+"""Folder of snapshots of GPU memory, which other programs show."""
+
+NOT_SHOWN: Final = frozenset({TRACES, CONTROL, LOGS, VERDICT, SNAPSHOTS})
 
 ACTIVITY: Final = activity_file(Path(), 0, 0).name
 """What a rank that stands still is doing: it is refreshed while the run is silent."""

@@ -12,8 +12,6 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
-import msgspec
-
 from rankscope.profiler.rank import attach
 from rankscope.profiler.rank.guard import raised_by_a_signal_handler
 from rankscope.profiler.settings import RecorderSettings, from_environment
@@ -122,11 +120,10 @@ def _launched() -> RecorderSettings | None:
 
 def _options_of(launched: RecorderSettings) -> dict[str, Any]:
     """Return the launcher's settings as options of ``StepProfiler``."""
-    options = {name: value for name, value in msgspec.structs.asdict(launched).items() if name in _OPTIONS.parameters}
-    del options["run_dir"]
-    if options.get("coordinates") is None:
+    options = launched.chosen() | {"name": launched.name}
+    if launched.coordinates is None:
         # The launcher cannot know the coordinates of a single rank.
-        options.pop("coordinates", None)
+        del options["coordinates"]
     return options
 
 

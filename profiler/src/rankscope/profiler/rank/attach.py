@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from rankscope.profiler.rank import checkpoints, flight_dump, graph_capture, layout, loaders, model_inputs, waits
+from rankscope.profiler.rank import checkpoints, flight_dump, graph_capture, layout, loaders, memory_snapshot, model_inputs, waits
 from rankscope.profiler.rank.identity import note_process_group
 from rankscope.profiler.rank.kineto import note_begun, note_ended
 from rankscope.profiler.rank.process_end import watch_immediate_exits
@@ -81,6 +81,8 @@ def use(recorder: StepRecorder) -> None:
     if not _patched:
         _patched = True
         _wrap_everything()
+        if recorder.settings.memory_snapshot:
+            memory_snapshot.record_memory(recorder.settings.run_dir)
         os.register_at_fork(after_in_child=_forked)
         watch_immediate_exits()
 

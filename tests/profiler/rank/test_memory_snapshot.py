@@ -1,0 +1,73 @@
+"""Snapshots of GPU memory: when they are written and what happens if they cannot be; torch's interface to CUDA is replaced."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("require_torch")
+
+OutOfMemory = Callable[[int, int, int, int], None]
+
+
+@pytest.fixture
+def observers(monkeypatch: pytest.MonkeyPatch) -> list[OutOfMemory]:
+    """Observers of errors of the allocator that have been attached; CUDA counts as in use."""
+    import torch
+
+    attached: list[OutOfMemory] = []
+    monkeypatch.setattr(torch.cuda, "_lazy_call", lambda call: call())
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **_: None)
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"segments": [len(attached)]})
+    monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", attached.append, raising=False)
+    return attached
+
+
+def test_a_rank_that_runs_out_of_memory_leaves_a_snapshot(
+    tmp_path: Path, observers: list[OutOfMemory], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rankscope.profiler.rank import memory_snapshot
+
+    monkeypatch.setenv("RANK", "3")
+    memory_snapshot.record_memory(str(tmp_path / "run"))
+    (out_of_memory,) = observers
+    assert not (tmp_path / "run").exists()
+    out_of_memory(0, 1 << 30, 2 << 30, 1 << 20)
+    (file,) = (tmp_path / "run" / "memory").iterdir()
+    assert file.name.startswith("rank-00003-")
+    assert pickle.loads(file.read_bytes()) == {"segments": [1]}
+    # A script that catches the error and tries again does not write each time.
+    file.unlink()
+    out_of_memory(0, 1 << 30, 2 << 30, 1 << 20)
+    assert not file.exists()
+    monkeypatch.setattr(memory_snapshot, "INTERVAL_SECONDS", 0.0)
+    out_of_memory(0, 1 << 30, 2 << 30, 1 << 20)
+    assert file.exists()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_snapshot_that_cannot_be_written_does_not_hide_the_scripts_own_error(
+    tmp_path: Path, observers: list[OutOfMemory], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rankscope.profiler.rank.memory_snapshot import record_memory
+
+    (tmp_path / "file").touch()
+    record_memory(str(tmp_path / "file"))
+    observers[0](0, 1, 1, 0)
+    assert "no snapshot of GPU memory: NotADirectoryError" in capsys.readouterr().err
+
+
+def test_a_torch_that_cannot_record_memory_trains_on(
+    tmp_path: Path, observers: list[OutOfMemory], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    from rankscope.profiler.rank.memory_snapshot import record_memory
+
+    monkeypatch.delattr(torch.cuda.memory, "_record_memory_history")
+    record_memory(str(tmp_path))
+    assert observers == []
+    assert "GPU memory is not recorded: AttributeError" in capsys.readouterr().err
