@@ -119,7 +119,7 @@ def test_the_options_in_a_script_are_those_of_the_settings(tmp_path: Path) -> No
 
     options = [name for name in inspect.signature(StepProfiler).parameters if name not in {"run_dir", "name"}]
     assert options == list(RecordingOptions.__struct_fields__)
-    with pytest.raises(TypeError, match="no option windows_every; its options are spool_dir, budget, window_first"):
+    with pytest.raises(TypeError, match="no option windows_every; it has spool_dir, budget, window_first"):
         StepProfiler(tmp_path, windows_every=3)
 
 
