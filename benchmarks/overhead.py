@@ -42,7 +42,7 @@ from typing import Any
 
 from budget import budget
 
-ALWAYS_ON_US = 40.0
+ALWAYS_ON_US = 30.0
 OF_THE_FLOOR = 1.5
 ALWAYS_ON_OF_50_MS = 0.003
 ALL_IN = 0.01
