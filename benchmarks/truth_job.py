@@ -390,7 +390,9 @@ def main() -> None:
         other.wait()
     args.truth.mkdir(parents=True, exist_ok=True)
     (args.truth / f"{rank}.json").write_text(json.dumps({"planted_s": planted.steps[:-1], "walls_s": walls}), encoding="utf-8")
+    # Gloo may hang when it is destroyed while a thread of its own still holds the last gradients (pytorch issue 190489).
     dist.barrier()
+    time.sleep(0.2)
     dist.destroy_process_group()
 
 

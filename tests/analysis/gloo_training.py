@@ -38,6 +38,9 @@ def main() -> None:
             with torch.autograd.profiler.record_function(f"ProfilerStep#{number}"):
                 step()
     profiler.export_chrome_trace(str(folder / f"rank-{rank}.json"))
+    # Gloo may hang when it is destroyed while a thread of its own still holds the last gradients (pytorch issue 190489).
+    dist.barrier()
+    time.sleep(0.2)
     dist.destroy_process_group()
 
 

@@ -48,6 +48,9 @@ def main() -> None:
         optimizer.step()
         if slow and phase == "between_steps":
             time.sleep(pause)
+    # Gloo may hang when it is destroyed while a thread of its own still holds the last gradients (pytorch issue 190489).
+    dist.barrier()
+    time.sleep(0.2)
     dist.destroy_process_group()
 
 

@@ -93,6 +93,8 @@ def main() -> None:
             now = time.perf_counter()
             os.write(log, f"{step} {loss.item().hex()} {(now - mark) * 1e6:.0f} {resident_kib()} {os.getpid()}\n".encode())
             mark = now
+    # Gloo may hang when it is destroyed while a thread of its own still holds the last gradients (pytorch issue 190489).
+    time.sleep(0.2)
     dist.destroy_process_group()
 
 

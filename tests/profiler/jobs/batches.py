@@ -7,11 +7,11 @@ batches. Every step accumulates two batches, and every fourth evaluates without 
 from __future__ import annotations
 
 import sys
-import time
 from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
+from group_end import destroy_group
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -86,10 +86,7 @@ def main() -> None:
         from torch._dynamo.utils import counters
 
         print(f"graphs {counters['stats']['unique_graphs']} breaks {sum(counters['graph_break'].values())}", flush=True)
-    # On a loaded machine gloo may hang when it is destroyed while a thread of its own still holds the last gradients.
-    dist.barrier()
-    time.sleep(0.2)
-    dist.destroy_process_group()
+    destroy_group()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
+from group_end import destroy_group
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -42,4 +43,4 @@ for value in model.state_dict().values():
 # One write, which those of other ranks do not interrupt.
 sys.stdout.write(f"rank {dist.get_rank()} losses {losses.hexdigest()} parameters {parameters.hexdigest()}\n")
 sys.stdout.flush()
-dist.destroy_process_group()
+destroy_group()

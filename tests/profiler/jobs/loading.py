@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from group_end import destroy_group
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -224,7 +225,7 @@ def main() -> None:
             dist.broadcast(over, 0)
             if over.item():
                 break
-    dist.destroy_process_group()
+    destroy_group()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from group_end import destroy_group
 from shared_gpu import cuda_device  # type: ignore[import-not-found]  # beside this script
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -269,7 +270,7 @@ def main() -> None:
         print(f"rank {rank} graphs {counters['stats']['unique_graphs']} recompiled {len(counters['graph_break'])}", flush=True)
     print(f"rank {rank} loss {loss.item():.6f}", flush=True)
     if dist.is_initialized():
-        dist.destroy_process_group()
+        destroy_group()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
+from group_end import destroy_group
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
@@ -125,10 +126,7 @@ def main() -> None:
     model = DistributedDataParallel(Model(repeats))
     with profiler() if planted else nullcontext():
         train(model, planted)
-    # On a loaded machine gloo may hang when it is destroyed while a thread of its own still holds the last gradients.
-    dist.barrier()
-    time.sleep(0.2)
-    dist.destroy_process_group()
+    destroy_group()
 
 
 main()

@@ -9,6 +9,7 @@ import zlib
 
 import torch
 import torch.distributed as dist
+from group_end import destroy_group
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
@@ -67,7 +68,7 @@ def main() -> None:
             dist.broadcast(over, 0)
             if over.item():
                 break
-    dist.destroy_process_group()
+    destroy_group()
 
 
 if __name__ == "__main__":

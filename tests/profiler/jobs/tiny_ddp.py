@@ -9,6 +9,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from group_end import destroy_group
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
@@ -60,7 +61,7 @@ def main() -> None:
             time.sleep(0.5)
             os.kill(os.getpid(), signal.SIGKILL)
     print(f"rank {rank} {loss.item():.6f}", flush=True)
-    dist.destroy_process_group()
+    destroy_group()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from group_end import destroy_group
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -35,7 +36,7 @@ def main(store: str) -> None:
         dist.all_reduce(stop, group=control)
         dist.barrier(group=control)
         dist.monitored_barrier(group=control)
-    dist.destroy_process_group()
+    destroy_group()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from group_end import destroy_group
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -40,7 +41,7 @@ def in_group() -> None:
             if CASE == "extra" and RANK == 1 and step % 25 == 20:
                 with model.no_sync():
                     train(model, optimizer)
-    dist.destroy_process_group()
+    destroy_group()
 
 
 def alone(shared: nn.Module) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from group_end import destroy_group
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -41,9 +42,7 @@ def main() -> None:
             enough.fill_(args.stop.exists())
             dist.broadcast(enough, 0)
     print(f"steps {step}", flush=True)
-    # Gloo's thread needs the GIL to release ``enough``, and the end of the process group waits for that thread with the GIL.
-    time.sleep(0.5)
-    dist.destroy_process_group()
+    destroy_group()
 
 
 if __name__ == "__main__":

@@ -136,6 +136,9 @@ def main() -> None:
         optimizer.step()
         if rank == 0 and (step + 1) % 20 == 0:
             print(f"step {step + 1:4d}  loss {loss.item():.3f}", flush=True)
+    # Gloo may hang when it is destroyed while a thread of its own still holds the last gradients (pytorch issue 190489).
+    dist.barrier()
+    time.sleep(0.2)
     dist.destroy_process_group()
 
 
