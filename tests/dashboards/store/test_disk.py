@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,14 +18,16 @@ from tests.step_files import add_rows, load, steps_file
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.data.memo import Memo
 from rankscope.dashboards.data.source import UnknownRunError
+from rankscope.dashboards.ranks.tables import rank_table
 from rankscope.dashboards.store import disk
 from rankscope.dashboards.store.derive import Derived
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.store.footprint import footprint
 from rankscope.dashboards.store.run_folder import SILENT_AFTER_S
-from rankscope.runs.paths import inspector_dir, rank_dir
+from rankscope.runs.paths import activity_file, inspector_dir, rank_dir
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import KernelRecord
+from rankscope.runs.records import KernelRecord, RankActivity
+from rankscope.runs.writer import write_record
 
 WriteRun = Callable[..., Path]
 
@@ -206,6 +210,31 @@ def test_the_revision_changes_with_the_evidence_only(tmp_path: Path, write_run: 
     add_rows(steps, load(steps)[-1:])
     assert footprint(run).revision != before.revision
     assert footprint(run).standing == before.standing, "who takes part is the same"
+
+
+def test_what_a_silent_rank_is_doing_is_read_again_but_no_sign_of_progress(tmp_path: Path, write_run: WriteRun) -> None:
+    run = write_run(tmp_path / "run", steps=12, finished=False)
+    file = activity_file(run, 0, 1)
+    before = footprint(run)
+    file.write_text("{}")
+    appeared = footprint(run)
+    file.write_text("{} ")
+    refreshed = footprint(run)
+    assert len({before.revision, appeared.revision, refreshed.revision}) == 3
+    assert before.newest_unix_ns == appeared.newest_unix_ns == refreshed.newest_unix_ns, "the run is as silent as before"
+    assert appeared.standing == refreshed.standing
+
+
+def test_the_table_of_ranks_says_what_a_silent_rank_is_doing(tmp_path: Path, write_run: WriteRun) -> None:
+    run = write_run(tmp_path / "run", steps=12, finished=False)
+    now = time.time_ns()  # what was seen minutes ago is no longer shown
+    activity = RankActivity(
+        attempt=0, rank=1, step=12, phase="backward", waiting=False, since_unix_ns=now - 41 * 10**9, updated_unix_ns=now
+    )
+    write_record(activity_file(run, 0, 1), activity)
+    rows = rank_table(DiskRuns(run).analysis("run-1"))
+    assert rows[0]["doing"] is None
+    assert re.fullmatch(r"in backward of step 12 for 4\d s, not waiting for other ranks", rows[1]["doing"])
 
 
 def test_an_unchanged_run_is_analysed_once(tmp_path: Path, write_run: WriteRun) -> None:
