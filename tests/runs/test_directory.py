@@ -30,6 +30,7 @@ from rankscope.runs.paths import (
     flight_dir,
     host_dir,
     inspector_dir,
+    memory_dir,
     rank_dir,
     ras_dir,
     reports_dir,
@@ -478,6 +479,7 @@ def test_the_documented_tree_is_the_one_that_is_written(tmp_path: Path) -> None:
         reports_dir(Path(), 0),
         control_dir(Path()),
         inspector_dir(Path()),
+        memory_dir(Path()),
         rank_dir(Path(), 0, 5),
     ]
     patterns = {str(path).replace("000000", "*") for path in written} | {f"{path}/" for path in folders}
