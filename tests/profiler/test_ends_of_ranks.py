@@ -221,3 +221,44 @@ def test_a_process_that_initialises_another_process_group_begins_another_attempt
     assert before[2].pid == after[1].pid
     starts = [attempt.start_id for number in (0, 1) if (attempt := reader.attempt(number)) is not None]
     assert len(set(starts)) == 2
+
+
+FORKED_RANKS = """
+import multiprocessing, os, sys
+import torch
+import torch.distributed as dist
+
+def train(steps):
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(steps):
+        model(torch.rand(2, 4)).sum().backward()
+        optimizer.step()
+
+def rank(number):
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=number, world_size=2)
+    train(6)
+    dist.destroy_process_group()
+
+torch.set_num_threads(1)
+train(4)
+ranks = [multiprocessing.get_context("fork").Process(target=rank, args=(number,)) for number in range(2)]
+for process in ranks:
+    process.start()
+for process in ranks:
+    process.join()
+"""
+
+
+def test_ranks_forked_from_a_process_that_trains_say_why_they_are_not_recorded(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script, run_dir = tmp_path / "job.py", tmp_path / "run"
+    script.write_text(FORKED_RANKS)
+    command = [sys.executable, str(script), str(tmp_path / "group")]
+    assert launch(command, LaunchOptions(run_dir=run_dir, name="ends", window_steps=0, exporter_url=None)).status == 0
+    reader = RunReader(run_dir)
+    assert {attempt: reader.step_count(attempt, 0) for attempt in reader.attempts()} == {0: 3}
+    errors = capfd.readouterr().err
+    for rank in (0, 1):
+        assert f"rankscope: rank {rank}: attempt 0 of {run_dir} is that of another job" in errors

@@ -300,11 +300,15 @@ class RecorderLifecycle:
         self.thread = self.listening = 0
 
     def forked(self) -> None:
-        """Switch off and release everything in a child forked from a recorded process (a data loader's worker)."""
+        """Release everything in a child forked from a recorded process, such as a data loader's worker.
+
+        Where steps end at optimizer steps, a child that takes one is recorded as a rank of its own.
+        """
         if self.session is None:
             if not self.off:
                 self.thread = self.listening = threading.get_ident()
             return
+        trains = not (self.off or self.explicit)
         self._switch_off()
         with suppress(Exception):
             forget_in_child()
@@ -316,6 +320,9 @@ class RecorderLifecycle:
                 _never_free(holder)
         self._windows = self.session = None
         self._release()
+        if trains:
+            with suppress(Exception):
+                RecorderLifecycle.__init__(self, self.settings, device=self._find_device)
 
 
 def _never_free(holder: object) -> None:
