@@ -58,7 +58,12 @@ def test_a_number_that_means_nothing_is_refused_made_decoded_or_from_the_environ
         {"window_first": 2.5},
         {"coordinates": 7},
         {"run_dir": None},
+        {"run_dir": ""},
+        {"run_dir": "a\0b"},
         {"spool_dir": 5},
+        {"spool_dir": "\udce4"},
+        {"coordinates": 5},
+        {"coordinates": [1]},
     ],
     ids=str,
 )

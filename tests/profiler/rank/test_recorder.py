@@ -382,6 +382,35 @@ with StepProfiler(run_dir=sys.argv[1], window_steps=0, exporter_url=None) as pro
 """
 
 
+CLOSES_ALL_FILES = """
+import os, sys
+import torch
+from rankscope.profiler.step import StepProfiler
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters())
+with StepProfiler(sys.argv[1], window_steps=0, exporter_url=None) as prof:
+    for step in range(400):
+        if step == 3:
+            os.closerange(3, 64)
+            opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(40)]
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        prof.step()
+        __import__("time").sleep(0.005)
+for handle in opened:
+    os.fstat(handle)
+print("all open", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_closes_all_files_keeps_those_that_it_opens_then(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+    command = torch_ranks.command(0, "-c", CLOSES_ALL_FILES, tmp_path / "run")
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "all open\n"), ended.stderr
+    assert ended.stderr.count("the recorder switched itself off (the script has closed its files)") == 1
+
+
 @pytest.mark.slow
 def test_a_step_with_thousands_of_events_is_recorded_as_any(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     ended = subprocess.run(torch_ranks.command(0, "-c", MANY_BATCHES, tmp_path), capture_output=True, text=True, check=False)

@@ -38,23 +38,39 @@ def _signature() -> Signature:
 
 
 def _settings(
-    run_dir: str | os.PathLike[str], name: str | None, coordinates: str | None, options: dict[str, Any]
+    run_dir: str | os.PathLike[str],
+    name: str | None,
+    coordinates: str | Mapping[str, int] | None,
+    options: dict[str, Any],
 ) -> RecorderSettings:
     """Return the settings of these arguments. Raises ``ValueError`` or ``TypeError`` for one that does not fit."""
     name = name or Path(sys.argv[0]).stem or "run"
     spool = options.get("spool_dir") or default_spool_dir()
     told: dict[str, object] = options | {
-        "run_dir": str(Path(run_dir).absolute()),
+        "run_dir": _folder("run_dir", run_dir),
         # Every rank proposes an id; the run keeps that of the rank that creates it.
         "run_id": f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
         "name": name,
         "start_unix_ns": time.time_ns(),
-        "spool_dir": None if spool is None else str(Path(spool).absolute()),
+        "spool_dir": None if spool is None else _folder("spool_dir", spool),
         "budget": as_share(options.get("budget", BUDGET)),
     }
     # The constructor would not check the types.
     settings = msgspec.convert(told, RecorderSettings).with_overrides(os.environ)
-    return settings if coordinates is None else msgspec.structs.replace(settings, coordinates=coordinates)
+    place = _as_text(coordinates)
+    return settings if place is None else msgspec.structs.replace(settings, coordinates=place)
+
+
+def _folder(option: str, path: str | os.PathLike[str]) -> str:
+    """Return the absolute path. Raises ``ValueError`` if no folder can have this name, or JSON cannot hold it."""
+    name = os.fspath(path)
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{option} is {name!r}: the name is not UTF-8") from error
+    if not name or "\0" in name:
+        raise ValueError(f"{option} is {name!r}: no folder has this name")
+    return str(Path(name).absolute())
 
 
 class Section:
@@ -123,7 +139,7 @@ class StepProfiler:
         self._settings: RecorderSettings | None = None
         self._wrong = ""
         try:
-            self._settings = _settings(run_dir, name, _as_text(coordinates), options)
+            self._settings = _settings(run_dir, name, coordinates, options)
         except Exception as error:  # noqa: BLE001  # no error may stop training
             self._wrong = str(error) or type(error).__name__
 
@@ -201,6 +217,8 @@ class StepProfiler:
 def _as_text(coordinates: str | Mapping[str, int] | None) -> str | None:
     if coordinates is None or isinstance(coordinates, str):
         return coordinates
+    if not isinstance(coordinates, Mapping):
+        raise TypeError(f"coordinates is {coordinates!r}: it must be like {{'dp': 3, 'tp': 0}} or 'dp=3,tp=0'")
     return ",".join(f"{name}={place}" for name, place in coordinates.items())
 
 

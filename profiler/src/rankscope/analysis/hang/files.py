@@ -158,7 +158,10 @@ def find_dumps(paths: Sequence[Path]) -> tuple[list[DumpFile], list[str]]:
     if unnamed and not files:
         raise InputError(unnamed[0], "whose dump is this? There is no rank in its name, such as dump_3 or rank-00003.json")
     if not files:
-        raise InputError(paths[0], "no Flight Recorder dumps here: no file with a rank at the end of its name")
+        is_empty = paths[0].is_dir() and not any(paths[0].iterdir())
+        before = "; a run writes nothing before its first step has ended (py-spy dump --pid PID shows where a rank is)"
+        reason = "no Flight Recorder dumps here: no file with a rank at the end of its name"
+        raise InputError(paths[0], reason + (before if is_empty else ""))
     warnings = [f"{path}: left out, no rank in its name" for path in unnamed]
     return _newest(files, warnings), warnings
 

@@ -27,7 +27,7 @@ from rankscope.runs.records import PHASES, ProcessState, RankActivity, RankInfo,
 LEAST_SECONDS: Final = 10.0
 """Least time without an event after which a rank stands still."""
 FIRST_SECONDS: Final = 60.0
-"""The same before its first step has ended, which may compile."""
+"""The same before this helper has seen a step, when it replaced one that was killed."""
 USUAL_STEPS: Final = 3.0
 """The same in typical steps."""
 TIMES_LONGEST: Final = 1.5

@@ -221,9 +221,13 @@ class RecorderLifecycle:
         if self.off:
             return
         self._switch_off()
+        if self.session is not None and not self.session.has_files():
+            reason = "the script has closed its files"
         with suppress(Exception):
             rank = self.session.hello.rank.rank if self.session else os.environ.get("RANK", "0")
             sys.stderr.write(f"rankscope: rank {rank}: the recorder switched itself off ({reason}); training goes on\n")
+        if self._leave_files():
+            return
         with suppress(Exception):
             if self._windows is not None:
                 self._windows.close()
@@ -234,9 +238,18 @@ class RecorderLifecycle:
                     self.session.replace_helper()
         self._release()
 
+    def _leave_files(self) -> bool:
+        """Leave everything as it is if the script has closed the recorder's files: its own may have their numbers by now."""
+        if self.session is None or self.session.has_files():
+            return False
+        for holder in (self.session, self._ring, self._meters, self._windows):
+            _never_free(holder)
+        self._windows = self.session = self._meters = None
+        return True
+
     def close(self, end: End, *, exiting: bool = False) -> None:
         """End the recording; the helper writes the rest. ``exiting``: this process ends; the helper waits until it has."""
-        if self.session is None:
+        if self.session is None or self._leave_files():
             # Without a step there is nothing to end, but later events must be ignored.
             self._switch_off()
             self._release()
@@ -246,16 +259,7 @@ class RecorderLifecycle:
             if not self.off and not self.session.has_helper():
                 self.disable(HELPER_ENDED)
             if not self.off:
-                here = threading.get_ident() == self.thread
-                self._switch_off()
-                if self._windows is not None:
-                    self._windows.close()
-                self._ring.set_cost(self._measured_ns)
-                if here:
-                    self._store_usage()
-                if self._device is not None:
-                    self._read_device(self._device)
-                self._ring.publish()
+                self._publish_rest()
         with suppress(Exception):
             self._ring.set_end(end)
             if end is End.CRASH:
@@ -271,6 +275,18 @@ class RecorderLifecycle:
         with suppress(Exception):
             if self._forget_end is not None:
                 self._forget_end()
+
+    def _publish_rest(self) -> None:
+        here = threading.get_ident() == self.thread
+        self._switch_off()
+        if self._windows is not None:
+            self._windows.close()
+        self._ring.set_cost(self._measured_ns)
+        if here:
+            self._store_usage()
+        if self._device is not None:
+            self._read_device(self._device)
+        self._ring.publish()
 
     def change_place(self) -> None:
         """Begin a new recording if the process group that was just initialised gives this process another place in its job."""

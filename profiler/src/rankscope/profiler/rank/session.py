@@ -49,6 +49,7 @@ class Session:
             self._memory = _shared_memory(self.scratch / RING_FILE)
             ring.share(self._memory)
             _seal_size(self._memory)
+            self._memory_file = _identity(self._memory)
             (self.scratch / HELLO_FILE).write_bytes(msgspec.json.encode(hello))
             self._helper = self._start()
         except BaseException:
@@ -65,6 +66,10 @@ class Session:
         if memory is not None:
             os.close(memory)
 
+    def has_files(self) -> bool:
+        """Return whether the session's files are still open: a script may close all that it does not know, and open its own."""
+        return self._memory is None or _identity(self._memory) == self._memory_file
+
     def helper_ended(self) -> bool:
         """Return whether the helper has exited, which it should not while this process lives."""
         return self._helper.poll() is not None
@@ -79,7 +84,7 @@ class Session:
             return True
         now = time.monotonic()
         often = len(self._replaced) == MAX_REPLACED and now - self._replaced[0] < REPLACED_SECONDS
-        if often or (self._helper.returncode or 0) > 0:
+        if often or (self._helper.returncode or 0) > 0 or not self.has_files():
             return False
         self._replaced.append(now)
         self.replace_helper()
@@ -120,6 +125,14 @@ class Session:
         if self.hello.settings.stacks_seconds is not None:
             _allow_samples(self._helper.pid)
         self._helper.returncode = 0
+
+
+def _identity(handle: int) -> tuple[int, int] | None:
+    """Return what distinguishes the file that ``handle`` is from others; ``None``: it is none."""
+    with suppress(OSError):
+        status = os.fstat(handle)
+        return status.st_dev, status.st_ino
+    return None
 
 
 def _shared_memory(path: Path) -> int:
