@@ -48,6 +48,9 @@ CASES = {
     "one waits elsewhere": (given(doing(0), doing(1, "forward"), doing(2)), "hang", "deadlock", [1]),
     "half wait elsewhere": (given(doing(0), doing(1, "forward")), "hang", "stuck", []),
     "one has ended": (given(doing(0), doing(1), ended={2: "killed"}), "hang", "not_arrived", [2]),
+    "one has ended, and of another nothing is known": (
+        given(doing(0), ended={2: "exit"}, unknown=[1]), "insufficient_data", None, [],
+    ),
     "of one nothing is known": (given(doing(0), doing(1), unknown=[2]), "insufficient_data", None, []),
     "none waits": (given(doing(0, **BUSY), doing(1, **BUSY)), "insufficient_data", None, []),
     "one of many on devices loads data": (

@@ -127,6 +127,16 @@ def test_where_the_host_does_not_see_waits_it_is_not_known(rank: Rank) -> None:
     assert found.waiting is None
 
 
+def test_nothing_is_known_of_a_step_with_too_many_words(rank: Rank) -> None:
+    rank.step(4)
+    rank.writer.overflow()
+    assert rank.seen(60) is None
+    rank.writer.next_step()
+    found = rank.seen(120)
+    assert found is not None
+    assert (found.phase, found.waiting) == ("between_steps", False)
+
+
 def test_a_first_step_may_take_longer_and_its_wait_is_seen(rank: Rank) -> None:
     assert rank.seen(2 * FIRST_SECONDS) is None
     rank.writer.write(*event(BACKWARD, START), *event(WAIT, START))

@@ -81,7 +81,7 @@ def storing_to_its_end(store: RunStore, said: Hello) -> bool:
     storing = WriterThread(store)
     storing.start()
     storing.wake()
-    return storing.finish(said.rank)
+    return not storing.finish(said.rank)
 
 
 def test_a_run_json_that_is_not_utf_8_does_not_end_the_writing(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_the_end_goes_on_as_long_as_something_moves_and_not_longer(tmp_path: Pat
         store.add_step(step(0))
         storing = WriterThread(store)
         storing.start()
-        return storing.finish(said.rank)
+        return not storing.finish(said.rank)
 
     assert ends(0, moving=False)
     assert ends(8, moving=True)

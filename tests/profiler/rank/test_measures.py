@@ -30,7 +30,7 @@ def test_only_plain_finite_numbers_are_numbers() -> None:
     torch = pytest.importorskip("torch")
     from rankscope.profiler.rank.measures import amount, count, finite
 
-    for wrong in (float("inf"), float("nan"), "1", None, True, torch.ones(1)):
+    for wrong in (float("inf"), float("nan"), 10**400, "1", None, True, torch.ones(1)):
         assert finite(wrong) is amount(wrong) is count(wrong) is None
     assert (finite(-1), amount(-1), count(-1)) == (-1.0, None, None)
     assert (finite(2.5), amount(2.5), count(2.5)) == (2.5, 2.5, 2)

@@ -220,10 +220,11 @@ def _print_verdict(result: LaunchResult) -> None:
             else "the job took no optimizer step under torch, or its Python could not load the recorder "
             "(python -I, -E and -S keep it out), or another job records there"
         )
-        if result.unrecorded and not result.status:
-            why = "; ".join(result.unrecorded)
+        by_script = not result.unwritten and not result.status and bool(result.unrecorded)
+        if result.unwritten or by_script:
+            why = "; ".join(result.unwritten or result.unrecorded)
         click.echo(f"rankscope: nothing was recorded in {one_line(str(result.run_dir))}: {why}.", err=True)
-        if result.unrecorded and not result.status:
+        if by_script:
             click.echo(_BY_HAND, err=True)
         return
     last = max(attempt for attempt, _ in result.ranks)

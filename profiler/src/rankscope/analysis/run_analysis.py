@@ -283,6 +283,7 @@ def _activity(run: RunEvidence, rank: int) -> StandingRank | None:
 
 def _coverage(run: RunEvidence) -> float | None:
     expected = (run.world_size or len(run.ranks)) * (len(run.table.steps) + run.earlier.steps)
+    expected += sum(info.unwritten_steps for info in run.infos.values())
     recorded = int(run.table.has_record.sum()) + sum(run.earlier.records.values())
     return min(1.0, recorded / expected) if expected else None
 
@@ -357,6 +358,10 @@ def _recorder_warnings(run: RunEvidence) -> list[str]:
     if disabled:
         warnings.append(f"the recorder switched itself off on {ranks_text(disabled)}: {run.infos[disabled[0]].disabled_reason}")
     dropped = sum(info.dropped_records for info in run.infos.values())
+    unwritten = {rank: info.unwritten_steps for rank, info in run.infos.items() if info.unwritten_steps}
+    if unwritten:
+        most = max(unwritten.values())
+        warnings.append(f"the last {most:,} steps of {ranks_text([*unwritten])} could not be written, and are not judged")
     if dropped:
         warnings.append(f"{dropped} records were dropped: a ring was full, or they could not be written")
     unconfirmed = sum(info.unconfirmed_records for info in run.infos.values())

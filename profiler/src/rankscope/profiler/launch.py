@@ -23,7 +23,16 @@ from typing import Final
 from rankscope.base.errors import InputError
 from rankscope.base.text import one_line
 from rankscope.profiler.missing_ends import complete_ends
-from rankscope.profiler.scratch import LOCAL_MEMORY, hold, is_left, make_scratch, recorded_ranks, spooled, unrecorded_reasons
+from rankscope.profiler.scratch import (
+    LOCAL_MEMORY,
+    hold,
+    is_left,
+    make_scratch,
+    recorded_ranks,
+    spooled,
+    unrecorded_reasons,
+    unwritten_reasons,
+)
 from rankscope.profiler.settings import PREFIX, SITE_FOLDER, RecorderSettings, RecordingOptions, as_recorded
 from rankscope.profiler.spool import remove_own
 from rankscope.runs.paths import inspector_dir, memory_dir
@@ -90,6 +99,8 @@ class LaunchResult:
     ranks: frozenset[tuple[int, int]]
     unrecorded: tuple[str, ...] = ()
     """If no rank was recorded: the reasons that its processes with torch give."""
+    unwritten: tuple[str, ...] = ()
+    """If no rank was recorded: the reasons why its records could not be written."""
     memory_snapshots: tuple[Path, ...] = ()
     """Snapshots of GPUs that ran out of memory."""
 
@@ -128,13 +139,15 @@ def launch(command: Sequence[str], options: LaunchOptions) -> LaunchResult:
         status = _run(command, _environment(settings, options), scratch)
         ranks = recorded_ranks(scratch)
         complete_ends(run_dir, ranks, status)
-        reasons = () if ranks else tuple(unrecorded_reasons(scratch))
+        reasons = [] if ranks else unrecorded_reasons(scratch)
+        unwritten = [] if ranks else unwritten_reasons(scratch)
     return LaunchResult(
         status=status,
         run_dir=run_dir,
         attempt=settings.attempt,
         ranks=ranks,
-        unrecorded=reasons,
+        unrecorded=tuple(reasons),
+        unwritten=tuple(unwritten),
         memory_snapshots=tuple(sorted(path for path, _ in _memory_snapshots(run_dir) - snapshots)),
     )
 

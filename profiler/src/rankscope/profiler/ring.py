@@ -4,9 +4,10 @@ The training thread writes, the helper process reads. The memory survives SIGKIL
 room, a step is dropped and counted.
 
 Layout, in the byte order of the machine: a header, then ``CAPACITY`` words. The header has 8-byte words at fixed offsets: magic;
-the writer's (head, dropped steps, the recorder's cost, end, cost and number of windows, the last announcement read, and when the
-graph of the last backward pass was exhausted), the reader's (tail, its next value while words are given back, and an
-announcement); the reason for which the recorder switched itself off; and the names that words refer to.
+the writer's (head, dropped steps, the recorder's cost, end, cost and number of windows, the last announcement read, when the
+graph of the last backward pass was exhausted, and whether the step that is going on will be dropped), the reader's (tail, its
+next value while words are given back, and an announcement); the reason for which the recorder switched itself off; and the names
+that words refer to.
 
 Positions in the ring count all words ever written. The writer publishes its head at the end of each step, so the reader takes
 whole steps. Every word is written with one aligned store, so the other side sees the old value or the new one, never a part of
@@ -53,6 +54,7 @@ _NAME_BYTES: Final = 40
 # Words of the header, by their index: offset / 8.
 _HEAD, _DROPPED, _COST, _END, _WINDOW_COST, _WINDOWS, _SEEN, _READY = range(8, 16)
 _TAIL, _NEXT_TAIL = 16, 17
+_SPILLED: Final = 18
 _GENERATION: Final = 24
 _NUMBER, _FIRST, _STEPS, _FLAGS, _CHECK = range(25, 30)
 _KEEP_TRACE: Final = 1
@@ -157,6 +159,7 @@ class RingWriter:
     def overflow(self) -> None:
         """Drop the current step: it has too many words, or the ring has no room. Its words go to memory that nobody reads."""
         start = self.header[_HEAD]
+        self.header[_SPILLED] = True
         if not self.spilled:
             for at in range(start, min(self.at, start + CAPACITY)):
                 self.words[at & MASK] = 0
@@ -177,6 +180,7 @@ class RingWriter:
             self.words, self.spilled = self._ring, False
         else:
             self.words, self.spilled = self._own, True
+        header[_SPILLED] = self.spilled
         self.limit = self.at + STEP_WORDS
         return not dropped
 
@@ -291,6 +295,11 @@ class RingReader:
     def ready_ns(self) -> int:
         """Time when the graph of the last backward pass was exhausted, from which on it waits for other ranks. 0: unknown."""
         return self._header[_READY]
+
+    @property
+    def spilled(self) -> bool:
+        """True if the step that is going on will be dropped, so that ``current`` shows nothing of it."""
+        return bool(self._header[_SPILLED])
 
     def free(self, position: int) -> None:
         """Give the words before ``position`` back to the writer. A replacement of this reader reads those after it again."""

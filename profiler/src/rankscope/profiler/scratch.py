@@ -22,6 +22,7 @@ _NO_SURPRISE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """Flags of ``os.open`` for world-writable folders: never follow a link, never wait for the other end of a pipe."""
 _RECORDED_FILE: Final = "recorded"
 _SPOOLED_FILE: Final = "spooled"
+_UNWRITTEN_FILE: Final = "unwritten"
 _UNRECORDED_FILE: Final = "unrecorded"
 ABANDONED_SECONDS: Final = 600.0
 ABANDONED_ON_DISK_SECONDS: Final = 86_400.0
@@ -186,13 +187,32 @@ def _job_of(scratch: Path) -> Path:
 
 def note_unrecorded(job: str, reason: str) -> None:
     """Leave for the launcher, whose folder is ``job``, the reason why this process recorded no step. Raises ``OSError``."""
-    if _is_launchers(Path(job)):
-        (Path(job) / f"{_UNRECORDED_FILE}-{os.getpid()}").write_text(reason)
+    _note_reason(Path(job), _UNRECORDED_FILE, reason)
+
+
+def note_unwritten(scratch: Path, reason: str) -> None:
+    """Leave for the launcher, if there is one, the reason why nothing of this rank could be written. Never raises ``OSError``."""
+    with suppress(OSError):
+        _note_reason(_job_of(scratch), _UNWRITTEN_FILE, reason)
 
 
 def unrecorded_reasons(job: Path) -> list[str]:
     """Return the reasons why processes of the job recorded no step, without duplicates. Raises ``OSError``."""
-    return sorted({file.read_text(errors="replace") for file in job.glob(f"{_UNRECORDED_FILE}-*")})
+    return _reasons(job, _UNRECORDED_FILE)
+
+
+def unwritten_reasons(job: Path) -> list[str]:
+    """Return the reasons why nothing of ranks of the job could be written, without duplicates. Raises ``OSError``."""
+    return _reasons(job, _UNWRITTEN_FILE)
+
+
+def _note_reason(job: Path, name: str, reason: str) -> None:
+    if _is_launchers(job):
+        (job / f"{name}-{os.getpid()}").write_text(reason)
+
+
+def _reasons(job: Path, name: str) -> list[str]:
+    return sorted({file.read_text(errors="replace") for file in job.glob(f"{name}-*")})
 
 
 def _is_launchers(folder: Path) -> bool:

@@ -105,6 +105,8 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ended abruptly (SIGKILL, OOM killer, node lost)."""
     dropped_records: int = 0
     """Number of records missing from the files: the ring was full, or they could not be read, encoded or written."""
+    unwritten_steps: int = 0
+    """Number of steps at the end that could not be written; they are also among ``dropped_records``."""
     unconfirmed_records: int = 0
     """Number of records that were written but whose ``fsync`` failed: up to this many more may be missing."""
     expired_records: dict[str, int] = {}

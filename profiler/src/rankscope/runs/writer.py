@@ -123,6 +123,20 @@ def _claim(path: Path, temporary: Path) -> bool:
     return True
 
 
+def overwrite_in_place(path: Path, data: bytes) -> None:
+    """Write ``data`` over an existing small file, without new room on the disk. Raises ``OSError``.
+
+    For a full disk only: a reader may see the old and the new content mixed, as a damaged file.
+    """
+    handle = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode) or os.pwrite(handle, data, 0) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
+        os.ftruncate(handle, len(data))
+    finally:
+        os.close(handle)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file that is renamed to ``path`` when the block ends without an error, and else removed.

@@ -90,11 +90,8 @@ def _judge(given: Activities) -> _Accusation:
     busy = [rank for rank, row in doing.items() if row.waiting is False]
     if waiting and busy:
         return _Accusation("hang", "not_arrived", busy, "does not wait for other ranks")
-    if waiting and len(waiting) == len(doing):
-        if given.ended:
-            return _Accusation("hang", "not_arrived", [*given.ended], "has ended")
-        if not given.unknown:
-            return _all_wait(doing)
+    if waiting and len(waiting) == len(doing) and not given.unknown:
+        return _Accusation("hang", "not_arrived", [*given.ended], "has ended") if given.ended else _all_wait(doing)
     if not waiting and not busy:
         return _on_devices(doing)
     return _Accusation("insufficient_data")

@@ -37,7 +37,7 @@ from rankscope.profiler.helper.writing.trace_retention import WRONG_BYTES, Trace
 from rankscope.profiler.helper.writing.window_judge import WindowJudge
 from rankscope.profiler.helper.writing.writer_thread import END_SECONDS, STUCK_SECONDS, WriterThread
 from rankscope.profiler.ring import End, RingReader
-from rankscope.profiler.scratch import hold, note_recorded, sweep
+from rankscope.profiler.scratch import hold, note_recorded, note_unwritten, sweep
 from rankscope.runs.decoders import make_decoders
 from rankscope.runs.records import EndReason, RankInfo
 
@@ -216,8 +216,11 @@ class Helper:
         self._activity.finish()
         end = self._end()
         reason: EndReason = "disabled" if self._ring.disabled_reason else _REASONS[end]
-        if not self._writer.finish(self._own_info(end_unix_ns=ended, end_reason=reason)):
-            self._report("gave up writing the last records")
+        given_up = self._writer.finish(self._own_info(end_unix_ns=ended, end_reason=reason))
+        if given_up:
+            self._report(f"gave up writing {given_up}")
+        if given_up and not self._store.begun:
+            note_unwritten(self._scratch, f"cannot write to {self._hello.settings.run_dir} ({self._store.reason})")
         if not self._reducer.finish_keeping(STUCK_SECONDS):
             self._report("gave up keeping the last traces, which took too long")
         self._note()

@@ -82,7 +82,7 @@ class StandstillMonitor:
 
     def _look(self, info: RankInfo, now: int, patience_ns: int) -> RankActivity | None:
         last, doing = self._assembler.last, activity(self._ring.current(), self._ring.ready_ns)
-        if doing is None and last is None:
+        if self._ring.spilled or (doing is None and last is None):
             return None
         phase, since_ns, section, waiting = PHASES[-1], 0, None, None
         if doing is not None:

@@ -23,7 +23,10 @@ def finite(value: object) -> float | None:
     """Return a number; ``None`` for all else, as a tensor, which on a device would have to be waited for."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # an integer that no float can hold
+        return None
     return number if math.isfinite(number) else None
 
 

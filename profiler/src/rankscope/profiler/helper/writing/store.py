@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import threading
 import time
@@ -24,6 +25,7 @@ from rankscope.runs.writer import (
     SegmentWriter,
     create_attempt,
     create_run,
+    overwrite_in_place,
     run_is_gone,
     write_record,
 )
@@ -83,6 +85,10 @@ class RunStore:
         """Identity of the run; that of its file, once this or another rank has written it."""
         self.dropped = 0
         """Number of dropped records: the folder could not be written for too long, or they could not be encoded or written."""
+        self.unwritten = 0
+        """Number of steps at the end that were given up."""
+        self.reason = ""
+        """Reason why the last attempt to write failed."""
         self._loss_reported = False
         self._unconfirmed = self._unconfirmed_reported = 0
         self._failed: dict[RankStream, int] = dict.fromkeys(RANK_STREAMS, 0)
@@ -162,6 +168,15 @@ class RunStore:
         counts = {stream: self._expired.get(stream, 0) + writer.expired for stream, writer in self._writers.items()}
         return {stream: count for stream, count in counts.items() if count}
 
+    def give_up(self) -> int:
+        """Drop what is still to be written, and count it. Returns the number of steps."""
+        with self._lock:
+            self.unwritten += len(self._pending["steps"])
+            for queue in self._pending.values():
+                self.dropped += len(queue)
+                queue.clear()
+            return self.unwritten
+
     def lose(self, records: int, error: Exception) -> None:
         """Count records dropped for another reason than a disk error, and report it once. On any thread."""
         with self._lock:
@@ -176,6 +191,7 @@ class RunStore:
         return msgspec.structs.replace(
             info,
             dropped_records=info.dropped_records + self.dropped,
+            unwritten_steps=self.unwritten,
             unconfirmed_records=self._unconfirmed + sum(writer.unconfirmed for writer in self._writers.values()),
             expired_records=self.expired,
         )
@@ -319,8 +335,14 @@ class RunStore:
         return True
 
     def _write_rank(self, info: RankInfo) -> None:
-        written = self.completed(info)
-        write_record(self.folder / "rank.json", written)
+        written, file = self.completed(info), self.folder / "rank.json"
+        try:
+            write_record(file, written)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            # A rank whose end is not recorded would look as if it went on.
+            overwrite_in_place(file, msgspec.json.encode(written))
         self._info, self._written = info, written
 
     def write_activity(self, activity: RankActivity | None) -> None:
@@ -342,7 +364,7 @@ class RunStore:
         self._fail(f"{type(error).__name__}: {error}")
 
     def _fail(self, reason: str) -> None:
-        self.failing, self._retry_at = True, time.monotonic() + RETRY_SECONDS
+        self.failing, self.reason, self._retry_at = True, reason, time.monotonic() + RETRY_SECONDS
         if not self._complained:
             self._complained = True
             _report(f"rank {self._hello.rank.rank}: cannot write to {self._run_dir} ({reason}); will try again")

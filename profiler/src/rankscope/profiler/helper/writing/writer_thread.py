@@ -16,6 +16,8 @@ STUCK_SECONDS: Final = 120.0
 """Longest delay of the end by a disk that does not respond."""
 SETTLE_SECONDS: Final = 30.0
 """Longest wait of the tasks for the first attempt to write."""
+GIVEN_UP_SECONDS: Final = 2.0
+"""Longest wait for ``rank.json`` after the last records were given up."""
 END_SECONDS: Final = 300.0
 """Longest duration of the end in all, even if writing progresses."""
 
@@ -67,8 +69,8 @@ class WriterThread:
             self._activity, self._activity_changed = activity, True
         self._wake.set()
 
-    def finish(self, info: RankInfo) -> bool:
-        """Write all remaining records and then ``info``, as long as there is progress. Return whether all is written."""
+    def finish(self, info: RankInfo) -> str:
+        """Write all remaining records, then ``info``, as long as there is progress. Return what was given up; empty: nothing."""
         self.write_rank(info)
         self._ending = True
         self._wake.set()
@@ -77,8 +79,15 @@ class WriterThread:
             now = time.monotonic()
             patience = LAST_TRY_SECONDS if self._store.failing else STUCK_SECONDS
             if now - max(began, self._store.moved_at) > patience or now - began > END_SECONDS:
-                return False
-        return True
+                break
+        else:
+            return ""
+        if not self._store.failing:
+            return "the last records, because the disk does not respond"
+        # The end of the rank matters more than its last steps, and takes no room.
+        steps = self._store.give_up()
+        self._done.wait(GIVEN_UP_SECONDS)
+        return f"the last {steps:,} steps ({self._store.reason})"
 
     def _work(self) -> None:
         while True:
