@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,3 +117,27 @@ def test_batches_are_the_data_phase_and_what_they_hold_the_work() -> None:
 )
 def test_what_ends_a_script_is_a_crash_or_not(error: BaseException | None, end: End) -> None:
     assert end_of(error) is end
+
+
+def train(prof: StepProfiler, steps: int) -> None:
+    """Do steps of a training without an optimizer."""
+    weight = torch.nn.Parameter(torch.ones(2))
+    for _ in range(steps):
+        weight.sum().backward()
+        prof.step()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moves", ["from thread to thread", "away from the main thread"])
+def test_training_that_moves_to_another_thread_is_recorded_there(tmp_path: Path, moves: str) -> None:
+    with StepProfiler(tmp_path / "run", window_steps=0, exporter_url=None, stacks_seconds=None) as prof:
+        if moves == "away from the main thread":
+            train(prof, 10)
+        for _ in range(2):
+            epoch = threading.Thread(target=train, args=(prof, 40))
+            epoch.start()
+            epoch.join()
+        assert prof._recorder is not None
+        recorded = prof._recorder.step_number
+    # a step whose beginning was on another thread has none, and after the first ones it is sure that they are elsewhere
+    assert recorded >= (88 - 17 if moves == "away from the main thread" else 78)

@@ -30,6 +30,8 @@ class MessageKind(IntEnum):
     """A window that could not be recorded; the content is the reason."""
     DEVICE = 3
     """Number of a step and the times of its marks in nanoseconds since that of its start, as 8-byte integers."""
+    THREAD = 4
+    """Training has moved to the thread with this identifier (``threading.get_ident``), an 8-byte integer."""
 
 
 class Window(msgspec.Struct, frozen=True):

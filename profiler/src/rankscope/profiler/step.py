@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import suppress
 from inspect import Parameter, Signature
 from pathlib import Path
+from threading import get_ident
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, cast
 
@@ -189,6 +190,8 @@ class StepProfiler:
         have to be waited for, and is not recorded.
         """
         if self._recorder is not None:
+            if get_ident() != self._recorder.thread:
+                self._recorder.claim()
             self._recorder.step(samples, tokens, flops)
 
     def section(self, name: str) -> Section:

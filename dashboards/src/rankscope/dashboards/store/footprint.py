@@ -30,6 +30,9 @@ NOT_SHOWN: Final = frozenset({TRACES, CONTROL, LOGS, VERDICT, SNAPSHOTS})
 ACTIVITY: Final = activity_file(Path(), 0, 0).name
 """What a rank that stands still is doing: it is refreshed while the run is silent."""
 
+NO_PROGRESS: Final = (ACTIVITY, "stacks-", "gpu-")
+"""Beginnings of the names of files that grow although the job may hang: they are samples of it."""
+
 STREAMS: Final = (".jsonl", ".npy")
 """Suffixes of record files, which only grow."""
 
@@ -42,7 +45,7 @@ class Footprint:
     standing: str
     """Digest that changes with new streams and changed metadata, but not when record files grow."""
     newest_unix_ns: int
-    """Latest modification of any file except ``ACTIVITY``."""
+    """Latest modification of any file that shows progress; see ``NO_PROGRESS``."""
     size_bytes: int = 0
     outside: str | None = None
     """The first symbolic link, by name, that leads out of the folder asked for."""
@@ -65,7 +68,9 @@ def footprint(run: Path, streams: tuple[str, ...] = ("",), *, traces: bool = Fal
         entry = f"{name}\0{size}\0{modified}\n"
         entries.append(entry)
         standing.append(f"{name}\n" if name.endswith((*STREAMS, ACTIVITY)) else entry)
-        newest, total = newest if name.endswith(ACTIVITY) else max(newest, modified), total + size
+        if not name.rpartition("/")[2].startswith(NO_PROGRESS):
+            newest = max(newest, modified)
+        total += size
     outside = None if within is None else next((name for name in sorted(links) if leads_out(run / name, within)), None)
     return Footprint(_digest(entries), _digest(standing), newest, total, outside)
 

@@ -165,6 +165,8 @@ class Helper:
     def _take_message(self, kind: int, content: bytes) -> None:
         if kind == MessageKind.WINDOW:
             self._reducer.add(msgspec.json.decode(content, type=Window))
+        elif kind == MessageKind.THREAD:
+            self._stacks.follow(int.from_bytes(content, sys.byteorder))
         elif kind == MessageKind.MISSED_WINDOW:
             self._missed(content.decode(errors="replace"))
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -279,8 +280,9 @@ def _wrapped_model(original: Callable[..., None]) -> Callable[..., None]:
 def _before_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
     recorder = None if is_dynamo_compiling() else _recorder
     if recorder is not None and not recorder.off:
-        if recorder.session is None:
+        if get_ident() != recorder.thread:
             recorder.claim()
+        if recorder.session is None:
             model_inputs.watch()  # the script has imported what it trains with
         recorder.before_optimizer(optimizer)
 

@@ -48,6 +48,7 @@ IN_COPY: Final = 4
 IN_CHECKPOINT: Final = 8
 IN_WAIT: Final = 16
 HELPER_ENDED: Final = "its helper process ended"
+_MOVED_STEPS: Final = 16
 _SETTLE_SECONDS: Final = 0.1
 """Wait before the interpreter ends: torch aborts the process if a gloo thread still holds the tensors of the last collective
 (pytorch/pytorch#190489). On loaded machines it holds them for milliseconds."""
@@ -96,6 +97,8 @@ class RecorderLifecycle:
         self.gradients = LastGradient(self._ring.ready)
         self.session: Session | None = None
         self.step_number = 0
+        self._elsewhere = (0, 0)
+        """Number of the recorded thread's step, and of the steps that have ended on other threads since it began."""
         self.may_evaluate = False
         """True if there was a sign of evaluation in this step."""
         self.measures_input = True
@@ -149,18 +152,32 @@ class RecorderLifecycle:
         return self._boundary.backward_seen
 
     def claim(self) -> None:
-        """Make this thread the recorded one before the first step: an optimizer steps on it (Ray trains on a side thread)."""
+        """Make this thread the recorded one if training has moved to it: a step ends on it (Ray trains on a side thread).
+
+        After the first step only if the recorded thread has ended, or has not ended a step for ``_MOVED_STEPS`` of this one.
+        """
         # Not ``guarded``, which accepts only the recorded thread.
         try:
             here = threading.get_ident()
             foreign = isinstance(threading.current_thread(), threading._DummyThread)  # noqa: SLF001  # torch's own threads
-            if not self.off and self.session is None and here != self.thread and not foreign:
-                self.thread = self.listening = here
-                self._optimizers.forget()
-                # The DDP models stay: they may have been wrapped on the other thread.
-                self._forget_step()
+            if self.off or here == self.thread or foreign or not self._has_moved():
+                return
+            self.thread = self.listening = here
+            self._optimizers.forget()
+            # The DDP models stay: they may have been wrapped on the other thread.
+            self._forget_step()
+            if self.session is not None:
+                self._ring.put(MessageKind.THREAD, here.to_bytes(8, sys.byteorder))
         except Exception as error:  # noqa: BLE001  # no error may stop training
             self.failed(error)
+
+    def _has_moved(self) -> bool:
+        """Return whether training may have moved to another thread than the recorded one, which ends a step there."""
+        if self.session is None or all(thread.ident != self.thread for thread in threading.enumerate()):
+            return True
+        step, steps = self._elsewhere
+        self._elsewhere = (self.step_number, steps + 1 if step == self.step_number else 1)
+        return self._elsewhere[1] > _MOVED_STEPS
 
     def _store(self, *words: int) -> None:
         if not self._ring.write(*words):
@@ -173,7 +190,10 @@ class RecorderLifecycle:
     def _store_usage(self, *, begins: bool = False) -> None:
         """Store the counters of the thread. ``begins``: they are not those of the steps before."""
         if self._meters is not None:
-            self._store(1 << SHIFT | USAGE, *map(detail, self._meters.thread.read()), detail(begins))
+            meter = self._meters.thread
+            usage = meter.read()
+            self._store(1 << SHIFT | USAGE, *map(detail, usage), detail(begins or meter.restarted))
+            meter.restarted = False
 
     def _open(self) -> tuple[Session, Windows]:
         optimizer = None if self._optimizers.last is None else self._optimizers.last()

@@ -7,6 +7,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import repeat
 from os import pread
@@ -32,12 +33,11 @@ class ThreadMeter:
     """Reader of the counters of the thread that made it: two system calls, and another if the thread was switched."""
 
     def __init__(self) -> None:
-        try:
-            self._schedstat: int | None = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            self._schedstat = None
+        self._schedstat = _own_schedstat()
         self._switches = -1
         self._queued_ns: int | None = None
+        self.restarted = False
+        """True if this thread has taken the place, and the identifier, of one that had ended: its counters begin anew."""
 
     def read(self) -> tuple[int, int, int | None, int]:
         """Return the thread's voluntary and involuntary context switches, and its nanoseconds in the run queue (``None``: the
@@ -48,7 +48,11 @@ class ThreadMeter:
         # Without a context switch the thread has not waited in the run queue.
         if voluntary + involuntary != self._switches and self._schedstat is not None:
             self._switches = voluntary + involuntary
-            fields = pread(self._schedstat, 96, 0).split()
+            try:
+                fields = pread(self._schedstat, 96, 0).split()
+            except ProcessLookupError:
+                self.close()
+                self._schedstat, self.restarted, fields = _own_schedstat(), True, []
             self._queued_ns = int(fields[_RUN_QUEUE]) if len(fields) > _RUN_QUEUE else None
         return voluntary, involuntary, self._queued_ns, thread_time_ns()
 
@@ -57,6 +61,12 @@ class ThreadMeter:
         if self._schedstat is not None:
             os.close(self._schedstat)
             self._schedstat = None
+
+
+def _own_schedstat() -> int | None:
+    with suppress(OSError):
+        return os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+    return None
 
 
 class GcMeter:

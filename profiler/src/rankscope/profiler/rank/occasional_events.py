@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
-
-import torch
-from torch import Size, is_grad_enabled
+from torch import is_grad_enabled
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.profiler.events import (
@@ -28,15 +24,7 @@ from rankscope.profiler.rank.guard import guarded
 from rankscope.profiler.rank.lifecycle import IN_BACKWARD, IN_CHECKPOINT, IN_COPY, IN_DATA
 from rankscope.profiler.rank.measures import finite
 from rankscope.profiler.rank.step_ends import StepEnds
-from rankscope.profiler.ring import STEP_WORDS
 from rankscope.profiler.work import OTHER_PROFILER, short
-
-_graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)  # noqa: SLF001  # not public
-"""Return the id of the pass that the autograd engine runs on this thread; -1: none."""
-_elements: Callable[[Size], int] = Size.numel
-_MERGING: Final = STEP_WORDS - 512
-"""Number of words left to a step below which consecutive waits become one, with their total time: some training waits thousands
-of times."""
 
 
 class OccasionalEvents(StepEnds):

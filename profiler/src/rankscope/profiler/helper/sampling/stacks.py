@@ -68,7 +68,8 @@ class Stacks(HelperTask):
         self._context = context
         self._add = add
         self._interval = context.hello.settings.stacks_seconds
-        self._off = self._interval is None or context.hello.thread is None
+        self._thread = context.hello.thread
+        self._off = self._interval is None or self._thread is None
         self._program: str | None = None
         self._lines = StackLines(batch_source)
         self._loader_lines = StackLines()
@@ -157,12 +158,15 @@ class Stacks(HelperTask):
         self._off = True
         self._add(StackSamples(start_unix_ns=time.time_ns(), end_unix_ns=time.time_ns(), missing=reason))
 
+    def follow(self, thread: int) -> None:
+        """Sample another thread from now on: training has moved to it."""
+        self._thread = thread
+
     def _is_gone(self) -> bool:
         return self._ending.is_set() or process_start_unix_ns(self._context.hello.rank.pid) is None
 
     def _sample(self, seconds: float) -> None:
         hello = self._context.hello
-        assert hello.thread is not None
         rate, output, before = max(1, round(SAMPLES / seconds)), self._context.scratch / "stacks.json", self._last_step
         start, cpu = time.time_ns(), _cpu_of_children()
         try:
@@ -177,7 +181,7 @@ class Stacks(HelperTask):
                 output.unlink()
         self._wait_for_steps(end)
         phases = PhaseTimeline(list(self._phases))
-        samples, lines = self._lines.of(threads.pop(hello.thread, []), rate=rate, zero_ns=start, phases=phases)
+        samples, lines = self._lines.of(threads.pop(self._thread or 0, []), rate=rate, zero_ns=start, phases=phases)
         if not samples:
             raise StackError("py-spy does not see the training thread")
         first = None if before is None else before + 1
