@@ -382,6 +382,40 @@ with StepProfiler(run_dir=sys.argv[1], window_steps=0, exporter_url=None) as pro
 """
 
 
+WAITS_FOR_ALL_CHILDREN = """
+import os, subprocess, sys
+import torch
+from rankscope.profiler.step import StepProfiler
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters())
+waits = {
+    "wait": lambda: os.wait(),
+    "waitpid": lambda: os.waitpid(-1, 0),
+    "waitid": lambda: (os.waitid(os.P_ALL, 0, os.WEXITED).si_pid, 0),
+}
+with StepProfiler(sys.argv[1], window_steps=0, exporter_url=None) as prof:
+    for step in range(20):
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        prof.step()
+    for name, wait in waits.items():
+        children = {os.posix_spawn("/bin/true", ["true"], {}) for _ in range(2)}
+        seen = set()
+        try:
+            while True:
+                seen.add(wait()[0])
+        except ChildProcessError:
+            print(name, seen == children, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_waiting_for_all_children_does_not_wait_for_the_helper(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+    command = torch_ranks.command(0, "-c", WAITS_FOR_ALL_CHILDREN, tmp_path / "run")
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "wait True\nwaitpid True\nwaitid True\n", "")
+
+
 CLOSES_ALL_FILES = """
 import os, sys
 import torch

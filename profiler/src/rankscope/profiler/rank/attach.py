@@ -26,6 +26,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from rankscope.profiler.rank import checkpoints, flight_dump, graph_capture, layout, loaders, memory_snapshot, model_inputs, waits
+from rankscope.profiler.rank.hidden_helpers import hide_helpers
 from rankscope.profiler.rank.identity import note_process_group
 from rankscope.profiler.rank.kineto import note_begun, note_ended
 from rankscope.profiler.rank.process_end import watch_immediate_exits
@@ -86,6 +87,7 @@ def use(recorder: StepRecorder) -> None:
             memory_snapshot.record_memory(recorder.settings.run_dir)
         os.register_at_fork(after_in_child=_forked)
         watch_immediate_exits()
+        hide_helpers()
 
 
 def adopt_existing(recorder: StepRecorder) -> None:

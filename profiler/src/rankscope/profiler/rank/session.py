@@ -18,6 +18,7 @@ import msgspec
 
 from rankscope.profiler.handover import HELLO_FILE, RING_FILE, Hello
 from rankscope.profiler.rank import flight_dump
+from rankscope.profiler.rank.hidden_helpers import HELPERS
 from rankscope.profiler.ring import RingWriter
 from rankscope.profiler.scratch import hold, make_scratch
 from rankscope.profiler.settings import PREFIX, SITE_FOLDER
@@ -29,8 +30,6 @@ _STANDARD_FILES: Final = 3
 MAX_REPLACED: Final = 3
 """Largest number of killed helpers that are replaced within ``REPLACED_SECONDS``."""
 REPLACED_SECONDS: Final = 600.0
-_closed: Final[set[int]] = set()
-"""Process ids of helpers that outlived their sessions and have not been waited for."""
 
 
 class Session:
@@ -72,7 +71,10 @@ class Session:
 
     def helper_ended(self) -> bool:
         """Return whether the helper has exited, which it should not while this process lives."""
-        return self._helper.poll() is not None
+        ended = self._helper.poll() is not None
+        if ended:
+            HELPERS.discard(self._helper.pid)
+        return ended
 
     def has_helper(self) -> bool:
         """Return whether there is a helper, after replacing one that was killed. Raises ``OSError``.
@@ -111,7 +113,6 @@ class Session:
                 os.dup(self._helper.stdin.fileno())
             self._helper.stdin.close()
         if self._helper.returncode is None:
-            _closed.add(self._helper.pid)
             # Popen would warn of a running child when it is collected, but the helper is meant to outlive this process.
             self._helper.returncode = 0
 
@@ -169,13 +170,13 @@ def _seal_size(memory: int) -> None:
 
 def _reap() -> None:
     """Wait for the helpers of earlier sessions that have exited: each would stay a zombie until this process ends."""
-    for helper in list(_closed):
+    for helper in list(HELPERS):
         try:
             exited, _ = os.waitpid(helper, os.WNOHANG)
         except OSError:
             exited = helper  # the script has waited for it, or this is a forked child
         if exited:
-            _closed.discard(helper)
+            HELPERS.discard(helper)
 
 
 def _start_helper(scratch: Path, memory: int, *, samples: bool) -> subprocess.Popen[bytes]:
@@ -203,6 +204,7 @@ def _start_helper(scratch: Path, memory: int, *, samples: bool) -> subprocess.Po
         )
     finally:
         os.close(handle)
+    HELPERS.add(helper.pid)
     if samples:
         _allow_samples(helper.pid)
     if helper.stdout is not None:
