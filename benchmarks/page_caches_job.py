@@ -43,11 +43,11 @@ def without_parsed_files() -> None:
     """Parse an unchanged file of a rank in every pass."""
     load = reading.Spool._load
 
-    def parsed(self: reading.Spool, found: Any, now_s: float) -> Any:
-        before, known = self._cache.get(found.place), load(self, found, now_s)
+    def parsed(self: reading.Spool, folder_fd: int, found: Any, now_s: float) -> Any:
+        before, known = self._cache.get(found.name), load(self, folder_fd, found, now_s)
         if known is not before:
             return known
-        content, _ = file.read_regular(found.name, found.folder_fd)
+        content, _ = file.read_regular(found.name, folder_fd)
         return dataclasses.replace(known, outcome=file.parse(content))
 
     reading.Spool._load = parsed  # type: ignore[method-assign]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,51 @@ def test_a_missing_folder_is_an_error_that_names_it_and_heals(tmp_path: Path) ->
     (tmp_path / "later").mkdir()
 
     assert spool.read().states == {}
+
+
+def _failing(call: Callable[..., Any], *names: str) -> Callable[..., Any]:
+    """Return ``call`` that fails for the file of this name; without names, always."""
+
+    def fails(path: Any, *args: Any, **options: Any) -> Any:
+        if not names or path in names:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return call(path, *args, **options)
+
+    return fails
+
+
+def test_a_spool_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "scandir", _failing(os.scandir))
+
+    with pytest.raises(SpoolError, match=re.escape(str(tmp_path))):
+        spool_of(tmp_path).read()
+
+
+def test_a_file_that_cannot_be_read_costs_only_its_own_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.prom").write_text(GOOD)
+    (tmp_path / "b.prom").write_text(GOOD.replace("r1", "r2"))
+    monkeypatch.setattr(os, "stat", _failing(os.stat, "b.prom"))
+
+    sample = spool_of(tmp_path).read()
+
+    assert {key.run for key in sample.states} == {"r1"}
+    assert sample.rejected == {"unreadable": 1}
+
+
+def test_folders_in_the_spool_cost_no_descriptors(tmp_path: Path) -> None:
+    for number in range(64):
+        (tmp_path / f"nccl-inspector-{number}").mkdir()
+        (tmp_path / f"{number}.prom").mkdir()
+    (tmp_path / "rank.prom").write_text(GOOD)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(int(fd.name) for fd in Path("/proc/self/fd").iterdir()) + 8, hard))
+    try:
+        sample = spool_of(tmp_path).read()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    assert sample.ok_files == 1
+    assert sample.rejected == {"not_regular": 64}
 
 
 def test_a_spool_for_all_users_is_like_tmp(tmp_path: Path) -> None:

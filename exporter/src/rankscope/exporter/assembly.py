@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +20,6 @@ from rankscope.exporter.settings import Settings, default_state_dir
 from rankscope.exporter.simulated import SimulatedFleet
 from rankscope.exporter.source import GpuIdentity, XidEvent
 from rankscope.exporter.spool.folder import PRIVATE_MODE, SHARED_MODE, SpoolFolder, default_spool, make_spool
-from rankscope.exporter.spool.process_folders import ProcessFolders, pids_on_gpus, users_of_gpu
 from rankscope.exporter.spool.reading import Spool, SpoolSample, empty_sample
 from rankscope.exporter.xid.collector import XidCollector
 from rankscope.exporter.xid.journal import XidJournal
@@ -157,20 +156,7 @@ class Assembly:
             make_spool(folder, mode=SHARED_MODE if os.getuid() == 0 else PRIVATE_MODE)
         elif not os.path.lexists(folder.path):
             return empty_sample  # the result of a new, empty spool
-        processes = ProcessFolders(self._pids) if settings.spool_from_processes else None
-        return Spool(
-            folder,
-            stale_s=settings.spool_stale_s,
-            forget_s=settings.spool_forget_s,
-            processes=processes,
-            users_of_gpu=self._users_of_gpu,
-        ).read
-
-    def _users_of_gpu(self, uuid: str) -> frozenset[int]:
-        return users_of_gpu(self._fleet.state(), uuid) if self._fleet is not None else frozenset()
-
-    def _pids(self) -> Iterable[int]:
-        return pids_on_gpus(self._fleet.state()) if self._fleet is not None else ()
+        return Spool(folder, stale_s=settings.spool_stale_s, forget_s=settings.spool_forget_s).read
 
 
 def _no_job(_uuid: str) -> None:

@@ -151,7 +151,7 @@ def _collector_options(command: Any) -> Any:
 @_spool(
     "--spool",
     type=_PATH,
-    help="Folder with the text files of ranks and of NCCL Inspector.  [default: /run/rankscope/spool, or the user's own]",
+    help="Folder with the text files of ranks.  [default: /run/rankscope/spool, or the user's own]",
 )
 @_spool(
     "--spool-stale",
@@ -168,12 +168,6 @@ def _collector_options(command: Any) -> Any:
     default="24h",
     show_default=True,
     help="Age of a file from which it is ignored.",
-)
-@_spool(
-    "--spool.from-processes",
-    "spool_from_processes",
-    is_flag=True,
-    help="Also read the spool inside the containers of processes on the GPUs.",
 )
 @_jobs("--jobs.user/--jobs.no-user", "jobs_users", default=True, show_default=True, help="Show the user of a job.")
 @_jobs("--jobs.pod/--jobs.no-pod", "jobs_pods", default=True, show_default=True, help="Show namespace, pod and container.")

@@ -49,7 +49,6 @@ class Settings:
     spool: Path | None = None
     spool_stale_s: float = 300.0
     spool_forget_s: float = 86400.0
-    spool_from_processes: bool = False
 
     jobs_users: bool = True
     jobs_pods: bool = True
