@@ -20,7 +20,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
-from rankscope.base import http_server
 from rankscope.cli.start import main
 from rankscope.exporter.fleet import changes, wire
 from rankscope.exporter.loop import Snapshot
@@ -30,7 +29,7 @@ from rankscope.exporter.spool import again, file, reading
 from rankscope.exporter.spool.folder import SpoolFolder
 from rankscope.exporter.web import rendered
 
-EVERY: Final = ("lines", "points", "repeats", "rendered", "ahead", "templates", "changes", "parsed_files")
+EVERY: Final = ("lines", "points", "rendered", "ahead", "templates", "changes", "parsed_files")
 RANKS: Final = 8
 
 
@@ -69,11 +68,6 @@ def without_lines() -> None:
         return f"{point.beginning}{exposition.number(point.value)}\n"
 
     exposition._line = line
-
-
-def without_repeats() -> None:
-    """Parse and handle every request in a task of its own."""
-    http_server.Connection._repeat = lambda _: False  # type: ignore[method-assign]
 
 
 def without_points() -> None:

@@ -94,16 +94,9 @@ class App:
         return self._under(web, refused)
 
     def _under(self, web: WebConfig, response: Response) -> Response:
-        """Return the response with the headers of ``web``; it is repeated only while ``web``, with its users, is in force."""
+        """Return the response with the headers of ``web``."""
         chosen = {name for name, _ in web.headers}
-        headers = (*(header for header in response.headers if header[0] not in chosen), *web.headers)
-        again = response.again
-
-        def repeated() -> Response | None:
-            newer = again() if again is not None and self._access.web is web else None
-            return replace(newer, headers=headers) if newer is not None else None
-
-        return replace(response, headers=headers, again=repeated)
+        return replace(response, headers=(*(header for header in response.headers if header[0] not in chosen), *web.headers))
 
     async def _answer(self, request: Request) -> Response:
         query = _query_of(request)
@@ -148,13 +141,8 @@ class App:
         headers: tuple[tuple[str, str], ...] = (("vary", "accept, accept-encoding"), ("cache-control", "no-store"))
         if compressed:
             headers = (*headers, ("content-encoding", "gzip"))
-
-        def again() -> Response | None:
-            page = self._rendered.rendered(key, compressed=compressed)
-            return Response(200, *page, headers) if page is not None else None
-
         page = await self._rendered.get(key, render, compressed=compressed, ahead=True)
-        return Response(200, *page, headers, again)
+        return Response(200, *page, headers)
 
     async def _healthy(self, _request: Request, _query: Query) -> Response:
         """Answer without checking anything: a liveness probe must not restart the exporter because a driver hangs."""
