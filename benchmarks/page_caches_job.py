@@ -29,7 +29,7 @@ from rankscope.exporter.spool import again, file, reading
 from rankscope.exporter.spool.folder import SpoolFolder
 from rankscope.exporter.web import rendered
 
-EVERY: Final = ("lines", "points", "rendered", "ahead", "templates", "changes", "parsed_files")
+EVERY: Final = ("lines", "points", "rendered", "templates", "changes", "parsed_files")
 RANKS: Final = 8
 
 
@@ -75,11 +75,6 @@ def without_points() -> None:
     exposition.PointSource._of_same_series = lambda *_: None  # type: ignore[method-assign]
 
 
-def without_ahead() -> None:
-    """Render no page before it is requested."""
-    rendered.RenderedPages._make_ahead = lambda self: setattr(self, "_settling", None)  # type: ignore[method-assign]
-
-
 def without_rendered() -> None:
     """Render, and compress, a page for every request."""
 
@@ -89,14 +84,12 @@ def without_rendered() -> None:
         render: Callable[[], rendered.Rendered],
         *,
         compressed: bool = False,
-        ahead: bool = False,
     ) -> rendered.Rendered:
-        del key, ahead
+        del key
         make = (lambda: rendered._compressed(render())) if compressed else render
         return await asyncio.get_running_loop().run_in_executor(self._thread, make)
 
     rendered.RenderedPages.get = get  # type: ignore[method-assign]
-    rendered.RenderedPages.rendered = lambda *_, **__: None  # type: ignore[method-assign]
 
 
 def rank_text(rank: int, second: int) -> str:

@@ -110,7 +110,7 @@ class Stuck(SimulatedFleet):
         raise TimeoutError("it sits in the driver")
 
 async def main():
-    app = App(Page("node1", Stuck("1")), WebAccess(None), interval_s=1)
+    app = App(Page("node1", Stuck("1")), WebAccess(None))
     Server([Endpoint(listen_unix(Path({str(tmp_path / "control.sock")!r})), application(app.local))]).start()
     print("ready", flush=True)
     await asyncio.sleep(600)

@@ -37,7 +37,6 @@ class Assembly:
         nursery: starts the GPUs' processes; None without real GPUs.
         lasting: keep state on disk and create the spool (a daemon, as opposed to ``--once``).
         on_fatal: called from another thread with an exit status and the reason, if only a restart helps.
-        on_news: called from another thread whenever the state of the GPUs changed.
 
     Raises:
         ExporterMissingError: the kubelet is to be queried, and a package that this needs is not installed.
@@ -50,7 +49,6 @@ class Assembly:
         *,
         lasting: bool,
         on_fatal: Callable[[int, str], None] = lambda _status, _why: None,
-        on_news: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings = settings
         self._lasting = lasting
@@ -70,7 +68,7 @@ class Assembly:
             if "xid" in collectors:
                 xid = self._xid = self._make_xid()
                 xid_loop = CollectorLoop("xid", lambda: xid.read(fleet.state()), interval_s=interval_s)
-            fleet = self._fleet = self._make_fleet(nursery, on_fatal, on_news)
+            fleet = self._fleet = self._make_fleet(nursery, on_fatal)
         self.page = Page(settings.host, self._fleet, spool=self._spool, jobs=jobs_loop, xid=xid_loop, collectors=collectors)
         # These need the GPUs: a pass before the fleet's first one would leave the first scrape without them.
         self._late: list[CollectorLoop[Any]] = [loop for loop in (jobs_loop, xid_loop) if loop is not None]
@@ -107,9 +105,7 @@ class Assembly:
         if self._jobs is not None:
             self._jobs.close()
 
-    def _make_fleet(
-        self, nursery: Nursery | None, on_fatal: Callable[[int, str], None], on_news: Callable[[], None]
-    ) -> NvmlFleet | SimulatedFleet:
+    def _make_fleet(self, nursery: Nursery | None, on_fatal: Callable[[int, str], None]) -> NvmlFleet | SimulatedFleet:
         settings = self._settings
         if settings.simulate is not None:
             return SimulatedFleet(settings.simulate, collectors=settings.collectors, interval_s=settings.interval_s)
@@ -121,7 +117,6 @@ class Assembly:
             inventory=Inventory(self._state_dir),
             expected_gpus=settings.expected_gpus,
             on_fatal=on_fatal,
-            on_news=on_news,
             on_xid=self._xid.on_xid if self._xid is not None else _no_journal,
             exit_when_stale=settings.restart_on_stale_driver,
             patience=Patience(call_s=settings.call_timeout_s),

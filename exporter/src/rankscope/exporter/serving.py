@@ -68,15 +68,10 @@ def serve(
         logger.error("the exporter ends with status %d: %s", status, why)
         loop.call_soon_threadsafe(_end, ended, status)
 
-    def on_news() -> None:
-        loop.call_soon_threadsafe(app.news)
-
-    assembly = Assembly(settings, nursery, lasting=True, on_fatal=on_fatal, on_news=on_news)
+    assembly = Assembly(settings, nursery, lasting=True, on_fatal=on_fatal)
     push = OtlpPush(assembly.page) if settings.otlp else None
     compatible = DcgmPage(assembly.page, counters, hostname_label=settings.compat_hostname) if settings.compat_dcgm else None
-    app = App(
-        assembly.page, access, interval_s=settings.interval_s, telemetry_path=settings.telemetry_path, compatible=compatible
-    )
+    app = App(assembly.page, access, telemetry_path=settings.telemetry_path, compatible=compatible)
     app.control.token_file = settings.token_file
     control_path, control = _control_socket(settings)
     loop = asyncio.new_event_loop()

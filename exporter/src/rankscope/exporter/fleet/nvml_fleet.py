@@ -45,7 +45,6 @@ class NvmlFleet:
         expected_gpus: number of GPUs the operator expects (``--expected-gpus``).
         on_xid: called once with each Xid.
         on_fatal: called once with an exit status and a reason, if only a restart of the exporter can help.
-        on_news: called whenever the state changed.
         exit_when_stale: call ``on_fatal`` when the loaded driver no longer matches its library and no GPU answers.
     """
 
@@ -61,7 +60,6 @@ class NvmlFleet:
         expected_gpus: int | None = None,
         on_fatal: Callable[[int, str], None] = lambda _status, _why: None,
         on_xid: Callable[[GpuIdentity, XidEvent], None] = lambda _gpu, _event: None,
-        on_news: Callable[[], None] = lambda: None,
         exit_when_stale: bool = True,
         pci_root: Path = SYSFS_PCI,
         patience: Patience | None = None,
@@ -73,7 +71,6 @@ class NvmlFleet:
         self._expected_gpus = expected_gpus
         self._on_fatal = on_fatal
         self._on_xid = on_xid
-        self._on_news = on_news
         self._exit_when_stale = exit_when_stale
         self._patience = patience or Patience()
         self._selector = selectors.DefaultSelector()
@@ -81,7 +78,6 @@ class NvmlFleet:
         self._survey = Survey(self._children, pci_root=pci_root, patience=self._patience)
         self._slots: dict[str, GpuSlot] = {}
         self._changed = threading.Condition()
-        self._has_news = False
         self._fatal: str | None = None
         self._tidied_at = time.monotonic()
         self._stopping = False
@@ -139,7 +135,7 @@ class NvmlFleet:
             slots = self._find(gpu)
             for slot in slots:
                 slot.release(time.monotonic() + ttl_s)
-            self._note_change()
+            self._changed.notify_all()
             os.eventfd_write(self._wake, 1)
             if self._changed.wait_for(
                 lambda: (not self._survey.asking and all(slot.child is None for slot in slots)) or self._fatal is not None,
@@ -149,7 +145,7 @@ class NvmlFleet:
             alive = [slot.name for slot in slots if slot.child is not None]
             for slot in slots:
                 slot.give_up_release(time.monotonic())
-            self._note_change()
+            self._changed.notify_all()
             raise TimeoutError(
                 f"{', '.join(alive) or 'the driver as a whole'}: a process is stuck in the driver and does not die"
             )
@@ -219,9 +215,6 @@ class NvmlFleet:
                 if now >= self._step_at - (tick_s / 4 if ready else 0):  # saves a wake-up
                     self._step_at = now + tick_s
                     self._step(now)
-                if self._has_news:
-                    self._has_news = False
-                    self._on_news()
         except NurseryLostError:
             self._die("the process that starts all others died: the exporter has to be started again")
         except Exception:
@@ -268,7 +261,7 @@ class NvmlFleet:
                 self._recognise(slot, slot.identity)
             if isinstance(message, Failed) and message.reason in _ABOUT_THE_NODE:
                 self._survey.soon(now)
-        self._note_change()
+        self._changed.notify_all()
 
     def _ended(self, child: Child, now: float) -> None:
         slot = self._slot_of(child)
@@ -278,7 +271,7 @@ class NvmlFleet:
         else:
             slot.ended(why, now)
         self._step_at = now
-        self._note_change()
+        self._changed.notify_all()
 
     def _step(self, now: float) -> None:
         self._nursery.flush()
@@ -301,7 +294,7 @@ class NvmlFleet:
             if self._survey.done and not self._surveyed:
                 self._surveyed = changed = True
             if changed:
-                self._note_change()
+                self._changed.notify_all()
             # A new exporter could not open GPUs that still answer here, and would open released ones: end only without both.
             if self._survey.stale_since is None or released or any(slot.fresh(now) for slot in self._slots.values()):
                 self._hopeless_since = None
@@ -372,14 +365,10 @@ class NvmlFleet:
     def _slot_of(self, child: Child) -> GpuSlot | None:
         return next((slot for slot in self._slots.values() if slot.child is child), None)
 
-    def _note_change(self) -> None:
-        self._has_news = True
-        self._changed.notify_all()
-
     def _die(self, why: str) -> None:
         with self._changed:
             self._fatal = why
             for slot in self._slots.values():
                 slot.abandon(why)
-            self._note_change()
+            self._changed.notify_all()
         self._on_fatal(EXIT_FLEET_LOST, why)

@@ -45,7 +45,6 @@ class App:
         page: Page,
         access: WebAccess,
         *,
-        interval_s: float,
         telemetry_path: str = "/metrics",
         compatible: DcgmPage | None = None,
     ) -> None:
@@ -53,8 +52,7 @@ class App:
         self._access = access
         self._telemetry_path = telemetry_path
         self._compatible = compatible
-        self._rendered = RenderedPages(interval_s)
-        self.news = self._rendered.news
+        self._rendered = RenderedPages()
         self.control = Control(page.fleet, self._rendered.forget)
         self._routes: dict[str, Callable[[Request, Query], Awaitable[Response]]] = {
             "/": self._landing,
@@ -141,7 +139,7 @@ class App:
         headers: tuple[tuple[str, str], ...] = (("vary", "accept, accept-encoding"), ("cache-control", "no-store"))
         if compressed:
             headers = (*headers, ("content-encoding", "gzip"))
-        page = await self._rendered.get(key, render, compressed=compressed, ahead=True)
+        page = await self._rendered.get(key, render, compressed=compressed)
         return Response(200, *page, headers)
 
     async def _healthy(self, _request: Request, _query: Query) -> Response:
