@@ -204,12 +204,6 @@ def _collector_options(command: Any) -> Any:
     type=_PATH,
     help="Unix socket for releases.  [default: below /run/rankscope, or the user's own]",
 )
-@_control(
-    "--control.token-file",
-    "token_file",
-    type=_PATH,
-    help="Also accept releases over HTTPS, from clients with the token in this file.",
-)
 @_control("--forget", multiple=True, metavar="UUID", help="Forget a GPU that was removed from this node, and exit; repeatable.")
 @_daemon("--config", type=_PATH, is_eager=True, expose_value=False, callback=_load, help="TOML file with any of these options.")
 @_daemon(

@@ -27,7 +27,6 @@ from rankscope.exporter.pages.otlp import OtlpPush
 from rankscope.exporter.settings import RELOADED, Settings, default_socket
 from rankscope.exporter.web.access import WebAccess
 from rankscope.exporter.web.app import App
-from rankscope.exporter.web.control import read_token
 from rankscope.exporter.web.listening import listen_unix, remove_socket
 
 
@@ -61,8 +60,6 @@ def serve(
     counters = counters_of(settings)
     settings = with_collectors(settings, counters)
     access = WebAccess(settings.web_config)
-    if settings.token_file is not None:
-        read_token(settings.token_file)
 
     def on_fatal(status: int, why: str) -> None:
         logger.error("the exporter ends with status %d: %s", status, why)
@@ -72,12 +69,11 @@ def serve(
     push = OtlpPush(assembly.page) if settings.otlp else None
     compatible = DcgmPage(assembly.page, counters, hostname_label=settings.compat_hostname) if settings.compat_dcgm else None
     app = App(assembly.page, access, telemetry_path=settings.telemetry_path, compatible=compatible)
-    app.control.token_file = settings.token_file
     control_path, control = _control_socket(settings)
     loop = asyncio.new_event_loop()
     ended: asyncio.Future[int] = loop.create_future()
     endpoints = _endpoints(app, access, sockets, compatible_sockets, control)
-    reload = _Reload(settings, read_again, option_names, access, app)
+    reload = _Reload(settings, read_again, option_names, access)
 
     async def live() -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -137,25 +133,20 @@ class _Reload:
         read_again: Callable[[], Settings],
         option_names: Mapping[str, str],
         access: WebAccess,
-        app: App,
     ) -> None:
         self._settings = settings
         self._read_again = read_again
         self._option_names = option_names
         self._access = access
-        self._app = app
 
     def __call__(self) -> None:
         try:
             settings = self._read_again()
-            if settings.token_file is not None:
-                read_token(settings.token_file)
         except click.ClickException as error:
             logger.warning("the settings stay as they were: %s", error.format_message())
             return
         changes = self._settings.changes(settings)
         logs.set_up(settings.log_level, settings.log_format)
-        self._app.control.token_file = settings.token_file
         self._access.follow(settings.web_config)
         for name in sorted({self._option_names[setting] for setting in changes - RELOADED}):
             logger.warning("%s has changed, which needs a restart", name)

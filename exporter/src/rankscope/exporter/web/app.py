@@ -31,6 +31,7 @@ _CONTENT_SECURITY: Final = ("content-security-policy", "default-src 'none'; styl
 _TOO_MANY: Final = Response(400, b"too many parameters\n")
 
 Query = Mapping[str, list[str]]
+Route = Callable[[Request, Query], Awaitable[Response]]
 
 
 class App:
@@ -54,7 +55,7 @@ class App:
         self._compatible = compatible
         self._rendered = RenderedPages()
         self.control = Control(page.fleet, self._rendered.forget)
-        self._routes: dict[str, Callable[[Request, Query], Awaitable[Response]]] = {
+        self._routes: dict[str, Route] = {
             "/": self._landing,
             telemetry_path: self._metrics,
             _HEALTHY: self._healthy,
@@ -64,49 +65,40 @@ class App:
             self._routes[DCGM_PATH] = self._compatible_metrics
 
     async def web(self, request: Request) -> Response:
-        """Answer a request over the network, which needs a password or token; ``/-/healthy`` is public, for probes."""
-        web = self._access.web
-        if request.path in CONTROL_PATHS:
-            refused = await self.control.refusal(request)
-        else:
-            refused = None if request.path == _HEALTHY else await self._access.refusal(request)
-        return self._under(web, refused or await self._answer(request))
+        """Answer a request over the network, which may need a password; ``/-/healthy`` is public, for probes."""
+        return await self._guarded(request, self._routes)
 
     async def local(self, request: Request) -> Response:
-        """Answer a request over the Unix socket, whose file mode restricts access."""
-        return await self._answer(request)
+        """Answer a request over the Unix socket, whose file mode restricts access; only here can GPUs be released."""
+        if request.path in CONTROL_PATHS:
+            query = _query_of(request)
+            return _TOO_MANY if query is None else await self.control.answer(request, query)
+        return await self._route(request, self._routes)
 
     async def compatible_only(self, request: Request) -> Response:
         """Answer a request on an address of its own, with the compatible page at ``/metrics``, where its scrapers expect it."""
+        routes = {
+            "/metrics": self._compatible_metrics,
+            _HEALTHY: self._healthy,
+            _READY: self._ready,
+            "/health": self._healthy,
+        }
+        return await self._guarded(request, routes)
+
+    async def _guarded(self, request: Request, routes: Mapping[str, Route]) -> Response:
         web = self._access.web
         refused = None if request.path == _HEALTHY else await self._access.refusal(request)
-        if refused is None:
-            routes = {
-                "/metrics": self._compatible_metrics,
-                _HEALTHY: self._healthy,
-                _READY: self._ready,
-                "/health": self._healthy,
-            }
-            query = _query_of(request)
-            refused = _TOO_MANY if query is None else await self._route(request, query, routes)
-        return self._under(web, refused)
+        return self._under(web, refused or await self._route(request, routes))
 
     def _under(self, web: WebConfig, response: Response) -> Response:
         """Return the response with the headers of ``web``."""
         chosen = {name for name, _ in web.headers}
         return replace(response, headers=(*(header for header in response.headers if header[0] not in chosen), *web.headers))
 
-    async def _answer(self, request: Request) -> Response:
+    async def _route(self, request: Request, routes: Mapping[str, Route]) -> Response:
         query = _query_of(request)
         if query is None:
             return _TOO_MANY
-        if request.path in CONTROL_PATHS:
-            return await self.control.answer(request, query)
-        return await self._route(request, query, self._routes)
-
-    async def _route(
-        self, request: Request, query: Query, routes: Mapping[str, Callable[[Request, Query], Awaitable[Response]]]
-    ) -> Response:
         route = routes.get(request.path)
         if route is None:
             return Response(404, f"not found: try {self._telemetry_path}\n".encode())
