@@ -35,7 +35,11 @@ _ANY_IPV4: Final = "0.0.0.0"  # noqa: S104  the caller asked for all addresses
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A complete request. ``headers`` have lower-case names; ``peer`` is the client's address, empty on a Unix socket."""
+    """A complete request.
+
+    ``headers`` have lower-case names; ``peer`` is the client's address, empty on a Unix socket. ``disconnected`` returns when the
+    client has disconnected.
+    """
 
     method: str
     path: str
@@ -43,6 +47,7 @@ class Request:
     headers: Mapping[str, str]
     peer: str
     tls: bool
+    disconnected: Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +210,7 @@ def application(handler: Handler) -> Callable[..., Any]:
                 headers=headers,
                 peer=scope["client"][0] if scope["client"] else "",
                 tls=scope["scheme"] == "https",
+                disconnected=lambda: _disconnected(receive),
             )
             response = await handler(request)
         raw = _raw_headers(response.content_type, len(response.body), response.headers)
@@ -212,6 +218,11 @@ def application(handler: Handler) -> Callable[..., Any]:
         await send({"type": "http.response.body", "body": response.body})
 
     return answer
+
+
+async def _disconnected(receive: Callable[..., Any]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _discard_body(receive: Callable[..., Any]) -> bool:
