@@ -109,8 +109,10 @@ class App:
     async def _metrics(self, request: Request, query: Query) -> Response:
         accept = request.headers.get("accept", "")
         collectors: frozenset[str] | None = None
-        if "exclude[]" in query:
-            return Response(400, b"exclude[] is not supported: name the wanted collectors with collect[]\n")
+        if unknown_names := sorted(query.keys() - {"collect[]"}):
+            return Response(
+                400, f"no such parameter: {_line(unknown_names[0])}; collect[] names the wanted collectors\n".encode()
+            )
         if "collect[]" in query:
             collectors = frozenset(query["collect[]"])
             unknown = sorted(collectors - self._page.collectors)
@@ -120,8 +122,8 @@ class App:
         return await self._rendered_page(request, key, lambda: self._page.render(accept, collectors))
 
     async def _compatible_metrics(self, request: Request, query: Query) -> Response:
-        if "collect[]" in query or "exclude[]" in query:
-            return Response(400, b"this page has no collectors: choose its metrics with --compat.dcgm-counters\n")
+        if query:
+            return Response(400, b"this page has no parameters: choose its metrics with --compat.dcgm-counters\n")
         compatible = self._compatible
         assert compatible is not None
         return await self._rendered_page(request, "compatible", compatible.render)
