@@ -82,7 +82,7 @@ def test_a_release_that_did_not_come_about_leaves_nothing_released() -> None:
     assert why() == "starting"
 
     child, theirs, _ = _child()
-    slot.child, child.pid = child, 7
+    slot.child, slot.state, child.pid = child, "sampling", 7
     slot.release(time.monotonic() + 60)
     slot.give_up_release(time.monotonic())
     assert why() == "stuck"

@@ -113,7 +113,7 @@ class NvmlFleet:
         """Return the state of all GPUs now."""
         now = time.monotonic()
         with self._changed:
-            known = [(slot, state) for slot in self._slots.values() if (state := slot.state(now)) is not None]
+            known = [(slot, state) for slot in self._slots.values() if (state := slot.published(now)) is not None]
             gpus = tuple(sorted((state for _, state in known), key=lambda state: (state.identity.index, state.identity.uuid)))
             return FleetState(
                 gpus,
@@ -124,7 +124,7 @@ class NvmlFleet:
                 inventory_durable=self._inventory.durable,
                 counts=self._counts(),
                 unidentified=self._unidentified(len(self._slots) - len(known)),
-                stuck=self._survey.stuck(now) + sum(slot.stuck for slot in self._slots.values()),
+                stuck=self._survey.stuck(now) + sum(slot.state == "stuck" for slot in self._slots.values()),
                 nvswitches=self._survey.nvswitches,
                 problem=self._fatal or (None if any(state.up for _, state in known) else self._survey.problem),
             )
@@ -245,6 +245,9 @@ class NvmlFleet:
             with self._changed:
                 if messages is None:
                     self._children.hang_up(source, now)
+                    slot = self._slot_of(source)
+                    if slot is not None:
+                        slot.disconnected(now)
                     return
                 for heard in messages:
                     self._handle(source, heard, now)
@@ -269,7 +272,7 @@ class NvmlFleet:
         if slot is None:
             self._survey.ended(child, why, now)
         else:
-            slot.ended(why, now)
+            slot.exited(why, now)
         self._step_at = now
         self._changed.notify_all()
 
@@ -283,8 +286,7 @@ class NvmlFleet:
             for shown_id in shown:
                 self._slot(shown_id)
             for slot in tuple(self._slots.values()):
-                slot.absent = self._survey.absent(slot.pci_bus_id)
-                changed = slot.step(now) or changed
+                changed = slot.step(now, self._survey.absent(slot.pci_bus_id)) or changed
                 if slot.child is None and slot.identity is None and slot.pci_bus_id not in shown:
                     del self._slots[slot.pci_bus_id]
             if now - self._tidied_at >= self._patience.survey_s or self._inventory.changed():
@@ -346,8 +348,7 @@ class NvmlFleet:
         self._inventory.see(identity)
         for other in self._slots.values():
             if other is not slot and other.identity is not None and other.identity.uuid == identity.uuid:
-                other.identity = None  # the GPU was moved to another slot
-                slot.logged_down, other.logged_down = slot.logged_down or other.logged_down, False
+                slot.move_from(other)
 
     def _slot(self, pci_bus_id: str) -> GpuSlot:
         slot = self._slots.get(pci_bus_id)
