@@ -25,7 +25,7 @@ from rankscope.exporter.fleet import changes, wire
 from rankscope.exporter.loop import Snapshot
 from rankscope.exporter.pages import exposition, page
 from rankscope.exporter.simulated import SimulatedFleet
-from rankscope.exporter.spool import again, file, reading
+from rankscope.exporter.spool import file, incremental_parse, reading
 from rankscope.exporter.spool.folder import SpoolFolder
 from rankscope.exporter.web import rendered
 
@@ -35,7 +35,7 @@ RANKS: Final = 8
 
 def without_changes() -> None:
     """Make every GPU's process send all its readings in every pass."""
-    changes.Changes.of = lambda _self, sample, took_s: wire.Sampled(sample, took_s)  # type: ignore[method-assign]
+    changes.Changes.of = lambda _self, sample, took_s: wire.Sampled(sample, took_s)  # type: ignore[method-assign,assignment]
 
 
 def without_parsed_files() -> None:
@@ -49,12 +49,12 @@ def without_parsed_files() -> None:
         content, _ = file.read_regular(found.name, folder_fd)
         return dataclasses.replace(known, outcome=file.parse(content))
 
-    reading.Spool._load = parsed  # type: ignore[method-assign]
+    reading.Spool._load = parsed  # type: ignore[method-assign,assignment]
 
 
 def without_templates() -> None:
     """Parse a file of a rank in which only values changed as if it were new."""
-    again.Template.of = classmethod(lambda *_: None)  # type: ignore[method-assign,assignment]
+    incremental_parse.Template.of = classmethod(lambda *_: None)  # type: ignore[method-assign,assignment]
 
 
 def without_lines() -> None:
@@ -72,7 +72,7 @@ def without_lines() -> None:
 
 def without_points() -> None:
     """Create the points, and render their labels, for every page."""
-    exposition.PointSource._of_same_series = lambda *_: None  # type: ignore[method-assign]
+    exposition.PointSource._of_same_series = lambda *_: None  # type: ignore[method-assign,assignment]
 
 
 def without_rendered() -> None:
@@ -89,7 +89,7 @@ def without_rendered() -> None:
         make = (lambda: rendered._compressed(render())) if compressed else render
         return await asyncio.get_running_loop().run_in_executor(self._thread, make)
 
-    rendered.RenderedPages.get = get  # type: ignore[method-assign]
+    rendered.RenderedPages.get = get  # type: ignore[method-assign,assignment]
 
 
 def rank_text(rank: int, second: int) -> str:

@@ -136,7 +136,7 @@ def test_signals_meant_for_the_daemon_end_no_other_process_and_the_nurserys_deat
 
     state = fleet.until(lambda state: state["ends"])
     assert [status for status, _ in state["ends"]] == [6]
-    assert "started again" in state["problem"]
+    assert "restart the exporter" in state["problem"]
     assert [(gpu["up"], gpu["reason"]) for gpu in state["gpus"]] == [(False, "died")] * 2
     until_gone(workers)
     fleet.stop()

@@ -208,7 +208,7 @@ def test_a_socket_where_nobody_answers(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_without_a_kubelet_nothing_is_known_and_a_named_one_is_missed(tmp_path: Path) -> None:
     assert Kubelet(tmp_path / "kubelet.sock", explicit=False).read() is None
-    with pytest.raises(KubeletError, match="there is none"):
+    with pytest.raises(KubeletError, match="no such socket"):
         Kubelet(tmp_path / "kubelet.sock", explicit=True).read()
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rankscope.exporter.fleet.inventory import Inventory
 from rankscope.exporter.fleet.nursery import Nursery
-from rankscope.exporter.fleet.nursery_process import leave_what_is_here
+from rankscope.exporter.fleet.nursery_process import freeze_gc
 from rankscope.exporter.fleet.nvml_fleet import NvmlFleet
 from rankscope.exporter.fleet.patience import Patience
 from rankscope.exporter.jobs.collector import JobsCollector
@@ -78,7 +78,7 @@ class Assembly:
         """Start the threads of the fleet and of the spool; ``wait`` starts the others."""
         if self._lasting:
             # All existing objects stay and pages create no reference cycles: garbage collection would find nothing.
-            leave_what_is_here()
+            freeze_gc()
         if self._fleet is not None:
             self._fleet.start()
         if self._spool is not None:

@@ -216,10 +216,10 @@ class NvmlFleet:
                     self._step_at = now + tick_s
                     self._step(now)
         except NurseryLostError:
-            self._die("the process that starts all others died: the exporter has to be started again")
+            self._die("the process spawner died; restart the exporter")
         except Exception:
             logger.exception("a defect in the fleet's thread")
-            self._die("the fleet's thread ended by a defect, which is in the log: the exporter has to be started again")
+            self._die("the fleet's thread ended by a defect, which is in the log; restart the exporter")
         with self._changed:
             self._children.abandon(time.monotonic())
         self._selector.close()

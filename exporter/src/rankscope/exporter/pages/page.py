@@ -16,8 +16,8 @@ from rankscope.exporter.pages.exposition import (
     Family,
     Point,
     PointSource,
+    has_unique_openmetrics_names,
     openmetrics,
-    openmetrics_can_say,
     prefers_openmetrics,
     text,
 )
@@ -133,7 +133,7 @@ class Page:
         """Render the page in the format that an Accept header prefers; return it with its content type."""
         families = self.families(collectors)
         # OpenMetrics has no comments; there, only a label and a metric mark the GPUs as simulated.
-        if prefers_openmetrics(accept) and openmetrics_can_say(families):
+        if prefers_openmetrics(accept) and has_unique_openmetrics_names(families):
             return openmetrics(families), OPENMETRICS_TYPE
         body = text(families)
         return (SIMULATED_COMMENT + body if self.simulated else body), TEXT_TYPE

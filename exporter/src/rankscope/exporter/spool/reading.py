@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
-from rankscope.exporter.spool.again import Template
 from rankscope.exporter.spool.file import MAX_BYTES, parse, read_regular
 from rankscope.exporter.spool.folder import SpoolFolder, untrusted_reason
+from rankscope.exporter.spool.incremental_parse import Template
 from rankscope.exporter.spool.series import RankKey, RejectedError, SpoolFamily, SpoolFile, SpoolSeries
 
 MAX_FILES: Final = 1024
