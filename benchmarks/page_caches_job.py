@@ -72,7 +72,7 @@ def without_lines() -> None:
 
 def without_points() -> None:
     """Create the points, and render their labels, for every page."""
-    exposition.PointSource._of_same_series = lambda *_: None  # type: ignore[method-assign,assignment]
+    exposition.PointSource._of_same_series = lambda *_: None  # type: ignore[method-assign]
 
 
 def without_rendered() -> None:
@@ -89,7 +89,7 @@ def without_rendered() -> None:
         make = (lambda: rendered._compressed(render())) if compressed else render
         return await asyncio.get_running_loop().run_in_executor(self._thread, make)
 
-    rendered.RenderedPages.get = get  # type: ignore[method-assign,assignment]
+    rendered.RenderedPages.get = get  # type: ignore[method-assign]
 
 
 def rank_text(rank: int, second: int) -> str:
