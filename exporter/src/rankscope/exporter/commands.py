@@ -362,10 +362,10 @@ def release(control_socket: Path | None, gpu: str, ttl: str, socket: Path | None
 
     Exit status 1: its process is stuck in the driver.
     """
-    from rankscope.exporter.web.control import ask
+    from rankscope.exporter.web.control import send_request
 
     _named(gpu)
-    answer = ask(socket or control_socket or default_socket(), "release", gpu=gpu, ttl=ttl)
+    answer = send_request(socket or control_socket or default_socket(), "release", gpu=gpu, ttl=ttl)
     click.echo(f"GPU {gpu} is released for {answer['ttl_s']:g} s; end that early with: rankscope exporter resume {gpu}")
 
 
@@ -375,8 +375,8 @@ def release(control_socket: Path | None, gpu: str, ttl: str, socket: Path | None
 @click.pass_obj
 def resume(control_socket: Path | None, gpu: str, socket: Path | None) -> None:
     """Let the running exporter read a released GPU again."""
-    from rankscope.exporter.web.control import ask
+    from rankscope.exporter.web.control import send_request
 
     _named(gpu)
-    ask(socket or control_socket or default_socket(), "resume", gpu=gpu)
+    send_request(socket or control_socket or default_socket(), "resume", gpu=gpu)
     click.echo(f"GPU {gpu} is read again")

@@ -84,7 +84,7 @@ def _error(status: int, text: str, *headers: tuple[str, str]) -> Response:
     return _json(status, {"error": text}, *headers)
 
 
-def ask(path: Path, action: str, **parameters: str) -> dict[str, Any]:
+def send_request(path: Path, action: str, **parameters: str) -> dict[str, Any]:
     """Request ``release`` or ``resume`` of a GPU from the exporter behind a control socket.
 
     Raises:
