@@ -57,7 +57,7 @@ class Proc:
         """Set the minor numbers of the device files by PCI bus id with a domain of four digits."""
         for place, number in numbers.items():
             folder = self.path / "driver" / "nvidia" / "gpus" / place
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
             (folder / "information").write_text(f"Model: \t\t Test GPU\nBus Location: \t {place}\nDevice Minor: \t {number}\n")
 
 

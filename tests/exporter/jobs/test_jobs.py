@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -137,6 +138,38 @@ def test_numbers_of_slurm_are_those_of_the_device_files(node: Callable[..., Jobs
     assert labels_of(jobs.read(fleet(gpu(0), gpu(1))), gpu_uuid(0)) == ANN_7
     (proc.path / "unloaded").rename(proc.path / "driver")
     assert labels_of(jobs.read(fleet(gpu(0), gpu(1))), gpu_uuid(1)) == ANN_7
+
+
+def test_a_driver_that_renumbers_its_gpus_moves_the_jobs(node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path) -> None:
+    proc.minors({"0000:1a:00.0": 0, "0000:1b:00.0": 1})
+    slurm_folder(tmp_path / "jobs", job_7={"SLURM_JOB_GPUS": "0"})
+    jobs = node()
+    assert labels_of(jobs.read(fleet(gpu(0), gpu(1))), gpu_uuid(0)) == ANN_7
+
+    # The driver is loaded again, and finds its GPUs in another order.
+    proc.minors({"0000:1a:00.0": 1, "0000:1b:00.0": 0})
+    series = jobs.read(fleet(gpu(0), gpu(1)))
+
+    assert labels_of(series, gpu_uuid(1)) == ANN_7
+    assert labels_of(series, gpu_uuid(0)) is None
+    assert jobs.job_at(gpu_uuid(0)) is None
+
+
+def test_a_gpu_that_the_driver_dropped_keeps_its_job_until_its_number_is_anothers(
+    node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path
+) -> None:
+    proc.minors({"0000:1a:00.0": 1, "0000:1b:00.0": 0})
+    slurm_folder(tmp_path / "jobs", job_7={"SLURM_JOB_GPUS": "1"})
+    jobs = node()
+    jobs.read(fleet(gpu(0), gpu(1)))
+
+    shutil.rmtree(proc.path / "driver/nvidia/gpus/0000:1a:00.0")
+    assert labels_of(jobs.read(fleet(gpu(0, up=False), gpu(1))), gpu_uuid(0)) == ANN_7
+
+    proc.minors({"0000:1b:00.0": 1})
+    series = jobs.read(fleet(gpu(0, up=False), gpu(1)))
+    assert labels_of(series, gpu_uuid(1)) == ANN_7
+    assert labels_of(series, gpu_uuid(0)) is None
 
 
 def test_a_device_that_cannot_be_told_could_be_any(node: Callable[..., JobsCollector], tmp_path: Path) -> None:

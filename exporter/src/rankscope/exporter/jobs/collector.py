@@ -143,11 +143,12 @@ class JobsCollector:
         known = {gpu.identity.uuid: gpu.sample.mig_devices for gpu in state.gpus if gpu.sample is not None}
         present = {gpu.identity.uuid for gpu in state.gpus}
         self._migs = {uuid: migs for uuid, migs in {**self._migs, **known}.items() if uuid in present}
-        places = {gpu.identity.pci_bus_id for gpu in state.gpus}
-        if not places <= self._numbers.keys():
-            # Retried in each pass until the driver lists every GPU: it may be loading, or not answer at all.
-            with contextlib.suppress(TimeoutError):
-                self._numbers = self._driver.ask(lambda: device_numbers(self._proc))
+        # In every pass: a driver that is loaded again may number its GPUs differently.
+        with contextlib.suppress(TimeoutError):
+            listed = self._driver.ask(lambda: device_numbers(self._proc))
+            # A GPU that the driver lists no more keeps its number, which its job still holds, until another GPU has it.
+            taken = set(listed.values())
+            self._numbers = {place: number for place, number in self._numbers.items() if number not in taken} | listed
         return Devices(state.gpus, self._migs, self._numbers)
 
 
