@@ -92,6 +92,42 @@ def test_held_and_used_held_only_used_only_and_free(node: Callable[..., JobsColl
     assert [jobs.job_at(gpu_uuid(index)) for index in range(5)] == ["7", "7", None, None, None]
 
 
+def test_jobs_whose_cgroups_have_sluids(node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path) -> None:
+    sluids = {7: "s5K1KKYAYG5D00", 8: "s5K1KKYAYG5D01"}
+    scope = "0::/system.slice/slurmstepd.scope"
+    slurm_folder(
+        tmp_path / "jobs",
+        job_7={"SLURM_JOB_GPUS": "0", "SLURM_JOB_SLUID": sluids[7]},
+        job_8={"SLURM_JOB_GPUS": "0", "SLURM_JOB_SLUID": sluids[8]},
+    )
+    # Both jobs are of one user, share the GPU, and job 8 pretends to be job 7.
+    proc.process(10, cgroup=f"{scope}/{sluids[7]}/step_0/user/task_0\n", environ={"RANK": "3"})
+    proc.process(11, cgroup=f"{scope}/{sluids[8]}/step_0/user/task_0\n", environ={"SLURM_JOB_ID": "7"})
+    jobs = node()
+
+    shared = labels_of(jobs.read(fleet(gpu(0, pids=[10, 11]))), gpu_uuid(0)) or {}
+    assert (shared["job_id"], shared["rank"]) == ("multiple", "multiple")
+
+    # after the end of job 8, a process of its cgroup is not taken for one of job 7
+    (tmp_path / "jobs" / "job-8").unlink()
+    series = jobs.read(fleet(gpu(0, pids=[10]), gpu(1, pids=[11])))
+    assert labels_of(series, gpu_uuid(0)) == ANN_7 | {"rank": "3"}
+    assert labels_of(series, gpu_uuid(1)) == {"user": "ann"}
+
+
+def test_without_the_prolog_a_cgroup_with_a_sluid_leaves_the_job_to_the_environment(
+    node: Callable[..., JobsCollector], proc: Proc
+) -> None:
+    cgroup = "0::/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0/user/task_0\n"
+    proc.process(10, cgroup=cgroup, environ={"SLURM_JOB_ID": "7"})
+    proc.process(11, cgroup=cgroup)
+
+    series = node().read(fleet(gpu(0, pids=[10]), gpu(1, pids=[11])))
+
+    assert labels_of(series, gpu_uuid(0)) == ANN_7
+    assert labels_of(series, gpu_uuid(1)) == {"user": "ann"}
+
+
 def test_where_no_scheduler_can_be_asked_nothing_is_said_about_allocation(node: Callable[..., JobsCollector], proc: Proc) -> None:
     proc.process(10)
 

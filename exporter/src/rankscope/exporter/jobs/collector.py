@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from rankscope.exporter.jobs.deadline import Deadline, HoldSource
 from rankscope.exporter.jobs.devices import Devices, bare, device_numbers
 from rankscope.exporter.jobs.join import MULTIPLE, Answer, Claim, claims_of, join
@@ -167,7 +169,11 @@ class _Node:
     ) -> None:
         self._gpus = state.gpus
         self._migs = devices.migs
-        self._uses = uses
+        job_of_sluid = {hold.identity.sluid: hold.identity.job_id for hold in holds if hold.identity.sluid is not None}
+        self._uses = {
+            pid: msgspec.structs.replace(use, job_id=job_of_sluid[use.sluid]) if use.sluid in job_of_sluid else use
+            for pid, use in uses.items()
+        }
         self._claims = claims
         self._parents = {mig.uuid: uuid for uuid, migs in devices.migs.items() for mig in migs}
         self._jobs = {hold.identity.job_id: hold.identity for hold in holds if hold.identity.job_id is not None}

@@ -101,12 +101,14 @@ def _party(use: Use, holders: Sequence[Identity], jobs: Mapping[str, Identity]) 
 
 
 def _job_id(use: Use, jobs: Mapping[str, Identity], holders: Sequence[Identity]) -> str | None:
-    """Return the job id of the cgroup, else the one of the environment unless the holders or the node's jobs contradict it."""
+    """Return the job id of the cgroup, else the one of the environment unless cgroup, holders or the node's jobs contradict it."""
     if use.job_id is not None or use.claimed_job_id is None:
         return use.job_id
     job = jobs.get(use.claimed_job_id)
     if job is None:
         return None if holders else use.claimed_job_id
+    if use.sluid is not None and job.sluid is not None:  # the cgroup of another job
+        return None
     return use.claimed_job_id if job.uid == use.uid else None
 
 
