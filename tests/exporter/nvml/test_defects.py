@@ -10,6 +10,7 @@ import pytest
 
 from rankscope.exporter.nvml import gpu as nvml_gpu
 from rankscope.exporter.nvml.calls import NvmlCalls
+from rankscope.exporter.nvml.fields import FieldBatches
 from rankscope.exporter.nvml.gpu import NvmlGpu
 from rankscope.exporter.nvml.one_pass import FieldKey, Pass, Topic
 from rankscope.exporter.source import GpuSample, SourceError
@@ -80,7 +81,7 @@ def stand_in(**replaced: Any) -> SimpleNamespace:
 
 def opened(monkeypatch: pytest.MonkeyPatch, broken: Topic, nvml: SimpleNamespace) -> NvmlGpu:
     monkeypatch.setattr(nvml_gpu, "topics_of", lambda _collectors: {"utilization": [broken], "power": [Healthy()]})
-    monkeypatch.setattr(nvml_gpu.FieldBatches, "read", lambda _self, _ask, keys: dict.fromkeys(keys, 1.0))
+    monkeypatch.setattr(FieldBatches, "read", lambda _self, _ask, keys: dict.fromkeys(keys, 1.0))
     gpu = NvmlGpu(nvml, "00000000:1a:00.0", frozenset(), lambda _call: None)
     gpu.open()
     return gpu
@@ -122,7 +123,7 @@ def test_a_defect_in_reading_fields_costs_the_fields(monkeypatch: pytest.MonkeyP
     def fail(*_arguments: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(nvml_gpu.FieldBatches, "read", fail)
+    monkeypatch.setattr(FieldBatches, "read", fail)
 
     assert facts(gpu.sample())[0]["gpu_power_watts"] == 250
 

@@ -101,7 +101,7 @@ def _party(use: Use, holders: Sequence[Identity], jobs: Mapping[str, Identity]) 
 
 
 def _job_id(use: Use, jobs: Mapping[str, Identity], holders: Sequence[Identity]) -> str | None:
-    """Return the job id of the cgroup, else the one of the environment unless cgroup, holders or the node's jobs contradict it."""
+    """Return the job id of the cgroup, else the one of the environment unless another source contradicts it."""
     if use.job_id is not None or use.claimed_job_id is None:
         return use.job_id
     job = jobs.get(use.claimed_job_id)

@@ -17,6 +17,7 @@ from rankscope.exporter.spool.folder import SpoolFolder, untrusted_reason
 from rankscope.exporter.spool.nccl_inspector import MAX_BYTES as MAX_INSPECTOR_BYTES
 from rankscope.exporter.spool.nccl_inspector import SETTLED_S, gpu_of, inspector_folders, is_complete, parse_inspector
 from rankscope.exporter.spool.process_folders import ProcessFolder, ProcessFolders
+from rankscope.exporter.spool.rejections import RejectedFile, RejectionLog, Rejections
 from rankscope.exporter.spool.series import InspectorFile, RankKey, RejectedError, SpoolFamily, SpoolFile, SpoolSeries
 from rankscope.exporter.spool.slots import Slots
 
@@ -48,8 +49,8 @@ class SpoolSample:
     """Series of all ranks of this node, and statistics of their files.
 
     ``states``: by rank, ``running`` (fresh file), ``disabled`` (fresh file, recorder switched itself off) or ``silent`` (stale
-    file). ``rejected``: number of files by reason. ``duplicates``: number of series left out because a fresher file is about the
-    same rank or GPU. ``owners``: uid of the owner of a run's files, by run id.
+    file). ``rejected``: number of files by reason; ``rejected_files`` names the first of them. ``duplicates``: number of series
+    left out because a fresher file is about the same rank or GPU. ``owners``: uid of the owner of a run's files, by run id.
     """
 
     families: tuple[SpoolFamily, ...]
@@ -59,6 +60,7 @@ class SpoolSample:
     rejected: dict[str, int]
     duplicates: int
     owners: dict[str, int] = field(default_factory=dict)
+    rejected_files: tuple[RejectedFile, ...] = ()
 
 
 def empty_sample() -> SpoolSample:
@@ -166,6 +168,7 @@ class Spool:
         self._owners: dict[str, int] = {}
         self._read_s: float | None = None
         self._slots = Slots()
+        self._rejection_log = RejectionLog(monotonic)
 
     def read(self) -> SpoolSample:
         """Read all files; raises ``SpoolError`` if the folder cannot be read or trusted."""
@@ -178,7 +181,7 @@ class Spool:
             raise SpoolError(f"{path}: {error.strerror}") from error
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, folder_fd)
-            rejected: Counter[str] = Counter()
+            rejected = Rejections()
             try:
                 of_inspector = stack.enter_context(inspector_folders(folder_fd, max_names=MAX_NAMES))
             except OSError as error:
@@ -191,7 +194,7 @@ class Spool:
                 rejected.update(others.refused)
             return self._read(folders, rejected)
 
-    def _read(self, folders: list[ProcessFolder], rejected: Counter[str]) -> SpoolSample:
+    def _read(self, folders: list[ProcessFolder], rejected: Rejections) -> SpoolSample:
         files: list[tuple[float, SpoolFile]] = []
         of_gpus: list[tuple[float, InspectorFile]] = []
         seen = _Seen()
@@ -204,7 +207,7 @@ class Spool:
             except FileNotFoundError:
                 continue
             except RejectedError as error:
-                rejected[error.reason] += 1
+                rejected.add(RejectedFile(one.name, one.status.st_uid, error.reason))
                 continue
             if isinstance(accepted, InspectorFile):
                 of_gpus.append((one.age_s, accepted))
@@ -212,6 +215,7 @@ class Spool:
                 files.append((one.age_s, accepted))
         # Owners of runs without files are dropped, so that another user may use the run id.
         self._cache, self._owners, self._read_s = seen.cache, seen.owners, now_s
+        self._rejection_log.report(rejected.files)
         return self._merge(files, of_gpus, rejected)
 
     def _accept(self, file: _Found, now_s: float, seen: _Seen) -> SpoolFile | InspectorFile:
@@ -305,7 +309,7 @@ class Spool:
         return _Cached(_key(status), status.st_uid, outcome, template, file.age_s, now_s)
 
     def _merge(
-        self, files: list[tuple[float, SpoolFile]], of_gpus: list[tuple[float, InspectorFile]], rejected: Counter[str]
+        self, files: list[tuple[float, SpoolFile]], of_gpus: list[tuple[float, InspectorFile]], rejected: Rejections
     ) -> SpoolSample:
         merge = _Merge()
         states: dict[RankKey, State] = {}
@@ -331,7 +335,8 @@ class Spool:
                 for family in of_gpu.families:
                     merge.add(family)
         ok_files = len(files) + len(of_gpus) - stale_files
-        return SpoolSample(merge.result(), states, ok_files, stale_files, dict(+rejected), duplicates, dict(self._owners))
+        named = tuple(rejected.files)
+        return SpoolSample(merge.result(), states, ok_files, stale_files, dict(+rejected), duplicates, dict(self._owners), named)
 
 
 def _load_inspector(file: _Found, uuid: str, cached: _Cached | None, now_s: float) -> _Cached:
