@@ -17,6 +17,7 @@ from tests.exporter.fake_driver import FakeDriver, build_library, h100_state
 
 from rankscope.alerts.rules.rule_file import RULES_FILE, rules_text
 from rankscope.exporter.commands import exporter as command
+from rankscope.exporter.jobs.pod_names import DEFAULT_FOLDER as POD_LOGS
 from rankscope.exporter.spool.folder import SYSTEM_SPOOL
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -137,6 +138,8 @@ def test_what_is_mounted_is_declared_and_folders_rather_than_sockets(
             if path.startswith("/"):
                 assert any(path.startswith(f"{place}/") or path == place for place in mounted.values()), argument
         assert mounted["pod-resources"] == values()["podResourcesFolder"]
+        assert mounted["pod-logs"] == str(POD_LOGS)
+    assert "pod-logs" not in str(pod_of(render({"podLogsFolder": ""})))
 
 
 def test_only_named_rights_are_left_and_no_token_of_the_cluster_is_given(chart: dict[str, Manifest]) -> None:

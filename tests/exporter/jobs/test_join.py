@@ -207,6 +207,7 @@ _USES = st.builds(
     environ_read=st.booleans(),
     service=st.booleans(),
 )
+_NAMED_POD = st.builds(Use, pid=st.just(0), uid=_UIDS, pod_uid=_WORDS, namespace=st.just("ml"), pod=st.sampled_from(["a", "b"]))
 _CLAIMS = st.lists(st.builds(Claim, _UIDS, _RANKS, st.booleans()), max_size=3)
 
 
@@ -224,7 +225,7 @@ def _fleets(draw: st.DrawFn) -> FleetState:
 @given(
     st.lists(_fleets(), min_size=1, max_size=2),
     _HOLDS,
-    st.lists(_USES, max_size=4),
+    st.lists(_USES | _NAMED_POD, max_size=4),
     st.dictionaries(st.sampled_from(_UUIDS), _CLAIMS),
 )
 def test_no_device_ever_has_two_answers(
@@ -248,9 +249,10 @@ def _check(series: tuple[Series, ...]) -> None:
     for one in series:
         labels = dict(one.labels)
         allowed = BY_NAME[one.metric].labels
-        # at most one series per uuid; labels in the catalogue's order, without duplicates or empty values
-        assert (one.metric, labels.get("uuid", labels.get("source"))) not in seen
-        seen.add((one.metric, labels.get("uuid", labels.get("source"))))
+        # at most one series per uuid, or per tenant; labels in the catalogue's order, without duplicates or empty values
+        key = one.labels if one.metric.startswith("gpu_tenant_") else labels.get("uuid", labels.get("source"))
+        assert (one.metric, key) not in seen
+        seen.add((one.metric, key))
         assert [name for name in allowed if name in labels] == [name for name, _ in one.labels]
         assert all(labels.values())
     infos = {dict(one.labels)["uuid"] for one in series if one.metric == "gpu_job_info"}

@@ -56,7 +56,7 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that has a GPU open.
+    """A process that has a GPU open. ``namespace`` and ``pod`` are those of its ``pod_uid``, if known.
 
     ``job_id`` or ``sluid`` comes from its cgroup. ``claimed_job_id``, ``account``, ``partition`` and ``ranks`` come from its
     environment, which the user controls; ``environ_read`` is False if that was empty or unreadable. ``uid`` is the owner as the
@@ -68,6 +68,8 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str | None = None
     sluid: str | None = None
     pod_uid: str | None = None
+    namespace: str | None = None
+    pod: str | None = None
     container_id: str | None = None
     claimed_job_id: str | None = None
     account: str | None = None
