@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import subprocess
@@ -64,6 +65,13 @@ def _answer(values: Manifest | str | None, **options: str) -> dict[str, Any]:
     if "error" in answer:
         raise ChartError(answer["error"])
     return answer
+
+
+def schemas_of_kubernetes() -> Any:
+    """Return the package with the schemas of Kubernetes' versions."""
+    if importlib.util.find_spec("kubernetes_validate") is None:
+        skip_or_fail("the schemas of Kubernetes are not installed: pip install kubernetes-validate")
+    return importlib.import_module("kubernetes_validate")
 
 
 def pod_of(manifests: dict[str, Manifest]) -> Manifest:

@@ -11,7 +11,16 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
-from tests.exporter.artefacts.helm_chart import CHART, ChartError, Manifest, lint, pod_of, render, render_text
+from tests.exporter.artefacts.helm_chart import (
+    CHART,
+    ChartError,
+    Manifest,
+    lint,
+    pod_of,
+    render,
+    render_text,
+    schemas_of_kubernetes,
+)
 from tests.exporter.conftest import RunningExporter
 from tests.exporter.fake_driver import FakeDriver, build_library, h100_state
 
@@ -94,6 +103,21 @@ def test_what_needs_privileges_is_refused_without_them() -> None:
 
 def test_helm_finds_no_fault_in_the_chart() -> None:
     assert lint() == []
+
+
+OLDEST = re.sub(r"^>=(\d+\.\d+).*", r"\1", yaml.safe_load((CHART / "Chart.yaml").read_text())["kubeVersion"])
+
+
+@pytest.mark.parametrize("version", [OLDEST, "1.35"])
+def test_the_manifests_are_of_kubernetes(version: str, chart: dict[str, Manifest], full_chart: dict[str, Manifest]) -> None:
+    schemas = schemas_of_kubernetes()
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "trainer"}, "spec": training_pod()}
+
+    for manifest in (pod, *chart.values(), *full_chart.values()):
+        if not manifest["apiVersion"].startswith("monitoring.coreos.com/"):
+            schemas.validate(manifest, version, strict=True)
+    with pytest.raises(schemas.ValidationError):
+        schemas.validate({**pod, "spec": {**pod["spec"], "hostIp": "1.2.3.4"}}, version, strict=True)
 
 
 def test_every_value_is_used() -> None:
