@@ -111,7 +111,7 @@ OLDEST = re.sub(r"^>=(\d+\.\d+).*", r"\1", yaml.safe_load((CHART / "Chart.yaml")
 @pytest.mark.parametrize("version", [OLDEST, "1.35"])
 def test_the_manifests_are_of_kubernetes(version: str, chart: dict[str, Manifest], full_chart: dict[str, Manifest]) -> None:
     schemas = schemas_of_kubernetes()
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "trainer"}, "spec": training_pod()}
+    pod: Manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "trainer"}, "spec": training_pod()}
 
     for manifest in (pod, *chart.values(), *full_chart.values()):
         if not manifest["apiVersion"].startswith("monitoring.coreos.com/"):

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from tests.exporter.spool.spool_files import GOOD, gauge, spool_of
 
+from rankscope.exporter.spool.file import parse
 from rankscope.exporter.spool.rejections import MAX_LINES_PER_HOUR, MAX_NAMED, RejectedFile, RejectionLog
+from rankscope.exporter.spool.series import SpoolFile
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[object, ...]]:
@@ -38,6 +40,22 @@ def test_each_file_is_named_once_for_each_reason(tmp_path: Path, caplog: pytest.
     file.write_bytes(b"\xff")
     spool.read()
     assert lines(caplog) == [("bad.prom", me, "not_utf8")]
+
+
+def test_an_unforeseen_error_costs_the_file_that_causes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "good.prom").write_text(GOOD)
+    (tmp_path / "odd.prom").write_text(GOOD.replace("r1", "odd"))
+
+    def parse_or_fail(content: bytes) -> SpoolFile:
+        if b"odd" in content:
+            raise ZeroDivisionError
+        return parse(content)
+
+    monkeypatch.setattr("rankscope.exporter.spool.reading.parse", parse_or_fail)
+
+    sample = spool_of(tmp_path).read()
+
+    assert (sample.ok_files, sample.rejected) == (1, {"exporter_defect": 1})
 
 
 def test_many_rejected_files_fill_neither_log_nor_page(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

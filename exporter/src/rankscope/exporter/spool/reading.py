@@ -17,7 +17,7 @@ from rankscope.exporter.spool.folder import SpoolFolder, untrusted_reason
 from rankscope.exporter.spool.nccl_inspector import MAX_BYTES as MAX_INSPECTOR_BYTES
 from rankscope.exporter.spool.nccl_inspector import SETTLED_S, gpu_of, inspector_folders, is_complete, parse_inspector
 from rankscope.exporter.spool.process_folders import ProcessFolder, ProcessFolders
-from rankscope.exporter.spool.rejections import RejectedFile, RejectionLog, Rejections
+from rankscope.exporter.spool.rejections import DEFECT, RejectedFile, RejectionLog, Rejections
 from rankscope.exporter.spool.series import InspectorFile, RankKey, RejectedError, SpoolFamily, SpoolFile, SpoolSeries
 from rankscope.exporter.spool.slots import Slots
 
@@ -208,6 +208,9 @@ class Spool:
                 continue
             except RejectedError as error:
                 rejected.add(RejectedFile(one.name, one.status.st_uid, error.reason))
+                continue
+            except Exception:  # noqa: BLE001  any user can write files: none may hide those of all others
+                rejected.add(RejectedFile(one.name, one.status.st_uid, DEFECT))
                 continue
             if isinstance(accepted, InspectorFile):
                 of_gpus.append((one.age_s, accepted))
