@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from rankscope.exporter.errors import DEFECT
 from rankscope.exporter.source import DownReason, SourceError
-
-DEFECT: Final = "exporter_defect"
-"""Reason of a metric whose reading failed by an error in the exporter itself."""
 
 # Return codes that mean a fault, as opposed to a metric that this GPU does not have.
 _TROUBLE: Final = frozenset({

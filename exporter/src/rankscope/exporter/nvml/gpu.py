@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from rankscope.exporter.catalogue import BY_NAME, COLLECTORS
-from rankscope.exporter.errors import ExporterMissingError
-from rankscope.exporter.nvml.calls import DEFECT, NvmlCalls, is_lasting, is_trouble
+from rankscope.exporter.errors import DEFECT, ExporterMissingError
+from rankscope.exporter.nvml.calls import NvmlCalls, is_lasting, is_trouble
 from rankscope.exporter.nvml.cooling import Fans, Margin
 from rankscope.exporter.nvml.fields import FieldBatches
 from rankscope.exporter.nvml.gpm import Gpm, PcieBytes

@@ -11,13 +11,14 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from rankscope.exporter.errors import DEFECT
 from rankscope.exporter.spool.again import Template
 from rankscope.exporter.spool.file import MAX_BYTES, parse, read_regular
 from rankscope.exporter.spool.folder import SpoolFolder, untrusted_reason
 from rankscope.exporter.spool.nccl_inspector import MAX_BYTES as MAX_INSPECTOR_BYTES
 from rankscope.exporter.spool.nccl_inspector import SETTLED_S, gpu_of, inspector_folders, is_complete, parse_inspector
 from rankscope.exporter.spool.process_folders import ProcessFolder, ProcessFolders
-from rankscope.exporter.spool.rejections import DEFECT, RejectedFile, RejectionLog, Rejections
+from rankscope.exporter.spool.rejections import RejectedFile, RejectionLog, Rejections
 from rankscope.exporter.spool.series import InspectorFile, RankKey, RejectedError, SpoolFamily, SpoolFile, SpoolSeries
 from rankscope.exporter.spool.slots import Slots
 

@@ -10,9 +10,6 @@ from typing import Final, NamedTuple
 
 logger = logging.getLogger(__name__)
 
-DEFECT: Final = "exporter_defect"
-"""Reason of a file that the exporter failed to read by an error of its own."""
-
 MAX_NAMED: Final = 20
 MAX_LINES_PER_HOUR: Final = 20
 _HOUR_S: Final = 3600.0
