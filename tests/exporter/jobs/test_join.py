@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.exporter.jobs.job_node import CONTAINER, POD_UID, Proc, fleet, gpu, gpu_uuid, mig, mig_uuid
 
 from rankscope.exporter.catalogue import BY_NAME
@@ -113,6 +114,17 @@ def test_a_pods_processes_are_its_own_although_only_the_kernel_knows_its_uid() -
     assert (labels["pod_k8s"], labels["rank"], "user" in labels, parties) == ("a", "2", False, 1)
     assert _join(POD_A, uses=(own, other))[1] == 2
     assert _join(POD_A, POD_B, uses=(own,))[1] == 2
+
+
+def test_jobs_of_a_slurm_node_that_is_a_pod() -> None:
+    in_pod = Use(pid=1, uid=0, pod_uid="u1", environ_read=True)
+    by_id, by_sluid = replace(in_pod, job_id="5"), replace(in_pod, sluid="s5K1KKYAYG5D00", claimed_job_id="5")
+
+    for use in (by_id, by_sluid):
+        labels, parties = _join(POD_A, uses=(use,))
+        assert (labels["pod_k8s"], labels["job_id"], parties) == ("a", "5", 1)
+    # without a job in the cgroup, a number in the environment shows nothing
+    assert "job_id" not in _join(POD_A, uses=(replace(in_pod, claimed_job_id="5"),))[0]
 
 
 def test_without_a_holder_the_user_is_named_but_not_by_a_containers_uid() -> None:

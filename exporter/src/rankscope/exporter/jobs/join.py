@@ -72,7 +72,7 @@ def join(
     ranks = [_ranks(group, claims) for group in users.values()] or list(claimed.values())
     values = {name: _shared([_values(name, members) for members in identities]) for name in (*_IDENTITY, *_POD)}
     if held and values["job_id"] is None:  # a Slurm node that runs in a pod
-        values["job_id"] = _shared([{use.job_id for use in group if use.job_id} for group in own.values()])
+        values["job_id"] = _shared([_job_ids_in_pod(group) for group in own.values()])
     values |= {name: _shared([_values(name, members) for members in ranks]) for name in _RANKS}
     unnamed = {party for party in groups if is_unnamed(party)}
     named = (held.keys() | groups.keys()) - unnamed
@@ -114,6 +114,12 @@ def _job_id(use: Use, jobs: Mapping[str, Identity], holders: Sequence[Identity])
     if use.sluid is not None and job.sluid is not None:  # the cgroup of another job
         return None
     return use.claimed_job_id if job.uid == use.uid else None
+
+
+def _job_ids_in_pod(group: list[Use]) -> set[str]:
+    """Return the job ids of the cgroups; where a cgroup shows a job but not its id, that of the environment."""
+    job_ids = (use.job_id or (use.claimed_job_id if use.sluid is not None else None) for use in group)
+    return {job_id for job_id in job_ids if job_id is not None}
 
 
 def _is_holders(party: str, held: Mapping[str, list[Identity]]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -21,7 +21,7 @@ class Tenant(msgspec.Struct, frozen=True):
     """One of several parties on a device. ``memory_bytes`` and ``sm_ratio`` are None if the driver does not report them."""
 
     labels: Labels
-    memory_bytes: int | None
+    memory_bytes: float | None
     sm_ratio: float | None
 
 
@@ -60,13 +60,17 @@ def tenants_of(
             )
             by_labels.setdefault(labels, []).append(tenant)
     tenants = [
-        Tenant(labels, _total(one.memory_bytes for one in same), _total(one.sm_ratio for one in same))
+        Tenant(labels, _total(tenant.memory_bytes for tenant in same), _total(tenant.sm_ratio for tenant in same))
         for labels, same in by_labels.items()
     ]
     return sorted(tenants, key=lambda tenant: (-(tenant.memory_bytes or 0), tenant.labels))[:MAX_TENANTS]
 
 
-def _total(values: Iterable[float | None]) -> Any:
+def _total(values: Iterable[float | None]) -> float | None:
     """Return the sum; None if a value is unknown."""
-    known = list(values)
-    return None if None in known else sum(known)
+    total = 0.0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total
