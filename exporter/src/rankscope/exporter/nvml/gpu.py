@@ -163,7 +163,7 @@ class NvmlGpu:
         """Read activity counters between two samples; raises ``SourceError`` if the GPU itself is lost."""
         try:
             for part in self._between:
-                part.between(self._ask)
+                part.measure_between(self._ask)
         except SourceError as error:
             error.xids = self._last_xids([])
             raise
@@ -238,7 +238,7 @@ class _Part:
             self._defect = error
             return ()
 
-    def between(self, ask: NvmlCalls) -> None:
+    def measure_between(self, ask: NvmlCalls) -> None:
         try:
             self.topic.part(ask)
         except ask.nvml.NVMLError:
