@@ -9,11 +9,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.exporter.conftest import RunningExporter
+from tests.exporter.fake_driver import FakeDriver, build_library, h100_state, uuid_of
 
 from rankscope.exporter.errors import ExporterMissingError
 from rankscope.exporter.jobs import kubelet as kubelet_module
@@ -120,6 +122,28 @@ def test_containers_and_their_devices_in_all_spellings(fake: FakeKubelet, kubele
         _pod("claims-uuid", Device(uuid=OTHER.lower())),
         _pod("claims-part", Device()),
     )
+
+
+@pytest.mark.slow
+def test_pods_that_share_a_gpu_are_on_the_page(
+    fake: FakeKubelet, start_exporter: Callable[..., RunningExporter], tmp_path: Path
+) -> None:
+    gpu = {name: value for name, value in h100_state(0).items() if "process" not in name}
+    driver = FakeDriver(tmp_path, build_library(), [gpu])
+    slots = {pod: [f"{uuid_of(0)}::{slot}"] for slot, pod in enumerate("ab")}
+    fake.says(pods=[["ml", pod, {"train": {"nvidia.com/gpu.shared": ids}}] for pod, ids in slots.items()])
+
+    exporter = start_exporter("--jobs.podresources-socket", fake.socket, env=driver.env)
+    exporter.wait_until(lambda: exporter.values("gpu_jobs") == [2])
+
+    for pod in "ab":
+        labels = {"uuid": uuid_of(0), "namespace_k8s": "ml", "pod_k8s": pod}
+        assert exporter.values("gpu_tenant_info", **labels) == [1]
+        assert exporter.values("gpu_tenant_memory_used_bytes", **labels) == [0]  # no process runs on it
+        assert exporter.values("gpu_tenant_sm_utilization_ratio", **labels) == []
+    assert exporter.values("gpu_job_info", pod_k8s="multiple") == [1]
+    # a part of the jobs that does not work would be reported
+    assert exporter.values("rankscope_exporter_jobs_source_ok", source="kubelet") == [1]
 
 
 def test_nobody_holds_a_gpu_only_where_the_kubelet_gives_gpus_away(fake: FakeKubelet, kubelet: Kubelet) -> None:

@@ -82,6 +82,34 @@ def test_a_spool_for_all_users_is_like_tmp(tmp_path: Path) -> None:
     assert not make_spool(SpoolFolder(tmp_path / "file" / "spool"), mode=0o700)
 
 
+@pytest.mark.parametrize(
+    ("before", "name", "after"),
+    [(0o755, None, 0o1777), (0o755, "of-an-administrator", 0o755), (0o750, None, 0o750), (0o700, None, 0o700)],
+)
+def test_an_empty_folder_of_the_kubelet_is_opened_to_all_users(tmp_path: Path, before: int, name: str | None, after: int) -> None:
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    spool.chmod(before)
+    if name is not None:
+        (spool / name).touch()
+
+    assert make_spool(SpoolFolder(spool), mode=0o1777)
+
+    assert spool.stat().st_mode & 0o7777 == after
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+def test_a_folder_of_another_user_or_behind_a_link_keeps_its_mode(tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    spool.mkdir(mode=0o755)
+    (tmp_path / "link").symlink_to(spool)
+    assert make_spool(SpoolFolder(tmp_path / "link"), mode=0o1777)
+    _foreign(spool)
+    assert make_spool(SpoolFolder(spool), mode=0o1777)
+
+    assert spool.stat().st_mode & 0o7777 == 0o755
+
+
 @pytest.fixture
 def no_system_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without the system spool, where this user cannot create it."""

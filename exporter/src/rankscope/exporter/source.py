@@ -73,12 +73,16 @@ class Absent(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GpuProcess(msgspec.Struct, frozen=True, array_like=True):
-    """A process that has the GPU open. ``uuid`` is a MIG device's, or empty; ``used_bytes`` is None if the driver hides it."""
+    """A process that has the GPU open. ``uuid`` is a MIG device's, or empty; ``used_bytes`` is None if the driver hides it.
+
+    ``sm_ratio``: fraction of the last sampling period in which it had a kernel running; None if the driver does not report it.
+    """
 
     pid: int
     kind: Literal["compute", "graphics", "mps"]
     used_bytes: int | None
     uuid: str = ""
+    sm_ratio: float | None = None
 
 
 class Series(msgspec.Struct, frozen=True, array_like=True):

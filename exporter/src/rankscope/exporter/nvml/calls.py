@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from rankscope.exporter.errors import DEFECT
 from rankscope.exporter.source import DownReason, SourceError
 
 # Return codes that mean a fault, as opposed to a metric that this GPU does not have.
 _TROUBLE: Final = frozenset({
     "unknown", "timeout", "irq_issue", "memory", "operating_system", "in_use", "invalid_state", "insufficient_power",
-    "insufficient_resources", "insufficient_size", "corrupted_inforom", "unreadable",
+    "insufficient_resources", "insufficient_size", "corrupted_inforom", "unreadable", DEFECT,
 })  # fmt: skip
 
 _LASTING: Final = frozenset({"not_supported", "function_not_found", "invalid_argument"})

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import time
+import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from rankscope.exporter.catalogue import BY_NAME, COLLECTORS
-from rankscope.exporter.errors import ExporterMissingError
+from rankscope.exporter.errors import DEFECT, ExporterMissingError
 from rankscope.exporter.nvml.calls import NvmlCalls, is_lasting, is_trouble
 from rankscope.exporter.nvml.cooling import Fans, Margin
 from rankscope.exporter.nvml.fields import FieldBatches
@@ -98,7 +100,7 @@ class NvmlGpu:
         self._pci_bus_id = pci_bus_id
         self._parts = {name: [_Part(topic) for topic in topics] for name, topics in topics_of(collectors).items()}
         every = [part for parts in self._parts.values() for part in parts]
-        self._between = [part.topic for part in every if part.topic.has_parts]
+        self._between = [part for part in every if part.topic.has_parts]
         self._wanting = [part for part in every if part.topic.has_fields]
         self._fields = FieldBatches()
         self._identity: GpuIdentity | None = None
@@ -135,7 +137,7 @@ class NvmlGpu:
         unix_s, now_s = time.time(), at.now_s
         keys = [key for part in self._wanting for key in part.wants(now_s)]
         if keys:
-            at.fields = self._fields.read(self._ask, keys)
+            at.fields = self._read_fields(keys)
         began_s, runs = now_s, []
         for collector, parts in self._parts.items():
             at.trouble = None
@@ -159,34 +161,39 @@ class NvmlGpu:
 
     def part(self) -> None:
         """Read activity counters between two samples; raises ``SourceError`` if the GPU itself is lost."""
-        for topic in self._between:
-            try:
-                topic.part(self._ask)
-            except self._ask.nvml.NVMLError:
-                pass  # if it persists, the next pass reports it
-            except SourceError as error:
-                error.xids = self._last_xids([])
-                raise
+        try:
+            for part in self._between:
+                part.measure_between(self._ask)
+        except SourceError as error:
+            error.xids = self._last_xids([])
+            raise
 
     def close(self) -> None:
         """Free all NVML objects and shut NVML down; the library stays loaded."""
-        errors = (self._ask.nvml.NVMLError, SourceError)
         if self._started:
             self._started = False
             for parts in self._parts.values():
                 for part in parts:
-                    with contextlib.suppress(*errors):
+                    with contextlib.suppress(Exception):
                         part.topic.close(self._ask)
-            with contextlib.suppress(*errors):
+            with contextlib.suppress(self._ask.nvml.NVMLError, SourceError):
                 self._ask("nvmlShutdown")
 
     def _last_xids(self, read: list[XidEvent]) -> tuple[XidEvent, ...]:
         """Return the Xids of a failed pass and those still queued: the driver keeps them even if the GPU is lost."""
         for part in (part for parts in self._parts.values() for part in parts):
             if isinstance(part.topic, Xids):
-                with contextlib.suppress(self._ask.nvml.NVMLError, SourceError):
+                with contextlib.suppress(Exception):  # the pass has failed already
                     part.topic.drain(self._ask, read)
         return tuple(read)
+
+    def _read_fields(self, keys: Sequence[FieldKey]) -> dict[FieldKey, float | str]:
+        try:
+            return self._fields.read(self._ask, keys)
+        except SourceError:
+            raise
+        except Exception:  # noqa: BLE001  costs the fields only; calls of other kinds still work
+            return dict.fromkeys(keys, DEFECT)
 
     def _identify(self) -> GpuIdentity:
         ask, gpu = self._ask, self._ask.handle
@@ -203,37 +210,65 @@ class NvmlGpu:
     def _if_any(self, name: str) -> str | None:
         try:
             text: str = self._ask(name, self._ask.handle)
-        except self._ask.nvml.NVMLError:
+        except SourceError:
+            raise
+        except Exception:  # noqa: BLE001  an unreadable serial number must not cost the GPU
             return None
         return text or None
 
 
 class _Part:
-    """A topic and its last error. If it fails, its metrics are absent; an unsupported topic is retried only every minute."""
+    """A topic and its last error. If it fails, its metrics are absent; an unsupported topic is retried only every minute.
 
-    __slots__ = ("_due_s", "_reason", "topic")
+    An exception of any kind costs this topic only, except ``SourceError``: then the GPU itself is lost.
+    """
+
+    __slots__ = ("_defect", "_due_s", "_reason", "topic")
 
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
         self._due_s = float("-inf")
         self._reason = ""
+        self._defect: Exception | None = None
 
     def wants(self, now_s: float) -> Sequence[FieldKey]:
-        return self.topic.wants(now_s) if self._due_s <= now_s else ()
+        try:
+            return self.topic.wants(now_s) if self._due_s <= now_s else ()
+        except Exception as error:  # noqa: BLE001  reported by collect
+            self._defect = error
+            return ()
+
+    def measure_between(self, ask: NvmlCalls) -> None:
+        try:
+            self.topic.part(ask)
+        except ask.nvml.NVMLError:
+            pass  # if it persists, the next pass reports it
+        except SourceError:
+            raise
+        except Exception as error:  # noqa: BLE001  reported by collect
+            self._defect = error
 
     def collect(self, at: Pass) -> None:
         if self._due_s > at.now_s:
             self._mark_all_absent(at)
             return
         nvml, before = at.ask.nvml, (len(at.readings), len(at.absent))
+        defect, self._defect = self._defect, None
         try:
+            if defect is not None:
+                raise defect  # noqa: TRY301  handled as if collect had raised it
             self.topic.collect(at)
+        except SourceError:
+            raise
         except nvml.NVMLError as error:
             self._reason = at.ask.reason(error)
             text = f"{error} ({self._reason})"
         except (UnicodeDecodeError, ValueError, OSError) as error:
             self._reason = "unreadable"
             text = f"{type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001
+            self._reason = DEFECT
+            text = _place_of(error)
         else:
             return
         # Drop partial results: they would look complete.
@@ -247,6 +282,13 @@ class _Part:
     def _mark_all_absent(self, at: Pass) -> None:
         for metric in self.topic.metrics:
             at.mark_absent(metric, self._reason)
+
+
+def _place_of(error: Exception) -> str:
+    """Return an unforeseen exception with the line that raised it: the only trace of it that leaves this process."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"
 
 
 def _because_divided(absent: Sequence[Absent]) -> list[Absent]:

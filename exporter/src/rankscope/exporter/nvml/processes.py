@@ -8,6 +8,8 @@ from pathlib import Path
 from struct import Struct
 from typing import Final, Literal
 
+import msgspec
+
 from rankscope.exporter.nvml.calls import NvmlCalls
 from rankscope.exporter.nvml.one_pass import Pass, Topic
 from rankscope.exporter.nvml.rows import NOW
@@ -35,6 +37,7 @@ class Processes(Topic):
         self._due_s = float("-inf")
         self._found: list[GpuProcess] = []
         self._found_s = 0.0
+        self._sampled: dict[int, float] | None = None
         self._mig_devices: list[MigDevice] = []
         self._since_us = 0
         self._count = c_uint()
@@ -47,6 +50,7 @@ class Processes(Topic):
         # If the MIG devices changed, the same processes have other uuids.
         if self._due_s <= at.now_s or at.mig_devices != self._mig_devices:
             self._found, self._found_s, self._mig_devices = self._find(at), at.now_s, at.mig_devices
+            self._add_utilization(at)
             self._due_s = at.now_s + (NOW if self._series else JOBS_LOOK_S)
         at.processes, at.processes_s = self._found, self._found_s
         if self._series:
@@ -60,6 +64,24 @@ class Processes(Topic):
                 uuid = _mig_uuid(at.mig_devices, gpu_instance, compute_instance)
                 found.setdefault((pid, uuid), GpuProcess(pid, kind, None if used == _NOT_AVAILABLE else used, uuid))
         return list(found.values())
+
+    def _add_utilization(self, at: Pass) -> None:
+        """Add the share of the SMs to the processes; if it cannot be read, the processes themselves are still known."""
+        self._sampled = None
+        if not self._found:
+            return
+        try:
+            self._sampled = self._utilization(at.ask)
+        except at.ask.nvml.NVMLError as error:
+            if self._series:
+                at.mark_absent("gpu_process_sm_utilization_ratio", at.ask.reason(error))
+        if self._sampled is not None:
+            # A process without a sample had no kernel running.
+            ratios = self._sampled
+            self._found = [
+                msgspec.structs.replace(process, sm_ratio=ratios.get(process.pid, 0.0)) if not process.uuid else process
+                for process in self._found
+            ]
 
     def _list(self, ask: NvmlCalls, call: str) -> Iterator[tuple[int, int, int, int]]:
         """Return pid, bytes, GPU instance and compute instance of each process of a kind; none if the kind is not supported."""
@@ -84,24 +106,27 @@ class Processes(Topic):
             if process.used_bytes is not None:
                 labels = (("pid", str(process.pid)), ("process", names[process.pid]))
                 at.emit("gpu_process_memory_used_bytes", process.used_bytes, labels, process.uuid)
-        for pid, percent in self._utilization(at.ask).items():
-            if pid in names and percent <= 100:
+        for pid, ratio in (self._sampled or {}).items():
+            if pid in names:
                 labels = (("pid", str(pid)), ("process", names[pid]))
-                at.emit("gpu_process_sm_utilization_ratio", percent / 100, labels)
+                at.emit("gpu_process_sm_utilization_ratio", ratio, labels)
 
-    def _utilization(self, ask: NvmlCalls) -> dict[int, int]:
-        """Return the latest SM utilization in percent of each process since the last pass, by pid."""
+    def _utilization(self, ask: NvmlCalls) -> dict[int, float] | None:
+        """Return the latest SM utilization of each process with a sample since the last call, by pid; None if unsupported."""
         try:
             samples = ask("nvmlDeviceGetProcessUtilization", ask.handle, self._since_us)
         except ask.nvml.NVMLError as error:
             # An empty list is raised as the error "SUCCESS".
-            if error.value == ask.nvml.NVML_SUCCESS or ask.reason(error) in {"not_found", "not_supported", "function_not_found"}:
+            if error.value == ask.nvml.NVML_SUCCESS or ask.reason(error) == "not_found":
                 return {}
+            if ask.reason(error) in {"not_supported", "function_not_found"}:
+                return None
             raise
-        latest: dict[int, int] = {}
+        latest: dict[int, float] = {}
         for sample in sorted(samples, key=lambda sample: sample.timeStamp):
-            latest[sample.pid] = sample.smUtil
             self._since_us = max(self._since_us, sample.timeStamp)
+            if sample.smUtil <= 100:
+                latest[sample.pid] = sample.smUtil / 100
         return latest
 
 

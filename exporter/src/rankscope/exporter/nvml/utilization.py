@@ -78,8 +78,9 @@ class BusySeconds(Topic):
         if code:
             raise ask.nvml.NVMLError(code)
         pairs = _SAMPLE.iter_unpack(memoryview(self._buffer)[: self._count.value * _SAMPLE.size])
-        samples = [(stamp_us, by_type(self._kind.value, union) / 100) for stamp_us, union in pairs]
-        return sorted((stamp_us, share) for stamp_us, share in samples if stamp_us > since_us and 0 <= share <= 1)
+        samples = ((stamp_us, by_type(self._kind.value, union) / 100) for stamp_us, union in pairs)
+        # A dict: of two samples with one time stamp, the later counts.
+        return sorted({stamp_us: share for stamp_us, share in samples if stamp_us > since_us and 0 <= share <= 1}.items())
 
 
 def _busy_s(samples: _Samples, seen_us: int, elapsed_s: float) -> float:

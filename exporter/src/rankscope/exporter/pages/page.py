@@ -129,6 +129,13 @@ class Page:
                 found.append((loop.name, reason))
         return found
 
+    def notes(self) -> list[tuple[str, str]]:
+        """Return name and text of what an operator has to know although all data is fresh: rejected files of the spool."""
+        ranks = self.spool.latest() if self.spool is not None else None
+        if ranks is None or ranks.last is None or not ranks.fresh:
+            return []
+        return [("spool", f"{file.name} of uid {file.uid} is rejected: {file.reason}") for file in ranks.last.rejected_files]
+
     def render(self, accept: str = "", collectors: frozenset[str] | None = None) -> tuple[bytes, str]:
         """Render the page in the format that an Accept header prefers; return it with its content type."""
         families = self.families(collectors)

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
+from rankscope.exporter.errors import DEFECT
 from rankscope.exporter.spool.file import MAX_BYTES, parse, read_regular
 from rankscope.exporter.spool.folder import SpoolFolder, untrusted_reason
 from rankscope.exporter.spool.incremental_parse import Template
+from rankscope.exporter.spool.rejections import RejectedFile, RejectionLog, Rejections
 from rankscope.exporter.spool.series import RankKey, RejectedError, SpoolFamily, SpoolFile, SpoolSeries
 
 MAX_FILES: Final = 1024
@@ -41,8 +43,8 @@ class SpoolSample:
     """Series of all ranks of this node, and statistics of their files.
 
     ``states``: by rank, ``running`` (fresh file), ``disabled`` (fresh file, recorder switched itself off) or ``silent`` (stale
-    file). ``rejected``: number of files by reason. ``duplicates``: number of series left out because a fresher file is about the
-    same rank. ``owners``: uid of the owner of a run's files, by run id.
+    file). ``rejected``: number of files by reason; ``rejected_files`` names the first of them. ``duplicates``: number of series
+    left out because a fresher file is about the same rank. ``owners``: uid of the owner of a run's files, by run id.
     """
 
     families: tuple[SpoolFamily, ...]
@@ -52,6 +54,7 @@ class SpoolSample:
     rejected: dict[str, int]
     duplicates: int
     owners: dict[str, int] = field(default_factory=dict)
+    rejected_files: tuple[RejectedFile, ...] = ()
 
 
 def empty_sample() -> SpoolSample:
@@ -154,6 +157,7 @@ class Spool:
         self._owners: dict[str, int] = {}
         self._owners_of_ranks: dict[RankKey, int] = {}
         self._read_s: float | None = None
+        self._rejection_log = RejectionLog(monotonic)
 
     def read(self) -> SpoolSample:
         """Read all files; raises ``SpoolError`` if the folder cannot be read or trusted."""
@@ -171,7 +175,7 @@ class Spool:
 
     def _read(self, folder_fd: int) -> SpoolSample:
         accepted: list[_Accepted] = []
-        rejected: Counter[str] = Counter()
+        rejected = Rejections()
         seen = _Seen()
         now, now_s = self._now(), self._monotonic()
         found = [one for one in self._files(folder_fd, now, now_s, rejected) if one.age_s <= self._forget_s]
@@ -182,9 +186,12 @@ class Spool:
             except FileNotFoundError:
                 continue
             except RejectedError as error:
-                rejected[error.reason] += 1
+                rejected.add(RejectedFile(one.name, one.status.st_uid, error.reason))
+            except Exception:  # noqa: BLE001  any user can write files: none may hide those of all others
+                rejected.add(RejectedFile(one.name, one.status.st_uid, DEFECT))
         # Owners of runs without files are dropped, so that another user may use the run id.
         self._cache, self._owners, self._read_s = seen.cache, seen.owners, now_s
+        self._rejection_log.report(rejected.files)
         return self._merge(accepted, rejected)
 
     def _accept(self, folder_fd: int, file: _Found, now_s: float, seen: _Seen) -> _Accepted:
@@ -259,7 +266,7 @@ class Spool:
             outcome, template = error.reason, None
         return _Cached(_key(status), status.st_uid, outcome, template, file.age_s, now_s)
 
-    def _merge(self, accepted: list[_Accepted], rejected: Counter[str]) -> SpoolSample:
+    def _merge(self, accepted: list[_Accepted], rejected: Rejections) -> SpoolSample:
         merge = _Merge()
         states: dict[RankKey, State] = {}
         owners: dict[RankKey, int] = {}
@@ -279,7 +286,8 @@ class Spool:
                 merge.add(family)
         self._owners_of_ranks = owners
         ok_files = len(accepted) - stale_files
-        return SpoolSample(merge.result(), states, ok_files, stale_files, dict(+rejected), duplicates, dict(self._owners))
+        named = tuple(rejected.files)
+        return SpoolSample(merge.result(), states, ok_files, stale_files, dict(+rejected), duplicates, dict(self._owners), named)
 
 
 def _in_turns(found: list[_Found], rejected: Counter[str]) -> list[_Found]:

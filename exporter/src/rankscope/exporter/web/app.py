@@ -142,11 +142,14 @@ class App:
 
     async def _ready(self, _request: Request, _query: Query) -> Response:
         body, content_type = await self._rendered.get(_READY, self._readiness)
-        return Response(200 if body == _IS_READY else 503, body, content_type)
+        return Response(200 if body.startswith(_IS_READY) else 503, body, content_type)
 
     def _readiness(self) -> tuple[bytes, str]:
-        lines = "".join(f"{_line(name)}: {_line(reason)}\n" for name, reason in self._page.problems())
-        return (f"not ready\n{lines}".encode() if lines else _IS_READY), TEXT
+        problems, notes = (
+            "".join(f"{_line(name)}: {_line(reason)}\n" for name, reason in lines)
+            for lines in (self._page.problems(), self._page.notes())
+        )
+        return (b"not ready\n" if problems else _IS_READY) + f"{problems}{notes}".encode(), TEXT
 
     async def _landing(self, _request: Request, _query: Query) -> Response:
         body, content_type = await self._rendered.get("/", self._landing_page)
