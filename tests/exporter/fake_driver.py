@@ -198,10 +198,9 @@ def h100_state(index: int) -> State:
     }
 
 
-NVLINK5_COUNTERS = {
+NVLINK5_ERRORS = {
     206: "malformed_packet", 207: "buffer_overrun", 208: "receive", 209: "receive_remote", 210: "receive_general",
-    211: "link_integrity", 212: "transmit_discard", 213: "recovery_succeeded", 214: "recovery_failed", 215: "recovery",
-    219: "effective", 221: "symbol",
+    211: "link_integrity", 212: "transmit_discard", 215: "recovery",
 }  # fmt: skip
 """Fields of all NVLinks together on Blackwell, and our label of each."""
 
@@ -217,7 +216,7 @@ def gb200_state(index: int) -> State:
         "name": "NVIDIA GB200",
         "architecture": 10,
         "capability_major": 10,
-        **{f"field.{number}@{ALL_LINKS}": f"{number} ull" for number in NVLINK5_COUNTERS},
+        **{f"field.{number}@{ALL_LINKS}": f"{number} ull" for number in (*NVLINK5_ERRORS, 213, 214, 219, 221)},
         f"field.202@{ALL_LINKS}": "7168111 ull",
         f"field.204@{ALL_LINKS}": "8192111 ull",
         "field.231": "31 ull",

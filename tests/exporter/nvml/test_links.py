@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.exporter.fake_driver import ALL_LINKS, NVLINK5_COUNTERS, FakeDriver, build_library, gb200_state, h100_state
+from tests.exporter.fake_driver import ALL_LINKS, NVLINK5_ERRORS, FakeDriver, build_library, gb200_state, h100_state
 from tests.exporter.nvml.asked_gpu import opened, sample_of
 
 NVLINK = frozenset({"gpu", "nvlink", "nvlink_link"})
@@ -49,10 +49,12 @@ def test_a_sum_with_a_link_missing_is_not_told(tmp_path: Path) -> None:
 def test_blackwell_and_grace_have_counters_of_their_own(tmp_path: Path) -> None:
     sample = sample_of(FakeDriver(tmp_path, build_library(), [gb200_state(0)]), 0, NVLINK)
 
-    assert sample.all("gpu_nvlink_errors_total") == {(kind,): number for number, kind in NVLINK5_COUNTERS.items()}
+    assert sample.all("gpu_nvlink_errors_total") == {(kind,): number for number, kind in NVLINK5_ERRORS.items()}
+    assert sample.all("gpu_nvlink_recoveries_total") == {("succeeded",): 213, ("failed",): 214}
+    assert sample.all("gpu_nvlink_physical_errors_total") == {("effective",): 219, ("symbol",): 221}
     assert sample.all("gpu_c2c_errors_total") == {("crc",): 31, ("replay",): 32, ("replay_back_to_back",): 33}
     assert sample.value("gpu_nvlink_transmit_bytes_total") == 7000 * 1024
-    assert {kind for metric, kind in sample.absent if metric == "gpu_nvlink_errors_total"} == {
+    assert {kind for metric, *kinds in sample.absent if metric == "gpu_nvlink_errors_total" for kind in kinds} == {
         "crc_flit", "crc_data", "replay", "ecc",
     }  # fmt: skip
     assert sample.errors == {}
@@ -91,7 +93,7 @@ def test_without_nvlinks_everything_of_them_is_absent(tmp_path: Path) -> None:
     absent = {metric for metric, *_ in sample.absent}
     assert absent == {
         "gpu_nvlink_links", "gpu_nvlink_link_up", "gpu_nvlink_transmit_bytes_total", "gpu_nvlink_receive_bytes_total",
-        "gpu_nvlink_errors_total", "gpu_c2c_errors_total",
+        "gpu_nvlink_errors_total", "gpu_nvlink_recoveries_total", "gpu_nvlink_physical_errors_total", "gpu_c2c_errors_total",
     }  # fmt: skip
     assert sample.errors == {}
 

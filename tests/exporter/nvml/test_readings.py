@@ -11,7 +11,6 @@ from tests.exporter.fake_driver import (
     ALL_LINKS,
     MIB,
     NO_PROCESS,
-    NVLINK5_COUNTERS,
     FakeDriver,
     State,
     a100_state,
@@ -164,10 +163,13 @@ def test_what_a_gpu_lacks_is_no_error_of_a_collector(which: str, request: pytest
 
 
 def test_what_an_h100_lacks(h100: Sample) -> None:
-    of_others = {"crc_data", "ecc", *NVLINK5_COUNTERS.values()} - {"recovery"}
-    assert h100.absent == {("gpu_nvlink_errors_total", kind): "not_supported" for kind in of_others} | {
+    assert h100.absent == {
+        ("gpu_nvlink_errors_total", "crc_data"): "not_supported",
+        ("gpu_nvlink_errors_total", "ecc"): "not_supported",
         ("gpu_fan_speed_ratio",): "no_fans",
         ("gpu_c2c_errors_total",): "not_supported",
+        ("gpu_nvlink_recoveries_total",): "not_supported",
+        ("gpu_nvlink_physical_errors_total",): "not_supported",
         ("gpu_vgpu_license_status",): "no_vgpu_guest",
         ("gpu_retired_pages",): "not_supported",
         ("gpu_retired_pages_pending",): "not_supported",
@@ -293,7 +295,8 @@ def test_numbers_with_all_bits_set_are_no_readings_of_any_topic(tmp_path: Path, 
         ("fans", ONES_32, {"gpu_fan_speed_ratio"}),
         ("mig", ONES_32, {"gpu_mig_enabled", "gpu_mig_instances"}),
         ("nvlink.5", ONES_32, {"gpu_nvlink_links", "gpu_nvlink_link_up", "gpu_nvlink_errors_total",
-                               "gpu_nvlink_transmit_bytes_total", "gpu_nvlink_receive_bytes_total"}),
+                               "gpu_nvlink_transmit_bytes_total", "gpu_nvlink_receive_bytes_total",
+                               "gpu_nvlink_recoveries_total", "gpu_nvlink_physical_errors_total"}),
         ("virtualization", ONES_64, {"gpu_virtualization_mode", "gpu_vgpu_license_status"}),
         ("energy", ONES_64, {"gpu_energy_joules_total"}),
         ("memory_used", ONES_64, {"gpu_memory_used_bytes"}),

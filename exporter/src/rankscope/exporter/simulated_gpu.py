@@ -150,7 +150,8 @@ class SimulatedGpu:
         """Yield the metrics that such a board does not support."""
         yield Absent("gpu_fan_speed_ratio", "not_supported")
         yield Absent("gpu_vgpu_license_status", "not_supported")
-        yield Absent("gpu_c2c_errors_total", "not_supported")
+        for metric in ("gpu_c2c_errors_total", "gpu_nvlink_recoveries_total", "gpu_nvlink_physical_errors_total"):
+            yield Absent(metric, "not_supported")
         if not self.board.gpm:
             for metric in sorted({reading.metric for reading in _activity(self._load(0), gpm=True)} - _WITHOUT_GPM):
                 yield Absent(metric, "before_hopper")

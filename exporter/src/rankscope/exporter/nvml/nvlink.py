@@ -40,8 +40,6 @@ _ERRORS: Final = {
     "crc_data": (_Source(45),),
     "replay": (_Source(161, _EACH_LINK), _Source(52)),
     "recovery": (_Source(162, _EACH_LINK), _Source(215, _ALL_LINKS), _Source(59)),
-    "recovery_succeeded": (_Source(213, _ALL_LINKS),),
-    "recovery_failed": (_Source(214, _ALL_LINKS),),
     "ecc": (_Source(160),),
     "receive": (_Source(208, _ALL_LINKS),),
     "receive_remote": (_Source(209, _ALL_LINKS),),
@@ -50,9 +48,16 @@ _ERRORS: Final = {
     "buffer_overrun": (_Source(207, _ALL_LINKS),),
     "link_integrity": (_Source(211, _ALL_LINKS),),
     "transmit_discard": (_Source(212, _ALL_LINKS),),
-    "effective": (_Source(219, _ALL_LINKS),),
-    "symbol": (_Source(221, _ALL_LINKS),),
 }
+_RECOVERIES: Final = {"succeeded": (_Source(213, _ALL_LINKS),), "failed": (_Source(214, _ALL_LINKS),)}
+_PHYSICAL: Final = {"effective": (_Source(219, _ALL_LINKS),), "symbol": (_Source(221, _ALL_LINKS),)}
+
+# Metric, label, and the sources of each value of the label; read every 10 s.
+_BY_LABEL: Final = (
+    ("gpu_nvlink_errors_total", "error", _ERRORS),
+    ("gpu_nvlink_recoveries_total", "result", _RECOVERIES),
+    ("gpu_nvlink_physical_errors_total", "error", _PHYSICAL),
+)
 
 
 class _Counter:
@@ -69,6 +74,12 @@ class _Counter:
     def wants(self, links: Iterable[int], now_s: float) -> list[FieldKey]:
         """Return the fields to read; none for a minute after the GPU supported none of them."""
         return [key for source in self._sources for key in source.keys(links)] if self._due_s <= now_s else []
+
+    @property
+    def is_of_another_generation(self) -> bool:
+        """True for a counter of Blackwell on a GPU that does not support it."""
+        newer = all(source.scope == _ALL_LINKS for source in self._sources)
+        return newer and isinstance(self.value, str) and is_lasting(self.value)
 
     def update(self, at: Pass, links: Iterable[int]) -> None:
         """Take the value from the fields of the pass, if they were read; ``links`` are those that ``wants`` was called with."""
@@ -140,22 +151,24 @@ class EachLink(Topic):
 
 
 class NvLinks(Topic):
-    """Number of links by state, and bytes and errors of all links together; all absent without any link."""
+    """Number of links by state, and bytes, errors and recoveries of all links together; all absent without any link."""
 
-    metrics = ("gpu_nvlink_links", *_BYTES, "gpu_nvlink_errors_total")
+    metrics = ("gpu_nvlink_links", *_BYTES, *(metric for metric, _, _ in _BY_LABEL))
     has_fields = True
 
     def __init__(self, links: Links) -> None:
         self._links = links
         self._bytes = {metric: _Counter(sources) for metric, sources in _BYTES.items()}
-        self._errors = {kind: _Counter(sources) for kind, sources in _ERRORS.items()}
+        self._errors = [
+            (metric, ((label, kind),), _Counter(sources)) for metric, label, kinds in _BY_LABEL for kind, sources in kinds.items()
+        ]
         self._errors_due_s = float("-inf")
 
     def wants(self, now_s: float) -> Sequence[FieldKey]:
         """Return the fields of bytes, and every 10 s those of errors, once the links are known."""
         counters = [*self._bytes.values()]
         if self._links.up and self._errors_due_s <= now_s:
-            counters += self._errors.values()
+            counters += [counter for _, _, counter in self._errors]
             self._errors_due_s = now_s + SOMETIMES
         return [key for counter in counters for key in counter.wants(self._links.up, now_s)]
 
@@ -168,9 +181,13 @@ class NvLinks(Topic):
         for metric, counter in self._bytes.items():
             counter.update(at, links)
             _emit(at, metric, counter)
-        for kind, counter in self._errors.items():
+        for _, _, counter in self._errors:
             counter.update(at, links)
-            _emit(at, "gpu_nvlink_errors_total", counter, (("error", kind),))
+        measured = {metric for metric, _, counter in self._errors if not isinstance(counter.value, str)}
+        for metric, labels, counter in self._errors:
+            # A GPU before Blackwell lacks most kinds: that is not worth a series for each.
+            if not (metric in measured and counter.is_of_another_generation):
+                _emit(at, metric, counter, labels)
 
 
 def _emit(at: Pass, metric: str, counter: _Counter, labels: Labels = ()) -> None:
