@@ -13,7 +13,7 @@ from rankscope.alerts.rules.explain import AlertExplained, Explanation, UnknownA
 from rankscope.alerts.rules.rule_file import runbooks
 from rankscope.alerts.rules.tables import OTHERS, POLICIES, policy_of
 from rankscope.alerts.rules.thresholds import DEFAULTS
-from rankscope.exporter.xids import ACTIONABLE, CRITICAL, SOURCE, XIDS
+from rankscope.exporter.xids import ACTIONABLE, CRITICAL, GRADED, SOURCE, XIDS
 
 
 def one(question: str) -> Any:
@@ -21,14 +21,15 @@ def one(question: str) -> Any:
 
 
 def test_every_policy_is_about_codes_that_are_known_and_an_alert_that_there_is() -> None:
-    codes = [code for policy in POLICIES for code in policy.codes]
+    codes = [(code, policy.severity) for policy in POLICIES for code in policy.codes]
     assert len(codes) == len(set(codes))
-    assert set(codes) <= set(XIDS)
+    assert {code for code, _ in codes} <= set(XIDS)
+    assert {code for code, severity in codes if severity} <= GRADED
     assert {name for policy in (*POLICIES, OTHERS) for name in (policy.alert, *policy.also)} <= {*runbooks(), "none"}
 
 
 def test_codes_after_which_one_always_has_to_act_are_critical_and_drain() -> None:
-    assert set(CRITICAL) == {code for policy in POLICIES if policy.alert == "GpuXidCritical" for code in policy.codes}
+    assert set(CRITICAL) <= {code for policy in POLICIES if policy.alert == "GpuXidCritical" for code in policy.codes}
     for code in CRITICAL:
         assert (policy_of(code).alert, policy_of(code).drain) == ("GpuXidCritical", True)
     assert DEFAULTS["GpuXidCritical"]["severity"] == "critical"
@@ -50,6 +51,19 @@ def test_a_code_is_explained_by_fact_source_and_policy() -> None:
         assert (told.source, told.read_on) == (SOURCE.title, SOURCE.read_on.isoformat())
         assert (told.alert, told.severity, told.drain) == ("GpuXidCritical", "critical", True)
         assert told.runbook == runbooks()["GpuXidCritical"]
+
+
+def test_the_severity_of_an_nvlink_error_decides_what_to_do() -> None:
+    for code in GRADED:
+        told = one(str(code))
+        fatal, non_fatal = told.by_severity
+        assert (fatal.severity, fatal.alert, fatal.drain) == ("fatal", "GpuXidCritical", True)
+        assert (non_fatal.severity, non_fatal.alert, non_fatal.drain) == ("non_fatal", "GpuXidRepeated", False)
+        text = explain_text(explain([str(code)]))
+        assert runbooks()["GpuXidCritical"].rstrip() in text
+        assert runbooks()["GpuXidRepeated"].rstrip() in text
+    assert one("79").by_severity == []
+    assert set(one("GpuXidCritical").xids) >= GRADED
 
 
 def test_what_is_not_known_is_not_made_up() -> None:

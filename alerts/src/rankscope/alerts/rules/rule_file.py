@@ -163,7 +163,9 @@ def _measured(settings: Mapping[str, Value]) -> dict[str, Value]:
 
 def _xid_values() -> dict[str, Value]:
     """Values for the Xids of each alert: a regular expression of the codes, and a template of their meanings."""
-    by_alert = {policy.alert: policy.codes for policy in POLICIES}
+    by_alert: dict[str, tuple[int, ...]] = {}
+    for policy in POLICIES:
+        by_alert[policy.alert] = (*by_alert.get(policy.alert, ()), *policy.codes)
     codes = {f"xids.{alert}": "|".join(map(str, codes)) for alert, codes in by_alert.items()}
     meanings = {f"meanings.{alert}": _meanings(codes) for alert, codes in by_alert.items()}
     return {**codes, **meanings}

@@ -35,6 +35,7 @@ class XidCollector:
             for line in self._kernel_log.read():
                 self._journal.record_line(line, uuids.get(line.pci_bus_id, "") if line.kind == "xid" else "")
             self._problems.report(self._kernel_log.problem)
+            self._journal.expects_lines = self._kernel_log.problem is None
             own += [
                 Series("rankscope_exporter_kernel_log_readable", float(self._kernel_log.problem is None)),
                 Series("rankscope_exporter_kernel_log_lost_lines_total", self._kernel_log.lost),
