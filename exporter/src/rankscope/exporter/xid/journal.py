@@ -1,4 +1,4 @@
-"""The Xid journal: every error of a GPU or NVSwitch, counted once, with the job on the GPU at that time.
+"""The Xid journal: every error of a GPU or NVSwitch, counted once, with the job on the GPU at that time; and resets of GPUs.
 
 The same error arrives as an NVML event, as a line of the kernel log, and as the same line again after a restart. NVML events and
 kernel log lines are matched one to one: an event and a line of the same device and code at about the same time are one error; two
@@ -20,7 +20,7 @@ import msgspec
 from rankscope.base.process import boot_id as this_boot_id
 from rankscope.exporter.logs import ProblemLog
 from rankscope.exporter.source import GpuIdentity, Series, XidEvent
-from rankscope.exporter.xid.entry import SCHEMA, KernelXid, Snapshot, XidEntry
+from rankscope.exporter.xid.entry import SCHEMA, KernelXid, Snapshot, Tally, XidEntry
 from rankscope.exporter.xid.journal_file import JournalError, JournalFile, Loaded
 from rankscope.exporter.xid.tallies import Tallies
 from rankscope.exporter.xids import CRITICAL
@@ -40,7 +40,8 @@ The event has the time at which it was read, which can be long after the error w
 _FALLEN_S: Final = 300.0
 _LIVE_S: Final = 10.0
 _MAX_DELAY_S: Final = 120.0
-_TIMED_CODES: Final = 2  # the last code is often a consequence of the one before it
+_CLOCK_STEP_S: Final = 1.0
+"""A difference between the clocks that changes by less is noise."""
 _MAX_JOB_ID: Final = 128
 
 _Key = tuple[str, str, int, str]
@@ -81,6 +82,7 @@ class XidJournal:
         self._last_seq = -1
         self._nothing_saved = False
         self._last_series: tuple[tuple[GpuIdentity, ...], tuple[Series, ...]] | None = None
+        self._boot_unix_s = now() - self._began_boot_s
         if self._file is not None:
             with contextlib.suppress(JournalError):  # counting continues without the file; flush reports why
                 self._start_from(self._file.load())
@@ -105,6 +107,23 @@ class XidJournal:
         seen = KernelXid(kind="xid", seen_by="nvml", pci_bus_id=pci_bus_id, code=event.xid, text="", seq=-1, boot_s=boot_s)
         self._observe(seen, uuid)
 
+    def record_reset(self, uuid: str, pci_bus_id: str, boot_s: float) -> None:
+        """Record that the GPU was opened after a reset, at ``boot_s`` on the monotonic clock."""
+        unix_s = self._now() - (self._monotonic() - boot_s)
+        with self._memory:
+            entry = XidEntry(
+                id=self._last_id + 1,
+                kind="reset",
+                pci_bus_id=pci_bus_id,
+                uuid=uuid,
+                code=0,
+                unix_s=round(unix_s, 3),
+                boot_id=self._boot_id,
+                boot_s=round(boot_s, 3),
+                seen_by=(),
+            )
+            self._put(entry, unsaved=True)
+
     def record_line(self, line: KernelXid, uuid: str = "") -> None:
         """Record a line of the kernel log, unless it is known already. ``uuid`` is that of the GPU at its address, if known."""
         if line.seq > self.last_seq:
@@ -126,7 +145,10 @@ class XidJournal:
         Critical codes of a GPU start at zero; other codes appear when they first occur.
         """
         known = tuple(identities)
+        boot_unix_s = self._now() - self._monotonic()
         with self._memory:
+            if abs(boot_unix_s - self._boot_unix_s) > _CLOCK_STEP_S:
+                self._boot_unix_s, self._last_series = boot_unix_s, None
             if self._last_series is None or self._last_series[0] != known:
                 self._identify({identity.pci_bus_id: identity.uuid for identity in known})
                 series = tuple(one for identity in known for one in self._of_gpu(identity.uuid)) + tuple(self._of_switches())
@@ -243,10 +265,11 @@ class XidJournal:
             labels = (("uuid", uuid), ("xid", code))
             tally = tallies.get(code)
             yield Series("gpu_xid_errors_total", tally.count if tally else 0, labels)
-        # Only of the last codes, to bound the series of a faulty GPU. The history of the counters shows the times of the others.
-        by_time = sorted(tallies.values(), key=lambda tally: tally.unix_s)
-        for tally in by_time[-_TIMED_CODES:]:
-            yield Series("gpu_xid_last_timestamp_seconds", tally.unix_s, (("uuid", uuid), ("xid", tally.code)))
+        by_time = sorted(tallies.values(), key=self._time_of)
+        for tally in by_time:
+            yield Series("gpu_xid_last_timestamp_seconds", self._time_of(tally), (("uuid", uuid), ("xid", tally.code)))
+        resets = map(self._time_of, self._tallies.of_gpu(uuid, "reset").values())
+        yield Series("gpu_last_reset_timestamp_seconds", max((self._boot_time(), *resets)), (("uuid", uuid),))
         for tally in [one for one in by_time if one.job_id is not None][-1:]:
             job = (("xid", tally.code), ("job_id", tally.job_id or ""))
             yield Series("gpu_xid_last_job_info", 1, (("uuid", uuid), *job))
@@ -256,7 +279,16 @@ class XidJournal:
         for tally in self._tallies.of_switches():
             labels = (("pci_bus_id", tally.device), ("sxid", tally.code), ("severity", tally.severity))
             yield Series("nvswitch_sxid_errors_total", tally.count, labels)
-            yield Series("nvswitch_sxid_last_timestamp_seconds", tally.unix_s, labels)
+            yield Series("nvswitch_sxid_last_timestamp_seconds", self._time_of(tally), labels)
+
+    def _time_of(self, tally: Tally) -> float:
+        """Return the time on the present wall clock, which may have been set since. An earlier boot ended before this one began."""
+        if tally.boot_id == self._boot_id:
+            return round(self._boot_unix_s + tally.boot_s, 3)
+        return min(tally.unix_s, self._boot_time())
+
+    def _boot_time(self) -> float:
+        return round(self._boot_unix_s, 3)
 
     def _start_from(self, loaded: Loaded) -> None:
         snapshot = loaded.snapshot

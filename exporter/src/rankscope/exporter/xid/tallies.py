@@ -59,9 +59,9 @@ class Tallies:
         )
         self._put(device, tally)
 
-    def of_gpu(self, uuid: str) -> dict[str, Tally]:
-        """Return a GPU's tallies by code."""
-        return self._of.get(("xid", uuid, ""), {})
+    def of_gpu(self, uuid: str, kind: Kind = "xid") -> dict[str, Tally]:
+        """Return a GPU's tallies of one kind by code."""
+        return self._of.get((kind, uuid, ""), {})
 
     def of_switches(self) -> list[Tally]:
         """Return the tallies of all NVSwitches."""
