@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.exporter.xid.journal_node import GPU, SWITCH, Node, values
+from tests.exporter.xid.journal_node import GPU, PCI, SWITCH, Node, values
 
 from rankscope.exporter.source import GpuIdentity
 from rankscope.exporter.xid.entry import KernelXid
-from rankscope.exporter.xid.journal import RECENT_S, SEVERITY_WAIT_S
+from rankscope.exporter.xid.journal import SEVERITY_WAIT_S
 from rankscope.exporter.xid.matching import EARLY_S, LATE_S
+from rankscope.exporter.xid.series import RECENT_S
 from rankscope.exporter.xid.tallies import NEW_CODES, NEW_CODES_S
 from rankscope.exporter.xids import ACTIONABLE, CRITICAL, GRADED
 
@@ -182,6 +183,42 @@ def test_a_wall_clock_that_jumps_neither_splits_nor_merges_errors(node: Node) ->
     node.unix_s -= 5_000_000
     node.event(79)
     assert node.values("gpu_xid_last_timestamp_seconds", xid="79") == [node.unix_s]
+
+
+def test_times_follow_a_clock_that_was_set(node: Node) -> None:
+    node.event(79)
+    assert node.values("gpu_xid_last_timestamp_seconds") == [1_000_000.0]
+    node.wait(60)
+    node.unix_s -= 30 * 86_400.0
+    assert node.values("gpu_xid_last_timestamp_seconds") == [node.unix_s - 60]
+
+    # The errors of an earlier boot are from before this one, whatever their clock was
+    node.unix_s += 60 * 86_400.0
+    node.event(62)
+    node.unix_s -= 30 * 86_400.0
+    node.boot_id, node.boot_s = "boot-2", 10.0
+    node.restart()
+    assert node.values("gpu_xid_last_timestamp_seconds", xid="62") == [node.unix_s - 10]
+    assert node.values("gpu_last_reset_timestamp_seconds") == [node.unix_s - 10]
+
+
+def test_a_reset_is_the_last_one_or_the_boot_and_outlives_the_exporter(node: Node) -> None:
+    booted = node.unix_s - node.boot_s
+    assert node.values("gpu_last_reset_timestamp_seconds") == [booted]
+    node.event(62)
+    node.wait(600)
+    node.journal.record_reset(GPU.uuid, PCI, node.boot_s - 5)
+    node.wait(1)
+    node.event(62)
+    assert node.values("gpu_last_reset_timestamp_seconds") == [node.unix_s - 6]
+    assert node.values("gpu_xid_last_timestamp_seconds", xid="62") == [node.unix_s]
+    assert node.count(62) == 2
+
+    node.wait(1)
+    node.unix_s += 86_400.0
+    node.restart()
+    assert node.values("gpu_last_reset_timestamp_seconds") == [node.unix_s - 7]
+    assert node.values("gpu_xid_last_code") == [0.0]
 
 
 def test_an_older_error_found_later_is_not_the_last(node: Node) -> None:

@@ -19,7 +19,10 @@ from rankscope.exporter.source import DownReason, GpuIdentity, GpuSample, GpuSta
 
 logger = logging.getLogger(__name__)
 
-_WITHOUT_PROCESS: Final = ("missing", "not_in_driver", "no_driver", "released")
+_UNTIL_RESET: Final = ("released", "lost", "missing", "not_in_driver", "no_driver", "library_mismatch")
+"""A GPU that was down for one of these reasons and answers again was initialised anew in between."""
+_ENERGY: Final = "gpu_energy_joules_total"
+_WITHOUT_PROCESS: Final = ("missing", "not_in_driver", "no_driver", "library_mismatch", "released")
 
 
 class Down(msgspec.Struct, frozen=True):
@@ -43,6 +46,7 @@ class GpuSlot:
         interval_s: float,
         patience: Patience,
         on_xid: Callable[[GpuIdentity, XidEvent], None],
+        on_reset: Callable[[GpuIdentity, float], None],
     ) -> None:
         self.pci_bus_id = pci_bus_id
         self.identity: GpuIdentity | None = None
@@ -57,7 +61,10 @@ class GpuSlot:
         self._interval_s = interval_s
         self._patience = patience
         self._on_xid = on_xid
+        self._on_reset = on_reset
+        self._was_reset = False
         self._opened = False
+        self._opened_s = 0.0
         self._end_explained = False
         self._started_at = 0.0
         self._ever_started = False
@@ -145,6 +152,8 @@ class GpuSlot:
         if isinstance(message, Sampled):
             # Apply it even if the sample is discarded: the next one carries only differences, and an Xid is sent once.
             readings = self._counters.carry_on(message.sample.readings)
+            if message.places is None:  # the first sample of a process
+                self._was_reset |= 0 < _energy(readings) < _energy(self._readings)
             self._readings = merged(self._readings, readings, message.places)
             self._hand_on_xids(message.sample.identity, message.sample.xids)
         elif isinstance(message, Failed) and self.identity is not None:
@@ -153,8 +162,8 @@ class GpuSlot:
             return  # sent before the process noticed that it has to exit
         if isinstance(message, Opened):
             if self.identity is not None and self.identity.uuid != message.identity.uuid:
-                self._counters = Continuity()  # another GPU is in its place
-            self.identity, self._opened = message.identity, True
+                self._counters, self._readings = Continuity(), ()  # another GPU is in its place
+            self.identity, self._opened, self._opened_s = message.identity, True, now
         elif isinstance(message, Sampled):
             self._take(message, now)
         elif isinstance(message, Failed):
@@ -167,6 +176,9 @@ class GpuSlot:
         if now - self._started_at > 2 * self._delay_s():
             self._failures = 0
         self.down = None
+        if self._was_reset:
+            self._was_reset = False
+            self._on_reset(self.identity, self._opened_s)
         if self.logged_down:
             logger.info("GPU %s answers again", self.identity.uuid, extra={"pci_bus_id": self.pci_bus_id})
             self.logged_down = False
@@ -202,7 +214,7 @@ class GpuSlot:
 
     def give_up_release(self, now: float) -> None:
         """Cancel a release that failed because this GPU's process or another one does not leave the driver."""
-        self.released_until = None
+        self.released_until, self._was_reset = None, False
         self.try_again(now)
         if self.down is not None and self.down.reason == "released":
             if self.child is None:
@@ -216,6 +228,7 @@ class GpuSlot:
 
     def start_afresh(self, now: float) -> None:
         """End a process that holds the library of a replaced driver, and retry now."""
+        self._was_reset = True
         self.try_again(now)
         if self.child is not None:
             if self.down is None:
@@ -291,9 +304,15 @@ class GpuSlot:
         else:
             since_unix_s = self._sample.unix_s if self._sample is not None else time.time()
         self.down, self._sample = Down(reason, detail, since_unix_s, call), None
+        self._was_reset |= reason in _UNTIL_RESET
         if reason == "starting" or (before is not None and before.reason == reason):
             return
         self.logged_down = True
         # The handler of the release request has logged it.
         level = logging.DEBUG if reason == "released" else logging.WARNING
         logger.log(level, "GPU %s is down (%s): %s", self.name, reason, detail, extra={"pci_bus_id": self.pci_bus_id})
+
+
+def _energy(readings: tuple[Reading, ...]) -> float:
+    """Return the energy that the driver has counted since it initialised the GPU; 0 if unknown."""
+    return next((reading.value for reading in readings if reading.metric == _ENERGY), 0.0)

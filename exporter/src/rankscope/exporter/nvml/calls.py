@@ -23,7 +23,7 @@ _DOWN: Final[dict[str, DownReason]] = {
     "uninitialized": "no_driver",
     "driver_not_loaded": "no_driver",
     "library_not_found": "no_driver",
-    "lib_rm_version_mismatch": "no_driver",
+    "lib_rm_version_mismatch": "library_mismatch",
 }
 
 IMPLAUSIBLE: Final = "implausible"

@@ -26,6 +26,10 @@ class XidCollector:
         """Record an NVML event. Call it once per event; thread-safe, and does not wait for the disk."""
         self._journal.record(identity.uuid, identity.pci_bus_id, event)
 
+    def on_reset(self, identity: GpuIdentity, monotonic_s: float) -> None:
+        """Record that a GPU answers again after a reset; thread-safe, and does not wait for the disk."""
+        self._journal.record_reset(identity.uuid, identity.pci_bus_id, monotonic_s)
+
     def read(self, state: FleetState) -> tuple[Series, ...]:
         """Read the kernel log, write new errors to the journal, and return the series."""
         identities = [gpu.identity for gpu in state.gpus]

@@ -8,7 +8,8 @@ import msgspec
 
 SCHEMA = "rankscope.xids/1"
 
-Kind = Literal["xid", "sxid"]
+Kind = Literal["xid", "sxid", "reset"]
+"""``reset``: not an error, but a reset of the GPU, which repairs what errors before it were about. Its code is 0."""
 Severity = Literal["", "fatal", "non_fatal"]
 """As the line says; empty for a code without a severity, and for an NVML event, which has none."""
 SeenBy = Literal["nvml", "kernel_log", "kernel_log_fallen"]
@@ -32,7 +33,7 @@ class KernelXid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class XidEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="entry"):
-    """One error, from one or several sources. In the file, a later line with the same ``id`` replaces the earlier one.
+    """One error or reset, from one or several sources. In the file, a later line with the same ``id`` replaces the earlier one.
 
     Attributes:
         uuid: uuid of the GPU; empty for an NVSwitch, and for a GPU that is not identified yet.

@@ -1,4 +1,4 @@
-"""The Xid journal: every error of a GPU or NVSwitch, counted once, with the job on the GPU at that time.
+"""The Xid journal: every error of a GPU or NVSwitch, counted once, with the job on the GPU at that time; and resets of GPUs.
 
 The same error arrives as an NVML event, as a line of the kernel log, and as the same line again after a restart (``matching``).
 Only the line has the severity of an NVLink error, so its event is counted together with the line, or alone if none comes within
@@ -11,7 +11,6 @@ import contextlib
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
@@ -21,10 +20,10 @@ import msgspec
 from rankscope.base.process import boot_id as this_boot_id
 from rankscope.exporter.logs import ProblemLog
 from rankscope.exporter.source import GpuIdentity, Series, XidEvent
-from rankscope.exporter.xid.entry import SCHEMA, KernelXid, Snapshot, XidEntry
+from rankscope.exporter.xid.entry import SCHEMA, KernelXid, Snapshot, Tally, XidEntry
 from rankscope.exporter.xid.journal_file import JournalError, JournalFile, Loaded
 from rankscope.exporter.xid.matching import LATE_S, Key, is_repeat, key_of, may_be_same, merged
-from rankscope.exporter.xid.series import series_of_gpu, series_of_switches
+from rankscope.exporter.xid.series import RECENT_S, RecentErrors, recent_errors, series_of_gpu, series_of_switches
 from rankscope.exporter.xid.tallies import NEW_CODES, Tallies
 from rankscope.exporter.xids import GRADED
 
@@ -36,14 +35,11 @@ MAX_ENTRIES: Final = 1024
 SEVERITY_WAIT_S: Final = 5.0
 """Seconds for which the event of an NVLink error waits for the line with its severity."""
 
-RECENT_S: Final = 300.0
-"""Age in seconds up to which an error is recent (``gpu_xid_recent_errors``)."""
-
 _LIVE_S: Final = 10.0
 _MAX_DELAY_S: Final = 120.0
+_CLOCK_STEP_S: Final = 1.0
+"""A difference between the clocks that changes by less is noise."""
 _MAX_JOB_ID: Final = 128
-
-_Recent = dict[tuple[str, int], int]
 
 
 class XidJournal:
@@ -84,7 +80,8 @@ class XidJournal:
         self._nothing_saved = False
         self._uncounted: dict[int, None] = {}
         self._last_put_s = float("-inf")
-        self._last_series: tuple[tuple[GpuIdentity, ...], _Recent, tuple[Series, ...]] | None = None
+        self._last_series: tuple[tuple[GpuIdentity, ...], RecentErrors, tuple[Series, ...]] | None = None
+        self._boot_unix_s = now() - self._began_boot_s
         if self._file is not None:
             with contextlib.suppress(JournalError):  # counting continues without the file; flush reports why
                 self._start_from(self._file.load())
@@ -109,6 +106,23 @@ class XidJournal:
         seen = KernelXid(kind="xid", seen_by="nvml", pci_bus_id=pci_bus_id, code=event.xid, text="", seq=-1, boot_s=boot_s)
         self._observe(seen, uuid)
 
+    def record_reset(self, uuid: str, pci_bus_id: str, boot_s: float) -> None:
+        """Record that the GPU was opened after a reset, at ``boot_s`` on the monotonic clock."""
+        unix_s = self._now() - (self._monotonic() - boot_s)
+        with self._memory:
+            entry = XidEntry(
+                id=self._last_id + 1,
+                kind="reset",
+                pci_bus_id=pci_bus_id,
+                uuid=uuid,
+                code=0,
+                unix_s=round(unix_s, 3),
+                boot_id=self._boot_id,
+                boot_s=round(boot_s, 3),
+                seen_by=(),
+            )
+            self._put(entry, unsaved=True)
+
     def record_line(self, line: KernelXid, uuid: str = "") -> None:
         """Record a line of the kernel log, unless it is known already. ``uuid`` is that of the GPU at its address, if known."""
         if line.seq > self.last_seq:
@@ -130,7 +144,10 @@ class XidJournal:
         Critical codes of a GPU start at zero; other codes appear when they first occur.
         """
         known = tuple(identities)
+        boot_unix_s = self._now() - self._monotonic()
         with self._memory:
+            if abs(boot_unix_s - self._boot_unix_s) > _CLOCK_STEP_S:
+                self._boot_unix_s, self._last_series = boot_unix_s, None
             if self._last_series is None or self._last_series[0] != known:
                 self._identify({identity.pci_bus_id: identity.uuid for identity in known})
             self._count_what_waited()
@@ -146,10 +163,12 @@ class XidJournal:
                         self._tallies.of_gpu(identity.uuid),
                         last_code=self._last_codes.get(identity.uuid, (0.0, 0))[1],
                         recent={code: count for (uuid, code), count in recent.items() if uuid == identity.uuid},
+                        last_reset_s=max((self._boot_time(), *map(self._time_of, self._tallies.of_gpu(identity.uuid, "reset")))),
+                        time_of=self._time_of,
                     )
                 )
                 # Cached, because errors are rare and most pages are equal.
-                self._last_series = known, recent, (*of_gpus, *series_of_switches(self._tallies.of_switches()))
+                self._last_series = known, recent, (*of_gpus, *series_of_switches(self._tallies.of_switches(), self._time_of))
             return self._last_series[2]
 
     def flush(self) -> None:
@@ -258,17 +277,11 @@ class XidJournal:
             elif entry.device and not self._awaits_severity(entry):
                 self._count(entry)
 
-    def _recent(self) -> _Recent:
-        """Return the number of recent errors by uuid and code."""
-        if self._monotonic() - self._last_put_s > RECENT_S:
+    def _recent(self) -> RecentErrors:
+        boot_now = self._monotonic()
+        if boot_now - self._last_put_s > RECENT_S:
             return {}
-        recent: Counter[tuple[str, int]] = Counter()
-        boot_now, now = self._monotonic(), self._now()
-        for entry in self._entries.values():
-            age_s = boot_now - entry.boot_s if entry.boot_id == self._boot_id else now - entry.unix_s
-            if entry.kind == "xid" and entry.uuid and 0 <= age_s < RECENT_S:
-                recent[entry.uuid, entry.code] += 1
-        return dict(recent)
+        return recent_errors(self._entries.values(), boot_id=self._boot_id, boot_now=boot_now, now=self._now())
 
     def _keep(self, entry: XidEntry) -> None:
         self._entries[entry.id] = entry
@@ -295,6 +308,15 @@ class XidJournal:
         for entry in [one for one in self._entries.values() if not one.device and one.boot_id == self._boot_id]:
             if uuid := uuids.get(entry.pci_bus_id):
                 self._put(msgspec.structs.replace(entry, uuid=uuid), unsaved=True)
+
+    def _time_of(self, tally: Tally) -> float:
+        """Return the time on the present wall clock, which may have been set since; an error of an earlier boot precedes this one."""
+        if tally.boot_id == self._boot_id:
+            return round(self._boot_unix_s + tally.boot_s, 3)
+        return min(tally.unix_s, self._boot_time())
+
+    def _boot_time(self) -> float:
+        return round(self._boot_unix_s, 3)
 
     def _start_from(self, loaded: Loaded) -> None:
         snapshot = loaded.snapshot

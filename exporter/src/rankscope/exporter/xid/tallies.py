@@ -88,9 +88,9 @@ class Tallies:
         """Return the codes of a device whose series have to wait."""
         return [code for code, _ in self._waiting.get(device, {})]
 
-    def of_gpu(self, uuid: str) -> list[Tally]:
-        """Return a GPU's tallies that have series, in the order in which their codes appeared."""
-        return self._with_series(("xid", uuid))
+    def of_gpu(self, uuid: str, kind: Kind = "xid") -> list[Tally]:
+        """Return a GPU's tallies of one kind that have series, in the order in which their codes appeared."""
+        return self._with_series((kind, uuid))
 
     def of_switches(self) -> Iterator[Tally]:
         """Yield the tallies of all NVSwitches that have series."""
