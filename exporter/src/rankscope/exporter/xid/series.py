@@ -19,7 +19,7 @@ _UNKNOWN_SEVERITY: Final = "unknown"
 
 
 def recent_errors(entries: Iterable[XidEntry], *, boot_id: str, boot_now: float, now: float) -> RecentErrors:
-    """Return the number of Xid errors of the last ``RECENT_S`` seconds by uuid and code, at ``boot_now`` of the boot ``boot_id``."""
+    """Return the number of Xid errors of the last ``RECENT_S`` seconds by uuid and code; ``boot_now`` is in ``boot_id``."""
     recent: Counter[tuple[str, int]] = Counter()
     for entry in entries:
         age_s = boot_now - entry.boot_s if entry.boot_id == boot_id else now - entry.unix_s
