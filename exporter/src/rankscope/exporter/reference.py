@@ -38,7 +38,7 @@ def xid_table() -> str:
     """Return a Markdown table of the Xids."""
     lines = ["| Xid | name | meaning | mostly from | usual action | needs an operator |", "|---|---|---|---|---|---|"]
     for xid in sorted(XIDS.values(), key=lambda one: one.code):
-        act = "yes" if xid.actionable else ""
+        act = "if it is fatal" if xid.graded else "yes" if xid.actionable else ""
         lines.append(f"| {xid.code} | `{xid.name}` | {xid.meaning} | {xid.cause} | {xid.action.replace('_', ' ')} | {act} |")
     return "\n".join(lines) + "\n"
 
