@@ -300,6 +300,23 @@ def test_models_and_hosts_are_excepted(check_cases: Callable[..., None], tmp_pat
 
 
 @pytest.mark.slow
+def test_no_critical_alert_inhibits_the_advice_about_a_contained_error(check_cases: Callable[..., None]) -> None:
+    # Given a contained memory error, and another with an error that every program may be affected by; a reset clears both counts
+    ecc = {f'gpu_ecc_errors_total{{{GPU}, error="uncorrected", memory="dram"}}': fault("0", "1")}
+    kept = dict.fromkeys(ecc, steps((0, "0"), (10, "1")))
+    contained = node(ecc | xid(94, 10), maintenance=False, reset=True)
+    spread = node(ecc | xid(94, 10) | xid(95, 20), maintenance=False, reset=True)
+    check_cases(
+        [
+            case(contained, at(29, "GpuXidWarning", fires=True), paging("GpuEccUncorrected", 0)),
+            case(spread, at(29, "GpuXidWarning", fires=True), at(29, "GpuEccUncorrected", fires=True)),
+            # Maintenance without a reset clears no count, and is no reason to page
+            case(node(kept | xid(94, 10), maintenance=True, reset=False), paging("GpuEccUncorrected", 0)),
+        ]
+    )
+
+
+@pytest.mark.slow
 def test_a_library_of_another_version_is_one_alert(check_cases: Callable[..., None]) -> None:
     # Given a driver that nothing can open, on a node with two GPUs and the collectors that read them
     series = {f"rankscope_exporter_driver_answers{{{NODE}}}": "0x300", f"rankscope_exporter_unidentified_gpus{{{NODE}}}": "0x300"}
