@@ -282,7 +282,7 @@ class XidJournal:
             yield Series("nvswitch_sxid_last_timestamp_seconds", self._time_of(tally), labels)
 
     def _time_of(self, tally: Tally) -> float:
-        """Return the time on the present wall clock, which may have been set since; an error of an earlier boot precedes this one."""
+        """Return the time by the present wall clock, which may have been set since; that of an earlier boot precedes this one."""
         if tally.boot_id == self._boot_id:
             return round(self._boot_unix_s + tally.boot_s, 3)
         return min(tally.unix_s, self._boot_time())
