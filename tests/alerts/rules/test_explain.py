@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import jsonschema
 import msgspec
 import pytest
+import yaml
 
 from rankscope.alerts.rules.explain import AlertExplained, Explanation, UnknownAlertError, XidExplained, explain, explain_text
-from rankscope.alerts.rules.rule_file import runbooks
+from rankscope.alerts.rules.rule_file import rules_text, runbooks
 from rankscope.alerts.rules.tables import OTHERS, POLICIES, policy_of
 from rankscope.alerts.rules.thresholds import DEFAULTS
 from rankscope.exporter.xids import ACTIONABLE, CRITICAL, GRADED, SOURCE, XIDS
@@ -41,6 +43,49 @@ def test_of_every_code_that_asks_for_somebody_an_alert_tells() -> None:
     for code in ACTIONABLE:
         assert policy_of(code) is not OTHERS, code
         assert policy_of(code).alert != "none", code
+
+
+UNUSABLE = ("stopped working.", "no longer answers", "not be initialised", "does not recover", "every program", "did not answer")
+"""Words of a meaning after which the GPU cannot go on."""
+USABLE = ("contained to one", "healthy", "all corrected", "when it is free", "at the next reset", "not fatal")
+
+
+def test_meaning_action_policy_alert_and_runbook_of_each_code_agree() -> None:
+    rules = {
+        rule["alert"]: rule for group in yaml.safe_load(rules_text())["groups"] for rule in group["rules"] if "alert" in rule
+    }
+    for code, xid in XIDS.items():
+        policy = policy_of(code)
+        # A GPU that cannot be used is drained at once, by a critical alert
+        critical = policy.alert == "GpuXidCritical"
+        assert xid.critical == critical, code
+        assert not (critical and any(words in xid.meaning for words in USABLE)), code
+        assert critical or not any(words in xid.meaning for words in UNUSABLE), code
+        # A reset at once means that nothing runs before it; one that may wait says so in the meaning
+        if xid.action in ("reset_gpu", "reboot"):
+            assert critical or any(words in xid.meaning for words in USABLE), code
+        if policy.alert == "none":
+            continue
+        alert = rules[policy.alert]
+        text = " ".join(alert["annotations"]["description"].split())
+        page = " ".join(runbooks()[policy.alert].partition("## What to do")[2].split())
+        assert policy.drain == (alert["labels"]["severity"] == "critical"), code
+        assert policy.drain == ("Take the node out of service (" in text), code
+        if policy.alert in ("GpuXidCritical", "GpuXidWarning"):
+            assert f'$labels.xid "{code}" }}}}{xid.meaning}' in text, code
+            assert re.search(rf"\b{code}\b", page), code
+            assert critical != ("may stay" in text), code
+            assert critical != ("may stay" in page), code
+
+
+def test_codes_of_a_runbook_are_sorted_by_what_to_do() -> None:
+    for alert in ("GpuXidCritical", "GpuXidWarning"):
+        page = " ".join(runbooks()[alert].partition("## What to do")[2].split())
+        by_action: dict[str, list[int]] = {}
+        for code in (code for policy in POLICIES if policy.alert == alert for code in policy.codes):
+            by_action.setdefault(XIDS[code].action, []).append(code)
+        for codes in by_action.values():
+            assert ", ".join(map(str, codes)) in page, (alert, codes)
 
 
 def test_a_code_is_explained_by_fact_source_and_policy() -> None:

@@ -194,7 +194,7 @@ def _xid_text(xid: XidExplained) -> str:
 
 
 def _alert_text(alert: AlertExplained) -> str:
-    rows = {name: str(value) for name, value in alert.settings.items() if name not in ("severity", "enabled")}
+    rows = {name: str(value) for name, value in alert.settings.items() if name not in ("severity", "enabled") and value != ""}
     if alert.xids:
         rows["Xids"] = ", ".join(map(str, alert.xids))
     return _table(f"{alert.name} ({alert.severity})", rows)

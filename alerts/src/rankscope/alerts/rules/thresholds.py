@@ -92,7 +92,7 @@ def _with_common_settings(tables: dict[str, dict[str, Value]]) -> Mapping[str, d
     def common(name: str) -> dict[str, Value]:
         if name in SHARED:
             return {}
-        return {"enabled": True} | (dict.fromkeys(_EXCEPT, "") if _ABOUT_A_GPU.fullmatch(name) else {})
+        return {"enabled": True, **(dict.fromkeys(_EXCEPT, "") if _ABOUT_A_GPU.fullmatch(name) else {})}
 
     return MappingProxyType({name: common(name) | settings for name, settings in tables.items()})
 

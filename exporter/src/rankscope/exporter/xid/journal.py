@@ -310,7 +310,7 @@ class XidJournal:
                 self._put(msgspec.structs.replace(entry, uuid=uuid), unsaved=True)
 
     def _time_of(self, tally: Tally) -> float:
-        """Return the time on the present wall clock, which may have been set; an error of an earlier boot precedes this one."""
+        """Return the time by the present wall clock, which may have been set since; that of an earlier boot precedes this one."""
         if tally.boot_id == self._boot_id:
             return round(self._boot_unix_s + tally.boot_s, 3)
         return min(tally.unix_s, self._boot_time())
