@@ -65,6 +65,7 @@ class Story:
 
     def __init__(self) -> None:
         self.now = 1000.0
+        self.resets: list[float] = []
         self.children = Children()
         children: Any = self.children
         self.slot = GpuSlot(
@@ -74,6 +75,7 @@ class Story:
             interval_s=1,
             patience=Patience(),
             on_xid=lambda _gpu, _xid: None,
+            on_reset=lambda _gpu, opened_s: self.resets.append(opened_s),
         )
 
     @property
@@ -201,6 +203,8 @@ def test_a_release_ends_the_process_from_every_state(before: State) -> None:
     assert story.step(30, ("missing", "gone")) == "released"
     assert (story.step(60, ("missing", "gone")), story.why()) == ("absent", "missing")
     assert story.step() == "opening"
+    story.hear(Opened(IDENTITY), story.sample())
+    assert story.resets == [story.now]
 
 
 def test_a_process_that_ignores_a_release_is_killed_and_stuck() -> None:

@@ -71,6 +71,7 @@ def test_a_release_that_did_not_come_about_leaves_nothing_released() -> None:
         interval_s=1,
         patience=Patience(),
         on_xid=lambda _gpu, _xid: None,
+        on_reset=lambda _gpu, _monotonic_s: None,
     )
 
     def why() -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.exporter.conftest import RunningExporter
@@ -36,3 +37,27 @@ def test_an_xid_of_the_driver_is_counted_and_outlives_the_exporter(
 
     lines = [json.loads(line) for line in (state / "xids" / "xids.jsonl").read_text().splitlines()]
     assert [line["code"] for line in lines if line["type"] == "entry"] == [48, 48, 31, 48]
+
+
+@pytest.mark.slow
+def test_a_gpu_that_answers_again_after_a_release_was_reset(
+    start_exporter: Callable[..., RunningExporter], fake_nvml: FakeDriver, cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    options = ("--state-dir", tmp_path / "state", "--no-xid.kernel-log", "--interval", "0.2")
+    exporter = start_exporter(*options, env=fake_nvml.env)
+    exporter.wait_until(lambda: exporter.values("gpu_up") == [1.0, 1.0])
+    fake_nvml.xid(0, 62)
+    exporter.wait_until(lambda: exporter.values("gpu_xid_errors_total", xid="62") == [1.0, 0.0])
+    [error] = exporter.values("gpu_xid_last_timestamp_seconds", xid="62")
+    assert max(exporter.values("gpu_last_reset_timestamp_seconds")) < error
+
+    # when the GPU is released and resumed, then its reset is later than the error, also after a restart of the exporter
+    socket = ("--socket", tmp_path / "control.sock")
+    assert cli("exporter", "release", "0", *socket).returncode == 0
+    assert cli("exporter", "resume", "0", *socket).returncode == 0
+    exporter.wait_until(lambda: max(exporter.values("gpu_last_reset_timestamp_seconds")) > error)
+    assert min(exporter.values("gpu_last_reset_timestamp_seconds")) < error
+    exporter.close()
+    again = start_exporter(*options, env=fake_nvml.env)
+    again.wait_until(lambda: len(again.values("gpu_last_reset_timestamp_seconds")) == 2)
+    assert max(again.values("gpu_last_reset_timestamp_seconds")) > error

@@ -118,6 +118,7 @@ class Assembly:
             expected_gpus=settings.expected_gpus,
             on_fatal=on_fatal,
             on_xid=self._xid.on_xid if self._xid is not None else _no_journal,
+            on_reset=self._xid.on_reset if self._xid is not None else _no_journal,
             exit_when_stale=settings.restart_on_stale_driver,
             patience=Patience(call_s=settings.call_timeout_s),
         )
@@ -158,5 +159,5 @@ def _no_job(_uuid: str) -> None:
     return None
 
 
-def _no_journal(_gpu: GpuIdentity, _event: XidEvent) -> None:
+def _no_journal(_gpu: GpuIdentity, _event: XidEvent | float) -> None:
     return None

@@ -20,7 +20,10 @@ from rankscope.exporter.source import DownReason, GpuIdentity, GpuSample, GpuSta
 
 logger = logging.getLogger(__name__)
 
-_NOT_TRIED: Final = ("missing", "not_in_driver", "no_driver", "released")
+_UNTIL_RESET: Final = ("released", "lost", "missing", "not_in_driver", "no_driver", "library_mismatch")
+"""A GPU that was down for one of these reasons and answers again was initialised anew in between."""
+_ENERGY: Final = "gpu_energy_joules_total"
+_NOT_TRIED: Final = ("missing", "not_in_driver", "no_driver", "library_mismatch", "released")
 """Reasons of GPUs without a process that end with the next attempt."""
 
 
@@ -46,6 +49,7 @@ class GpuSlot:
         interval_s: float,
         patience: Patience,
         on_xid: Callable[[GpuIdentity, XidEvent], None],
+        on_reset: Callable[[GpuIdentity, float], None],
     ) -> None:
         self.pci_bus_id = pci_bus_id
         self.identity: GpuIdentity | None = None
@@ -57,6 +61,8 @@ class GpuSlot:
         self._interval_s = interval_s
         self._patience = patience
         self._on_xid = on_xid
+        self._on_reset = on_reset
+        self._was_reset = False
         self._since_s = 0.0
         self._released_until: float | None = None
         self._starts = 0
@@ -141,6 +147,8 @@ class GpuSlot:
         if isinstance(message, Sampled):
             # Apply it even if the sample is discarded: the next one carries only differences, and an Xid is sent once.
             readings = self._counters.apply(message.sample.readings)
+            if message.places is None:  # the first sample of a process
+                self._was_reset |= 0 < _energy(readings) < _energy(self._readings)
             self._readings = merged(self._readings, readings, message.places)
             self._hand_on_xids(message.sample.identity, message.sample.xids)
         elif isinstance(message, Failed) and self.identity is not None:
@@ -149,7 +157,7 @@ class GpuSlot:
             return  # sent before the process noticed that it has to exit
         if isinstance(message, Opened):
             if self.identity is not None and self.identity.uuid != message.identity.uuid:
-                self._counters = Continuity()  # another GPU is in its place
+                self._counters, self._readings = Continuity(), ()  # another GPU is in its place
             self.identity = message.identity
             self._apply("opened", now)
         elif isinstance(message, Sampled):
@@ -190,7 +198,7 @@ class GpuSlot:
 
     def give_up_release(self, now: float) -> None:
         """Cancel a release that failed because this GPU's process or another one does not leave the driver."""
-        self._released_until = None
+        self._released_until, self._was_reset = None, False
         self.try_again(now)
         if self.down is not None and self.down.reason == "released":
             if self.child is None:
@@ -205,6 +213,7 @@ class GpuSlot:
 
     def start_afresh(self, now: float) -> None:
         """End a process that holds the library of a replaced driver, and retry now."""
+        self._was_reset = True
         self.try_again(now)
         if self.child is not None:
             if self.down is None:
@@ -306,6 +315,9 @@ class GpuSlot:
         if self.down is not None and self.down.logged:
             logger.info("GPU %s answers again", self.identity.uuid, extra={"pci_bus_id": self.pci_bus_id})
         self.down = None
+        if self._was_reset:
+            self._was_reset = False
+            self._on_reset(self.identity, self._since_s)
 
     def _hand_on_xids(self, identity: GpuIdentity, xids: tuple[XidEvent, ...]) -> None:
         for event in xids:
@@ -339,7 +351,13 @@ class GpuSlot:
         is_news = reason != "starting" and (before is None or before.reason != reason)
         logged = is_news or (before is not None and before.logged)
         self.down, self._sample = Down(reason, detail, since_unix_s, call, logged), None
+        self._was_reset |= reason in _UNTIL_RESET
         if is_news:
             # The handler of the release request has logged it.
             level = logging.DEBUG if reason == "released" else logging.WARNING
             logger.log(level, "GPU %s is down (%s): %s", self.name, reason, detail, extra={"pci_bus_id": self.pci_bus_id})
+
+
+def _energy(readings: tuple[Reading, ...]) -> float:
+    """Return the energy that the driver has counted since it initialised the GPU; 0 if unknown."""
+    return next((reading.value for reading in readings if reading.metric == _ENERGY), 0.0)

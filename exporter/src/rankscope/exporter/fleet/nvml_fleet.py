@@ -29,7 +29,7 @@ _LONGEST_TICK_S: Final = 0.5
 _GATHER_S: Final = 0.01
 _RELEASE_S: Final = 3.0
 _STOP_S: Final = 0.5
-_ABOUT_THE_NODE: Final = ("no_driver", "missing")
+_ABOUT_THE_NODE: Final = ("no_driver", "library_mismatch", "missing")
 
 
 class NvmlFleet:
@@ -44,6 +44,8 @@ class NvmlFleet:
         inventory: the GPUs seen before.
         expected_gpus: number of GPUs the operator expects (``--expected-gpus``).
         on_xid: called once with each Xid.
+        on_reset: called when a GPU answers again after a reset (a release, a reload of the driver, a loss), with the monotonic
+            time at which it was opened.
         on_fatal: called once with an exit status and a reason, if only a restart of the exporter can help.
         exit_when_stale: call ``on_fatal`` when the loaded driver no longer matches its library and no GPU answers.
     """
@@ -60,6 +62,7 @@ class NvmlFleet:
         expected_gpus: int | None = None,
         on_fatal: Callable[[int, str], None] = lambda _status, _why: None,
         on_xid: Callable[[GpuIdentity, XidEvent], None] = lambda _gpu, _event: None,
+        on_reset: Callable[[GpuIdentity, float], None] = lambda _gpu, _monotonic_s: None,
         exit_when_stale: bool = True,
         pci_root: Path = SYSFS_PCI,
         patience: Patience | None = None,
@@ -71,6 +74,7 @@ class NvmlFleet:
         self._expected_gpus = expected_gpus
         self._on_fatal = on_fatal
         self._on_xid = on_xid
+        self._on_reset = on_reset
         self._exit_when_stale = exit_when_stale
         self._patience = patience or Patience()
         self._selector = selectors.DefaultSelector()
@@ -120,6 +124,7 @@ class NvmlFleet:
                 driver=self._survey.driver,
                 driver_answers=self._survey.answers,
                 driver_problem=self._survey.problem if self._survey.done else None,
+                driver_problem_reason=self._survey.problem_reason,
                 unidentified_gpus=tuple(one for slot in self._slots.values() if (one := slot.unidentified()) is not None),
                 inventory_durable=self._inventory.durable,
                 counts=self._counts(),
@@ -360,6 +365,7 @@ class NvmlFleet:
                 interval_s=self._interval_s,
                 patience=self._patience,
                 on_xid=self._on_xid,
+                on_reset=self._on_reset,
             )
         return slot
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from struct import Struct
 from typing import Final
 
+from rankscope.exporter.nvml.calls import IMPLAUSIBLE
 from rankscope.exporter.nvml.one_pass import Pass, Topic
 from rankscope.exporter.nvml.rows import RARELY, Call, Prepared
 
@@ -13,7 +15,10 @@ _MARGIN_VERSION: Final = _MARGIN_LAYOUT.size | 1 << 24
 
 
 class Margin(Topic):
-    """Thermal margin as the driver reports it, else the slowdown threshold minus the temperature."""
+    """Thermal margin as the driver reports it, else the slowdown threshold minus the temperature.
+
+    A reported margin of -1 has all bits set, so it counts as unknown.
+    """
 
     metrics = ("gpu_temperature_margin_celsius",)
 
@@ -28,9 +33,12 @@ class Margin(Topic):
         if self._due_s <= at.now_s:
             result = self._call.ask(at.ask)
             if not isinstance(result, str):
-                at.emit(self.metrics[0], result[1])
-                return
-            self._due_s, reason = at.now_s + RARELY, result
+                if isfinite(result[1]):
+                    at.emit(self.metrics[0], result[1])
+                    return
+                reason = IMPLAUSIBLE
+            else:
+                self._due_s, reason = at.now_s + RARELY, result
         limits = [one.value for one in at.readings if one.labels == (("limit", "slowdown"),)]
         temperatures = [one.value for one in at.readings if one.metric == "gpu_temperature_celsius"]
         if limits and temperatures:
@@ -61,4 +69,4 @@ class Fans(Topic):
             if ratio <= self._AT_MOST:
                 at.emit(self.metrics[0], ratio, labels)
             else:
-                at.mark_absent(self.metrics[0], "implausible", labels)
+                at.mark_absent(self.metrics[0], IMPLAUSIBLE, labels)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite, nan
 from struct import Struct
 from typing import Any, Final
 
-from rankscope.exporter.nvml.calls import NvmlCalls
+from rankscope.exporter.nvml.calls import IMPLAUSIBLE, NvmlCalls, nan_if_all_ones
 from rankscope.exporter.nvml.one_pass import FieldKey
 
 _CALL: Final = "nvmlDeviceGetFieldValues"
 # The parts of nvmlFieldValue_t that are read: value type, return code, and a union of eight bytes.
 _VALUE: Final = Struct("@24xII8s")
 _BY_TYPE: Final = tuple(Struct(f"@{letter}") for letter in "dILQqiH")
+_ALL_ONES_16: Final = 2**16 - 1
 _MOST_BATCHES: Final = 8
 
 
@@ -42,11 +44,17 @@ class FieldBatches:
                 values[key] = ask.reason_of(code)
             else:
                 value = by_type(kind, union)
-                values[key] = "unknown_value_type" if value != value else value  # noqa: PLR0124  NaN
+                if isfinite(value):
+                    values[key] = value
+                else:
+                    values[key] = IMPLAUSIBLE if kind < len(_BY_TYPE) else "unknown_value_type"
         return values
 
 
 def by_type(kind: int, union: bytes) -> float:
-    """Return the number in NVML's union of eight bytes; NaN for a type that is newer than this table."""
-    number: float = _BY_TYPE[kind].unpack_from(union)[0] if kind < len(_BY_TYPE) else float("nan")
-    return number
+    """Return the number in NVML's union of eight bytes; NaN if all its bits are set or this table lacks the type."""
+    if kind >= len(_BY_TYPE):
+        return nan
+    layout = _BY_TYPE[kind]
+    number: float = layout.unpack_from(union)[0]
+    return nan if layout.size == 2 and number == _ALL_ONES_16 else nan_if_all_ones(number)

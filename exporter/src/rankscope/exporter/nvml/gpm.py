@@ -10,7 +10,7 @@ from itertools import pairwise
 from struct import Struct
 from typing import Any, Final
 
-from rankscope.exporter.nvml.calls import NvmlCalls, is_lasting
+from rankscope.exporter.nvml.calls import IMPLAUSIBLE, NvmlCalls, is_lasting
 from rankscope.exporter.nvml.one_pass import FieldKey, Pass, Topic
 from rankscope.exporter.nvml.rows import RARELY
 from rankscope.exporter.source import Labels
@@ -102,7 +102,7 @@ class _Question:
                 ask.check(code, f"nvmlGpmMetricsGet({activity.number})")
                 answers.append(ask.reason_of(code))
             elif not 0 <= value <= activity.at_most:
-                answers.append("implausible")
+                answers.append(IMPLAUSIBLE)
             else:
                 # The driver's rounding can give a percentage slightly above 100.
                 answers.append(min(value, 100) / 100 if activity.per > 1 else value / activity.per)

@@ -7,7 +7,7 @@ from ctypes import create_string_buffer
 from struct import Struct
 from typing import Any, Final
 
-from rankscope.exporter.nvml.calls import NvmlCalls
+from rankscope.exporter.nvml.calls import NvmlCalls, nan_if_all_ones
 from rankscope.exporter.nvml.gpm import Activity, GpmChain, look_at_all, why_unsupported
 from rankscope.exporter.nvml.one_pass import Pass, Topic
 from rankscope.exporter.nvml.rows import NOW, RARELY, SOMETIMES
@@ -102,7 +102,7 @@ class Mig(Topic):
             if code:
                 at.mark_absent(f"gpu_mig_memory_{part}_bytes", at.ask.reason_of(code))
             else:
-                at.emit(f"gpu_mig_memory_{part}_bytes", size, (), device.uuid)
+                at.emit(f"gpu_mig_memory_{part}_bytes", nan_if_all_ones(size), (), device.uuid)
 
     def _emit_activity(self, at: Pass, devices: list[MigDevice]) -> None:
         ask = at.ask

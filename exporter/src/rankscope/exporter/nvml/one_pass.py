@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 
-from rankscope.exporter.nvml.calls import NvmlCalls, is_trouble
+from rankscope.exporter.nvml.calls import IMPLAUSIBLE, NvmlCalls, is_trouble
 from rankscope.exporter.source import Absent, GpuProcess, Labels, MigDevice, Reading, XidEvent
 
 FieldKey = tuple[int, int]
@@ -36,8 +37,11 @@ class Pass:
         self.trouble: str | None = None
 
     def emit(self, metric: str, value: float, labels: Labels = (), uuid: str = "") -> None:
-        """Add a reading; ``value`` is in the metric's unit."""
-        self.readings.append(Reading(metric, float(value), labels, uuid))
+        """Add a reading; ``value`` is in the metric's unit. NaN and infinity are absent as ``implausible``."""
+        if isfinite(value):
+            self.readings.append(Reading(metric, float(value), labels, uuid))
+        else:
+            self.mark_absent(metric, IMPLAUSIBLE, labels)
 
     def mark_absent(self, metric: str, reason: str, labels: Labels = ()) -> None:
         """Mark a metric as absent, with the reason."""

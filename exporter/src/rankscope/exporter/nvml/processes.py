@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from rankscope.exporter.nvml.calls import NvmlCalls
+from rankscope.exporter.nvml.calls import NvmlCalls, is_all_ones
 from rankscope.exporter.nvml.one_pass import Pass, Topic
 from rankscope.exporter.nvml.rows import NOW
 from rankscope.exporter.source import GpuProcess, MigDevice
@@ -23,7 +23,6 @@ _KINDS: Final[tuple[tuple[_Kind, str], ...]] = (
 )
 JOBS_LOOK_S: Final = 5.0
 """Interval of the jobs collector in seconds; it needs the process table no more often."""
-_NOT_AVAILABLE: Final = 2**64 - 1
 _PROCESS: Final = Struct("@IQII")
 _USUALLY: Final = 64
 _PROC: Final = Path("/proc")
@@ -62,7 +61,7 @@ class Processes(Topic):
         for kind, call in _KINDS:
             for pid, used, gpu_instance, compute_instance in self._list(ask, call):
                 uuid = _mig_uuid(at.mig_devices, gpu_instance, compute_instance)
-                found.setdefault((pid, uuid), GpuProcess(pid, kind, None if used == _NOT_AVAILABLE else used, uuid))
+                found.setdefault((pid, uuid), GpuProcess(pid, kind, None if is_all_ones(used) else used, uuid))
         return list(found.values())
 
     def _add_utilization(self, at: Pass) -> None:
@@ -91,6 +90,7 @@ class Processes(Topic):
             if code == ask.nvml.NVML_ERROR_FUNCTION_NOT_FOUND:
                 # Drivers before R510, with the same structure.
                 code = ask.call(f"{call}_v2", ask.handle, self._reference, self._buffer)
+            ask.check_numbers((self._count.value,))
             if code != ask.nvml.NVML_ERROR_INSUFFICIENT_SIZE:
                 break
             self._buffer = create_string_buffer(2 * max(len(self._buffer), self._count.value * _PROCESS.size))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Any, Final, Generic, TypeVar
 
-from rankscope.exporter.nvml.calls import NvmlCalls, is_lasting, is_trouble
+from rankscope.exporter.nvml.calls import IMPLAUSIBLE, NvmlCalls, is_lasting, is_trouble, without_all_ones
 from rankscope.exporter.nvml.one_pass import FieldKey, Pass, Topic
 from rankscope.exporter.source import Absent, Labels, Reading
 
@@ -24,7 +24,8 @@ _Row = TypeVar("_Row", "Call", "Field")
 class Out:
     """One series: NVML's number times ``times``, divided by ``per``, is in the metric's unit.
 
-    A value below ``at_least`` or above ``at_most`` is absent as ``implausible``: drivers return such numbers for unknown values.
+    A value below ``at_least`` or above ``at_most``, or NaN, is absent as ``implausible``: drivers return such numbers for unknown
+    values.
     """
 
     metric: str
@@ -39,7 +40,7 @@ class Out:
         value = raw * self.times / self.per
         if self.at_least <= value <= self.at_most:
             return Reading(self.metric, value, self.labels)
-        return Absent(self.metric, "implausible", self.labels)
+        return Absent(self.metric, IMPLAUSIBLE, self.labels)
 
 
 def _as_they_are(*numbers: float) -> Sequence[float]:
@@ -171,7 +172,10 @@ class Prepared:
         self._args = (*call.args, *(memory for _, memory in self._memories))
 
     def ask(self, ask: NvmlCalls) -> Sequence[float] | str:
-        """Make the call; return the unpacked outputs, or the reason why it failed. Raises ``SourceError``."""
+        """Make the call; return the unpacked outputs, NaN for those with all bits set, or the reason why it failed.
+
+        Raises ``SourceError``.
+        """
         call = self._call
         code = ask.call(call.name, ask.handle, *self._args)
         if code == ask.nvml.NVML_ERROR_FUNCTION_NOT_FOUND and call.before:
@@ -182,4 +186,4 @@ class Prepared:
         result: tuple[float, ...] = unpack(memory)
         for unpack, memory in self._memories[1:]:
             result += unpack(memory)
-        return result
+        return without_all_ones(result)

@@ -7,6 +7,7 @@ from itertools import pairwise
 from struct import Struct
 from typing import Final
 
+from rankscope.exporter.nvml.calls import is_all_ones
 from rankscope.exporter.nvml.fields import by_type
 from rankscope.exporter.nvml.one_pass import Pass, Topic
 
@@ -77,8 +78,9 @@ class BusySeconds(Topic):
             return []
         if code:
             raise ask.nvml.NVMLError(code)
+        ask.check_numbers((self._count.value,))
         pairs = _SAMPLE.iter_unpack(memoryview(self._buffer)[: self._count.value * _SAMPLE.size])
-        samples = ((stamp_us, by_type(self._kind.value, union) / 100) for stamp_us, union in pairs)
+        samples = ((stamp_us, by_type(self._kind.value, union) / 100) for stamp_us, union in pairs if not is_all_ones(stamp_us))
         # A dict: of two samples with one time stamp, the later counts.
         return sorted({stamp_us: share for stamp_us, share in samples if stamp_us > since_us and 0 <= share <= 1}.items())
 

@@ -7,7 +7,7 @@ from ctypes import create_string_buffer
 from struct import Struct
 from typing import Any, Final
 
-from rankscope.exporter.nvml.calls import NvmlCalls
+from rankscope.exporter.nvml.calls import NvmlCalls, is_all_ones
 from rankscope.exporter.nvml.one_pass import Pass, Topic
 from rankscope.exporter.source import XidEvent
 
@@ -52,7 +52,7 @@ class Xids(Topic):
             if code:
                 raise ask.nvml.NVMLError(code)
             event_kind, xid = _EVENT.unpack_from(self._memory)
-            if event_kind == ask.nvml.nvmlEventTypeXidCriticalError:
+            if event_kind == ask.nvml.nvmlEventTypeXidCriticalError and not is_all_ones(xid):
                 xids.append(XidEvent(time.time(), xid))
 
     def close(self, ask: NvmlCalls) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
@@ -192,10 +193,14 @@ def otel_name(name: str, kind: Kind) -> OtelName | None:
 
 
 def attributes(otel: OtelName, labels: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Return the attributes besides identity: those of the catalogue, or each label as ``rankscope.label``."""
+    """Return the attributes besides identity: those of the catalogue, or each label as ``rankscope.label``.
+
+    An attribute of the catalogue that is empty, because the series lacks its label, is left out.
+    """
     if otel.attributes:
-        given = dict(labels)
-        return {key: value.format_map(given) for key, value in otel.attributes.items()}
+        given = defaultdict(str, labels)
+        texts = {key: value.format_map(given) for key, value in otel.attributes.items()}
+        return {key: text for key, text in texts.items() if text}
     return {f"rankscope.{label}": value for label, value in labels if label != "uuid"}
 
 

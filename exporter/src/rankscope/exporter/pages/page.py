@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 SIMULATED_COMMENT: Final = b"# SIMULATED: the GPUs on this page are not real (rankscope exporter --simulate).\n"
 
 
-_NOT_OF_ONE_GPU: Final = ("no_driver", "not_in_driver")
+_NOT_OF_ONE_GPU: Final = ("no_driver", "library_mismatch", "not_in_driver")
 
 SeriesLoop = CollectorLoop[tuple[Series, ...]]
 
@@ -169,6 +169,8 @@ class Page:
         for name, holds in (("driver_answers", state.driver_answers), ("inventory_durable", state.inventory_durable)):
             if holds is not None:
                 families.add(f"rankscope_exporter_{name}", float(holds), ())
+        if state.driver_answers is False and state.driver_problem_reason is not None:
+            families.add("rankscope_exporter_driver_problem_info", 1, (("reason", state.driver_problem_reason),))
         if state.driver is not None and state.driver_answers is not False:
             versions = (
                 ("driver_version", state.driver.driver_version),
