@@ -39,7 +39,7 @@ _ERRORS: Final = {
     "crc_flit": (_Source(163, _EACH_LINK), _Source(38)),
     "crc_data": (_Source(45),),
     "replay": (_Source(161, _EACH_LINK), _Source(52)),
-    "recovery": (_Source(162, _EACH_LINK), _Source(215, _ALL_LINKS), _Source(59)),
+    "recovery": (_Source(215, _ALL_LINKS), _Source(162, _EACH_LINK), _Source(59)),
     "ecc": (_Source(160),),
     "receive": (_Source(208, _ALL_LINKS),),
     "receive_remote": (_Source(209, _ALL_LINKS),),
@@ -163,6 +163,8 @@ class NvLinks(Topic):
             (metric, ((label, kind),), _Counter(sources)) for metric, label, kinds in _BY_LABEL for kind, sources in kinds.items()
         ]
         self._errors_due_s = float("-inf")
+        self._wanted: Sequence[_Counter] = ()
+        self._wanted_links: tuple[int, ...] = ()
 
     def wants(self, now_s: float) -> Sequence[FieldKey]:
         """Return the fields of bytes, and every 10 s those of errors, once the links are known."""
@@ -170,19 +172,18 @@ class NvLinks(Topic):
         if self._links.up and self._errors_due_s <= now_s:
             counters += [counter for _, _, counter in self._errors]
             self._errors_due_s = now_s + SOMETIMES
-        return [key for counter in counters for key in counter.wants(self._links.up, now_s)]
+        self._wanted, self._wanted_links = counters, tuple(self._links.up)
+        return [key for counter in counters for key in counter.wants(self._wanted_links, now_s)]
 
     def collect(self, at: Pass) -> None:
         """Read the link states and emit the readings."""
-        links = tuple(self._links.up)
         self._links.refresh(at)
         for state, wanted in (("up", True), ("down", False)):
             at.emit("gpu_nvlink_links", sum(up is wanted for up in self._links.up.values()), (("state", state),))
+        for counter in self._wanted:
+            counter.update(at, self._wanted_links)
         for metric, counter in self._bytes.items():
-            counter.update(at, links)
             _emit(at, metric, counter)
-        for _, _, counter in self._errors:
-            counter.update(at, links)
         measured = {metric for metric, _, counter in self._errors if not isinstance(counter.value, str)}
         for metric, labels, counter in self._errors:
             # A GPU before Blackwell lacks most kinds: that is not worth a series for each.
