@@ -99,7 +99,7 @@ scrape_configs:
 
 @pytest.mark.slow
 @pytest.mark.full
-def test_nobody_is_paged_about_a_gpu_that_was_repaired_in_maintenance(
+def test_the_end_of_maintenance_sends_no_page_about_a_repaired_gpu(
     site: Site, firing: Callable[[], set[str]], cli: Callable[..., Any], tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:
     # Given a page about an Xid, again and again
@@ -117,7 +117,7 @@ def test_nobody_is_paged_about_a_gpu_that_was_repaired_in_maintenance(
     assert "GpuXidCritical" in firing()
     assert site.pages == []
 
-    # When the GPU is reset and the maintenance ends, then nobody hears of the Xid
+    # When the GPU is reset and the maintenance ends, then there is no page about the Xid
     socket = ("--socket", tmp_path / "control.sock")
     assert cli("exporter", "release", "0", *socket).returncode == 0
     assert cli("exporter", "resume", "0", *socket).returncode == 0
