@@ -92,6 +92,41 @@ def test_a_release_that_did_not_come_about_leaves_nothing_released() -> None:
     theirs.close()
 
 
+def test_a_smaller_energy_counter_of_a_new_process_is_a_reset() -> None:
+    nobody: Any = None
+    resets: list[tuple[str, float]] = []
+    slot = GpuSlot(
+        "00000000:1a:00.0",
+        nobody,
+        collectors=frozenset(),
+        interval_s=1,
+        patience=Patience(),
+        on_xid=lambda _gpu, _xid: None,
+        on_reset=lambda gpu, monotonic_s: resets.append((gpu.uuid, monotonic_s)),
+    )
+    child, theirs, _ = _child()
+    slot.child = child
+
+    def process(now: float, *energies_j: float | None, uuid: int = 0) -> None:
+        slot.handle(Opened(_identity(uuid, bus=0)), now)
+        for energy_j in energies_j:
+            readings = () if energy_j is None else (Reading("gpu_energy_joules_total", energy_j),)
+            slot.handle(Sampled(GpuSample(_identity(uuid, bus=0), 0.0, now, readings), 0.1), now)
+
+    process(1.0, 100.0, 5000.0)
+    process(2.0, 5001.0)
+    assert resets == []
+    process(3.0, 150.0)
+    assert resets == [("GPU-0", 3.0)]
+    process(4.0, None, None, 20.0)  # not in the first sample
+    assert resets == [("GPU-0", 3.0), ("GPU-0", 4.0)]
+    process(5.0, 1.0, uuid=1)  # another GPU in its place
+    assert len(resets) == 2
+    assert child.connection is not None
+    child.connection.close()
+    theirs.close()
+
+
 def test_a_machine_without_sysfs_shows_nothing(tmp_path: Path) -> None:
     assert pci.scan(tmp_path / "nowhere") == ()
     assert pci.addresses(tmp_path / "nowhere") == ()

@@ -63,6 +63,7 @@ class GpuSlot:
         self._on_xid = on_xid
         self._on_reset = on_reset
         self._was_reset = False
+        self._energy_j = 0.0
         self._since_s = 0.0
         self._released_until: float | None = None
         self._starts = 0
@@ -147,8 +148,10 @@ class GpuSlot:
         if isinstance(message, Sampled):
             # Apply it even if the sample is discarded: the next one carries only differences, and an Xid is sent once.
             readings = self._counters.apply(message.sample.readings)
-            if message.places is None:  # the first sample of a process
-                self._was_reset |= 0 < _energy(readings) < _energy(self._readings)
+            if message.places is None:  # the first sample of a process; the driver's counters start anew with a reset
+                before_j, now_j = _energy(self._readings) or self._energy_j, _energy(readings)
+                self._was_reset |= 0 < now_j < before_j
+                self._energy_j = 0.0 if now_j else before_j
             self._readings = merged(self._readings, readings, message.places)
             self._hand_on_xids(message.sample.identity, message.sample.xids)
         elif isinstance(message, Failed) and self.identity is not None:
@@ -157,7 +160,7 @@ class GpuSlot:
             return  # sent before the process noticed that it has to exit
         if isinstance(message, Opened):
             if self.identity is not None and self.identity.uuid != message.identity.uuid:
-                self._counters, self._readings = Continuity(), ()  # another GPU is in its place
+                self._counters, self._readings, self._energy_j = Continuity(), (), 0.0  # another GPU is in its place
             self.identity = message.identity
             self._apply("opened", now)
         elif isinstance(message, Sampled):

@@ -10,7 +10,7 @@ from typing import Any, Final
 from rankscope.exporter.nvml.calls import IMPLAUSIBLE, NvmlCalls, is_all_ones, is_lasting
 from rankscope.exporter.nvml.one_pass import FieldKey, Pass, Topic
 from rankscope.exporter.nvml.rows import RARELY, SOMETIMES
-from rankscope.exporter.source import Labels
+from rankscope.exporter.source import Absent, Labels, Reading
 
 _MOST_LINKS: Final = 36
 _ALL_LINKS: Final = 0xFFFFFFFF
@@ -39,7 +39,7 @@ _ERRORS: Final = {
     "crc_flit": (_Source(163, _EACH_LINK), _Source(38)),
     "crc_data": (_Source(45),),
     "replay": (_Source(161, _EACH_LINK), _Source(52)),
-    "recovery": (_Source(162, _EACH_LINK), _Source(215, _ALL_LINKS), _Source(59)),
+    "recovery": (_Source(215, _ALL_LINKS), _Source(162, _EACH_LINK), _Source(59)),
     "ecc": (_Source(160),),
     "receive": (_Source(208, _ALL_LINKS),),
     "receive_remote": (_Source(209, _ALL_LINKS),),
@@ -163,38 +163,51 @@ class NvLinks(Topic):
             (metric, ((label, kind),), _Counter(sources)) for metric, label, kinds in _BY_LABEL for kind, sources in kinds.items()
         ]
         self._errors_due_s = float("-inf")
+        self._wanted: Sequence[_Counter] = ()
+        self._wanted_links: tuple[int, ...] = ()
+        self._errors_read = False
+        self._outcomes: list[Reading | Absent] = []
 
     def wants(self, now_s: float) -> Sequence[FieldKey]:
         """Return the fields of bytes, and every 10 s those of errors, once the links are known."""
         counters = [*self._bytes.values()]
-        if self._links.up and self._errors_due_s <= now_s:
+        self._errors_read = bool(self._links.up) and self._errors_due_s <= now_s
+        if self._errors_read:
             counters += [counter for _, _, counter in self._errors]
             self._errors_due_s = now_s + SOMETIMES
-        return [key for counter in counters for key in counter.wants(self._links.up, now_s)]
+        self._wanted, self._wanted_links = counters, tuple(self._links.up)
+        return [key for counter in counters for key in counter.wants(self._wanted_links, now_s)]
 
     def collect(self, at: Pass) -> None:
         """Read the link states and emit the readings."""
-        links = tuple(self._links.up)
         self._links.refresh(at)
         for state, wanted in (("up", True), ("down", False)):
             at.emit("gpu_nvlink_links", sum(up is wanted for up in self._links.up.values()), (("state", state),))
+        for counter in self._wanted:
+            counter.update(at, self._wanted_links)
         for metric, counter in self._bytes.items():
-            counter.update(at, links)
-            _emit(at, metric, counter)
-        for _, _, counter in self._errors:
-            counter.update(at, links)
+            if isinstance(counter.value, str):
+                at.mark_absent(metric, counter.value)
+            else:
+                at.emit(metric, counter.value)
+        if self._errors_read or not self._outcomes:
+            self._outcomes = self._error_outcomes()
+        for outcome in self._outcomes:
+            if isinstance(outcome, Reading):
+                at.readings.append(outcome)
+            else:
+                at.mark_absent(outcome.metric, outcome.reason, outcome.labels)
+
+    def _error_outcomes(self) -> list[Reading | Absent]:
         measured = {metric for metric, _, counter in self._errors if not isinstance(counter.value, str)}
+        outcomes: list[Reading | Absent] = []
         for metric, labels, counter in self._errors:
+            if not isinstance(counter.value, str):
+                outcomes.append(Reading(metric, float(counter.value), labels))
             # A GPU before Blackwell lacks most kinds: that is not worth a series for each.
-            if not (metric in measured and counter.is_of_another_generation):
-                _emit(at, metric, counter, labels)
-
-
-def _emit(at: Pass, metric: str, counter: _Counter, labels: Labels = ()) -> None:
-    if isinstance(counter.value, str):
-        at.mark_absent(metric, counter.value, labels)
-    else:
-        at.emit(metric, counter.value, labels)
+            elif not (metric in measured and counter.is_of_another_generation):
+                outcomes.append(Absent(metric, counter.value, labels))
+        return outcomes
 
 
 _STATES: Final = ("not_supported", "not_started", "in_progress", "completed")
