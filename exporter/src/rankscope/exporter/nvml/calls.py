@@ -52,16 +52,16 @@ def without_all_ones(numbers: tuple[float, ...]) -> tuple[float, ...]:
 class NvmlCalls:
     """NVML calls by name. ``mark`` receives the name of each call just before it is made; ``handle`` is the GPU's NVML handle.
 
-    A call raises ``nvml.NVMLError`` if only this value is unavailable, ``SourceError`` if the GPU or the driver is lost.
+    A call raises ``NVMLError`` if only this value is unavailable, ``SourceError`` if the GPU or the driver is lost.
     """
 
-    def __init__(self, nvml: Any, mark: Callable[[str], None]) -> None:
-        self.nvml = nvml
+    def __init__(self, binding: Any, mark: Callable[[str], None]) -> None:
+        self.binding = binding
         self.handle: Any = None
         self._mark = mark
         self._names: dict[int, str] = {
             value: name.removeprefix("NVML_ERROR_").lower()
-            for name, value in vars(nvml).items()
+            for name, value in vars(binding).items()
             if name.startswith("NVML_ERROR_") and isinstance(value, int)
         } | {_IMPLAUSIBLE_CODE: IMPLAUSIBLE}
 
@@ -72,8 +72,8 @@ class NvmlCalls:
         """
         self._mark(name)
         try:
-            result = getattr(self.nvml, name)(*args, **options)
-        except self.nvml.NVMLError as error:
+            result = getattr(self.binding, name)(*args, **options)
+        except self.binding.NVMLError as error:
             down = _DOWN.get(self.reason(error))
             if down is not None:
                 raise SourceError(down, f"{name}: {error} ({self.reason(error)})") from error
@@ -88,9 +88,9 @@ class NvmlCalls:
         """
         self._mark(name)
         try:
-            code: int = getattr(self.nvml.nvmlLib, name)(*args)
+            code: int = getattr(self.binding.nvmlLib, name)(*args)
         except AttributeError:
-            code = self.nvml.NVML_ERROR_FUNCTION_NOT_FOUND
+            code = self.binding.NVML_ERROR_FUNCTION_NOT_FOUND
         if code:
             self.check(code, name)
         return code
@@ -98,7 +98,7 @@ class NvmlCalls:
     def check_numbers(self, values: Iterable[Any]) -> None:
         """Raise an error with the reason ``implausible`` if a number among the values has all bits set."""
         if any(isinstance(value, int) and is_all_ones(value) for value in values):
-            raise self.nvml.NVMLError(_IMPLAUSIBLE_CODE)
+            raise self.binding.NVMLError(_IMPLAUSIBLE_CODE)
 
     def reason(self, error: Any) -> str:
         """Return an NVML error as a label value: its name in lower case."""

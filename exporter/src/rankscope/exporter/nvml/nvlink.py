@@ -81,11 +81,11 @@ class _Counter:
         newer = all(source.scope == _ALL_LINKS for source in self._sources)
         return newer and isinstance(self.value, str) and is_lasting(self.value)
 
-    def update(self, at: Pass, links: Iterable[int]) -> None:
+    def update(self, sample_pass: Pass, links: Iterable[int]) -> None:
         """Take the value from the fields of the pass, if they were read; ``links`` are those that ``wants`` was called with."""
         reason = ""
         for source in self._sources:
-            values = [at.fields.get(key) for key in source.keys(links)]
+            values = [sample_pass.fields.get(key) for key in source.keys(links)]
             if None in values or not values:
                 return
             numbers = [value for value in values if isinstance(value, (int, float))]
@@ -99,7 +99,7 @@ class _Counter:
                 break
         self.value = reason
         if is_lasting(reason):
-            self._due_s = at.now_s + RARELY
+            self._due_s = sample_pass.now_s + RARELY
 
 
 class Links:
@@ -109,30 +109,32 @@ class Links:
         self.up: dict[int, bool] = {}
         self._states_due_s = self._links_due_s = float("-inf")
 
-    def refresh(self, at: Pass) -> None:
+    def refresh(self, sample_pass: Pass) -> None:
         """Read the links if due; raises the first link's error if there is no link."""
-        if self._links_due_s <= at.now_s:
-            self._find(at)
-        elif self._states_due_s <= at.now_s:
-            self.up = {link: bool(at.ask("nvmlDeviceGetNvLinkState", at.ask.handle, link)) for link in self.up}
-            self._states_due_s = at.now_s + SOMETIMES
+        if self._links_due_s <= sample_pass.now_s:
+            self._find(sample_pass)
+        elif self._states_due_s <= sample_pass.now_s:
+            self.up = {
+                link: bool(sample_pass.nvml("nvmlDeviceGetNvLinkState", sample_pass.nvml.handle, link)) for link in self.up
+            }
+            self._states_due_s = sample_pass.now_s + SOMETIMES
 
-    def _find(self, at: Pass) -> None:
-        ask, found = at.ask, {}
+    def _find(self, sample_pass: Pass) -> None:
+        nvml, found = sample_pass.nvml, {}
         first_error: Any = None
         for link in range(_MOST_LINKS):
             try:
-                found[link] = bool(ask("nvmlDeviceGetNvLinkState", ask.handle, link))
-            except ask.nvml.NVMLError as error:
+                found[link] = bool(nvml("nvmlDeviceGetNvLinkState", nvml.handle, link))
+            except nvml.binding.NVMLError as error:
                 first_error = first_error or error
-                if ask.reason(error) == IMPLAUSIBLE:  # left out, the link would look lost
+                if nvml.reason(error) == IMPLAUSIBLE:  # left out, the link would look lost
                     raise
-                if ask.reason(error) in {"invalid_argument", "function_not_found"}:
+                if nvml.reason(error) in {"invalid_argument", "function_not_found"}:
                     break
         if not found:
             raise first_error
         self.up = found
-        self._links_due_s, self._states_due_s = at.now_s + RARELY, at.now_s + SOMETIMES
+        self._links_due_s, self._states_due_s = sample_pass.now_s + RARELY, sample_pass.now_s + SOMETIMES
 
 
 class EachLink(Topic):
@@ -143,11 +145,11 @@ class EachLink(Topic):
     def __init__(self, links: Links) -> None:
         self._links = links
 
-    def collect(self, at: Pass) -> None:
+    def collect(self, sample_pass: Pass) -> None:
         """Emit one reading per link."""
-        self._links.refresh(at)
+        self._links.refresh(sample_pass)
         for link, up in self._links.up.items():
-            at.emit(self.metrics[0], up, (("link", str(link)),))
+            sample_pass.emit(self.metrics[0], up, (("link", str(link)),))
 
 
 class NvLinks(Topic):
@@ -178,25 +180,25 @@ class NvLinks(Topic):
         self._wanted, self._wanted_links = counters, tuple(self._links.up)
         return [key for counter in counters for key in counter.wants(self._wanted_links, now_s)]
 
-    def collect(self, at: Pass) -> None:
+    def collect(self, sample_pass: Pass) -> None:
         """Read the link states and emit the readings."""
-        self._links.refresh(at)
+        self._links.refresh(sample_pass)
         for state, wanted in (("up", True), ("down", False)):
-            at.emit("gpu_nvlink_links", sum(up is wanted for up in self._links.up.values()), (("state", state),))
+            sample_pass.emit("gpu_nvlink_links", sum(up is wanted for up in self._links.up.values()), (("state", state),))
         for counter in self._wanted:
-            counter.update(at, self._wanted_links)
+            counter.update(sample_pass, self._wanted_links)
         for metric, counter in self._bytes.items():
             if isinstance(counter.value, str):
-                at.mark_absent(metric, counter.value)
+                sample_pass.mark_absent(metric, counter.value)
             else:
-                at.emit(metric, counter.value)
+                sample_pass.emit(metric, counter.value)
         if self._errors_read or not self._outcomes:
             self._outcomes = self._error_outcomes()
         for outcome in self._outcomes:
             if isinstance(outcome, Reading):
-                at.readings.append(outcome)
+                sample_pass.readings.append(outcome)
             else:
-                at.mark_absent(outcome.metric, outcome.reason, outcome.labels)
+                sample_pass.mark_absent(outcome.metric, outcome.reason, outcome.labels)
 
     def _error_outcomes(self) -> list[Reading | Absent]:
         measured = {metric for metric, _, counter in self._errors if not isinstance(counter.value, str)}
@@ -229,29 +231,29 @@ class Fabric(Topic):
         self._state = ""
         self._healthy: bool | str = ""
 
-    def collect(self, at: Pass) -> None:
+    def collect(self, sample_pass: Pass) -> None:
         """Emit the state, and the health if the fabric reports it."""
-        if self._due_s <= at.now_s:
-            self._ask(at)
-            self._due_s = at.now_s + SOMETIMES
-        at.emit("gpu_fabric_state", 1, (("state", self._state),))
+        if self._due_s <= sample_pass.now_s:
+            self._read(sample_pass)
+            self._due_s = sample_pass.now_s + SOMETIMES
+        sample_pass.emit("gpu_fabric_state", 1, (("state", self._state),))
         if isinstance(self._healthy, str):
-            at.mark_absent("gpu_fabric_healthy", self._healthy)
+            sample_pass.mark_absent("gpu_fabric_healthy", self._healthy)
         else:
-            at.emit("gpu_fabric_healthy", self._healthy)
+            sample_pass.emit("gpu_fabric_healthy", self._healthy)
 
-    def _ask(self, at: Pass) -> None:
-        ask = at.ask
-        info = ask.nvml.c_nvmlGpuFabricInfoV_t()
+    def _read(self, sample_pass: Pass) -> None:
+        nvml = sample_pass.nvml
+        info = nvml.binding.c_nvmlGpuFabricInfoV_t()
         try:
-            ask("nvmlDeviceGetGpuFabricInfoV", ask.handle, byref(info))
+            nvml("nvmlDeviceGetGpuFabricInfoV", nvml.handle, byref(info))
             mask = info.healthMask
-        except ask.nvml.NVMLError_FunctionNotFound:
-            info = ask.nvml.c_nvmlGpuFabricInfo_t()
-            ask("nvmlDeviceGetGpuFabricInfo", ask.handle, byref(info))
+        except nvml.binding.NVMLError_FunctionNotFound:
+            info = nvml.binding.c_nvmlGpuFabricInfo_t()
+            nvml("nvmlDeviceGetGpuFabricInfo", nvml.handle, byref(info))
             mask = 0
         # The state is a byte.
-        ask.check_numbers((info.state if info.state < _STATE_ALL_ONES else -1, info.status))
+        nvml.check_numbers((info.state if info.state < _STATE_ALL_ONES else -1, info.status))
         self._state = _STATES[info.state] if info.state < len(_STATES) else f"state_{info.state}"
         if self._state == "completed" and info.status:
             self._state = _FAILED
@@ -276,25 +278,25 @@ class PeerToPeer(Topic):
         self._due_s = float("-inf")
         self._reachable: dict[Labels, bool] = {}
 
-    def collect(self, at: Pass) -> None:
+    def collect(self, sample_pass: Pass) -> None:
         """Emit the status of each peer, read once a minute because the topology does not change while the driver runs."""
-        if self._due_s <= at.now_s:
-            self._reachable = _ask(at.ask, at.uuid)
-            self._due_s = at.now_s + RARELY
+        if self._due_s <= sample_pass.now_s:
+            self._reachable = _read(sample_pass.nvml, sample_pass.uuid)
+            self._due_s = sample_pass.now_s + RARELY
         for labels, ok in self._reachable.items():
-            at.emit(self.metrics[0], ok, labels)
+            sample_pass.emit(self.metrics[0], ok, labels)
         if not self._reachable:
-            at.mark_absent(self.metrics[0], "no_peers")
+            sample_pass.mark_absent(self.metrics[0], "no_peers")
 
 
-def _ask(ask: NvmlCalls, own: str) -> dict[Labels, bool]:
+def _read(nvml: NvmlCalls, own: str) -> dict[Labels, bool]:
     reachable: dict[Labels, bool] = {}
-    for index in range(ask("nvmlDeviceGetCount")):
-        peer = ask("nvmlDeviceGetHandleByIndex", index)
-        uuid = ask("nvmlDeviceGetUUID", peer)
+    for index in range(nvml("nvmlDeviceGetCount")):
+        peer = nvml("nvmlDeviceGetHandleByIndex", index)
+        uuid = nvml("nvmlDeviceGetUUID", peer)
         if uuid == own:
             continue
         for capability, number in _CAPABILITIES:
-            status = ask("nvmlDeviceGetP2PStatus", ask.handle, peer, number)
+            status = nvml("nvmlDeviceGetP2PStatus", nvml.handle, peer, number)
             reachable[("peer_uuid", uuid), ("capability", capability)] = status == _OK
     return reachable
