@@ -108,6 +108,7 @@ def test_a_smaller_energy_counter_of_a_new_process_is_a_reset() -> None:
     slot.child = child
 
     def process(now: float, *energies_j: float | None, uuid: int = 0) -> None:
+        slot.state = "opening"
         slot.handle(Opened(_identity(uuid, bus=0)), now)
         for energy_j in energies_j:
             readings = () if energy_j is None else (Reading("gpu_energy_joules_total", energy_j),)
