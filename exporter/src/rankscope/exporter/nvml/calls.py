@@ -29,16 +29,16 @@ _DOWN: Final[dict[str, DownReason]] = {
 class NvmlCalls:
     """NVML calls by name. ``mark`` receives the name of each call just before it is made; ``handle`` is the GPU's NVML handle.
 
-    A call raises ``nvml.NVMLError`` if only this value is unavailable, ``SourceError`` if the GPU or the driver is lost.
+    A call raises ``NVMLError`` if only this value is unavailable, ``SourceError`` if the GPU or the driver is lost.
     """
 
-    def __init__(self, nvml: Any, mark: Callable[[str], None]) -> None:
-        self.nvml = nvml
+    def __init__(self, binding: Any, mark: Callable[[str], None]) -> None:
+        self.binding = binding
         self.handle: Any = None
         self._mark = mark
         self._names: dict[int, str] = {
             value: name.removeprefix("NVML_ERROR_").lower()
-            for name, value in vars(nvml).items()
+            for name, value in vars(binding).items()
             if name.startswith("NVML_ERROR_") and isinstance(value, int)
         }
 
@@ -46,8 +46,8 @@ class NvmlCalls:
         """Call a function of the Python binding and return its result."""
         self._mark(name)
         try:
-            return getattr(self.nvml, name)(*args, **options)
-        except self.nvml.NVMLError as error:
+            return getattr(self.binding, name)(*args, **options)
+        except self.binding.NVMLError as error:
             down = _DOWN.get(self.reason(error))
             if down is not None:
                 raise SourceError(down, f"{name}: {error} ({self.reason(error)})") from error
@@ -60,9 +60,9 @@ class NvmlCalls:
         """
         self._mark(name)
         try:
-            code: int = getattr(self.nvml.nvmlLib, name)(*args)
+            code: int = getattr(self.binding.nvmlLib, name)(*args)
         except AttributeError:
-            code = self.nvml.NVML_ERROR_FUNCTION_NOT_FOUND
+            code = self.binding.NVML_ERROR_FUNCTION_NOT_FOUND
         if code:
             self.check(code, name)
         return code

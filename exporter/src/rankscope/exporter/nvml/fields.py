@@ -22,24 +22,24 @@ class FieldBatches:
     def __init__(self) -> None:
         self._arrays: dict[tuple[FieldKey, ...], Any] = {}
 
-    def read(self, ask: NvmlCalls, keys: Sequence[FieldKey]) -> dict[FieldKey, float | str]:
+    def read(self, nvml: NvmlCalls, keys: Sequence[FieldKey]) -> dict[FieldKey, float | str]:
         """Return each field's value, or the reason why it has none. The call succeeds even if single values fail."""
         wanted = tuple(keys)
         array = self._arrays.get(wanted)
         if array is None:
             if len(self._arrays) >= _MOST_BATCHES:
                 self._arrays.clear()
-            array = self._arrays[wanted] = (ask.nvml.c_nvmlFieldValue_t * len(wanted))()
+            array = self._arrays[wanted] = (nvml.binding.c_nvmlFieldValue_t * len(wanted))()
             for slot, (number, scope) in zip(array, wanted, strict=True):
                 slot.fieldId, slot.scopeId = number, scope
-        code = ask.call(_CALL, ask.handle, len(wanted), array)
+        code = nvml.call(_CALL, nvml.handle, len(wanted), array)
         if code:
-            return dict.fromkeys(wanted, ask.reason_of(code))
+            return dict.fromkeys(wanted, nvml.reason_of(code))
         values: dict[FieldKey, float | str] = {}
         for key, (kind, code, union) in zip(wanted, _VALUE.iter_unpack(array), strict=True):
             if code:
-                ask.check(code, f"{_CALL}({key[0]})")
-                values[key] = ask.reason_of(code)
+                nvml.check(code, f"{_CALL}({key[0]})")
+                values[key] = nvml.reason_of(code)
             else:
                 value = by_type(kind, union)
                 values[key] = "unknown_value_type" if value != value else value  # noqa: PLR0124  NaN

@@ -26,28 +26,30 @@ class Links:
         self.up: dict[int, bool] = {}
         self._states_due_s = self._links_due_s = float("-inf")
 
-    def refresh(self, at: Pass) -> None:
+    def refresh(self, sample_pass: Pass) -> None:
         """Read the links if due; raises the first link's error if there is no link."""
-        if self._links_due_s <= at.now_s:
-            self._find(at)
-        elif self._states_due_s <= at.now_s:
-            self.up = {link: bool(at.ask("nvmlDeviceGetNvLinkState", at.ask.handle, link)) for link in self.up}
-            self._states_due_s = at.now_s + SOMETIMES
+        if self._links_due_s <= sample_pass.now_s:
+            self._find(sample_pass)
+        elif self._states_due_s <= sample_pass.now_s:
+            self.up = {
+                link: bool(sample_pass.nvml("nvmlDeviceGetNvLinkState", sample_pass.nvml.handle, link)) for link in self.up
+            }
+            self._states_due_s = sample_pass.now_s + SOMETIMES
 
-    def _find(self, at: Pass) -> None:
-        ask, found = at.ask, {}
+    def _find(self, sample_pass: Pass) -> None:
+        nvml, found = sample_pass.nvml, {}
         first_error: Any = None
         for link in range(_MOST_LINKS):
             try:
-                found[link] = bool(ask("nvmlDeviceGetNvLinkState", ask.handle, link))
-            except ask.nvml.NVMLError as error:
+                found[link] = bool(nvml("nvmlDeviceGetNvLinkState", nvml.handle, link))
+            except nvml.binding.NVMLError as error:
                 first_error = first_error or error
-                if ask.reason(error) in {"invalid_argument", "function_not_found"}:
+                if nvml.reason(error) in {"invalid_argument", "function_not_found"}:
                     break
         if not found:
             raise first_error
         self.up = found
-        self._links_due_s, self._states_due_s = at.now_s + RARELY, at.now_s + SOMETIMES
+        self._links_due_s, self._states_due_s = sample_pass.now_s + RARELY, sample_pass.now_s + SOMETIMES
 
 
 class EachLink(Topic):
@@ -58,11 +60,11 @@ class EachLink(Topic):
     def __init__(self, links: Links) -> None:
         self._links = links
 
-    def collect(self, at: Pass) -> None:
+    def collect(self, sample_pass: Pass) -> None:
         """Emit one reading per link."""
-        self._links.refresh(at)
+        self._links.refresh(sample_pass)
         for link, up in self._links.up.items():
-            at.emit(self.metrics[0], up, (("link", str(link)),))
+            sample_pass.emit(self.metrics[0], up, (("link", str(link)),))
 
 
 class NvLinks(Topic):
@@ -90,41 +92,41 @@ class NvLinks(Topic):
                     keys += [(each, link) for link in self._links.up]
         return keys
 
-    def collect(self, at: Pass) -> None:
+    def collect(self, sample_pass: Pass) -> None:
         """Read the link states and emit the readings."""
-        self._links.refresh(at)
+        self._links.refresh(sample_pass)
         for state, wanted in (("up", True), ("down", False)):
-            at.emit("gpu_nvlink_links", sum(up is wanted for up in self._links.up.values()), (("state", state),))
-        self._emit_bytes(at)
-        self._emit_errors(at)
+            sample_pass.emit("gpu_nvlink_links", sum(up is wanted for up in self._links.up.values()), (("state", state),))
+        self._emit_bytes(sample_pass)
+        self._emit_errors(sample_pass)
 
-    def _emit_bytes(self, at: Pass) -> None:
+    def _emit_bytes(self, sample_pass: Pass) -> None:
         for metric, key in _BYTES:
-            value = at.fields.get(key, "first_sample")
+            value = sample_pass.fields.get(key, "first_sample")
             if isinstance(value, str):
-                at.mark_absent(metric, value)
+                sample_pass.mark_absent(metric, value)
             else:
-                at.emit(metric, value * 1024)
+                sample_pass.emit(metric, value * 1024)
 
-    def _emit_errors(self, at: Pass) -> None:
-        if (_ERRORS[0][2], 0) in at.fields:
-            self._errors = {kind: self._sum(at, each, total) for kind, each, total in _ERRORS}
-            self._errors_due_s = at.now_s + SOMETIMES
+    def _emit_errors(self, sample_pass: Pass) -> None:
+        if (_ERRORS[0][2], 0) in sample_pass.fields:
+            self._errors = {kind: self._sum(sample_pass, each, total) for kind, each, total in _ERRORS}
+            self._errors_due_s = sample_pass.now_s + SOMETIMES
         for kind, _, _ in _ERRORS:
             value = self._errors.get(kind, "first_sample")
             if isinstance(value, str):
-                at.mark_absent("gpu_nvlink_errors_total", value, (("error", kind),))
+                sample_pass.mark_absent("gpu_nvlink_errors_total", value, (("error", kind),))
             else:
-                at.emit("gpu_nvlink_errors_total", value, (("error", kind),))
+                sample_pass.emit("gpu_nvlink_errors_total", value, (("error", kind),))
 
-    def _sum(self, at: Pass, each: int | None, total: int) -> float | str:
+    def _sum(self, sample_pass: Pass, each: int | None, total: int) -> float | str:
         if each is not None:
-            values = [at.fields.get((each, link), "first_sample") for link in self._links.up]
+            values = [sample_pass.fields.get((each, link), "first_sample") for link in self._links.up]
             numbers = [value for value in values if not isinstance(value, str)]
             # A sum without one of the links would decrease, which a counter must not.
             if len(numbers) == len(values):
                 return sum(numbers)
-        return at.fields[total, 0]
+        return sample_pass.fields[total, 0]
 
 
 _STATES: Final = ("not_supported", "not_started", "in_progress", "completed")
@@ -145,26 +147,26 @@ class Fabric(Topic):
         self._state = ""
         self._healthy: bool | None = None
 
-    def collect(self, at: Pass) -> None:
+    def collect(self, sample_pass: Pass) -> None:
         """Emit the state, and the health if the fabric reports it."""
-        if self._due_s <= at.now_s:
-            self._ask(at)
-            self._due_s = at.now_s + SOMETIMES
-        at.emit("gpu_fabric_state", 1, (("state", self._state),))
+        if self._due_s <= sample_pass.now_s:
+            self._read(sample_pass)
+            self._due_s = sample_pass.now_s + SOMETIMES
+        sample_pass.emit("gpu_fabric_state", 1, (("state", self._state),))
         if self._healthy is None:
-            at.mark_absent("gpu_fabric_healthy", "not_supported")
+            sample_pass.mark_absent("gpu_fabric_healthy", "not_supported")
         else:
-            at.emit("gpu_fabric_healthy", self._healthy)
+            sample_pass.emit("gpu_fabric_healthy", self._healthy)
 
-    def _ask(self, at: Pass) -> None:
-        ask = at.ask
-        info = ask.nvml.c_nvmlGpuFabricInfoV_t()
+    def _read(self, sample_pass: Pass) -> None:
+        nvml = sample_pass.nvml
+        info = nvml.binding.c_nvmlGpuFabricInfoV_t()
         try:
-            ask("nvmlDeviceGetGpuFabricInfoV", ask.handle, byref(info))
+            nvml("nvmlDeviceGetGpuFabricInfoV", nvml.handle, byref(info))
             mask = info.healthMask
-        except ask.nvml.NVMLError_FunctionNotFound:
-            info = ask.nvml.c_nvmlGpuFabricInfo_t()
-            ask("nvmlDeviceGetGpuFabricInfo", ask.handle, byref(info))
+        except nvml.binding.NVMLError_FunctionNotFound:
+            info = nvml.binding.c_nvmlGpuFabricInfo_t()
+            nvml("nvmlDeviceGetGpuFabricInfo", nvml.handle, byref(info))
             mask = 0
         self._state = _STATES[info.state] if info.state < len(_STATES) else f"state_{info.state}"
         if self._state == "completed" and info.status:
@@ -190,25 +192,25 @@ class PeerToPeer(Topic):
         self._due_s = float("-inf")
         self._reachable: dict[Labels, bool] = {}
 
-    def collect(self, at: Pass) -> None:
+    def collect(self, sample_pass: Pass) -> None:
         """Emit the status of each peer, read once a minute because the topology does not change while the driver runs."""
-        if self._due_s <= at.now_s:
-            self._reachable = _ask(at.ask, at.uuid)
-            self._due_s = at.now_s + RARELY
+        if self._due_s <= sample_pass.now_s:
+            self._reachable = _read(sample_pass.nvml, sample_pass.uuid)
+            self._due_s = sample_pass.now_s + RARELY
         for labels, ok in self._reachable.items():
-            at.emit(self.metrics[0], ok, labels)
+            sample_pass.emit(self.metrics[0], ok, labels)
         if not self._reachable:
-            at.mark_absent(self.metrics[0], "no_peers")
+            sample_pass.mark_absent(self.metrics[0], "no_peers")
 
 
-def _ask(ask: NvmlCalls, own: str) -> dict[Labels, bool]:
+def _read(nvml: NvmlCalls, own: str) -> dict[Labels, bool]:
     reachable: dict[Labels, bool] = {}
-    for index in range(ask("nvmlDeviceGetCount")):
-        peer = ask("nvmlDeviceGetHandleByIndex", index)
-        uuid = ask("nvmlDeviceGetUUID", peer)
+    for index in range(nvml("nvmlDeviceGetCount")):
+        peer = nvml("nvmlDeviceGetHandleByIndex", index)
+        uuid = nvml("nvmlDeviceGetUUID", peer)
         if uuid == own:
             continue
         for capability, number in _CAPABILITIES:
-            status = ask("nvmlDeviceGetP2PStatus", ask.handle, peer, number)
+            status = nvml("nvmlDeviceGetP2PStatus", nvml.handle, peer, number)
             reachable[("peer_uuid", uuid), ("capability", capability)] = status == _OK
     return reachable
