@@ -126,6 +126,17 @@ def test_guesses_without_end_do_not_starve_a_right_password_of_the_same_network(
     play(story)
 
 
+def test_many_waiting_clients_of_one_network_wait_about_as_long_as_one(play: Callable[..., None]) -> None:
+    async def story(client: Client) -> None:
+        assert await client.log_in("guess") == 401
+        began = asyncio.get_running_loop().time()
+        assert await asyncio.gather(*(client.log_in(f"guess {number}") for number in range(20))) == [401] * 20
+        # one after the other they would wait for 20 times as long; the pauses are 0.5 s, 0.5 s / 19, / 18, …, / 1
+        assert asyncio.get_running_loop().time() - began < 5
+
+    play(story, rest_s=0.5)
+
+
 def test_the_checks_of_clients_that_left_are_dropped(play: Callable[[Story], None]) -> None:
     async def story(client: Client) -> None:
         client.may_check.clear()

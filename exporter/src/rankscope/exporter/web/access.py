@@ -24,7 +24,7 @@ from rankscope.exporter.web.config import WebConfig, load_web_config
 logger = logging.getLogger(__name__)
 
 REST_S: Final = 1.0
-"""Seconds between a wrong password and the next check for the same network."""
+"""Seconds between a wrong password and the next check for the same network, divided by the number of its waiting clients."""
 
 _REMEMBERED: Final = 256
 
@@ -97,8 +97,8 @@ class Passwords:
     """Basic authentication with bcrypt, at a bounded cost for frequent scrapes and for password guessing.
 
     Right pairs of name and password are remembered by a keyed digest, and so are the last wrong ones. All others are checked one
-    at a time, in turns among the clients' networks. After a wrong password, that network's next check waits for ``REST_S``.
-    Guesses can therefore delay the first check of a right password, but never refuse it.
+    at a time, in turns among the clients' networks. After a wrong password, that network's next check waits for ``REST_S``, or
+    less if several clients wait. Guesses can therefore delay the first check of a right password, but never refuse it.
     """
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ class Passwords:
             now_s = time.monotonic()
             self._resting_until = {one: until_s for one, until_s in self._resting_until.items() if until_s > now_s}
             if not is_right:
-                self._resting_until[network] = now_s + REST_S
+                self._resting_until[network] = now_s + REST_S / max(1, len(self._waiting.get(network, ())))
             check.is_right.set_result(is_right)
 
     def _forget(self, network: str, check: _Check) -> None:
