@@ -23,9 +23,9 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 from remote_write import label_bytes
 from tests.dashboards.grafana.board_site import NODE_EXPORTER
+from tests.dashboards.grafana.inspector_files import collective, p2p
 from tests.exporter.fake_driver import FakeDriver, State, build_library, h100_state, uuid_of
 from tests.exporter.jobs.job_node import slurm_folder
-from tests.exporter.spool.inspector_files import collective, file_name, p2p, write_in_place
 from tests.rank_file import RANK, RUN, STEP, WINDOW, totals_of
 
 from rankscope.profiler.helper.publishing.metrics_publisher import render, samples
@@ -108,17 +108,20 @@ class _Ranks:
             new = self._spool / f".{rank}.new"
             new.write_text(render(labels, samples(RUN, info, totals)))
             new.replace(self._spool / f"rank-{rank}.prom")
-            self._write_collectives(rank)
 
-    def _write_collectives(self, rank: int) -> None:
-        """Write NCCL Inspector's file of a GPU; the slow rank arrives last, so its execution time is the shortest."""
-        late = 0.4 if rank == self._slow else 1.0
-        calls = (("DP", "AllReduce", "64-65MB", 9000), ("DP", "AllGather", "8-9MB", 2500), ("DP", "ReduceScatter", "8-9MB", 2600))
-        buckets = [
+
+def _collectives(slow: int | None) -> str:
+    """Return NCCL Inspector's series of a node; the slow rank arrives last, so its execution time is the shortest."""
+    calls = (("DP", "AllReduce", "64-65MB", 9000), ("DP", "AllGather", "8-9MB", 2500), ("DP", "ReduceScatter", "8-9MB", 2600))
+    lines: list[str] = []
+    for rank in range(GPUS):
+        late = 0.4 if rank == slow else 1.0
+        lines += [
             collective(bandwidth=80 / late, exec_us=late * exec_us, comm=comm, name=name, size=size, gpu=rank)
             for comm, name, size, exec_us in calls
         ]
-        write_in_place(self._spool / file_name(uuid_of(rank)), [*buckets, p2p(40, 300)])
+        lines.append(p2p(40, 300, gpu=rank))
+    return "".join(lines)
 
 
 def _idle(state: State) -> State:
@@ -166,7 +169,8 @@ def _template(library: Path, port: int, kind: str) -> list[Line]:
         driver = FakeDriver(folder / "driver", library, states)
         job = {"CUDA_VISIBLE_DEVICES": ",".join(uuid_of(index) for index in range(GPUS)), "SLURM_JOB_PARTITION": "gpu"}
         slurm = slurm_folder(folder / "jobs", **({} if kind == "idle" else {"job_7": job}))
-        ranks = None if kind == "idle" else _Ranks(folder / "spool", slow=SLOW_RANK if kind == "troubled" else None)
+        slow = SLOW_RANK if kind == "troubled" else None
+        ranks = None if kind == "idle" else _Ranks(folder / "spool", slow=slow)
         command = [sys.executable, "-m", "rankscope", "exporter", "--listen", f"127.0.0.1:{port}", "--interval", "1s"]
         command += ["--host", "node1", "--compat", "dcgm", "--no-xid.kernel-log", "--expected-gpus", str(GPUS)]
         command += ["--spool", str(folder / "spool"), "--state-dir", str(folder / "state"), "--jobs.slurm-dir", str(slurm)]
@@ -189,15 +193,15 @@ def _template(library: Path, port: int, kind: str) -> list[Line]:
     return [
         *_lines(first[0], second[0], BETWEEN_S, "gpus", 9838),
         *_lines(first[1], second[1], BETWEEN_S, "dcgm", 9400),
-        *_node_exporter(),
+        *_node_exporter("" if kind == "idle" else _collectives(slow)),
     ]
 
 
-def _node_exporter() -> Iterator[Line]:
-    for family in text_string_to_metric_families(NODE_EXPORTER.format(1000)):
+def _node_exporter(collectives: str) -> Iterator[Line]:
+    for family in text_string_to_metric_families(NODE_EXPORTER.format(1000) + collectives):
         for one in family.samples:
             slope = 1e9 if "port_data" in one.name else 0.01 if "symbol_error" in one.name else 0.0
-            yield Line(one.name, dict(one.labels), "node", 9100, one.value, slope, wavers=False)
+            yield Line(one.name, dict(one.labels), "node", 9100, one.value, slope, wavers=_WAVERS.fullmatch(one.name) is not None)
 
 
 def _of_host(line: Line, host: int, run: tuple[int, str, int, int] | None) -> dict[str, str]:

@@ -38,7 +38,7 @@ from budget import budget
 from process_memory import pss_bytes, tree
 from tests.exporter.fake_driver import FakeDriver, build_library, h100_state, mig_state
 
-CPU_RATIO_BUDGET = 0.5
+CPU_RATIO_BUDGET = 0.6
 SCRAPE_P99_MS_BUDGET = 10.0
 SCRAPE_P99_HUNG_MS_BUDGET = 20.0
 PSS_MIB_BUDGET = 120.0

@@ -20,42 +20,41 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
-from rankscope.base import http_server
 from rankscope.cli.start import main
 from rankscope.exporter.fleet import changes, wire
 from rankscope.exporter.loop import Snapshot
 from rankscope.exporter.pages import exposition, page
 from rankscope.exporter.simulated import SimulatedFleet
-from rankscope.exporter.spool import again, file, reading
+from rankscope.exporter.spool import file, incremental_parse, reading
 from rankscope.exporter.spool.folder import SpoolFolder
 from rankscope.exporter.web import rendered
 
-EVERY: Final = ("lines", "points", "repeats", "rendered", "ahead", "templates", "changes", "parsed_files")
+EVERY: Final = ("lines", "points", "rendered", "templates", "changes", "parsed_files")
 RANKS: Final = 8
 
 
 def without_changes() -> None:
     """Make every GPU's process send all its readings in every pass."""
-    changes.Changes.of = lambda _self, sample, took_s: wire.Sampled(sample, took_s)  # type: ignore[method-assign]
+    changes.Changes.of = lambda _self, sample, took_s: wire.Sampled(sample, took_s)  # type: ignore[method-assign,assignment]
 
 
 def without_parsed_files() -> None:
     """Parse an unchanged file of a rank in every pass."""
     load = reading.Spool._load
 
-    def parsed(self: reading.Spool, found: Any, now_s: float) -> Any:
-        before, known = self._cache.get(found.place), load(self, found, now_s)
+    def parsed(self: reading.Spool, folder_fd: int, found: Any, now_s: float) -> Any:
+        before, known = self._cache.get(found.name), load(self, folder_fd, found, now_s)
         if known is not before:
             return known
-        content, _ = file.read_regular(found.name, found.folder_fd)
+        content, _ = file.read_regular(found.name, folder_fd)
         return dataclasses.replace(known, outcome=file.parse(content))
 
-    reading.Spool._load = parsed  # type: ignore[method-assign]
+    reading.Spool._load = parsed  # type: ignore[method-assign,assignment]
 
 
 def without_templates() -> None:
     """Parse a file of a rank in which only values changed as if it were new."""
-    again.Template.of = classmethod(lambda *_: None)  # type: ignore[method-assign,assignment]
+    incremental_parse.Template.of = classmethod(lambda *_: None)  # type: ignore[method-assign,assignment]
 
 
 def without_lines() -> None:
@@ -71,19 +70,9 @@ def without_lines() -> None:
     exposition._line = line
 
 
-def without_repeats() -> None:
-    """Parse and handle every request in a task of its own."""
-    http_server.Connection._repeat = lambda _: False  # type: ignore[method-assign]
-
-
 def without_points() -> None:
     """Create the points, and render their labels, for every page."""
     exposition.PointSource._of_same_series = lambda *_: None  # type: ignore[method-assign]
-
-
-def without_ahead() -> None:
-    """Render no page before it is requested."""
-    rendered.RenderedPages._make_ahead = lambda self: setattr(self, "_settling", None)  # type: ignore[method-assign]
 
 
 def without_rendered() -> None:
@@ -95,14 +84,12 @@ def without_rendered() -> None:
         render: Callable[[], rendered.Rendered],
         *,
         compressed: bool = False,
-        ahead: bool = False,
     ) -> rendered.Rendered:
-        del key, ahead
+        del key
         make = (lambda: rendered._compressed(render())) if compressed else render
         return await asyncio.get_running_loop().run_in_executor(self._thread, make)
 
     rendered.RenderedPages.get = get  # type: ignore[method-assign]
-    rendered.RenderedPages.rendered = lambda *_, **__: None  # type: ignore[method-assign]
 
 
 def rank_text(rank: int, second: int) -> str:

@@ -37,6 +37,8 @@ boot=
 { read -r boot </proc/sys/kernel/random/boot_id; } 2>/dev/null
 if {
     line SLURM_JOB_ID "$SLURM_JOB_ID" &&
+        # Names the cgroups of the job since Slurm 26.05.
+        line SLURM_JOB_SLUID "${SLURM_JOB_SLUID:-}" &&
         line SLURM_JOB_USER "${SLURM_JOB_USER:-}" &&
         line SLURM_JOB_UID "${SLURM_JOB_UID:-}" &&
         line SLURM_JOB_ACCOUNT "${SLURM_JOB_ACCOUNT:-}" &&

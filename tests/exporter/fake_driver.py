@@ -198,6 +198,33 @@ def h100_state(index: int) -> State:
     }
 
 
+NVLINK5_ERRORS = {
+    206: "malformed_packet", 207: "buffer_overrun", 208: "receive", 209: "receive_remote", 210: "receive_general",
+    211: "link_integrity", 212: "transmit_discard", 215: "recovery",
+}  # fmt: skip
+"""Fields of all NVLinks together on Blackwell, and our label of each."""
+
+
+def gb200_state(index: int) -> State:
+    """Return a GB200: 18 NVLinks whose counters are fields 201 to 222, and NVLink-C2C to its Grace CPU."""
+    state = h100_state(index)
+    for number in (161, 162, 163):
+        for link in range(18):
+            del state[f"field.{number}@{link}"]
+    return {
+        **state,
+        "name": "NVIDIA GB200",
+        "architecture": 10,
+        "capability_major": 10,
+        **{f"field.{number}@{ALL_LINKS}": f"{number} ull" for number in (*NVLINK5_ERRORS, 213, 214, 219, 221)},
+        f"field.202@{ALL_LINKS}": "7168111 ull",
+        f"field.204@{ALL_LINKS}": "8192111 ull",
+        "field.231": "31 ull",
+        "field.232": "32 ull",
+        "field.233": "33 ull",
+    }
+
+
 def mig_state(index: int, profiles: Iterable[tuple[int, str]], *, of: State | None = None) -> State:
     """Return a GPU in MIG mode; ``profiles`` are its devices as compute slices and name: ``[(1, "1g.10gb")] * 7``."""
     state = dict(h100_state(index) if of is None else of)

@@ -242,7 +242,7 @@ def test_sighup_reads_again_what_can_change_and_says_what_cannot(
     lines = [json.loads(line) for line in running.stderr.splitlines() if line.startswith("{")]
     assert [line["level"] for line in lines] == ["warn", "info"]
     assert "--expected-gpus" in lines[0]["msg"]
-    assert (lines[1]["level"], lines[1]["component"], lines[1]["changed"]) == ("info", "serving", "--log.format")
+    assert (lines[1]["level"], lines[1]["component"], lines[1]["changed"]) == ("info", "reload", "--log.format")
 
     config("nonsense")
     running.process.send_signal(signal.SIGHUP)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import jsonschema
 import msgspec
 import pytest
+import yaml
 
 from rankscope.alerts.rules.explain import AlertExplained, Explanation, UnknownAlertError, XidExplained, explain, explain_text
-from rankscope.alerts.rules.rule_file import runbooks
+from rankscope.alerts.rules.rule_file import rules_text, runbooks
 from rankscope.alerts.rules.tables import OTHERS, POLICIES, policy_of
 from rankscope.alerts.rules.thresholds import DEFAULTS
-from rankscope.exporter.xids import ACTIONABLE, CRITICAL, SOURCE, XIDS
+from rankscope.exporter.xids import ACTIONABLE, CRITICAL, GRADED, SOURCE, XIDS
 
 
 def one(question: str) -> Any:
@@ -21,14 +23,15 @@ def one(question: str) -> Any:
 
 
 def test_every_policy_is_about_codes_that_are_known_and_an_alert_that_there_is() -> None:
-    codes = [code for policy in POLICIES for code in policy.codes]
+    codes = [(code, policy.severity) for policy in POLICIES for code in policy.codes]
     assert len(codes) == len(set(codes))
-    assert set(codes) <= set(XIDS)
+    assert {code for code, _ in codes} <= set(XIDS)
+    assert {code for code, severity in codes if severity} <= GRADED
     assert {name for policy in (*POLICIES, OTHERS) for name in (policy.alert, *policy.also)} <= {*runbooks(), "none"}
 
 
 def test_codes_after_which_one_always_has_to_act_are_critical_and_drain() -> None:
-    assert set(CRITICAL) == {code for policy in POLICIES if policy.alert == "GpuXidCritical" for code in policy.codes}
+    assert set(CRITICAL) <= {code for policy in POLICIES if policy.alert == "GpuXidCritical" for code in policy.codes}
     for code in CRITICAL:
         assert (policy_of(code).alert, policy_of(code).drain) == ("GpuXidCritical", True)
     assert DEFAULTS["GpuXidCritical"]["severity"] == "critical"
@@ -42,6 +45,49 @@ def test_of_every_code_that_asks_for_somebody_an_alert_tells() -> None:
         assert policy_of(code).alert != "none", code
 
 
+UNUSABLE = ("stopped working.", "no longer answers", "not be initialised", "does not recover", "every program", "did not answer")
+"""Words of a meaning after which the GPU cannot go on."""
+USABLE = ("contained to one", "healthy", "all corrected", "when it is free", "at the next reset", "not fatal")
+
+
+def test_meaning_action_policy_alert_and_runbook_of_each_code_agree() -> None:
+    rules = {
+        rule["alert"]: rule for group in yaml.safe_load(rules_text())["groups"] for rule in group["rules"] if "alert" in rule
+    }
+    for code, xid in XIDS.items():
+        policy = policy_of(code)
+        # A GPU that cannot be used is drained at once, by a critical alert
+        critical = policy.alert == "GpuXidCritical"
+        assert xid.critical == critical, code
+        assert not (critical and any(words in xid.meaning for words in USABLE)), code
+        assert critical or not any(words in xid.meaning for words in UNUSABLE), code
+        # A reset at once means that nothing runs before it; one that may wait says so in the meaning
+        if xid.action in ("reset_gpu", "reboot"):
+            assert critical or any(words in xid.meaning for words in USABLE), code
+        if policy.alert == "none":
+            continue
+        alert = rules[policy.alert]
+        text = " ".join(alert["annotations"]["description"].split())
+        page = " ".join(runbooks()[policy.alert].partition("## What to do")[2].split())
+        assert policy.drain == (alert["labels"]["severity"] == "critical"), code
+        assert policy.drain == ("Take the node out of service (" in text), code
+        if policy.alert in ("GpuXidCritical", "GpuXidWarning"):
+            assert f'$labels.xid "{code}" }}}}{xid.meaning}' in text, code
+            assert re.search(rf"\b{code}\b", page), code
+            assert critical != ("may stay" in text), code
+            assert critical != ("may stay" in page), code
+
+
+def test_codes_of_a_runbook_are_sorted_by_what_to_do() -> None:
+    for alert in ("GpuXidCritical", "GpuXidWarning"):
+        page = " ".join(runbooks()[alert].partition("## What to do")[2].split())
+        by_action: dict[str, list[int]] = {}
+        for code in (code for policy in POLICIES if policy.alert == alert for code in policy.codes):
+            by_action.setdefault(XIDS[code].action, []).append(code)
+        for codes in by_action.values():
+            assert ", ".join(map(str, codes)) in page, (alert, codes)
+
+
 def test_a_code_is_explained_by_fact_source_and_policy() -> None:
     for question in ("79", " 79", "xid79", "Xid 79", "XID-79"):
         told = one(question)
@@ -50,6 +96,19 @@ def test_a_code_is_explained_by_fact_source_and_policy() -> None:
         assert (told.source, told.read_on) == (SOURCE.title, SOURCE.read_on.isoformat())
         assert (told.alert, told.severity, told.drain) == ("GpuXidCritical", "critical", True)
         assert told.runbook == runbooks()["GpuXidCritical"]
+
+
+def test_the_severity_of_an_nvlink_error_decides_what_to_do() -> None:
+    for code in GRADED:
+        told = one(str(code))
+        fatal, non_fatal = told.by_severity
+        assert (fatal.severity, fatal.alert, fatal.drain) == ("fatal", "GpuXidCritical", True)
+        assert (non_fatal.severity, non_fatal.alert, non_fatal.drain) == ("non_fatal", "GpuXidRepeated", False)
+        text = explain_text(explain([str(code)]))
+        assert runbooks()["GpuXidCritical"].rstrip() in text
+        assert runbooks()["GpuXidRepeated"].rstrip() in text
+    assert one("79").by_severity == []
+    assert set(one("GpuXidCritical").xids) >= GRADED
 
 
 def test_what_is_not_known_is_not_made_up() -> None:

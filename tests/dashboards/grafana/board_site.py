@@ -16,9 +16,9 @@ from typing import Any
 
 import httpx
 from msgspec.structs import replace
+from tests.dashboards.grafana.inspector_files import collective, p2p
 from tests.exporter.fake_driver import FakeDriver, State, a100_state, h100_state, mig_state, uuid_of
 from tests.exporter.jobs.job_node import slurm_folder
-from tests.exporter.spool.inspector_files import collective, file_name, p2p, write_in_place
 from tests.local_http import answering, respond
 from tests.rank_file import RANK, RUN, STEP, WINDOW, totals_of
 
@@ -78,26 +78,33 @@ node_infiniband_port_discards_transmitted_total{{device="mlx5_0",port="1"}} {0}
 
 @contextmanager
 def node_exporter() -> Iterator[str]:
-    """Yield the address of a server of ``NODE_EXPORTER``, whose counters grow by one per scrape."""
+    """Yield the address of a server of ``NODE_EXPORTER``, whose counters grow by one per scrape, and of ``collectives``."""
     scrapes = itertools.count(1)
 
     def answer(request: BaseHTTPRequestHandler, _: bytes) -> None:
-        page = NODE_EXPORTER.format(next(scrapes))
+        page = NODE_EXPORTER.format(next(scrapes)) + collectives()
         respond(request, 200, page.encode(), Content_Type="text/plain; version=0.0.4")
 
     with answering(answer) as url:
         yield url.removeprefix("http://")
 
 
-def write_collectives(spool: Path) -> None:
-    """Write NCCL Inspector files of three GPUs of one communicator; GPU 5 arrives last, so its time is the shortest."""
-    for gpu, (bandwidth, exec_us) in {0: (80, 5000), 1: (79, 5100), 5: (200, 2000)}.items():
-        buckets = [
+def collectives() -> str:
+    """Return NCCL Inspector's series of three GPUs of one communicator; GPU 5 arrives last, so its time is the shortest.
+
+    Two other GPUs have a communicator of one name outside Slurm, and may belong to different jobs.
+    """
+    series = [
+        line
+        for gpu, (bandwidth, exec_us) in {0: (80, 5000), 1: (79, 5100), 5: (200, 2000)}.items()
+        for line in (
             collective(bandwidth, exec_us, comm="DP", nranks=3, gpu=gpu),
             collective(2 * bandwidth, exec_us / 2, comm="DP", name="Broadcast", nranks=3, gpu=gpu),
-            p2p(40, 300),
-        ]
-        write_in_place(spool / file_name(uuid_of(gpu)), buckets)
+            p2p(40, 300, gpu=gpu),
+        )
+    ]
+    series += [collective(50, exec_us, comm="TP", nranks=2, gpu=gpu, job="unknown") for gpu, exec_us in ((2, 100), (4, 9000))]
+    return "".join(sorted("".join(series).splitlines(keepends=True)))  # the series of a metric are adjacent
 
 
 class Ranks:
@@ -120,8 +127,6 @@ class Ranks:
         number = 1
         while not self._ended.wait(0.3):
             number += 1
-            if number % 60 == 2:
-                write_collectives(self._spool)
             for rank, totals in enumerate(self._totals):
                 blocked = PhaseTimes(backward=1e4 if rank == 2 else 6e5)
                 totals.add_step(

@@ -132,7 +132,7 @@ def test_variables_choose_the_data_source_and_several_of_everything(uid: str) ->
     address = variables["dashboard_url"]
     assert (address["type"], address["hide"], address["skipUrlSync"]) == ("constant", 2, True)
     assert {"cluster", "job", "instance"} <= variables.keys()
-    assert "gpu" in variables or {"run_id", "rank"} <= variables.keys()
+    assert "gpu" in variables or {"run_id", "rank"} <= variables.keys() or "comm_name" in variables
     for name, variable in variables.items():
         if name in ("datasource", "dashboard_url"):
             continue

@@ -52,8 +52,8 @@ PLANTED = {
     ("rankscope-cluster", "Cost of idle GPUs"): 2.5,
     ("rankscope-cluster-dcgm", "Power"): 6 * 251.25,
     ("rankscope-cluster-dcgm", "GPUs with a last Xid"): 1,
-    ("rankscope-collectives", "Communicators"): 1,
-    ("rankscope-collectives", "GPUs with NCCL Inspector"): 3,
+    ("rankscope-collectives", "Communicators"): 2,
+    ("rankscope-collectives", "GPUs with NCCL Inspector"): 5,
     ("rankscope-collectives", "Longest wait for one GPU"): 0.0031,
     ("rankscope-run", "Ranks"): 4,
     ("rankscope-run", "Step"): 1,
@@ -178,14 +178,15 @@ def test_every_query_has_data_or_a_reason(
             (dead, "collection dead (no answer)"),
         }
 
-        # and each communicator has its bus bandwidth and the rank that the others wait for
+        # and each communicator has its bus bandwidth and the GPU that the others wait for
         bandwidths = _labelled(
-            asked, jobs, "rankscope-collectives", "Bus bandwidth", "A", by=("run_id", "comm_name", "collective")
+            asked, jobs, "rankscope-collectives", "Bus bandwidth", "A", by=("slurm_job_id", "comm_name", "collective")
         )
-        assert bandwidths == {(RUN_ID, "DP", "AllReduce"): 80e9, (RUN_ID, "DP", "Broadcast"): 160e9}
+        of_job = {("7", "DP", "AllReduce"): 80e9, ("7", "DP", "Broadcast"): 160e9}
+        assert bandwidths == {**of_job, ("unknown", "TP", "AllReduce"): 50e9}
         name = ("rankscope-collectives", "The GPU that the others wait for")
-        later = _labelled(asked, jobs, *name, "A", by=("comm_name", "collective", "rank", "host", "index"))
-        assert later == {("DP", "AllReduce", "2", "node1", "5"): pytest.approx(0.003)}
+        later = _labelled(asked, jobs, *name, "A", by=("comm_name", "collective", "host", "gpu"))
+        assert later == {("DP", "AllReduce", "node1", "GPU5"): pytest.approx(0.003)}
         absent = _labelled(asked, jobs, "rankscope-collectives", "Bus bandwidth", "B", by=("of", "why"))
         assert absent.keys() == {("node2", "not available (no NCCL Inspector)"), (dead, "collection dead (no answer)")}
 

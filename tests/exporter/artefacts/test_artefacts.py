@@ -207,6 +207,19 @@ def test_the_image_starts_the_exporter_with_a_command_line_it_takes() -> None:
     assert said["USER"] == "65532:65532"
 
 
+def test_what_cannot_read_the_kernel_log_does_not_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A kernel log that is asked for and unreadable fires the alert ExporterPartial for ever.
+    image = dict(re.findall(r"(RANKSCOPE_EXPORTER_\w+)=(\S+)", dict(_instructions())["ENV"]))
+    restricted = dict(re.findall(r"^Environment=(\w+)=(\S+)$", (SYSTEMD / "restricted.conf").read_text(), re.MULTILINE))
+
+    for variables in (image, restricted):
+        with monkeypatch.context() as environment:
+            for name, value in variables.items():
+                environment.setenv(name, value)
+            assert accepts([]).params["xid_kernel_log"] is False
+            assert accepts(["--xid.kernel-log"]).params["xid_kernel_log"] is True
+
+
 # Prometheus
 
 

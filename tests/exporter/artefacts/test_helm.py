@@ -1,32 +1,69 @@
-"""The Helm chart, read without helm: its values and templates, and their agreement with the exporter."""
+"""The Helm chart, rendered by Helm: its agreement with the exporter, and with the pods of the how-to."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import shlex
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-import jsonschema
 import pytest
 import yaml
+from tests.exporter.artefacts.helm_chart import (
+    CHART,
+    ChartError,
+    Manifest,
+    lint,
+    pod_of,
+    render,
+    render_text,
+    schemas_of_kubernetes,
+)
+from tests.exporter.conftest import RunningExporter
+from tests.exporter.fake_driver import FakeDriver, build_library, h100_state
 
 from rankscope.alerts.rules.rule_file import RULES_FILE, rules_text
 from rankscope.exporter.commands import exporter as command
+from rankscope.exporter.jobs.pod_names import DEFAULT_FOLDER as POD_LOGS
+from rankscope.exporter.spool.folder import SYSTEM_SPOOL
 
 ROOT = Path(__file__).resolve().parents[3]
-CHART = ROOT / "exporter" / "helm" / "rankscope-exporter"
 TEMPLATES = sorted((CHART / "templates").iterdir())
+HOWTO = ROOT / "docs" / "howto-kubernetes.md"
+EVERYTHING: Manifest = {
+    "privileged": True,
+    "kernelLog": True,
+    "driverRoot": {"path": "/run/nvidia/driver"},
+    "webConfig": {"secretName": "web"},
+    "imagePullSecrets": [{"name": "registry"}],
+    "extraArgs": ["--expected-gpus=8"],
+    "extraEnv": [{"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://collector:4318"}],
+    "seLinuxOptions": {"type": "spc_t"},
+    "affinity": {"nodeAffinity": {}},
+    "podAnnotations": {"a": "b"},
+    "podLabels": {"c": "d"},
+    "serviceAccount": {"annotations": {"e": "f"}},
+    "serviceMonitor": {
+        "enabled": True,
+        "labels": {"release": "prometheus"},
+        "scheme": "https",
+        "tlsConfig": {"insecureSkipVerify": True},
+        "basicAuth": {"username": {"name": "web", "key": "user"}},
+        "metricRelabelings": [{"action": "labeldrop", "regex": "x"}],
+    },
+    "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+    "networkPolicy": {"enabled": True, "from": [{"namespaceSelector": {}}]},
+}
 
-ACTION = re.compile(r"\{\{-?\s*(.*?)\s*-?\}\}", re.DOTALL)
 
-
-def values() -> dict[str, Any]:
-    parsed: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
+def values() -> Manifest:
+    parsed: Manifest = yaml.safe_load((CHART / "values.yaml").read_text())
     return parsed
 
 
-def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
+def leaves(tree: Manifest, prefix: str = "") -> Iterator[str]:
     for key, value in tree.items():
         if isinstance(value, dict) and value:
             yield from leaves(value, f"{prefix}{key}.")
@@ -34,109 +71,210 @@ def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield prefix + key
 
 
-def outline(template: str) -> list[dict[str, Any]]:
-    """Return the documents of a template with every branch taken and ``x`` for every inserted value."""
-    text = re.sub(r"^\s*\{\{-?.*?\}\}\s*\n", "", (CHART / "templates" / template).read_text(), flags=re.MULTILINE)
-    return [document for document in yaml.safe_load_all(ACTION.sub("x", text)) if document]
+@pytest.fixture(scope="module")
+def chart() -> dict[str, Manifest]:
+    return render()
 
 
-def pod() -> dict[str, Any]:
-    spec: dict[str, Any] = outline("daemonset.yaml")[0]["spec"]["template"]["spec"]
-    return spec
+@pytest.fixture(scope="module")
+def full_chart() -> dict[str, Manifest]:
+    return render(EVERYTHING)
 
 
-def test_the_default_values_are_what_the_schema_allows_and_a_misspelt_one_is_not() -> None:
-    schema = yaml.safe_load((CHART / "values.schema.json").read_text())
-    jsonschema.Draft7Validator.check_schema(schema)
-
-    jsonschema.validate(values(), schema)
-
-    assert set(values()) == set(schema["properties"]) - {"global"}
-    mistakes: list[dict[str, Any]] = [
-        {"tolerationz": []},
-        {"port": "9838"},
-        {"image": {"repo": "x"}},
-        {"extraArgs": ["expected-gpus=8"]},
-    ]
-    for wrong in mistakes:
-        with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(values() | wrong, schema)
+def parameters(chart: dict[str, Manifest]) -> dict[str, Any]:
+    """Parse the exporter's arguments in the chart as the command does."""
+    arguments = [argument.replace("$(NODE_NAME)", "node1") for argument in pod_of(chart)["containers"][0]["args"]]
+    return command.make_context("exporter", arguments).params
 
 
-def test_every_value_that_a_template_uses_exists_and_every_value_is_used() -> None:
+@pytest.mark.parametrize(
+    "mistake", [{"tolerationz": []}, {"port": "9838"}, {"image": {"repo": "x"}}, {"extraArgs": ["expected-gpus=8"]}]
+)
+def test_a_value_that_is_misspelt_or_of_another_type_is_refused(mistake: Manifest) -> None:
+    with pytest.raises(ChartError, match=next(iter(mistake))):
+        render(mistake)
+
+
+def test_what_needs_privileges_is_refused_without_them() -> None:
+    for needs in ({"kernelLog": True}, {"driverRoot": {"path": "/"}}):
+        with pytest.raises(ChartError, match="privileged"):
+            render(needs)
+
+
+def test_helm_finds_no_fault_in_the_chart() -> None:
+    assert lint() == []
+
+
+OLDEST = re.sub(r"^>=(\d+\.\d+).*", r"\1", yaml.safe_load((CHART / "Chart.yaml").read_text())["kubeVersion"])
+
+
+@pytest.mark.parametrize("version", [OLDEST, "1.35"])
+def test_the_manifests_are_of_kubernetes(version: str, chart: dict[str, Manifest], full_chart: dict[str, Manifest]) -> None:
+    schemas = schemas_of_kubernetes()
+    pod: Manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "trainer"}, "spec": training_pod()}
+
+    for manifest in (pod, *chart.values(), *full_chart.values()):
+        if not manifest["apiVersion"].startswith("monitoring.coreos.com/"):
+            schemas.validate(manifest, version, strict=True)
+    with pytest.raises(schemas.ValidationError):
+        schemas.validate({**pod, "spec": {**pod["spec"], "hostIp": "1.2.3.4"}}, version, strict=True)
+
+
+def test_every_value_is_used() -> None:
     used = {path for template in TEMPLATES for path in re.findall(r"\.Values\.([A-Za-z.]+)", template.read_text())}
-    known = set(leaves(values()))
 
-    assert len(used) > 20
-    for path in used:
-        assert any(leaf == path or leaf.startswith(f"{path}.") for leaf in known), path
-    for leaf in known:
+    for leaf in leaves(values()):
         assert any(leaf == path or leaf.startswith(f"{path}.") for path in used), leaf
 
 
-@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
-def test_the_actions_of_a_template_are_balanced(template: Path) -> None:
-    text = template.read_text()
-    words = [action.split(maxsplit=1)[0] for action in ACTION.findall(text)]
-
-    assert "\t" not in text
-    assert len(re.findall(r"\{\{", text)) == len(re.findall(r"\}\}", text)) == len(words)
-    assert sum(word in {"if", "with", "range", "define"} for word in words) == words.count("end")
-    defined = set(re.findall(r'define "(.*?)"', (CHART / "templates" / "_helpers.tpl").read_text()))
-    assert set(re.findall(r'include "(.*?)"', text)) <= defined
+def test_the_default_needs_nothing_that_a_cluster_may_lack(chart: dict[str, Manifest]) -> None:
+    assert set(chart) == {"DaemonSet", "Service", "ServiceAccount"}
 
 
-def test_the_exporter_takes_the_arguments_that_the_daemonset_gives_it() -> None:
-    given = pod()["containers"][0]["args"]
-    arguments = [argument.replace("$(NODE_NAME)", "node1").replace("=:x", "=:9838") for argument in given]
+def test_the_exporter_takes_the_arguments_of_the_daemonset(chart: dict[str, Manifest], full_chart: dict[str, Manifest]) -> None:
+    given, given_full = parameters(chart), parameters(full_chart)
 
-    parsed = command.make_context("exporter", list(arguments)).params
-
-    assert len(arguments) > 6
-    assert parsed["host"] == "node1"
-    assert parsed["spool"] == Path("/run/rankscope/spool")
+    assert (given["host"], given["spool"], given["xid_kernel_log"]) == ("node1", SYSTEM_SPOOL, False)
+    assert (given_full["expected_gpus"], given_full["xid_kernel_log"]) == (8, True)
 
 
-def test_a_wedged_driver_neither_kills_the_pod_nor_holds_up_a_rollout() -> None:
-    (container,) = pod()["containers"]
-
+def test_a_wedged_driver_neither_kills_the_pod_nor_holds_up_a_rollout(
+    chart: dict[str, Manifest], full_chart: dict[str, Manifest]
+) -> None:
     for probe in ("livenessProbe", "readinessProbe"):
-        assert container[probe]["httpGet"] == {"path": "/-/healthy", "port": "metrics"}
-    assert outline("service.yaml")[0]["spec"]["publishNotReadyAddresses"] is True
+        assert pod_of(chart)["containers"][0][probe]["httpGet"] == {"path": "/-/healthy", "port": "metrics"}
+        assert pod_of(full_chart)["containers"][0][probe]["tcpSocket"] == {"port": "metrics"}
+    assert chart["Service"]["spec"]["publishNotReadyAddresses"] is True
 
 
-def test_what_is_mounted_is_declared_and_the_kubelets_folder_rather_than_its_socket() -> None:
-    spec = pod()
-    containers = [*spec["initContainers"], *spec["containers"]]
-    mounted = {mount["name"]: mount["mountPath"] for container in containers for mount in container["volumeMounts"]}
+def test_what_is_mounted_is_declared_and_folders_rather_than_sockets(
+    chart: dict[str, Manifest], full_chart: dict[str, Manifest]
+) -> None:
+    for manifests in (chart, full_chart):
+        spec = pod_of(manifests)
+        containers = [*spec.get("initContainers", []), *spec["containers"]]
+        mounted = {mount["name"]: mount["mountPath"] for container in containers for mount in container["volumeMounts"]}
 
-    assert set(mounted) == {volume["name"] for volume in spec["volumes"]}
-    # Every path in the arguments is below a mount: the root file system is read-only.
-    for argument in spec["containers"][0]["args"]:
-        path = argument.partition("=")[2]
-        if path.startswith("/"):
-            assert any(path.startswith(f"{place}/") or path == place for place in mounted.values()), argument
-    assert mounted["pod-resources"] == values()["podResourcesFolder"]
+        assert set(mounted) == {volume["name"] for volume in spec["volumes"]}
+        # Every path in the arguments is below a mount: the root file system is read-only.
+        for argument in spec["containers"][0]["args"]:
+            path = argument.partition("=")[2]
+            if path.startswith("/"):
+                assert any(path.startswith(f"{place}/") or path == place for place in mounted.values()), argument
+        assert mounted["pod-resources"] == values()["podResourcesFolder"]
+        assert mounted["pod-logs"] == str(POD_LOGS)
+    assert "pod-logs" not in str(pod_of(render({"podLogsFolder": ""})))
 
 
-def test_only_named_rights_are_left_and_no_token_of_the_cluster_is_given() -> None:
-    spec = pod()
+def test_only_named_rights_are_left_and_no_token_of_the_cluster_is_given(chart: dict[str, Manifest]) -> None:
+    spec = pod_of(chart)
     security = spec["containers"][0]["securityContext"]
 
     assert security["capabilities"] == {"drop": ["ALL"], "add": ["SYS_PTRACE", "DAC_READ_SEARCH"]}
     assert security["readOnlyRootFilesystem"] is True
     assert security["allowPrivilegeEscalation"] is False
+    assert security["privileged"] is False
     assert spec["automountServiceAccountToken"] is False
-    assert values()["privileged"] is False
 
 
-def test_the_rules_in_the_chart_are_the_projects_rules() -> None:
+def test_prometheus_finds_each_exporter_once(full_chart: dict[str, Manifest]) -> None:
+    (endpoint,) = full_chart["ServiceMonitor"]["spec"]["endpoints"]
+    service = full_chart["Service"]
+
+    assert full_chart["ServiceMonitor"]["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert [port["name"] for port in service["spec"]["ports"]] == [endpoint["port"]]
+    (ingress,) = full_chart["NetworkPolicy"]["spec"]["ingress"]
+    assert ingress["ports"] == [{"port": "metrics"}]
+
+
+def test_the_rules_in_the_chart_are_the_projects_rules(full_chart: dict[str, Manifest]) -> None:
     assert (CHART / "files" / RULES_FILE).read_text() == rules_text(), "make docs"
+    assert full_chart["PrometheusRule"]["spec"] == yaml.safe_load(rules_text())
 
 
 def test_the_chart_has_the_version_of_the_newest_release() -> None:
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     version = re.search(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
 
     assert version is not None
-    assert chart["appVersion"] == version[1]
+    assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == version[1]
+
+
+# The how-to
+
+
+def installation() -> dict[str, Any]:
+    """Return release, namespace and values of the ``helm install`` in the how-to."""
+    (line,) = re.findall(r"^helm install .*", HOWTO.read_text(), re.MULTILINE)
+    _, _, name, folder, *options = shlex.split(line)
+    given = dict(zip(options[::2], options[1::2], strict=True))
+    assert (ROOT / folder).resolve() == CHART
+    assert set(given) == {"--namespace", "--set"}
+    return {"values": given["--set"], "name": name, "namespace": given["--namespace"]}
+
+
+def training_pod() -> Manifest:
+    (manifest,) = re.findall(r"```yaml\n(.*?)```", HOWTO.read_text(), re.DOTALL)
+    spec: Manifest = yaml.safe_load(manifest)["spec"]
+    return spec
+
+
+def exporter_url() -> str:
+    (container,) = training_pod()["containers"]
+    words: list[str] = container["command"]
+    return words[words.index("--exporter-url") + 1]
+
+
+def test_the_training_pods_reach_the_exporter_of_their_own_node() -> None:
+    chart = render(**installation())
+    service, url = chart["Service"], urlsplit(exporter_url())
+    (port,) = service["spec"]["ports"]
+    (container,) = pod_of(chart)["containers"]
+
+    assert f"{service['metadata']['name']}.{installation()['namespace']}" == url.hostname
+    assert port["port"] == url.port
+    assert service["spec"]["internalTrafficPolicy"] == "Local"
+    assert "clusterIP" not in service["spec"]  # a headless service leads to any node
+    assert service["spec"]["selector"].items() <= chart["DaemonSet"]["spec"]["template"]["metadata"]["labels"].items()
+    assert {"name": port["targetPort"], "containerPort": parameters(chart)["listen"][0][1]} in container["ports"]
+    assert url.path == parameters(chart)["telemetry_path"]
+    # also the note that Helm prints names this address
+    assert any(exporter_url() in text for path, text in render_text(**installation()).items() if path.endswith("NOTES.txt"))
+
+
+def test_training_pods_and_exporter_share_one_spool() -> None:
+    def node_folders(spec: Manifest, container: Manifest) -> dict[str, str]:
+        """Return the folder of the node behind each mounted path of a container."""
+        hosts = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
+        return {mount["mountPath"]: hosts[mount["name"]] for mount in container["volumeMounts"] if mount["name"] in hosts}
+
+    exporter, training = pod_of(render(**installation())), training_pod()
+    (folder,) = node_folders(training, training["containers"][0]).items()
+    of_exporter = node_folders(exporter, exporter["containers"][0])
+
+    assert folder[0] == str(SYSTEM_SPOOL)  # where ranks look without an option
+    assert folder[1] == str(SYSTEM_SPOOL).replace("/run/rankscope", of_exporter["/run/rankscope"])
+
+
+@pytest.mark.slow
+def test_an_exporter_as_the_chart_starts_it_is_whole(
+    chart: dict[str, Manifest], start_exporter: Callable[..., RunningExporter], tmp_path: Path
+) -> None:
+    fake = FakeDriver(tmp_path, build_library(), [h100_state(0)])
+    places = {"/run/rankscope": tmp_path / "run", "/var/lib/rankscope": tmp_path / "lib"}
+    arguments = []
+    for argument in pod_of(chart)["containers"][0]["args"]:
+        # no kubelet and no fixed port here
+        if not argument.startswith(("--jobs.podresources-socket", "--web.listen-address")):
+            for path, folder in places.items():
+                argument = argument.replace(path, str(folder))  # noqa: PLW2901
+            arguments.append(argument)
+    (tmp_path / "run" / "spool").mkdir(parents=True)  # as the kubelet makes it for a training pod
+
+    exporter = start_exporter(*arguments, env=fake.env)
+
+    # what the alert ExporterPartial looks at
+    exporter.wait_until(lambda: exporter.values("rankscope_exporter_xid_journal_durable") == [1])
+    assert exporter.values("rankscope_exporter_inventory_durable") == [1]
+    assert exporter.values("rankscope_exporter_kernel_log_readable") == []
+    assert exporter.values("rankscope_exporter_jobs_source_ok") == []
+    assert exporter.values("rankscope_exporter_spool_rejected_files") == []

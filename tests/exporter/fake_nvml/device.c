@@ -151,7 +151,7 @@ int nvmlDeviceGetUtilizationRates(void *gpu, utilization *out) {
 int nvmlDeviceGetSamples(void *gpu, unsigned int kind, u64 since_us, int *type, unsigned int *count, one_sample *out) {
     const entry *values;
     struct timespec now;
-    u64 period = 100000, shift = 0, kept = 100, last, first;
+    u64 period = 100000, shift = 0, kept = 100, pairs = 0, last, first;
     char what[32];
     ENTER(gpu);
     snprintf(what, sizeof what, "samples.%u", kind);
@@ -164,12 +164,14 @@ int nvmlDeviceGetSamples(void *gpu, unsigned int kind, u64 since_us, int *type, 
     number(gpu, "samples_period_us", &period);
     clock_gettime(CLOCK_REALTIME, &now);
     number(gpu, "samples_shift_us", &shift);
+    number(gpu, "samples_in_pairs", &pairs);
     last = (shift + (u64)now.tv_sec * 1000000 + (u64)now.tv_nsec / 1000) / period;
     first = last - kept + 1 > since_us / period + 1 ? last - kept + 1 : since_us / period + 1;
     if (first > last) return leave(NOT_FOUND);
     if (*count > last - first + 1) *count = (unsigned int)(last - first + 1);
     for (unsigned int i = 0; i < *count; i++) {
-        out[i].timestamp_us = (first + i) * period;
+        /* samples_in_pairs: two neighbours have one time stamp */
+        out[i].timestamp_us = (pairs ? (first + i) / 2 * 2 : first + i) * period;
         out[i].value.ui = (uint32_t)turn(values->text, first + i);
     }
     return leave(SUCCESS);

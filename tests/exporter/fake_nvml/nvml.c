@@ -12,7 +12,8 @@
      gpu0.field.138 1000 ull         a field value and its type (d ui ul ull sll si us; ui if not said); ".field.161@3" for a scope
      gpu0.gpm.2 40                   a GPM metric; "10,50,90" are those of one pair of adjacent samples after the other, in turns
      gpu0.samples.1 93,10            nvmlDeviceGetSamples: one value after the other every samples_period_us (100000), in turns;
-                                     on a wall clock that is samples_shift_us ahead; the driver keeps the last samples_kept (100)
+                                     on a wall clock that is samples_shift_us ahead; the driver keeps the last samples_kept (100);
+                                     with samples_in_pairs, two neighbours have one time stamp
      gpu0.process.0 compute 77 1024 0 0   kind, pid, bytes ("-" hidden), GPU instance, compute instance ("-" none)
      gpu0.process_util.0 77 40 10 0 0     pid, SM, memory, encoder, decoder
      gpu0.xid.0 79                   Xid errors; those appended after a listener registered are events for it

@@ -30,6 +30,7 @@ def main() -> None:
 
     ends: list[tuple[int, str]] = []
     xids: list[tuple[str, int]] = []
+    resets: list[str] = []
     state_dir = options.get("state_dir")
     nvml_fleet._RELEASE_S = options.get("release_s", nvml_fleet._RELEASE_S)  # type: ignore[misc]
     fleet = nvml_fleet.NvmlFleet(
@@ -39,6 +40,7 @@ def main() -> None:
         inventory=Inventory(Path(state_dir) if state_dir else None, forget_after_s=options.get("forget_after_s", 1e9)),
         expected_gpus=options.get("expected_gpus"),
         on_xid=lambda gpu, event: xids.append((gpu.uuid, event.xid)),
+        on_reset=lambda gpu, _monotonic_s: resets.append(gpu.uuid),
         on_fatal=lambda status, why: ends.append((status, why)),
         pci_root=Path(options["pci_root"]),
         patience=msgspec.convert(options["patience"], Patience),
@@ -46,8 +48,8 @@ def main() -> None:
     fleet.start()
     for line in sys.stdin:
         command, *arguments = json.loads(line)
-        if command == "xids":
-            print(json.dumps(xids), flush=True)
+        if command in ("xids", "resets"):
+            print(json.dumps(xids if command == "xids" else resets), flush=True)
             continue
         print(json.dumps(_answer(fleet, nursery, ends, command, arguments)), flush=True)
         if command == "stop":

@@ -42,6 +42,7 @@ def test_a_driver_that_is_not_there_is_a_problem_until_it_is(
     fake_nvml.heal()
     fleet.until_up(ZERO, ONE)
     assert len(fleet.lines("INFO GPU")) == 2
+    assert sorted(fleet.ask("resets")) == [ZERO, ONE]  # not at the start of the exporter
 
 
 def _reasons(state: Any) -> list[str]:
@@ -75,6 +76,7 @@ def test_another_driver_gets_new_processes(start_fleet: Callable[..., FleetHost]
 
     fleet.until(lambda state: state["driver"] is not None and state["driver"]["driver_version"] == "590.44.01")
     fleet.until(lambda state: all(gpu["up"] and gpu["restarts"] for gpu in state["gpus"]))
+    assert sorted(fleet.ask("resets")) == [ZERO, ONE]
     assert not workers & set(fleet.children().values())
 
 
@@ -111,6 +113,7 @@ def test_a_library_that_never_matched_does_not(start_fleet: Callable[..., FleetH
 
     assert state["ends"] == []
     assert "lib_rm_version_mismatch" in state["problem"]
+    assert state["driver_problem_reason"] == "library_mismatch"
 
 
 def _pci_device(root: Path, address: str, *, driver: str | None, pci_class: str = "0x030200", vendor: str = "0x10de") -> None:

@@ -90,6 +90,7 @@ def test_a_killed_process_is_replaced_and_its_counters_go_on(
     os.kill(fleet.worker(1), signal.SIGKILL)
 
     first = fleet.until(lambda state: state["gpus"][1]["restarts"] == 1 and busy(state))
+    assert fleet.ask("resets") == []  # a new process is no reset
     (died,) = fleet.lines("is down (died)")
     assert ONE in died
     assert "signal 9" in died
@@ -136,7 +137,7 @@ def test_signals_meant_for_the_daemon_end_no_other_process_and_the_nurserys_deat
 
     state = fleet.until(lambda state: state["ends"])
     assert [status for status, _ in state["ends"]] == [6]
-    assert "started again" in state["problem"]
+    assert "restart the exporter" in state["problem"]
     assert [(gpu["up"], gpu["reason"]) for gpu in state["gpus"]] == [(False, "died")] * 2
     until_gone(workers)
     fleet.stop()
@@ -162,6 +163,7 @@ def test_release_ends_the_processes_until_they_are_resumed(start_fleet: Callable
 
     assert fleet.ask("resume", "00000000:1B:00.0") is None
     fleet.until_up(ZERO, ONE)
+    assert fleet.ask("resets") == [ONE]
 
     # all GPUs are released, for another driver
     assert fleet.ask("release", "all", 3600) is None

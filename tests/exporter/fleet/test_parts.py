@@ -71,6 +71,7 @@ def test_a_release_that_did_not_come_about_leaves_nothing_released() -> None:
         interval_s=1,
         patience=Patience(),
         on_xid=lambda _gpu, _xid: None,
+        on_reset=lambda _gpu, _monotonic_s: None,
     )
 
     def why() -> str | None:
@@ -82,10 +83,46 @@ def test_a_release_that_did_not_come_about_leaves_nothing_released() -> None:
     assert why() == "starting"
 
     child, theirs, _ = _child()
-    slot.child, child.pid = child, 7
+    slot.child, slot.state, child.pid = child, "sampling", 7
     slot.release(time.monotonic() + 60)
     slot.give_up_release(time.monotonic())
     assert why() == "stuck"
+    assert child.connection is not None
+    child.connection.close()
+    theirs.close()
+
+
+def test_a_smaller_energy_counter_of_a_new_process_is_a_reset() -> None:
+    nobody: Any = None
+    resets: list[tuple[str, float]] = []
+    slot = GpuSlot(
+        "00000000:1a:00.0",
+        nobody,
+        collectors=frozenset(),
+        interval_s=1,
+        patience=Patience(),
+        on_xid=lambda _gpu, _xid: None,
+        on_reset=lambda gpu, monotonic_s: resets.append((gpu.uuid, monotonic_s)),
+    )
+    child, theirs, _ = _child()
+    slot.child = child
+
+    def process(now: float, *energies_j: float | None, uuid: int = 0) -> None:
+        slot.state = "opening"
+        slot.handle(Opened(_identity(uuid, bus=0)), now)
+        for energy_j in energies_j:
+            readings = () if energy_j is None else (Reading("gpu_energy_joules_total", energy_j),)
+            slot.handle(Sampled(GpuSample(_identity(uuid, bus=0), 0.0, now, readings), 0.1), now)
+
+    process(1.0, 100.0, 5000.0)
+    process(2.0, 5001.0)
+    assert resets == []
+    process(3.0, 150.0)
+    assert resets == [("GPU-0", 3.0)]
+    process(4.0, None, None, 20.0)  # not in the first sample
+    assert resets == [("GPU-0", 3.0), ("GPU-0", 4.0)]
+    process(5.0, 1.0, uuid=1)  # another GPU in its place
+    assert len(resets) == 2
     assert child.connection is not None
     child.connection.close()
     theirs.close()
@@ -310,7 +347,7 @@ def test_counters_that_a_process_adds_up_exist_and_go_on_with_the_next_process()
     counters = Continuity()
 
     def published(*readings: Reading) -> list[float]:
-        return [reading.value for reading in counters.carry_on(readings)]
+        return [reading.value for reading in counters.apply(readings)]
 
     counters.new_process()
     assert published(Reading(BUSY, 0.0), Reading(BUSY, 1.0, uuid="MIG-1")) == [0.0, 1.0]
@@ -325,10 +362,10 @@ def test_counters_that_a_process_adds_up_exist_and_go_on_with_the_next_process()
 def test_counters_of_the_driver_are_left_as_they_are() -> None:
     counters = Continuity()
     counters.new_process()
-    counters.carry_on((Reading("gpu_energy_joules_total", 500.0), Reading("gpu_pcie_transmit_bytes_total", 500.0)))
+    counters.apply((Reading("gpu_energy_joules_total", 500.0), Reading("gpu_pcie_transmit_bytes_total", 500.0)))
     counters.new_process()
 
-    after = counters.carry_on((Reading("gpu_energy_joules_total", 5.0), Reading("gpu_pcie_transmit_bytes_total", 600.0)))
+    after = counters.apply((Reading("gpu_energy_joules_total", 5.0), Reading("gpu_pcie_transmit_bytes_total", 600.0)))
 
     # a decrease of a driver's counter is published as it is; a counter that never decreased needs no offset
     assert [reading.value for reading in after] == [5.0, 600.0]

@@ -57,21 +57,31 @@ class Proc:
         """Set the minor numbers of the device files by PCI bus id with a domain of four digits."""
         for place, number in numbers.items():
             folder = self.path / "driver" / "nvidia" / "gpus" / place
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
             (folder / "information").write_text(f"Model: \t\t Test GPU\nBus Location: \t {place}\nDevice Minor: \t {number}\n")
 
 
 def gpu(
-    index: int, *, pids: Iterable[int | tuple[int, str]] | None = (), migs: tuple[MigDevice, ...] = (), up: bool = True
+    index: int,
+    *,
+    pids: Iterable[int | tuple[int, str] | GpuProcess] | None = (),
+    migs: tuple[MigDevice, ...] = (),
+    up: bool = True,
 ) -> GpuState:
-    """Return a GPU with processes, given by pid or (pid, MIG uuid)."""
+    """Return a GPU with processes, given whole, by pid or (pid, MIG uuid)."""
     identity = GpuIdentity(gpu_uuid(index), index, "Test GPU", f"00000000:{0x1A + index:02x}:00.0")
     if not up:
         return GpuState(identity, up=False, reason="hung")
-    pairs = None if pids is None else [one if isinstance(one, tuple) else (one, "") for one in pids]
-    processes = None if pairs is None else tuple(GpuProcess(pid, "compute", None, uuid) for pid, uuid in pairs)
+    processes = None if pids is None else tuple(map(_process, pids))
     sample = GpuSample(identity, time.time(), time.monotonic(), processes=processes, mig_devices=migs)
     return GpuState(identity, up=True, sample=sample, age_s=0.0)
+
+
+def _process(given: int | tuple[int, str] | GpuProcess) -> GpuProcess:
+    if isinstance(given, GpuProcess):
+        return given
+    pid, uuid = given if isinstance(given, tuple) else (given, "")
+    return GpuProcess(pid, "compute", None, uuid)
 
 
 def fleet(*gpus: GpuState) -> FleetState:

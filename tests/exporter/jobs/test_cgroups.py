@@ -13,6 +13,7 @@ from rankscope.exporter.jobs.processes import Place, place_of
 UID = "6f1b2c3d-0000-4444-8888-abcdefabcdef"
 UNDER = UID.replace("-", "_")
 ONE, TWO = "0123456789abcdef" * 4, "fedcba9876543210" * 4
+SLUID = "s5K1KKYAYG5D00"
 IN_POD = Place(pod_uid=UID, container_id=ONE)
 
 
@@ -43,7 +44,19 @@ IN_POD = Place(pod_uid=UID, container_id=ONE)
         ("0::/system.slice/node1_slurmstepd.scope/job_123/step_extern/user", Place(job_id="123")),
         ("0::/../job_123/step_0/user/task_1", Place(job_id="123")),
         (f"0::/kubepods/pod{UID}/{ONE}/system.slice/slurmstepd.scope/job_5/step_0", Place("5", UID, ONE)),
+        # Slurm 26.05 and later: the SLUID, also for a reader in the scope's own namespace, and with CgroupJobIdPaths=yes
+        (f"0::/system.slice/slurmstepd.scope/{SLUID}/step_0/user/task_0", Place(sluid=SLUID)),
+        (f"0::/system.slice/node1_slurmstepd.scope/{SLUID}/step_extern/user/task_special", Place(sluid=SLUID)),
+        (f"0::/../{SLUID}/step_batch/user/task_0", Place(sluid=SLUID)),
+        (f"0::/kubepods/pod{UID}/{ONE}/system.slice/slurmstepd.scope/{SLUID}/step_0", Place(None, UID, ONE, SLUID)),
         # paths that users can create themselves
+        (f"0::/system.slice/slurmstepd.scope/{SLUID}/step_0/user/task_0/slurm/job_999", Place(sluid=SLUID)),
+        (f"0::/system.slice/slurmstepd.scope/job_123/step_0/user/slurmstepd.scope/{SLUID}", Place(job_id="123")),
+        (f"0::/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/{SLUID}/step_0", Place()),
+        (f"0::/system.slice/my.service/{SLUID}", Place()),
+        # no SLUIDs
+        ("0::/system.slice/slurmstepd.scope/system", Place()),
+        (f"0::/system.slice/slurmstepd.scope/{SLUID.lower()}/step_0", Place()),
         ("0::/system.slice/slurmstepd.scope/job_123/step_0/user/task_0/slurmstepd.scope/job_999/step_0", Place(job_id="123")),
         (f"0::/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_999/step_0/{ONE}", Place()),
         ("0::/system.slice/my.service/job_999/step_0", Place()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -91,6 +92,42 @@ def test_held_and_used_held_only_used_only_and_free(node: Callable[..., JobsColl
     assert [jobs.job_at(gpu_uuid(index)) for index in range(5)] == ["7", "7", None, None, None]
 
 
+def test_jobs_whose_cgroups_have_sluids(node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path) -> None:
+    sluids = {7: "s5K1KKYAYG5D00", 8: "s5K1KKYAYG5D01"}
+    scope = "0::/system.slice/slurmstepd.scope"
+    slurm_folder(
+        tmp_path / "jobs",
+        job_7={"SLURM_JOB_GPUS": "0", "SLURM_JOB_SLUID": sluids[7]},
+        job_8={"SLURM_JOB_GPUS": "0", "SLURM_JOB_SLUID": sluids[8]},
+    )
+    # Both jobs are of one user, share the GPU, and job 8 pretends to be job 7.
+    proc.process(10, cgroup=f"{scope}/{sluids[7]}/step_0/user/task_0\n", environ={"RANK": "3"})
+    proc.process(11, cgroup=f"{scope}/{sluids[8]}/step_0/user/task_0\n", environ={"SLURM_JOB_ID": "7"})
+    jobs = node()
+
+    shared = labels_of(jobs.read(fleet(gpu(0, pids=[10, 11]))), gpu_uuid(0)) or {}
+    assert (shared["job_id"], shared["rank"]) == ("multiple", "multiple")
+
+    # after the end of job 8, a process of its cgroup is not taken for one of job 7
+    (tmp_path / "jobs" / "job-8").unlink()
+    series = jobs.read(fleet(gpu(0, pids=[10]), gpu(1, pids=[11])))
+    assert labels_of(series, gpu_uuid(0)) == ANN_7 | {"rank": "3"}
+    assert labels_of(series, gpu_uuid(1)) == {"user": "ann"}
+
+
+def test_without_the_prolog_a_cgroup_with_a_sluid_leaves_the_job_to_the_environment(
+    node: Callable[..., JobsCollector], proc: Proc
+) -> None:
+    cgroup = "0::/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0/user/task_0\n"
+    proc.process(10, cgroup=cgroup, environ={"SLURM_JOB_ID": "7"})
+    proc.process(11, cgroup=cgroup)
+
+    series = node().read(fleet(gpu(0, pids=[10]), gpu(1, pids=[11])))
+
+    assert labels_of(series, gpu_uuid(0)) == ANN_7
+    assert labels_of(series, gpu_uuid(1)) == {"user": "ann"}
+
+
 def test_where_no_scheduler_can_be_asked_nothing_is_said_about_allocation(node: Callable[..., JobsCollector], proc: Proc) -> None:
     proc.process(10)
 
@@ -137,6 +174,38 @@ def test_numbers_of_slurm_are_those_of_the_device_files(node: Callable[..., Jobs
     assert labels_of(jobs.read(fleet(gpu(0), gpu(1))), gpu_uuid(0)) == ANN_7
     (proc.path / "unloaded").rename(proc.path / "driver")
     assert labels_of(jobs.read(fleet(gpu(0), gpu(1))), gpu_uuid(1)) == ANN_7
+
+
+def test_a_driver_that_renumbers_its_gpus_moves_the_jobs(node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path) -> None:
+    proc.minors({"0000:1a:00.0": 0, "0000:1b:00.0": 1})
+    slurm_folder(tmp_path / "jobs", job_7={"SLURM_JOB_GPUS": "0"})
+    jobs = node()
+    assert labels_of(jobs.read(fleet(gpu(0), gpu(1))), gpu_uuid(0)) == ANN_7
+
+    # The driver is loaded again, and finds its GPUs in another order.
+    proc.minors({"0000:1a:00.0": 1, "0000:1b:00.0": 0})
+    series = jobs.read(fleet(gpu(0), gpu(1)))
+
+    assert labels_of(series, gpu_uuid(1)) == ANN_7
+    assert labels_of(series, gpu_uuid(0)) is None
+    assert jobs.job_at(gpu_uuid(0)) is None
+
+
+def test_a_gpu_that_the_driver_dropped_keeps_its_job_until_its_number_is_anothers(
+    node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path
+) -> None:
+    proc.minors({"0000:1a:00.0": 1, "0000:1b:00.0": 0})
+    slurm_folder(tmp_path / "jobs", job_7={"SLURM_JOB_GPUS": "1"})
+    jobs = node()
+    jobs.read(fleet(gpu(0), gpu(1)))
+
+    shutil.rmtree(proc.path / "driver/nvidia/gpus/0000:1a:00.0")
+    assert labels_of(jobs.read(fleet(gpu(0, up=False), gpu(1))), gpu_uuid(0)) == ANN_7
+
+    proc.minors({"0000:1b:00.0": 1})
+    series = jobs.read(fleet(gpu(0, up=False), gpu(1)))
+    assert labels_of(series, gpu_uuid(1)) == ANN_7
+    assert labels_of(series, gpu_uuid(0)) is None
 
 
 def test_a_device_that_cannot_be_told_could_be_any(node: Callable[..., JobsCollector], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.exporter.jobs.job_node import CONTAINER, POD_UID, Proc, fleet, gpu, gpu_uuid, mig, mig_uuid
 
 from rankscope.exporter.catalogue import BY_NAME
@@ -115,6 +116,17 @@ def test_a_pods_processes_are_its_own_although_only_the_kernel_knows_its_uid() -
     assert _join(POD_A, POD_B, uses=(own,))[1] == 2
 
 
+def test_jobs_of_a_slurm_node_that_is_a_pod() -> None:
+    in_pod = Use(pid=1, uid=0, pod_uid="u1", environ_read=True)
+    by_id, by_sluid = replace(in_pod, job_id="5"), replace(in_pod, sluid="s5K1KKYAYG5D00", claimed_job_id="5")
+
+    for use in (by_id, by_sluid):
+        labels, parties = _join(POD_A, uses=(use,))
+        assert (labels["pod_k8s"], labels["job_id"], parties) == ("a", "5", 1)
+    # without a job in the cgroup, a number in the environment shows nothing
+    assert "job_id" not in _join(POD_A, uses=(replace(in_pod, claimed_job_id="5"),))[0]
+
+
 def test_without_a_holder_the_user_is_named_but_not_by_a_containers_uid() -> None:
     assert _join(uses=(Use(pid=1, uid=1000),)) == ({"user": "ann"}, 1)
     assert _join(uses=(Use(pid=1, uid=1000), Use(pid=2, uid=1001))) == ({"user": "multiple"}, 2)
@@ -207,6 +219,7 @@ _USES = st.builds(
     environ_read=st.booleans(),
     service=st.booleans(),
 )
+_NAMED_POD = st.builds(Use, pid=st.just(0), uid=_UIDS, pod_uid=_WORDS, namespace=st.just("ml"), pod=st.sampled_from(["a", "b"]))
 _CLAIMS = st.lists(st.builds(Claim, _UIDS, _RANKS, st.booleans()), max_size=3)
 
 
@@ -224,7 +237,7 @@ def _fleets(draw: st.DrawFn) -> FleetState:
 @given(
     st.lists(_fleets(), min_size=1, max_size=2),
     _HOLDS,
-    st.lists(_USES, max_size=4),
+    st.lists(_USES | _NAMED_POD, max_size=4),
     st.dictionaries(st.sampled_from(_UUIDS), _CLAIMS),
 )
 def test_no_device_ever_has_two_answers(
@@ -248,9 +261,10 @@ def _check(series: tuple[Series, ...]) -> None:
     for one in series:
         labels = dict(one.labels)
         allowed = BY_NAME[one.metric].labels
-        # at most one series per uuid; labels in the catalogue's order, without duplicates or empty values
-        assert (one.metric, labels.get("uuid", labels.get("source"))) not in seen
-        seen.add((one.metric, labels.get("uuid", labels.get("source"))))
+        # at most one series per uuid, or per tenant; labels in the catalogue's order, without duplicates or empty values
+        key = one.labels if one.metric.startswith("gpu_tenant_") else labels.get("uuid", labels.get("source"))
+        assert (one.metric, key) not in seen
+        seen.add((one.metric, key))
         assert [name for name in allowed if name in labels] == [name for name, _ in one.labels]
         assert all(labels.values())
     infos = {dict(one.labels)["uuid"] for one in series if one.metric == "gpu_job_info"}

@@ -9,11 +9,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.exporter.conftest import RunningExporter
+from tests.exporter.fake_driver import FakeDriver, build_library, h100_state, uuid_of
 
 from rankscope.exporter.errors import ExporterMissingError
 from rankscope.exporter.jobs import kubelet as kubelet_module
@@ -122,6 +124,28 @@ def test_containers_and_their_devices_in_all_spellings(fake: FakeKubelet, kubele
     )
 
 
+@pytest.mark.slow
+def test_pods_that_share_a_gpu_are_on_the_page(
+    fake: FakeKubelet, start_exporter: Callable[..., RunningExporter], tmp_path: Path
+) -> None:
+    gpu = {name: value for name, value in h100_state(0).items() if "process" not in name}
+    driver = FakeDriver(tmp_path, build_library(), [gpu])
+    slots = {pod: [f"{uuid_of(0)}::{slot}"] for slot, pod in enumerate("ab")}
+    fake.says(pods=[["ml", pod, {"train": {"nvidia.com/gpu.shared": ids}}] for pod, ids in slots.items()])
+
+    exporter = start_exporter("--jobs.podresources-socket", fake.socket, env=driver.env)
+    exporter.wait_until(lambda: exporter.values("gpu_jobs") == [2])
+
+    for pod in "ab":
+        labels = {"uuid": uuid_of(0), "namespace_k8s": "ml", "pod_k8s": pod}
+        assert exporter.values("gpu_tenant_info", **labels) == [1]
+        assert exporter.values("gpu_tenant_memory_used_bytes", **labels) == [0]  # no process runs on it
+        assert exporter.values("gpu_tenant_sm_utilization_ratio", **labels) == []
+    assert exporter.values("gpu_job_info", pod_k8s="multiple") == [1]
+    # a part of the jobs that does not work would be reported
+    assert exporter.values("rankscope_exporter_jobs_source_ok", source="kubelet") == [1]
+
+
 def test_nobody_holds_a_gpu_only_where_the_kubelet_gives_gpus_away(fake: FakeKubelet, kubelet: Kubelet) -> None:
     fake.says(allocatable={"intel.com/nic": ["eth0"]})
     assert kubelet.read() is None
@@ -208,7 +232,7 @@ def test_a_socket_where_nobody_answers(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_without_a_kubelet_nothing_is_known_and_a_named_one_is_missed(tmp_path: Path) -> None:
     assert Kubelet(tmp_path / "kubelet.sock", explicit=False).read() is None
-    with pytest.raises(KubeletError, match="there is none"):
+    with pytest.raises(KubeletError, match="no such socket"):
         Kubelet(tmp_path / "kubelet.sock", explicit=True).read()
 
 

@@ -76,6 +76,16 @@ def test_jobs_of_all_kinds_side_by_side(script: Callable[..., subprocess.Complet
     }
 
 
+def test_the_prolog_keeps_the_unique_id_of_the_jobs_run(
+    script: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    script("prolog", SLURM_JOB_ID="7", SLURM_JOB_SLUID="s5K1KKYAYG5D00", SLURM_JOB_GPUS="0")
+
+    (hold,) = _read(tmp_path / "run" / "jobs").read() or ()
+
+    assert hold.identity == Identity(job_id="7", sluid="s5K1KKYAYG5D00")
+
+
 @pytest.mark.parametrize(
     "variables",
     [{}, {"SLURM_JOB_ID": ""}, {"SLURM_JOB_ID": "../../etc/passwd"}, {"SLURM_JOB_ID": "7 8"}, {"SLURM_JOB_ID": "7\n8"}],

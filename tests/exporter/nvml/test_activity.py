@@ -282,6 +282,18 @@ def test_the_counter_is_right_at_every_interval_and_with_every_buffer_of_the_dri
     assert 0.93 * passes * interval_s - 0.1 <= busy <= 0.93 * (passes * interval_s + 5)
 
 
+def test_two_samples_of_one_time_count_as_one(fake: FakeDriver) -> None:
+    fake.gpus[0] |= {"samples.1": 93, "samples_kept": 2, "samples_in_pairs": 1}
+    with busy_seconds_at(fake) as busy_at:
+        for number in range(9):
+            # An odd number of samples lies between two passes, so that at times both kept samples have one time.
+            fake.gpus[0]["samples_shift_us"] = number * 1_100_000
+            fake.write()
+            busy = busy_at(100 + number * 1.1)
+
+    assert busy == pytest.approx(0.93 * 8 * 1.1, abs=0.5)
+
+
 def test_time_that_the_buffer_does_not_cover_counts_with_the_mean_of_what_it_covers(fake: FakeDriver) -> None:
     fake.gpus[0] |= {"samples.1": "100,0,0,0", "samples_kept": 40}
     with busy_seconds_at(fake) as busy_at:

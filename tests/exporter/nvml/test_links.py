@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.exporter.fake_driver import FakeDriver, build_library, h100_state
-from tests.exporter.nvml.asked_gpu import sample_of
+from tests.exporter.fake_driver import ALL_LINKS, NVLINK5_ERRORS, FakeDriver, build_library, gb200_state, h100_state
+from tests.exporter.nvml.asked_gpu import opened, sample_of
 
 NVLINK = frozenset({"gpu", "nvlink", "nvlink_link"})
 
@@ -43,7 +43,44 @@ def test_a_sum_with_a_link_missing_is_not_told(tmp_path: Path) -> None:
     sample = sample_of(fake, 0, NVLINK)
 
     assert ("replay",) not in sample.all("gpu_nvlink_errors_total")
-    assert sample.absent["gpu_nvlink_errors_total", "replay"] == "not_supported"
+    assert sample.absent["gpu_nvlink_errors_total", "replay"] == "unknown"
+
+
+def test_blackwell_and_grace_have_counters_of_their_own(tmp_path: Path) -> None:
+    sample = sample_of(FakeDriver(tmp_path, build_library(), [gb200_state(0)]), 0, NVLINK)
+
+    assert sample.all("gpu_nvlink_errors_total") == {(kind,): number for number, kind in NVLINK5_ERRORS.items()}
+    assert sample.all("gpu_nvlink_recoveries_total") == {("succeeded",): 213, ("failed",): 214}
+    assert sample.all("gpu_nvlink_physical_errors_total") == {("effective",): 219, ("symbol",): 221}
+    assert sample.all("gpu_c2c_errors_total") == {("crc",): 31, ("replay",): 32, ("replay_back_to_back",): 33}
+    assert sample.value("gpu_nvlink_transmit_bytes_total") == 7000 * 1024
+    assert {kind for metric, *kinds in sample.absent if metric == "gpu_nvlink_errors_total" for kind in kinds} == {
+        "crc_flit", "crc_data", "replay", "ecc",
+    }  # fmt: skip
+    assert sample.errors == {}
+
+
+def test_without_the_older_counters_of_bytes_there_are_the_newer(tmp_path: Path) -> None:
+    state = gb200_state(0)
+    del state[f"field.138@{ALL_LINKS}"], state[f"field.139@{ALL_LINKS}"]
+    sample = sample_of(FakeDriver(tmp_path, build_library(), [state]), 0, NVLINK)
+
+    assert sample.value("gpu_nvlink_transmit_bytes_total") == 7168111
+    assert sample.value("gpu_nvlink_receive_bytes_total") == 8192111
+
+
+def test_a_counter_never_changes_its_source(tmp_path: Path) -> None:
+    fake = FakeDriver(tmp_path, build_library(), [gb200_state(0)])
+    with opened(fake, 0, NVLINK) as asked:
+        asked.sample()
+        assert asked.sample().value("gpu_nvlink_transmit_bytes_total") == 7000 * 1024
+
+        fake.gpus[0][f"field.138@{ALL_LINKS}"] = "err:3"
+        fake.write()
+        sample = asked.sample()
+
+    assert "gpu_nvlink_transmit_bytes_total" not in sample.metrics
+    assert sample.absent["gpu_nvlink_transmit_bytes_total",] == "not_supported"
 
 
 def test_without_nvlinks_everything_of_them_is_absent(tmp_path: Path) -> None:
@@ -56,7 +93,7 @@ def test_without_nvlinks_everything_of_them_is_absent(tmp_path: Path) -> None:
     absent = {metric for metric, *_ in sample.absent}
     assert absent == {
         "gpu_nvlink_links", "gpu_nvlink_link_up", "gpu_nvlink_transmit_bytes_total", "gpu_nvlink_receive_bytes_total",
-        "gpu_nvlink_errors_total",
+        "gpu_nvlink_errors_total", "gpu_nvlink_recoveries_total", "gpu_nvlink_physical_errors_total", "gpu_c2c_errors_total",
     }  # fmt: skip
     assert sample.errors == {}
 

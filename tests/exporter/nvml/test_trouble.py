@@ -41,7 +41,7 @@ def test_a_gpu_lost_in_the_middle_of_a_pass_gives_no_half_sample(fake: FakeDrive
         ("nvmlGpmMetricsGet", 15, "lost"),
         ("nvmlEventSetWait_v2", 15, "lost"),
         ("nvmlDeviceGetNvLinkState", 15, "lost"),
-        ("nvmlDeviceGetMemoryInfo_v2", 18, "no_driver"),
+        ("nvmlDeviceGetMemoryInfo_v2", 18, "library_mismatch"),
     ],
 )
 def test_codes_that_end_everything_do_so_wherever_they_come_from(fake: FakeDriver, call: str, code: int, reason: str) -> None:
@@ -77,7 +77,7 @@ def test_a_lost_gpu_says_so_between_two_samples(fake: FakeDriver) -> None:
     ("call", "code", "reason"),
     [
         ("nvmlInitWithFlags", 9, "no_driver"),
-        ("nvmlInitWithFlags", 18, "no_driver"),
+        ("nvmlInitWithFlags", 18, "library_mismatch"),
         ("nvmlInitWithFlags", 999, "nvml_error"),
         ("nvmlDeviceGetHandleByPciBusId_v2", 6, "missing"),
         ("nvmlDeviceGetHandleByPciBusId_v2", 15, "lost"),

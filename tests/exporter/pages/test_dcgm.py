@@ -62,6 +62,11 @@ JOBS = (
 XIDS = (
     Series("gpu_xid_last_code", 0, (("uuid", H100),)),
     Series("gpu_xid_last_code", 79, (("uuid", HUNG),)),
+    Series("gpu_xid_errors_total", 0, (("uuid", H100), ("xid", "79"))),
+    Series("gpu_xid_errors_total", 2, (("uuid", HUNG), ("xid", "79"))),
+    Series("gpu_xid_errors_total", 3, (("uuid", HUNG), ("xid", "149"), ("severity", "fatal"))),
+    Series("gpu_xid_errors_total", 4, (("uuid", HUNG), ("xid", "149"), ("severity", "non_fatal"))),
+    Series("gpu_xid_recent_errors", 1, (("uuid", HUNG), ("xid", "79"))),
 )
 
 
@@ -129,7 +134,8 @@ def text(page: Page, counters: Path | None = None, **options: Any) -> str:
 
 
 def values(body: str, name: str, **labels: str) -> list[float]:
-    lines = (line for line in body.splitlines() if line.startswith(f"DCGM_FI_{name}{{"))
+    name = name if name.startswith("DCGM_") else f"DCGM_FI_{name}"
+    lines = (line for line in body.splitlines() if line.startswith(f"{name}{{"))
     return [float(line.split()[-1]) for line in lines if all(f'{key}="{value}"' in line for key, value in labels.items())]
 
 
@@ -294,7 +300,7 @@ DCGM_FI_DEV_ECC_SBE_VOL_TOTAL, counter, "Corrected, ""all"" kinds."
 DCGM_FI_PROF_SM_ACTIVE, gauge, SMs.
 DCGM_FI_PROF_PIPE_FP64_ACTIVE, gauge
 DCGM_FI_DEV_NO_SUCH_THING, gauge, Nobody knows.
-DCGM_EXP_XID_ERRORS_COUNT, gauge, Counted by the other one.
+DCGM_EXP_P2P_STATUS, gauge, Computed by the other one.
 DCGM_FI_DRIVER_VERSION, label, Driver.
 DCGM_FI_DEV_SERIAL, label, Serial.
 DCGM_FI_DEV_BRAND, label, Brand.
@@ -318,10 +324,90 @@ def test_a_file_of_counters_decides_on_names_types_and_help(page: Page, tmp_path
     assert "# HELP DCGM_FI_DEV_GPU_TEMP Heat, in degrees.\n" in body
     assert '# HELP DCGM_FI_DEV_ECC_SBE_VOL_TOTAL Corrected, "all" kinds.\n' in body
     assert 'Hostname="node1",DCGM_FI_DEV_SERIAL="165000",DCGM_FI_DRIVER_VERSION="570.86.15",container=' in body
-    refused = ("DCGM_FI_DEV_NO_SUCH_THING", "DCGM_EXP_XID_ERRORS_COUNT", "DCGM_FI_DEV_BRAND")
+    refused = ("DCGM_FI_DEV_NO_SUCH_THING", "DCGM_EXP_P2P_STATUS", "DCGM_FI_DEV_BRAND")
     for name in refused:
         assert body.count(f"# {name} not available: ") == 1
         assert sum(name in record.getMessage() for record in caplog.records) == 1  # not once per page
+
+
+def served(page: Page, tmp_path: Path, *names: str) -> str:
+    file = tmp_path / "counters.csv"
+    file.write_text("".join(f"{name}, {'gauge' if 'REASONS' in name or 'PROF' in name else 'counter'}, x\n" for name in names))
+    return text(page, file)
+
+
+def test_xids_have_dcgms_labels(page: Page, tmp_path: Path) -> None:
+    body = text(page)
+    assert values(body, "DEV_XID_ERRORS", UUID=HUNG, err_code="79", err_msg="The GPU no longer answers over PCIe.") == [79]
+    assert values(body, "DEV_XID_ERRORS", UUID=H100, err_code="0", err_msg="no error") == [0]
+
+    body = served(page, tmp_path, "DCGM_EXP_XID_ERRORS_COUNT", "DCGM_EXP_XID_ERRORS_TOTAL")
+    assert values(body, "DCGM_EXP_XID_ERRORS_COUNT", UUID=HUNG, xid="79", window_size_in_ms="300000") == [1]
+    # a GPU without an error has 0, without a code
+    assert values(body, "DCGM_EXP_XID_ERRORS_COUNT", UUID=H100, window_size_in_ms="300000") == [0]
+    assert values(body, "DCGM_EXP_XID_ERRORS_TOTAL", UUID=HUNG, xid="149") == [7]
+    assert values(body, "DCGM_EXP_XID_ERRORS_TOTAL", UUID=H100, xid="79") == [0]
+
+
+def with_readings(*readings: Reading) -> FleetState:
+    state = node()
+    sample = state.gpus[0].sample
+    assert sample is not None
+    gpu = msgspec.structs.replace(state.gpus[0], sample=msgspec.structs.replace(sample, readings=readings, absent=()))
+    return msgspec.structs.replace(state, gpus=(gpu,))
+
+
+def test_throttling_is_served_as_times_and_as_a_mask(tmp_path: Path) -> None:
+    seconds = {"sw_power_cap": 1.5, "sync_boost": 2, "board_limit": 3, "reliability": 4, "sw_thermal": 5, "hw_thermal": 6}
+    active = {"gpu_idle": 0, "sw_power_cap": 1, "sw_thermal": 1, "hw_power_brake": 1, "display_clocks": 0}
+    state = with_readings(
+        *(Reading("gpu_throttle_seconds_total", value, (("reason", reason),)) for reason, value in seconds.items()),
+        *(Reading("gpu_throttle_active", value, (("reason", reason),)) for reason, value in active.items()),
+    )
+    times = {"POWER": 1.5e9, "SYNC_BOOST": 2e9, "BOARD_LIMIT": 3e9, "RELIABILITY": 4e9, "THERMAL": 11e9}
+    masks = ("DEV_CLOCK_THROTTLE_REASONS", "DEV_CLOCKS_EVENT_REASONS")
+
+    names = [*(f"DEV_{name}_VIOLATION" for name in times), *masks]
+    body = served(page_of(state), tmp_path, *(f"DCGM_FI_{name}" for name in names))
+
+    assert {name: values(body, f"DEV_{name}_VIOLATION") for name in times} == {name: [ns] for name, ns in times.items()}
+    assert [values(body, name) for name in masks] == [[0x4 | 0x20 | 0x80]] * 2
+
+
+def test_nvlinks_are_served_as_counters_and_as_rates(tmp_path: Path) -> None:
+    state = node()
+    counters, rates = ("DEV_NVLINK_COUNT_TX_BYTES", "DEV_NVLINK_COUNT_RX_BYTES"), ("PROF_NVLINK_TX_BYTES", "PROF_NVLINK_RX_BYTES")
+    names = [*counters, *rates, "DEV_NVLINK_BANDWIDTH_TOTAL"]
+    readings = {one.metric: one.value for one in state.gpus[0].sample.readings}  # type: ignore[union-attr]
+
+    body = served(page_of(state), tmp_path, *(f"DCGM_FI_{name}" for name in names))
+
+    assert values(body, names[0], UUID=H100) == [readings["gpu_nvlink_transmit_bytes_total"]]
+    assert values(body, names[2], UUID=H100) == [pytest.approx(40 * 2**20)]
+    assert values(body, names[3], UUID=H100) == [pytest.approx(60 * 2**20)]
+    assert values(body, names[4], UUID=H100) == [pytest.approx(100, abs=0.01)]
+
+
+def test_errors_of_links_are_served_by_kind(tmp_path: Path) -> None:
+    ours = {
+        ("gpu_nvlink_errors_total", "error", "crc_flit"): ("DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", "DEV_NVLINK_ERROR_DL_CRC"),
+        ("gpu_nvlink_errors_total", "error", "crc_data"): ("DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL",),
+        ("gpu_nvlink_errors_total", "error", "replay"): ("DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL",),
+        ("gpu_nvlink_errors_total", "error", "recovery"): (
+            "DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL",
+            "DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS",
+        ),
+        ("gpu_nvlink_errors_total", "error", "receive"): ("DEV_NVLINK_COUNT_RX_ERRORS",),
+        ("gpu_nvlink_recoveries_total", "result", "failed"): ("DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS",),
+        ("gpu_nvlink_physical_errors_total", "error", "symbol"): ("DEV_NVLINK_COUNT_RX_SYMBOL_ERRORS",),
+        ("gpu_c2c_errors_total", "error", "replay"): ("DEV_C2C_LINK_ERROR_REPLAY",),
+    }
+    state = with_readings(*(Reading(metric, n, ((label, kind),)) for n, (metric, label, kind) in enumerate(ours, 1)))
+
+    body = served(page_of(state), tmp_path, *(f"DCGM_FI_{name}" for names in ours.values() for name in names))
+
+    for number, names in enumerate(ours.values(), 1):
+        assert [values(body, name) for name in names] == [[number]] * len(names), names
 
 
 def test_several_of_our_series_may_be_one_there(page: Page, tmp_path: Path) -> None:
@@ -374,7 +460,7 @@ def test_every_dcgm_name_of_the_catalogue_is_one_thing() -> None:
     kinds: dict[str, set[tuple[str, str, bool]]] = {}
     for row in CATALOGUE:
         for entry in row.dcgm:
-            kinds.setdefault(entry.name, set()).add((entry.type, entry.help, entry.default_on))
+            kinds.setdefault(entry.full_name, set()).add((entry.type, entry.help, entry.default_on))
             assert entry.help.endswith(".")
     assert {name for name, found in kinds.items() if len(found) != 1} == set()
 

@@ -18,9 +18,9 @@ from rankscope.exporter.pages.exposition import (
     Family,
     Point,
     PointSource,
+    has_unique_openmetrics_names,
     number,
     openmetrics,
-    openmetrics_can_say,
     prefers_openmetrics,
     text,
 )
@@ -144,8 +144,8 @@ def test_points_that_are_kept_give_the_same_page_as_new_ones(pages: list[list[tu
 def test_a_gauge_and_a_counter_of_one_name_cannot_both_be_openmetrics() -> None:
     both = [Family("x_total", "counter", ""), Family("x", "gauge", "")]
 
-    assert not openmetrics_can_say(both)
-    assert openmetrics_can_say(both[:1])
+    assert not has_unique_openmetrics_names(both)
+    assert has_unique_openmetrics_names(both[:1])
 
 
 @pytest.mark.parametrize(

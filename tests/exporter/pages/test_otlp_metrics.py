@@ -1,22 +1,20 @@
-"""Measurements of the page through the SDK: status, start times, temporality, histograms, lifetimes, names."""
+"""Messages of the page for OTLP: status, start times, temporality, histograms, lifetimes, names."""
 
 from __future__ import annotations
 
 import dataclasses
-import logging
 from typing import Any
 
 import msgspec
 import pytest
-from opentelemetry.sdk.metrics import ObservableCounter
-from opentelemetry.sdk.metrics.export import AggregationTemporality, Metric, MetricExporter, MetricExportResult, MetricsData
+from opentelemetry.sdk.metrics.export import HistogramDataPoint, Metric
 from opentelemetry.sdk.resources import Resource
 from tests.exporter.pages.golden_node import H100, node
 from tests.exporter.pages.otlp_page import page_of, spooled_histogram
 
 from rankscope.exporter.catalogue import CATALOGUE
-from rankscope.exporter.pages.otlp_metrics import otel_name
-from rankscope.exporter.pages.otlp_pipeline import OtlpPipelines
+from rankscope.exporter.pages.otlp_message import MessageBuilder
+from rankscope.exporter.pages.otlp_metrics import measurements, otel_name
 from rankscope.exporter.pages.page import Page
 from rankscope.exporter.simulated import SimulatedFleet
 from rankscope.exporter.source import FleetState, Reading
@@ -55,97 +53,85 @@ def _states(state: FleetState) -> set[str]:
     return {str((point.attributes or {})["hw.state"]) for point in status.data.data_points if getattr(point, "value", 0) == 1}
 
 
-class Exported(MetricExporter):
-    """In-memory exporter of a page's OTLP pipelines."""
+class Exported:
+    """Messages of a page, as a collector gets them."""
 
-    def __init__(self, page: Page, temporality: AggregationTemporality = AggregationTemporality.CUMULATIVE) -> None:
-        super().__init__({ObservableCounter: temporality})
-        self.pipelines = OtlpPipelines(page, Resource({}), self)
-        self._messages: list[MetricsData] = []
+    def __init__(self, page: Page, *, deltas: bool = False) -> None:
+        self._page = page
+        self._builder = MessageBuilder(Resource({}), deltas=deltas)
 
-    def metrics(self) -> dict[str, Metric]:
-        """Export once more and return the metrics by name; a name in two messages is taken from the node's."""
-        self._messages.clear()
-        assert self.pipelines.export(60) is None
-        found = [
-            metric
-            for message in self._messages
-            for resource in message.resource_metrics
-            for scope in resource.scope_metrics
-            for metric in scope.metrics
-        ]
-        return {metric.name: metric for metric in reversed(found)}
+    def metrics(self, *, accepted: bool = True) -> dict[str, Metric]:
+        """Build one more message and return its metrics by name."""
+        message = self._builder.message(measurements(self._page))
+        if accepted:
+            self._builder.accept()
+        ((scope,),) = (resource.scope_metrics for resource in message.resource_metrics)
+        found = {metric.name: metric for metric in scope.metrics}
+        assert len(found) == len(scope.metrics)
+        return found
 
-    def points(self, name: str) -> list[Any]:
-        """Export once more and return the points of one metric."""
-        metric = self.metrics().get(name)
+    def points(self, name: str, *, accepted: bool = True) -> list[Any]:
+        """Build one more message and return the points of one metric."""
+        metric = self.metrics(accepted=accepted).get(name)
         return [*metric.data.data_points] if metric is not None else []
-
-    def export(self, metrics_data: MetricsData, timeout_millis: float = 0, **_kwargs: Any) -> MetricExportResult:
-        self._messages.append(metrics_data)
-        return MetricExportResult.SUCCESS
-
-    def force_flush(self, timeout_millis: float = 0) -> bool:
-        return True
-
-    def shutdown(self, timeout_millis: float = 0, **_kwargs: Any) -> None:
-        pass
 
 
 class _Node:
     """One GPU with one counter, whose value a test sets."""
 
-    def __init__(self, temporality: AggregationTemporality = AggregationTemporality.CUMULATIVE) -> None:
+    def __init__(self, *, deltas: bool = False) -> None:
         self.joules: float | None = None
         first = node().gpus[0]
         assert first.sample is not None
         self._gpu, self._sample = first, first.sample
-        self._exported = Exported(page_of(self._state), temporality)
+        self._exported = Exported(page_of(self._state), deltas=deltas)
 
     def _state(self) -> FleetState:
         readings = () if self.joules is None else (Reading("gpu_energy_joules_total", self.joules),)
         gpu = msgspec.structs.replace(self._gpu, sample=msgspec.structs.replace(self._sample, readings=readings))
         return FleetState((gpu,), None, {}, 0, 0, None, None)
 
-    def energy(self, joules: float | None) -> Any:
+    def energy(self, joules: float | None, *, accepted: bool = True) -> Any:
         """Set the counter, export, and return the exported point, if any."""
         self.joules = joules
-        points = self._exported.points("hw.energy")
+        points = self._exported.points("hw.energy", accepted=accepted)
         assert len(points) <= 1
         return points[0] if points else None
 
 
-def test_a_counter_never_decreases_and_keeps_its_start() -> None:
+def test_a_counter_keeps_its_start_until_it_is_reset() -> None:
     counter = _Node()
 
-    first = counter.energy(500)
-    assert first.value == 500
-    assert counter.energy(700).value == 700
-    # the driver was reloaded
-    assert counter.energy(10).value == 710
-    assert counter.energy(20).value == 720
-    # no stale point while the series is absent
+    first, second = counter.energy(500), counter.energy(700)
+    assert (first.value, second.value) == (500, 700)
+    assert first.start_time_unix_nano == second.start_time_unix_nano <= first.time_unix_nano < second.time_unix_nano
+    # no stale point while the series is absent, as while the GPU is down
     assert counter.energy(None) is None
-    last = counter.energy(30)
-    assert last.value == 730
-    assert first.start_time_unix_nano == last.start_time_unix_nano <= first.time_unix_nano < last.time_unix_nano
+    assert counter.energy(800).start_time_unix_nano == first.start_time_unix_nano
+    # the driver was reloaded
+    last = counter.energy(900)
+    reset = counter.energy(10)
+    assert (reset.value, reset.start_time_unix_nano) == (10, last.time_unix_nano)
+    after = counter.energy(20)
+    assert (after.value, after.start_time_unix_nano) == (20, last.time_unix_nano)
 
 
-def test_delta_sends_what_was_added_and_never_what_was_before() -> None:
-    counter = _Node(AggregationTemporality.DELTA)
+def test_deltas_are_what_was_added_since_the_last_accepted_message() -> None:
+    counter = _Node(deltas=True)
 
     points = [counter.energy(joules) for joules in (500, 700, 10)]
 
     assert [point.value for point in points] == [0, 200, 10]
     assert [point.start_time_unix_nano for point in points[1:]] == [point.time_unix_nano for point in points[:-1]]
+    assert counter.energy(20, accepted=False).value == 10
+    again = counter.energy(40)
+    assert (again.value, again.start_time_unix_nano) == (30, points[-1].time_unix_nano)
 
 
-@pytest.mark.parametrize("temporality", [AggregationTemporality.CUMULATIVE, AggregationTemporality.DELTA])
-def test_a_histogram_of_a_rank_goes_out_as_counters_that_survive_a_restart_of_the_rank(
-    temporality: AggregationTemporality,
-) -> None:
+@pytest.mark.parametrize("deltas", [False, True])
+def test_a_histogram_of_a_rank_is_a_histogram_and_survives_a_restart_of_the_rank(deltas: bool) -> None:
     page = page_of(node())
-    exported = Exported(page, temporality)
+    exported = Exported(page, deltas=deltas)
     found = []
     for sample in (
         spooled_histogram(1, 2, 0, total=9.5),
@@ -153,41 +139,34 @@ def test_a_histogram_of_a_rank_goes_out_as_counters_that_survive_a_restart_of_th
         spooled_histogram(0, 1, 0, total=2.5),  # the rank was restarted
     ):
         page.spool = page_of(node(), sample).spool
-        metrics = exported.metrics()
-        buckets, total, count = (metrics[f"rankscope.rank.step_duration.{part}"] for part in ("bucket", "sum", "count"))
-        assert (buckets.unit, total.unit, count.unit) == ("1", "s", "1")
-        by_bound = {(point.attributes or {})["le"]: getattr(point, "value", None) for point in buckets.data.data_points}
-        for point in (*buckets.data.data_points, *total.data.data_points):
-            assert point.attributes is not None
-            assert {point.attributes[key] for key in ("hw.id", "rankscope.run_id", "rankscope.rank")} == {H100, "id-r", "3"}
-        assert by_bound["+Inf"] == getattr(count.data.data_points[0], "value", None)
-        found.append((*by_bound.values(), getattr(total.data.data_points[0], "value", None)))
+        metric = exported.metrics()["rankscope.rank.step_duration"]
+        (point,) = metric.data.data_points
+        assert isinstance(point, HistogramDataPoint)
+        assert (metric.unit, tuple(point.explicit_bounds)) == ("s", (1.0, 10.0))
+        assert point.attributes is not None
+        assert {point.attributes[key] for key in ("hw.id", "rankscope.run_id", "rankscope.rank")} == {H100, "id-r", "3"}
+        assert point.count == sum(point.bucket_counts)
+        found.append((tuple(point.bucket_counts), point.sum))
 
-    cumulative = [(1, 3, 3, 9.5), (2, 4, 5, 40.5), (2, 5, 6, 43)]
-    delta = [(0, 0, 0, 0), (1, 1, 2, 31), (0, 1, 1, 2.5)]
-    assert found == (cumulative if temporality is AggregationTemporality.CUMULATIVE else delta)
+    cumulative = [((1, 2, 0), 9.5), ((2, 2, 1), 40.5), ((0, 1, 0), 2.5)]
+    assert found == ([((0, 0, 0), 0), ((1, 0, 1), 31), ((0, 1, 0), 2.5)] if deltas else cumulative)
 
 
-def test_the_series_of_a_run_end_with_it_and_begin_anew_while_those_of_the_node_go_on() -> None:
+def test_a_run_that_ended_leaves_no_point_and_no_memory() -> None:
     page = page_of(node(), spooled_histogram(1, 0, 0, total=0.5))
-    with_ranks, without = page.spool, None
     exported = Exported(page)
-    before = exported.metrics()
+    with_run = exported.metrics()
+    assert "rankscope.rank.step_duration" in with_run
 
-    page.spool = without
-    assert not [name for name in exported.metrics() if name.startswith("rankscope.rank.")]
-    page.spool = with_ranks
-    after = exported.metrics()
-
-    starts = [
-        [metrics[name].data.data_points[0].start_time_unix_nano for metrics in (before, after)]
-        for name in ("hw.energy", "rankscope.rank.step_duration.count")
-    ]
-    assert starts[0][0] == starts[0][1]
-    assert starts[1][0] < starts[1][1]
+    page.spool = None
+    kept = []
+    for _ in range(100):
+        assert not [name for name in exported.metrics() if name.startswith("rankscope.rank.")]
+        kept.append(len(exported._builder._accepted))
+    assert kept[0] == kept[10] > kept[-1]
 
 
-def test_what_no_instrument_accepts_is_left_out_and_costs_nothing_else() -> None:
+def test_values_that_are_no_numbers_are_left_out_and_cost_nothing_else() -> None:
     rank = (("rank", "3"), ("run", "r"), ("slot", "0"))
     loss = SpoolFamily("rank_loss", "gauge", "Loss.", (SpoolSeries("rank_loss", rank, float("nan")),))
     sample = spooled_histogram(1, 0, 0, total=0.5)
@@ -196,23 +175,7 @@ def test_what_no_instrument_accepts_is_left_out_and_costs_nothing_else() -> None
     names = Exported(page).metrics().keys()
 
     assert "rankscope.rank.loss" not in names
-    assert names >= {"rankscope.rank.step_duration.sum", "hw.power"}
-
-
-def test_a_failed_export_has_the_first_reason_and_the_next_series_are_tried() -> None:
-    page = page_of(node(), spooled_histogram(1, 0, 0, total=0.5))
-    exported = Exported(page)
-    attempts: list[MetricsData] = []
-
-    def export(metrics_data: MetricsData, **_kwargs: Any) -> MetricExportResult:
-        attempts.append(metrics_data)
-        logging.getLogger("opentelemetry.exporter").warning("attempt %d", len(attempts))
-        return MetricExportResult.FAILURE
-
-    exported.export = export  # type: ignore[assignment,method-assign]
-
-    assert exported.pipelines.export(60) == "attempt 1"
-    assert len(attempts) == 3  # the node, the MIG devices, the run
+    assert names >= {"rankscope.rank.step_duration", "hw.power"}
 
 
 def test_every_name_is_one_instrument() -> None:

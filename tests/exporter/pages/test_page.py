@@ -217,13 +217,20 @@ def test_gpus_without_a_name_are_a_problem_unless_they_are_somebody_elses(state:
 def test_a_driver_that_no_longer_answers_is_a_problem_even_if_all_gpus_go_on(state: FleetState) -> None:
     assert _of(page_of(state), "rankscope_exporter_driver_answers") == [1]
     state = msgspec.structs.replace(
-        state, gpus=(), unidentified=0, unidentified_gpus=(), driver_answers=False, driver_problem="NVML: nvmlInit hangs"
+        state,
+        gpus=(),
+        unidentified=0,
+        unidentified_gpus=(),
+        driver_answers=False,
+        driver_problem="NVML: nvmlInit hangs",
+        driver_problem_reason="hung",
     )
     page = page_of(state)
 
     ((about, text),) = page.problems()
     assert (about, "NVML: nvmlInit hangs" in text) == ("driver", True)
     assert _of(page, "rankscope_exporter_driver_answers") == [0]
+    assert _of(page, "rankscope_exporter_driver_problem_info") == [1]
     never = page_of(msgspec.structs.replace(state, driver_answers=None))
     assert _of(never, "rankscope_exporter_driver_answers") == []
 

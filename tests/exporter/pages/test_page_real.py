@@ -15,7 +15,7 @@ from tests.exporter.pages.golden_node import GOLDEN
 
 # Series that depend on the time of the scrape.
 MOVING = re.compile(
-    r"^(gpu_busy_seconds_total|gpu_\w+_active_seconds_total|\w+_age_seconds|\w+_duration_seconds|gpu_down_since_timestamp_seconds"
+    r"^(gpu_busy_seconds_total|gpu_\w+_active_seconds_total|\w+_age_seconds|\w+_duration_seconds|gpu_down_since_timestamp_seconds|gpu_last_reset_timestamp_seconds"
     r")((?:{.*})?) \S+$",
     re.MULTILINE,
 )

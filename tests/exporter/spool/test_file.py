@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.exporter.spool.spool_files import INFO, LABELS, gauge, spool_of
 from tests.rank_file import rank_text
 
-from rankscope.exporter.spool.again import Template
 from rankscope.exporter.spool.file import MAX_BYTES, MAX_SERIES, parse
+from rankscope.exporter.spool.incremental_parse import Template
 from rankscope.exporter.spool.series import RejectedError, SpoolFile
 
 

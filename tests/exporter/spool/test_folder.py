@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,11 +30,84 @@ def test_a_missing_folder_is_an_error_that_names_it_and_heals(tmp_path: Path) ->
     assert spool.read().states == {}
 
 
+def _failing(call: Callable[..., Any], *names: str) -> Callable[..., Any]:
+    """Return ``call`` that fails for the file of this name; without names, always."""
+
+    def fails(path: Any, *args: Any, **options: Any) -> Any:
+        if not names or path in names:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return call(path, *args, **options)
+
+    return fails
+
+
+def test_a_spool_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "scandir", _failing(os.scandir))
+
+    with pytest.raises(SpoolError, match=re.escape(str(tmp_path))):
+        spool_of(tmp_path).read()
+
+
+def test_a_file_that_cannot_be_read_costs_only_its_own_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.prom").write_text(GOOD)
+    (tmp_path / "b.prom").write_text(GOOD.replace("r1", "r2"))
+    monkeypatch.setattr(os, "stat", _failing(os.stat, "b.prom"))
+
+    sample = spool_of(tmp_path).read()
+
+    assert {key.run for key in sample.states} == {"r1"}
+    assert sample.rejected == {"unreadable": 1}
+
+
+def test_folders_in_the_spool_cost_no_descriptors(tmp_path: Path) -> None:
+    for number in range(64):
+        (tmp_path / f"nccl-inspector-{number}").mkdir()
+        (tmp_path / f"{number}.prom").mkdir()
+    (tmp_path / "rank.prom").write_text(GOOD)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(int(fd.name) for fd in Path("/proc/self/fd").iterdir()) + 8, hard))
+    try:
+        sample = spool_of(tmp_path).read()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    assert sample.ok_files == 1
+    assert sample.rejected == {"not_regular": 64}
+
+
 def test_a_spool_for_all_users_is_like_tmp(tmp_path: Path) -> None:
     assert make_spool(SpoolFolder(tmp_path / "new" / "spool"), mode=0o1777)
     assert (tmp_path / "new" / "spool").stat().st_mode & 0o7777 == 0o1777
     (tmp_path / "file").write_text("")
     assert not make_spool(SpoolFolder(tmp_path / "file" / "spool"), mode=0o700)
+
+
+@pytest.mark.parametrize(
+    ("before", "name", "after"),
+    [(0o755, None, 0o1777), (0o755, "of-an-administrator", 0o755), (0o750, None, 0o750), (0o700, None, 0o700)],
+)
+def test_an_empty_folder_of_the_kubelet_is_opened_to_all_users(tmp_path: Path, before: int, name: str | None, after: int) -> None:
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    spool.chmod(before)
+    if name is not None:
+        (spool / name).touch()
+
+    assert make_spool(SpoolFolder(spool), mode=0o1777)
+
+    assert spool.stat().st_mode & 0o7777 == after
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+def test_a_folder_of_another_user_or_behind_a_link_keeps_its_mode(tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    spool.mkdir(mode=0o755)
+    (tmp_path / "link").symlink_to(spool)
+    assert make_spool(SpoolFolder(tmp_path / "link"), mode=0o1777)
+    _foreign(spool)
+    assert make_spool(SpoolFolder(spool), mode=0o1777)
+
+    assert spool.stat().st_mode & 0o7777 == 0o755
 
 
 @pytest.fixture

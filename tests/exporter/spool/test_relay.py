@@ -80,3 +80,15 @@ def test_hostile_files_cost_themselves_only(start_exporter: Callable[..., Runnin
     page = exporter.get("/metrics").text
     assert "node_load1" not in page
     assert "stolen" not in page
+    # the log names each once, /-/ready lists them all, and neither has their content
+    ready = exporter.get("/-/ready")
+    assert ready.status == 200
+    reasons = {"link.prom": "not_regular", "huge.prom": "too_large", "binary.prom": "not_utf8", "prefix.prom": "wrong_name"}
+    exporter.wait_until(lambda: all(f"file={name}" in exporter.stderr for name in reasons))
+    time.sleep(2.5)  # further readings
+    for name, reason in reasons.items():
+        (line,) = (line for line in exporter.stderr.splitlines() if name in line)
+        assert f"uid={os.getuid()} reason={reason}" in line
+        (line,) = (line for line in ready.text.splitlines() if name in line)
+        assert reason in line
+    assert "node_load1" not in exporter.stderr + ready.text

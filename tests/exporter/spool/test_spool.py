@@ -1,4 +1,4 @@
-"""The ranks of the spool: running, silent or disabled, and the slots of their series."""
+"""The ranks of the spool: running, silent or disabled, and which file counts for a rank."""
 
 from __future__ import annotations
 
@@ -155,29 +155,25 @@ def test_a_file_in_which_only_values_changed_is_read_as_anew_and_keeps_what_did_
     assert write(rank_text(60)).ok_files == 1
 
 
-def test_two_runs_that_claim_the_same_series_have_slots_of_their_own(tmp_path: Path) -> None:
-    # given two runs unaware of each other, and the slot of the first
-    (tmp_path / "a.prom").write_text(INFO)
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of other users")
+def test_another_user_cannot_take_over_the_series_of_a_rank(tmp_path: Path) -> None:
+    mine, forged = tmp_path / "mine.prom", tmp_path / "forged.prom"
+    mine.write_text(gauged(1))
+    os.chown(mine, 1001, 1001)
     spool = spool_of(tmp_path)
-    assert spool.read().states == {R1: "running"}
-    (tmp_path / "b.prom").write_text(INFO.replace("id-r1", "id-r2"))
-    (tmp_path / "c.prom").write_text(INFO.replace("id-r1", "id-r3").replace('slot="0"', 'slot="1"'))
+    spool.read()
+    forged.write_text(gauged(2).replace("id-r1", "id-r2"))
+    os.chown(forged, 1002, 1002)
 
-    for turn in range(4):  # each of the two is the last writer in turn
-        os.utime(tmp_path / ("a.prom", "b.prom")[turn % 2])
+    for newer in (forged, mine, forged):
+        os.utime(newer)
         sample = spool.read()
-        (family,) = sample.families
-        slots = {dict(one.labels)["run_id"]: dict(one.labels)["slot"] for one in family.series}
-        assert slots["id-r1"] == "0"
-        assert {slots["id-r2"], slots["id-r3"]} == {"1", "2"}
-        assert set(sample.states) == {R1._replace(slot=slot) for slot in "012"}
-        assert (sample.duplicates, sample.rejected) == (0, {})
+        assert values_of(sample) == [1.0]
+        assert sample.duplicates == 2
 
-    # when the first file is removed, then the others keep their slots
-    (tmp_path / "a.prom").unlink()
-    assert {dict(one.labels)["run_id"]: dict(one.labels)["slot"] for one in spool.read().families[0].series} == {
-        run_id: slot for run_id, slot in slots.items() if run_id != "id-r1"
-    }
+    # when the rank ends, its labels are free again
+    mine.unlink()
+    assert values_of(spool.read()) == [2.0]
 
 
 def test_a_run_that_is_started_again_in_the_same_file_has_the_same_series(tmp_path: Path) -> None:

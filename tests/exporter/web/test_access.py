@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import bcrypt
@@ -171,10 +172,25 @@ def test_passwords_and_headers(start_exporter: Callable[..., RunningExporter], w
         sent = exporter.get(path, authorization=basic("ann", PASSWORD)).headers
         assert (sent["strict-transport-security"], sent["x-frame-options"]) == ("max-age=60", "deny")
 
-    # a guessing client is rate-limited, a correct password is not
-    guesses = [basic("ann", "guess"), basic("bob", PASSWORD), basic("ann", "x" * 100)]
-    guesses += [basic("ann", f"guess {number}") for number in range(17)]
-    assert [exporter.get("/metrics", authorization=guess).status for guess in guesses] == [401] * 10 + [429] * 10
+
+def test_guesses_lock_no_right_password_out(
+    start_exporter: Callable[..., RunningExporter], web_config: Callable[[str], Path]
+) -> None:
+    prelude = "import rankscope.exporter.web.access as access; access.REST_S = 0.01"
+    users = f"basic_auth_users: {{ann: {hashed(PASSWORD)}, bob: {hashed('another')}}}"
+    exporter = start_exporter("--simulate", "1", "--web.config.file", web_config(users), prelude=prelude)
+    guesses = [basic("ann", "another"), basic("nobody", PASSWORD), basic("ann", "x" * 100), basic("ann", PASSWORD + "\0")]
+    guesses += [basic("ann", f"guess {number}") for number in range(300)]
+
+    # from the address of the scraper, before its first scrape and all at once with it
+    with ThreadPoolExecutor(64) as clients:
+        answers = [clients.submit(exporter.get, "/metrics", authorization=guess) for guess in guesses]
+        right = clients.submit(exporter.get, "/metrics", authorization=basic("ann", PASSWORD))
+        assert {answer.result().status for answer in answers} == {401}
+        assert right.result().status == 200
+    # and one by one
+    assert [exporter.get("/metrics", authorization=guess).status for guess in guesses[:20]] == [401] * 20
+    assert exporter.get("/metrics", authorization=basic("bob", "another")).status == 200
     assert exporter.get("/metrics", authorization=basic("ann", PASSWORD)).status == 200
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import re
 import socket
@@ -12,9 +11,6 @@ from pathlib import Path
 import pytest
 from tests.exporter.conftest import RunningExporter
 from tests.exporter.web.conftest import Simulated
-
-from rankscope.base.http import Request
-from rankscope.exporter.web.control import Control
 
 pytestmark = pytest.mark.slow  # each starts real processes
 
@@ -96,14 +92,3 @@ def _target(link: Path) -> str:
         return str(link.readlink())
     except OSError:
         return ""
-
-
-def test_a_token_file_that_cannot_be_read_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    control = Control(None, lambda: None)
-    control.token_file = tmp_path / "missing"
-    request = Request("POST", "/-/release", "", {}, "192.0.2.1", tls=True)
-
-    refusals = [asyncio.run(control.refusal(request)) for _ in range(3)]
-
-    assert [refusal.status for refusal in refusals if refusal is not None] == [403] * 3
-    assert len(caplog.records) == 1

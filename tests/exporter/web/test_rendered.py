@@ -1,8 +1,9 @@
-"""Cached pages, and pages that are pre-rendered before a scrape."""
+"""Pages that simultaneous clients share."""
 
 from __future__ import annotations
 
 import asyncio
+import gzip
 import threading
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from rankscope.exporter.web import rendered
-from rankscope.exporter.web.rendered import AHEAD_INTERVALS, KEEP_S, RenderedPages
+from rankscope.exporter.web.rendered import KEEP_S, RenderedPages
 
 
 class Scraped:
@@ -22,7 +23,7 @@ class Scraped:
         self.broken = False
         self.go_on = threading.Event()
         self.go_on.set()
-        self.pages = RenderedPages(1)
+        self.pages = RenderedPages()
 
     def _render(self) -> tuple[bytes, str]:
         self.go_on.wait()
@@ -34,18 +35,8 @@ class Scraped:
     async def at(self, now_s: float) -> int:
         """Scrape at a time and return the number of the page that is served."""
         self.now_s = 1000 + now_s
-        body, _ = await self.pages.get("page", self._render, ahead=True)
+        body, _ = await self.pages.get("page", self._render)
         return int(body)
-
-    async def news(self, now_s: float) -> None:
-        """Announce new data at a time and wait until the resulting renderings are done."""
-        self.now_s = 1000 + now_s
-        self.pages.news()
-        await asyncio.sleep(0)  # let immediate tasks run
-        await asyncio.sleep(0)
-        making = [kept.making for kept in self.pages._kept.values() if kept.making is not None]
-        if making and self.go_on.is_set():
-            await asyncio.wait(making)
 
 
 Story = Callable[[Scraped], Awaitable[None]]
@@ -57,7 +48,6 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Story], None]:
         async def main() -> None:
             scraped = Scraped()
             monkeypatch.setattr(rendered, "time", SimpleNamespace(monotonic=lambda: scraped.now_s))
-            monkeypatch.setattr(rendered, "_SETTLE_S", 0)
             await story(scraped)
 
         asyncio.run(main())
@@ -65,84 +55,42 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Story], None]:
     return run
 
 
-def test_those_who_come_together_get_one_page(play: Callable[[Story], None]) -> None:
+def test_simultaneous_scrapes_share_a_page_and_later_ones_get_a_new_one(play: Callable[[Story], None]) -> None:
     async def story(scraped: Scraped) -> None:
         assert set(await asyncio.gather(*(scraped.at(0) for _ in range(20)))) == {1}
         assert await scraped.at(0.9 * KEEP_S) == 1
         assert await scraped.at(1.1 * KEEP_S) == 2
+        assert await scraped.at(60) == 3
 
     play(story)
 
 
-def test_who_asks_often_finds_the_page_ready(play: Callable[[Story], None]) -> None:
+def test_a_slow_page_is_rendered_once(play: Callable[[Story], None]) -> None:
     async def story(scraped: Scraped) -> None:
-        await scraped.at(0)
-        await scraped.at(1)
-        await scraped.news(1.5)
-        assert scraped.made == 3  # before any scrape
-        assert await scraped.at(2.4) == 3
-        # without news the page is served until its ages are too old
-        assert await scraped.at(1.5 + 1.1 * AHEAD_INTERVALS) == 4
-
-    play(story)
-
-
-def test_news_end_a_page_that_does_not_have_them(play: Callable[[Story], None]) -> None:
-    async def story(scraped: Scraped) -> None:
-        await scraped.at(0)
-        await scraped.at(1)
-        await scraped.news(1.5)
-        scraped.broken = True
-        await scraped.news(2)  # pre-rendering failed: the cached page is still served for a moment
-        assert await scraped.at(2 + 0.9 * KEEP_S) == 3
-        with pytest.raises(ValueError, match="broken"):
-            await scraped.at(2 + 1.1 * KEEP_S)
-
-    play(story)
-
-
-def test_who_asks_rarely_but_regularly_finds_the_page_ready_too(play: Callable[[Story], None]) -> None:
-    async def story(scraped: Scraped) -> None:
-        await scraped.at(0)
-        await scraped.at(15)
-        await scraped.news(29.5)
-        assert scraped.made == 3
-        assert await scraped.at(30) == 3
-
-    play(story)
-
-
-def test_a_scrape_that_comes_a_little_early_finds_the_page_ready_too(play: Callable[[Story], None]) -> None:
-    async def story(scraped: Scraped) -> None:
-        await scraped.at(0)
-        await scraped.at(5.4)
-        await scraped.news(9.4)  # 1.4 s before the next one is due
-        assert await scraped.at(10.4) == 3
-        assert scraped.made == 3
-
-    play(story)
-
-
-def test_a_page_is_made_once_however_slow_and_however_much_news_there_is(play: Callable[[Story], None]) -> None:
-    async def story(scraped: Scraped) -> None:
-        await scraped.at(0)
-        await scraped.at(1)
         scraped.go_on.clear()
-        await scraped.news(1.5)
-        await scraped.news(2.5)
-        late = asyncio.create_task(scraped.at(2.6))
+        scrapes = [asyncio.create_task(scraped.at(second)) for second in range(3)]
+        await asyncio.sleep(0)
+        scrapes[0].cancel()  # a client that disconnects does not cancel the page of the others
         await asyncio.sleep(0)
         scraped.go_on.set()
-        assert await late == 3  # the page whose rendering was in progress
-        assert scraped.made == 3
-        await scraped.news(3.5)
-        await scraped.news(3.51)  # news that follows this soon waits
-        assert scraped.made == 4
+        assert await asyncio.gather(*scrapes[1:]) == [1, 1]
 
     play(story)
 
 
-def test_a_crowd_of_other_pages_does_not_push_out_the_one_that_is_asked_for(play: Callable[[Story], None]) -> None:
+def test_an_error_reaches_those_who_wait_and_is_not_kept(play: Callable[[Story], None]) -> None:
+    async def story(scraped: Scraped) -> None:
+        scraped.broken = True
+        for _ in range(2):
+            with pytest.raises(ValueError, match="broken"):
+                await scraped.at(0)
+        scraped.broken = False
+        assert await scraped.at(0) == 3
+
+    play(story)
+
+
+def test_many_other_pages_do_not_evict_the_one_in_use(play: Callable[[Story], None]) -> None:
     async def story(scraped: Scraped) -> None:
         for number in range(40):
             assert await scraped.at(0) == 1
@@ -151,34 +99,7 @@ def test_a_crowd_of_other_pages_does_not_push_out_the_one_that_is_asked_for(play
     play(story)
 
 
-def test_a_page_that_has_to_be_of_now_is_not_made_ahead(play: Callable[[Story], None]) -> None:
-    async def story(scraped: Scraped) -> None:
-        for second in range(3):
-            scraped.now_s = 1000 + second
-            await scraped.pages.get("ready", scraped._render)
-        await scraped.news(2.5)
-        assert scraped.made == 3
-
-    play(story)
-
-
-def test_for_those_who_ask_once_or_together_nothing_is_made_ahead(play: Callable[[Story], None]) -> None:
-    async def story(scraped: Scraped) -> None:
-        await asyncio.gather(*(scraped.at(0) for _ in range(20)))
-        await scraped.news(0.5)
-        await scraped.at(15)
-        await scraped.news(15.5)
-        await scraped.news(28)
-        assert scraped.made == 2
-        # and then the scrapes end
-        await scraped.at(16)
-        await scraped.news(30)
-        assert scraped.made == 3
-
-    play(story)
-
-
-def test_what_has_to_be_shown_at_once_is(play: Callable[[Story], None]) -> None:
+def test_a_change_is_on_the_next_page(play: Callable[[Story], None]) -> None:
     async def story(scraped: Scraped) -> None:
         await scraped.at(0)
         scraped.pages.forget()
@@ -187,17 +108,11 @@ def test_what_has_to_be_shown_at_once_is(play: Callable[[Story], None]) -> None:
     play(story)
 
 
-def test_a_page_taken_without_waiting_counts_as_a_request(play: Callable[[Story], None]) -> None:
+def test_compressed_pages_are_kept_apart(play: Callable[[Story], None]) -> None:
     async def story(scraped: Scraped) -> None:
-        assert scraped.pages.rendered("page") is None
-        await scraped.at(0)
-        await scraped.at(1)
-        for second in range(1, 5):
-            await scraped.news(second + 0.5)
-            scraped.now_s = 1000 + second + 1
-            assert scraped.pages.rendered("page") == (str(second + 2).encode(), "text/plain")
-        # too old
-        scraped.now_s += 2 * AHEAD_INTERVALS
-        assert scraped.pages.rendered("page") is None
+        assert await scraped.at(0) == 1
+        body, _ = await scraped.pages.get("page", scraped._render, compressed=True)
+        assert gzip.decompress(body) == b"2"
+        assert await scraped.at(0) == 1
 
     play(story)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.exporter.xid.journal_node import GPU, SWITCH, Node, values
+from tests.exporter.xid.journal_node import GPU, PCI, SWITCH, Node, values
 
 from rankscope.exporter.source import GpuIdentity
 from rankscope.exporter.xid.entry import KernelXid
-from rankscope.exporter.xid.journal import EARLY_S, LATE_S
-from rankscope.exporter.xid.tallies import MAX_OTHER_CODES, MAX_SXID_CODES, OTHER
-from rankscope.exporter.xids import ACTIONABLE, CRITICAL
+from rankscope.exporter.xid.journal import SEVERITY_WAIT_S
+from rankscope.exporter.xid.matching import EARLY_S, LATE_S
+from rankscope.exporter.xid.series import RECENT_S
+from rankscope.exporter.xid.tallies import NEW_CODES, NEW_CODES_S
+from rankscope.exporter.xids import ACTIONABLE, CRITICAL, GRADED
 
 
 def test_critical_codes_are_there_from_zero_and_others_from_their_first_time(node: Node) -> None:
@@ -183,6 +185,42 @@ def test_a_wall_clock_that_jumps_neither_splits_nor_merges_errors(node: Node) ->
     assert node.values("gpu_xid_last_timestamp_seconds", xid="79") == [node.unix_s]
 
 
+def test_times_follow_a_clock_that_was_set(node: Node) -> None:
+    node.event(79)
+    assert node.values("gpu_xid_last_timestamp_seconds") == [1_000_000.0]
+    node.wait(60)
+    node.unix_s -= 30 * 86_400.0
+    assert node.values("gpu_xid_last_timestamp_seconds") == [node.unix_s - 60]
+
+    # The errors of an earlier boot are from before this one, whatever their clock was
+    node.unix_s += 60 * 86_400.0
+    node.event(62)
+    node.unix_s -= 30 * 86_400.0
+    node.boot_id, node.boot_s = "boot-2", 10.0
+    node.restart()
+    assert node.values("gpu_xid_last_timestamp_seconds", xid="62") == [node.unix_s - 10]
+    assert node.values("gpu_last_reset_timestamp_seconds") == [node.unix_s - 10]
+
+
+def test_a_reset_is_the_last_one_or_the_boot_and_outlives_the_exporter(node: Node) -> None:
+    booted = node.unix_s - node.boot_s
+    assert node.values("gpu_last_reset_timestamp_seconds") == [booted]
+    node.event(62)
+    node.wait(600)
+    node.journal.record_reset(GPU.uuid, PCI, node.boot_s - 5)
+    node.wait(1)
+    node.event(62)
+    assert node.values("gpu_last_reset_timestamp_seconds") == [node.unix_s - 6]
+    assert node.values("gpu_xid_last_timestamp_seconds", xid="62") == [node.unix_s]
+    assert node.count(62) == 2
+
+    node.wait(1)
+    node.unix_s += 86_400.0
+    node.restart()
+    assert node.values("gpu_last_reset_timestamp_seconds") == [node.unix_s - 7]
+    assert node.values("gpu_xid_last_code") == [0.0]
+
+
 def test_an_older_error_found_later_is_not_the_last(node: Node) -> None:
     node.event(31)
     node.line(31, ago_s=600)
@@ -191,20 +229,123 @@ def test_an_older_error_found_later_is_not_the_last(node: Node) -> None:
     assert node.values("gpu_xid_last_timestamp_seconds", xid="31") == [1_000_000.0]
 
 
-def test_a_storm_of_codes_makes_no_storm_of_series(node: Node) -> None:
+def test_every_code_that_occurs_has_its_series(node: Node) -> None:
+    # given five codes that no table has, once each
+    for code in range(901, 906):
+        node.event(code)
+
+    assert {one.labels[1] for one in node.journal.series([GPU]) if one.metric == "gpu_xid_errors_total" and one.value} == {
+        ("xid", str(code)) for code in range(901, 906)
+    }
+
+
+def test_a_storm_of_codes_gets_its_series_in_turns_and_loses_nothing(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        for code in range(200, 400):
+            node.event(code)
+            node.line(code, kind="sxid", pci_bus_id=SWITCH, severity="non_fatal")
     for code in ACTIONABLE:
         node.event(code)
-    for code in range(200, 400):
-        node.event(code)
-        node.line(code % 65_536, kind="sxid", pci_bus_id=SWITCH, severity="non_fatal")
-    own = len(ACTIONABLE) + MAX_OTHER_CODES
-    assert len(node.values()) == own + 1
-    assert node.values(xid=OTHER) == [float(200 - MAX_OTHER_CODES)]
-    assert len(node.values("nvswitch_sxid_errors_total")) == MAX_SXID_CODES + 1
 
+    # then what asks for an operator is there at once, the others so many at a time, and the log names it once
+    ours = [code for code in ACTIONABLE if not 200 <= code < 400]
+    assert len([value for value in node.values() if value]) == len(ours) + NEW_CODES
+    assert len(node.values("nvswitch_sxid_errors_total")) == NEW_CODES
+    assert [f"from {200 + NEW_CODES} on" in record.getMessage() for record in caplog.records] == [True, True]
+
+    node.wait(NEW_CODES_S)
+    assert len([value for value in node.values() if value]) == len(ours) + 2 * NEW_CODES
+    assert node.count(200 + 2 * NEW_CODES - 1) == 2
+    for _ in range(200 // NEW_CODES):
+        node.wait(NEW_CODES_S)
+        node.values()
+    assert [node.count(code) for code in range(200, 400)] == [2] * 200
+
+    # and a restart takes no series away
     shown = set(node.journal.series([GPU]))
     node.restart()
     assert {one for one in shown if one.metric != "gpu_xid_last_code"} < set(node.journal.series([GPU]))
+
+
+def test_a_restart_takes_no_series_away_however_new_the_codes_are(node: Node) -> None:
+    for code in range(200, 200 + NEW_CODES):
+        node.event(code)
+    node.wait(NEW_CODES_S)
+    for code in range(300, 300 + NEW_CODES):
+        node.event(code)
+    before = node.values()
+
+    node.restart()
+
+    assert sorted(node.values()) == sorted(before)
+
+
+def test_the_severity_of_an_nvlink_error_is_its_lines_in_either_order(node: Node) -> None:
+    node.journal.expects_lines = True
+    for code in GRADED:
+        node.event(code)
+        node.line(code, severity="fatal")
+        node.line(code, severity="non_fatal")
+        node.event(code)
+
+    for code in GRADED:
+        assert node.values(xid=str(code), severity="fatal") == [1]
+        assert node.values(xid=str(code), severity="non_fatal") == [1]
+        assert node.values(xid=str(code)) == [1, 1]
+    assert {entry.seen_by for entry in node.journal.entries()} == {("nvml", "kernel_log"), ("kernel_log", "nvml")}
+
+
+def test_an_event_waits_for_its_line_for_a_moment_only(node: Node) -> None:
+    node.journal.expects_lines = True
+    node.event(149)
+    node.event(79)
+    assert (node.values(xid="149"), node.count(79)) == ([], 1)
+    node.journal.flush()
+    assert node.values(xid="149") == []
+
+    node.wait(SEVERITY_WAIT_S)
+    assert node.values(xid="149", severity="unknown") == [1]
+    assert node.values("gpu_xid_last_timestamp_seconds", xid="149", severity="unknown") == [1_000_000.0]
+
+    # a line that comes too late gives the record its severity and counts nothing again
+    node.line(149, severity="fatal")
+    assert node.values(xid="149") == [1]
+    assert [entry.severity for entry in node.journal.entries() if entry.code == 149] == ["fatal"]
+
+
+def test_without_the_kernel_log_no_event_waits(node: Node) -> None:
+    node.event(149)
+    assert node.values(xid="149", severity="unknown") == [1]
+
+
+def test_an_event_that_waits_outlives_a_kill_and_a_restart(node: Node) -> None:
+    node.journal.expects_lines = True
+    node.event(149)
+    node.journal.flush()
+    node.restart()
+    assert node.values(xid="149", severity="unknown") == [1]
+
+    node.journal.expects_lines = True
+    node.event(144)
+    node.restart()
+    node.restart()
+    assert node.values(xid="144", severity="unknown") == [1]
+
+
+def test_recent_errors_are_counted_for_five_minutes_over_a_restart(node: Node) -> None:
+    node.event(31)
+    node.wait(60)
+    node.event(31)
+    node.line(43)
+    assert node.values("gpu_xid_recent_errors", xid="31") == [2]
+
+    node.restart()
+    assert node.values("gpu_xid_recent_errors", xid="31") == [2]
+    assert node.values("gpu_xid_recent_errors", xid="43") == [1]
+    node.wait(RECENT_S - 60)
+    assert node.values("gpu_xid_recent_errors") == [1, 1]
+    node.wait(60)
+    assert node.values("gpu_xid_recent_errors") == []
 
 
 def test_errors_of_switches_are_counted_by_severity(node: Node) -> None:

@@ -79,6 +79,29 @@ def test_every_form_of_an_xid_is_read(message: str, code: int, text: str) -> Non
     assert (error.seq, error.boot_s) == (0, 5.0)
 
 
+@pytest.mark.parametrize(
+    ("message", "severity"),
+    [
+        ("144, SAW_MVB Nonfatal XC0 i0 Link 00 (0x00000001 0x00000001 0x00000000 0x00000000)", "non_fatal"),
+        ("144, SAW_MVB Fatal XC0 i0 Link 00 (0x00000001 0x00000002 0x00000000 0x00000000)", "fatal"),
+        ("145, pid=4711, name=python3, RLW_REMAP Non-fatal XC1 i0 Link 03 (0x00000004 0x00000001)", "non_fatal"),
+        ("146, TLW_RX/TLW_RX_PIPE0 Fatal XC0 i0 Link -1 (0x0000000a 0x00000004)", "fatal"),
+        ("147, TREX Nonfatal XC0 i0 Link 00 (0x0000000e 0x00000001)", "non_fatal"),
+        ("148, NVLPW_CTRL Fatal XC0 i0 Link 00 (0x0000000f 0x80000000)", "fatal"),
+        ("149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000)", "fatal"),
+        ("150, MSE_WATCHDOG Fatal XC0 i0 Link -1 (0x00000000 0x00000000)", "fatal"),
+        # what a program calls itself says nothing
+        ("145, pid=9, name=Fatal XC0 i0, RLW_CTRL Nonfatal XC0 i0 Link 00 (0x00000003 0x80000000)", "non_fatal"),
+        ("149, NETIR_LINK_EVT XC0 i0 Link 08 (0x004505c6 0x00000000)", ""),
+        ("155, Fatal words of another code", ""),
+        ("79, pid=1, name=Fatal, GPU has fallen off the bus.", ""),
+    ],
+)
+def test_the_severity_of_an_nvlink_error_is_read(message: str, severity: str) -> None:
+    (error,) = errors(f"NVRM: Xid (PCI:0000:1a:00): {message}")
+    assert error.severity == severity
+
+
 def test_an_nvswitch_says_one_error_in_three_lines() -> None:
     switch = "nvidia-nvswitch3: SXid (PCI:0000:04:00.0):"
 
@@ -273,12 +296,16 @@ def test_events_and_log_meet_in_the_journal_and_on_the_page(kmsg: Kmsg, tmp_path
     kmsg.say("NVRM: GPU 0000:1a:00.0: GPU has fallen off the bus.")
     kmsg.say("NVRM: Xid (PCI:0000:1a:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)")
     kmsg.say("nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up")
+    collector.read(state)
+    collector.on_xid(gpu, XidEvent(1e6 + kmsg.now_s, 149))
+    kmsg.say("NVRM: Xid (PCI:0000:1a:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000)")
     page = {(one.metric, dict(one.labels).get("xid")): one.value for one in collector.read(state)}
 
     # then each counts once, with its job
     assert page["gpu_xid_errors_total", "79"] == 1
     assert page["gpu_xid_errors_total", "154"] == 1
-    assert page["gpu_xid_last_job_info", "154"] == 1
+    assert page["gpu_xid_errors_total", "149"] == 1
+    assert page["gpu_xid_last_job_info", "149"] == 1
     assert page["nvswitch_sxid_errors_total", None] == 1
     assert page["rankscope_exporter_kernel_log_readable", None] == 1
     assert page["rankscope_exporter_xid_journal_durable", None] == 1

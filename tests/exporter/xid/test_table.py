@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from rankscope.exporter.catalogue import BY_NAME
-from rankscope.exporter.xids import ACTIONABLE, CRITICAL, FALLEN_OFF_THE_BUS, SOURCE, XIDS
+from rankscope.exporter.xids import ACTIONABLE, CRITICAL, FALLEN_OFF_THE_BUS, GRADED, SOURCE, SOURCES, XIDS
 
 
 def test_every_code_is_explained_and_what_asks_for_an_action_names_one() -> None:
@@ -25,8 +25,15 @@ def test_the_well_known_ones_are_where_everybody_expects_them() -> None:
     assert XIDS[FALLEN_OFF_THE_BUS].action == "reboot"
 
 
+def test_the_codes_of_new_generations_are_known() -> None:
+    assert set(range(143, 177)) <= set(XIDS)
+    assert set(range(144, 151)) == GRADED
+    assert {XIDS[code].actionable for code in (167, 169, 173)} == {True}
+    assert {xid.source for xid in XIDS.values()} == SOURCES.keys()
+
+
 def test_there_are_few_that_are_series_of_every_gpu() -> None:
-    assert len(CRITICAL) < 12
+    assert len(CRITICAL) < 20
     assert all(xid.actionable for xid in XIDS.values() if xid.critical)
 
 
@@ -43,5 +50,5 @@ print(len(XIDS))
 
 
 def test_the_metrics_are_in_the_catalogue_with_their_labels() -> None:
-    assert BY_NAME["gpu_xid_errors_total"].labels == ("uuid", "xid")
+    assert BY_NAME["gpu_xid_errors_total"].labels == ("uuid", "xid", "severity")
     assert BY_NAME["nvswitch_sxid_errors_total"].labels == ("pci_bus_id", "sxid", "severity")

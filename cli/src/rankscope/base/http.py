@@ -16,9 +16,8 @@ import re
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
@@ -29,8 +28,6 @@ MAX_BODY_BYTES: Final = 16 * 1024
 """Limit on the body of a request to a ``Handler``."""
 LOOK_EVERY_S: Final = 1.0
 """Minimum seconds between two checks of files for changes."""
-AGAIN: Final = "rankscope.again"
-"""Key of an ASGI scope under which ``application`` leaves ``Response.again`` for the server."""
 _BACKLOG: Final = 512
 _ABSOLUTE: Final = re.compile("https?://[^/?]*", re.IGNORECASE)  # the form for proxies, valid for all servers (RFC 9112)
 _ANY_IPV4: Final = "0.0.0.0"  # noqa: S104  the caller asked for all addresses
@@ -38,7 +35,11 @@ _ANY_IPV4: Final = "0.0.0.0"  # noqa: S104  the caller asked for all addresses
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A complete request. ``headers`` have lower-case names; ``peer`` is the client's address, empty on a Unix socket."""
+    """A complete request.
+
+    ``headers`` have lower-case names; ``peer`` is the client's address, empty on a Unix socket. ``disconnected`` returns when the
+    client has disconnected.
+    """
 
     method: str
     path: str
@@ -46,25 +47,17 @@ class Request:
     headers: Mapping[str, str]
     peer: str
     tls: bool
+    disconnected: Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A complete response; the server adds its length and omits the body for HEAD.
-
-    ``again`` returns the response to an identical later GET on the same connection, without waiting, or None if the handler has
-    to be called. A scrape that it answers costs a fifth of the CPU.
-    """
+    """A complete response; the server adds its length and omits the body for HEAD."""
 
     status: int
     body: bytes
     content_type: str = TEXT
-    headers: tuple[tuple[str, str], ...] = field(default=())
-    again: Callable[[], Response | None] | None = None
-
-    def encoded(self) -> bytes:
-        """Return the response to a GET as it is sent."""
-        return _head(self.status, self.content_type, len(self.body), self.headers) + self.body
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -217,14 +210,19 @@ def application(handler: Handler) -> Callable[..., Any]:
                 headers=headers,
                 peer=scope["client"][0] if scope["client"] else "",
                 tls=scope["scheme"] == "https",
+                disconnected=lambda: _disconnected(receive),
             )
             response = await handler(request)
-        scope[AGAIN] = response.again
         raw = _raw_headers(response.content_type, len(response.body), response.headers)
         await send({"type": "http.response.start", "status": response.status, "headers": raw})
         await send({"type": "http.response.body", "body": response.body})
 
     return answer
+
+
+async def _disconnected(receive: Callable[..., Any]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _discard_body(receive: Callable[..., Any]) -> bool:
@@ -243,10 +241,3 @@ async def _discard_body(receive: Callable[..., Any]) -> bool:
 def _raw_headers(content_type: str, body_bytes: int, headers: tuple[tuple[str, str], ...]) -> list[tuple[bytes, bytes]]:
     own = (("content-type", content_type), ("content-length", str(body_bytes)), ("x-content-type-options", "nosniff"))
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in (*own, *headers)]
-
-
-@lru_cache(64)
-def _head(status: int, content_type: str, body_bytes: int, headers: tuple[tuple[str, str], ...]) -> bytes:
-    lines = [b"HTTP/1.1 %d %b" % (status, HTTPStatus(status).phrase.encode())]
-    lines += [b"%b: %b" % pair for pair in _raw_headers(content_type, body_bytes, headers)]
-    return b"\r\n".join(lines) + b"\r\n\r\n"

@@ -24,7 +24,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from uvicorn.server import ServerState
 
-from rankscope.base.http import AGAIN, TEXT, Response
+from rankscope.base.http import TEXT
 
 logger = logging.getLogger(__name__)
 
@@ -89,12 +89,9 @@ _protocol_logger.addFilter(_DefectFilter())
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection with a deadline for each state, and a short way for repeated requests.
+    """uvicorn's connection with a deadline for each state.
 
     uvicorn itself waits forever for the rest of a request, and for a client that does not read its response.
-
-    A scraper sends the same bytes every time. When a request equals the one before, byte by byte, it is answered by that one's
-    ``Response.again`` without parsing it and without a task.
     """
 
     def __init__(
@@ -117,8 +114,6 @@ class Connection(H11Protocol):
         self._ending = False
         self._deadline_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._last_request = b""  # empty unless it was received in one piece, alone, between two responses
-        self._again: Callable[[], Response | None] | None = None
         self.answered = 0
         self.active_at_s = self.loop.time()
 
@@ -144,14 +139,8 @@ class Connection(H11Protocol):
             return
         self.active_at_s = self.loop.time()
         if self._between_requests:
-            if data == self._last_request and self._repeat():
-                return
             self._between_requests = False
             self._close_after(REQUEST_DEADLINE_S)
-            self._last_request = data if len(data) <= MAX_HEAD_BYTES else b""  # idle connections must not keep bodies
-        else:
-            self._last_request = b""
-        self._again = None
         super().data_received(data)
 
     def handle_events(self) -> None:
@@ -166,10 +155,6 @@ class Connection(H11Protocol):
         """Start the deadline of the next request, by which the client must also have received this response."""
         self.answered += 1
         self.active_at_s = self.loop.time()
-        if self.conn.trailing_data[0]:
-            self._last_request = b""
-        elif self.conn.our_state is h11.DONE and self.conn.their_state is h11.DONE and self.scope["method"] == "GET":
-            self._again = self.scope.get(AGAIN)  # type: ignore[assignment]
         super().on_response_complete()  # may start the next pipelined request
         if self.busy or self.transport.is_closing():
             return
@@ -226,18 +211,6 @@ class Connection(H11Protocol):
         if not self._between_requests:
             self._on_evict(self.client[0] if self.client else "")
         self.end(at_once=True)
-
-    def _repeat(self) -> bool:
-        """Answer a request that equals the last one; return False if it has to be parsed and handled as usual."""
-        response = self._again() if self._again is not None and not self.flow.write_paused else None
-        if response is None:
-            return False
-        self.transport.write(response.encoded())
-        self.answered += 1
-        self._unset_keepalive_if_required()
-        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
-        self._close_after(KEEP_ALIVE_S + REQUEST_DEADLINE_S)
-        return True
 
     def _should_upgrade(self) -> bool:
         return False  # uvicorn would log a warning for every upgrade request

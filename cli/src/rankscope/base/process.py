@@ -1,4 +1,4 @@
-"""Processes of this machine: exit with the parent, the id of the boot, and a pause of Python's garbage collector."""
+"""Processes of this machine: exit with the parent, systemd, the id of the boot, and a pause of Python's garbage collector."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import ctypes
 import gc
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -28,6 +29,15 @@ def end_if_orphaned(parent: int) -> None:
     """Exit this process at once if ``parent`` exited before ``end_with_parent`` took effect."""
     if os.getppid() != parent:
         os._exit(1)
+
+
+def notify_systemd(state: str) -> None:
+    """Send a state such as ``READY=1`` to systemd (``sd_notify``). Does nothing without systemd; errors are ignored."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.sendto(state.encode(), address.replace("@", "\0", 1) if address.startswith("@") else address)
 
 
 @contextlib.contextmanager

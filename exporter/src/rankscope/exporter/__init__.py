@@ -8,5 +8,5 @@
     files of the ranks ─ spool/ ─────────────────────────┘          └─ OTLP ─ collector
 
 ``source`` defines the records and the protocols between these packages, ``loop`` the thread of a collector. ``commands`` parses
-``settings``, ``daemon`` forks, ``assembly`` creates the collectors and ``serving`` runs them.
+``settings``, ``daemon`` forks, ``assembly`` creates the collectors, ``serving`` runs them, and ``reload`` applies new settings.
 """

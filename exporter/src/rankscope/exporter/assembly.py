@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from rankscope.exporter.fleet.inventory import Inventory
 from rankscope.exporter.fleet.nursery import Nursery
-from rankscope.exporter.fleet.nursery_process import leave_what_is_here
+from rankscope.exporter.fleet.nursery_process import freeze_gc
 from rankscope.exporter.fleet.nvml_fleet import NvmlFleet
 from rankscope.exporter.fleet.patience import Patience
 from rankscope.exporter.jobs.collector import JobsCollector
@@ -20,7 +20,6 @@ from rankscope.exporter.settings import Settings, default_state_dir
 from rankscope.exporter.simulated import SimulatedFleet
 from rankscope.exporter.source import GpuIdentity, XidEvent
 from rankscope.exporter.spool.folder import PRIVATE_MODE, SHARED_MODE, SpoolFolder, default_spool, make_spool
-from rankscope.exporter.spool.process_folders import ProcessFolders, pids_on_gpus, users_of_gpu
 from rankscope.exporter.spool.reading import Spool, SpoolSample, empty_sample
 from rankscope.exporter.xid.collector import XidCollector
 from rankscope.exporter.xid.journal import XidJournal
@@ -38,7 +37,6 @@ class Assembly:
         nursery: starts the GPUs' processes; None without real GPUs.
         lasting: keep state on disk and create the spool (a daemon, as opposed to ``--once``).
         on_fatal: called from another thread with an exit status and the reason, if only a restart helps.
-        on_news: called from another thread whenever the state of the GPUs changed.
 
     Raises:
         ExporterMissingError: the kubelet is to be queried, and a package that this needs is not installed.
@@ -51,7 +49,6 @@ class Assembly:
         *,
         lasting: bool,
         on_fatal: Callable[[int, str], None] = lambda _status, _why: None,
-        on_news: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings = settings
         self._lasting = lasting
@@ -71,7 +68,7 @@ class Assembly:
             if "xid" in collectors:
                 xid = self._xid = self._make_xid()
                 xid_loop = CollectorLoop("xid", lambda: xid.read(fleet.state()), interval_s=interval_s)
-            fleet = self._fleet = self._make_fleet(nursery, on_fatal, on_news)
+            fleet = self._fleet = self._make_fleet(nursery, on_fatal)
         self.page = Page(settings.host, self._fleet, spool=self._spool, jobs=jobs_loop, xid=xid_loop, collectors=collectors)
         # These need the GPUs: a pass before the fleet's first one would leave the first scrape without them.
         self._late: list[CollectorLoop[Any]] = [loop for loop in (jobs_loop, xid_loop) if loop is not None]
@@ -81,7 +78,7 @@ class Assembly:
         """Start the threads of the fleet and of the spool; ``wait`` starts the others."""
         if self._lasting:
             # All existing objects stay and pages create no reference cycles: garbage collection would find nothing.
-            leave_what_is_here()
+            freeze_gc()
         if self._fleet is not None:
             self._fleet.start()
         if self._spool is not None:
@@ -108,9 +105,7 @@ class Assembly:
         if self._jobs is not None:
             self._jobs.close()
 
-    def _make_fleet(
-        self, nursery: Nursery | None, on_fatal: Callable[[int, str], None], on_news: Callable[[], None]
-    ) -> NvmlFleet | SimulatedFleet:
+    def _make_fleet(self, nursery: Nursery | None, on_fatal: Callable[[int, str], None]) -> NvmlFleet | SimulatedFleet:
         settings = self._settings
         if settings.simulate is not None:
             return SimulatedFleet(settings.simulate, collectors=settings.collectors, interval_s=settings.interval_s)
@@ -122,8 +117,8 @@ class Assembly:
             inventory=Inventory(self._state_dir),
             expected_gpus=settings.expected_gpus,
             on_fatal=on_fatal,
-            on_news=on_news,
             on_xid=self._xid.on_xid if self._xid is not None else _no_journal,
+            on_reset=self._xid.on_reset if self._xid is not None else _no_journal,
             exit_when_stale=settings.restart_on_stale_driver,
             patience=Patience(call_s=settings.call_timeout_s),
         )
@@ -157,25 +152,12 @@ class Assembly:
             make_spool(folder, mode=SHARED_MODE if os.getuid() == 0 else PRIVATE_MODE)
         elif not os.path.lexists(folder.path):
             return empty_sample  # the result of a new, empty spool
-        processes = ProcessFolders(self._pids) if settings.spool_from_processes else None
-        return Spool(
-            folder,
-            stale_s=settings.spool_stale_s,
-            forget_s=settings.spool_forget_s,
-            processes=processes,
-            users_of_gpu=self._users_of_gpu,
-        ).read
-
-    def _users_of_gpu(self, uuid: str) -> frozenset[int]:
-        return users_of_gpu(self._fleet.state(), uuid) if self._fleet is not None else frozenset()
-
-    def _pids(self) -> Iterable[int]:
-        return pids_on_gpus(self._fleet.state()) if self._fleet is not None else ()
+        return Spool(folder, stale_s=settings.spool_stale_s, forget_s=settings.spool_forget_s).read
 
 
 def _no_job(_uuid: str) -> None:
     return None
 
 
-def _no_journal(_gpu: GpuIdentity, _event: XidEvent) -> None:
+def _no_journal(_gpu: GpuIdentity, _event: XidEvent | float) -> None:
     return None

@@ -22,23 +22,34 @@ class Collector(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class DcgmName(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Name of a metric on the DCGM-compatible page: ``DCGM_FI_`` + ``name``; the value is multiplied by ``times``.
+    """Name of a metric on the DCGM-compatible page: ``prefix`` + ``name``; the value is multiplied by ``times``.
 
     Attributes:
+        prefix: ``DCGM_EXP_`` for what dcgm-exporter computes itself.
         labels: only series with these labels count; several matching series are summed.
         rate: DCGM publishes the change per second of this counter.
         summed: DCGM publishes the sum of several metrics of the catalogue.
+        keep: labels of our series that DCGM's have, too, and their names there.
+        add: labels that all series of DCGM have.
         default_on: published also without a counters file.
     """
 
     name: str
+    prefix: Literal["DCGM_FI_", "DCGM_EXP_"] = "DCGM_FI_"
     type: Literal["gauge", "counter"]
     help: str
     times: float = 1
     labels: dict[str, str] = {}
     rate: bool = False
     summed: bool = False
+    keep: dict[str, str] = {}
+    add: dict[str, str] = {}
     default_on: bool = True
+
+    @property
+    def full_name(self) -> str:
+        """The name on the page."""
+        return f"{self.prefix}{self.name}"
 
 
 class OtelName(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -151,7 +151,7 @@ def _collector_options(command: Any) -> Any:
 @_spool(
     "--spool",
     type=_PATH,
-    help="Folder with the text files of ranks and of NCCL Inspector.  [default: /run/rankscope/spool, or the user's own]",
+    help="Folder with the text files of ranks.  [default: /run/rankscope/spool, or the user's own]",
 )
 @_spool(
     "--spool-stale",
@@ -168,12 +168,6 @@ def _collector_options(command: Any) -> Any:
     default="24h",
     show_default=True,
     help="Age of a file from which it is ignored.",
-)
-@_spool(
-    "--spool.from-processes",
-    "spool_from_processes",
-    is_flag=True,
-    help="Also read the spool inside the containers of processes on the GPUs.",
 )
 @_jobs("--jobs.user/--jobs.no-user", "jobs_users", default=True, show_default=True, help="Show the user of a job.")
 @_jobs("--jobs.pod/--jobs.no-pod", "jobs_pods", default=True, show_default=True, help="Show namespace, pod and container.")
@@ -209,12 +203,6 @@ def _collector_options(command: Any) -> Any:
     "control_socket",
     type=_PATH,
     help="Unix socket for releases.  [default: below /run/rankscope, or the user's own]",
-)
-@_control(
-    "--control.token-file",
-    "token_file",
-    type=_PATH,
-    help="Also accept releases over HTTPS, from clients with the token in this file.",
 )
 @_control("--forget", multiple=True, metavar="UUID", help="Forget a GPU that was removed from this node, and exit; repeatable.")
 @_daemon("--config", type=_PATH, is_eager=True, expose_value=False, callback=_load, help="TOML file with any of these options.")
@@ -374,10 +362,10 @@ def release(control_socket: Path | None, gpu: str, ttl: str, socket: Path | None
 
     Exit status 1: its process is stuck in the driver.
     """
-    from rankscope.exporter.web.control import ask
+    from rankscope.exporter.web.control import send_request
 
     _named(gpu)
-    answer = ask(socket or control_socket or default_socket(), "release", gpu=gpu, ttl=ttl)
+    answer = send_request(socket or control_socket or default_socket(), "release", gpu=gpu, ttl=ttl)
     click.echo(f"GPU {gpu} is released for {answer['ttl_s']:g} s; end that early with: rankscope exporter resume {gpu}")
 
 
@@ -387,8 +375,8 @@ def release(control_socket: Path | None, gpu: str, ttl: str, socket: Path | None
 @click.pass_obj
 def resume(control_socket: Path | None, gpu: str, socket: Path | None) -> None:
     """Let the running exporter read a released GPU again."""
-    from rankscope.exporter.web.control import ask
+    from rankscope.exporter.web.control import send_request
 
     _named(gpu)
-    ask(socket or control_socket or default_socket(), "resume", gpu=gpu)
+    send_request(socket or control_socket or default_socket(), "resume", gpu=gpu)
     click.echo(f"GPU {gpu} is read again")

@@ -19,6 +19,9 @@ EXIT_STALE_DRIVER: Final = 5
 EXIT_FLEET_LOST: Final = 6
 """GPUs can no longer be queried: the nursery died, and a process with threads cannot safely fork another one."""
 
+DEFECT: Final = "exporter_defect"
+"""Reason of a metric or a file that could not be read by an error in the exporter itself."""
+
 
 class ExporterCheckError(click.ClickException):
     """A request that failed now and may succeed later."""

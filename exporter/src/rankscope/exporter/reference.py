@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from rankscope.exporter.catalogue import CATALOGUE, COLLECTORS, CatalogueMetric
+from rankscope.exporter.catalogue import CATALOGUE, COLLECTORS, CatalogueMetric, DcgmName
 from rankscope.exporter.pages.otlp_metrics import otel_name
 from rankscope.exporter.xids import XIDS
 
@@ -19,8 +19,8 @@ CODES: Final = ("<!-- xids: generated from xids.toml -->", "<!-- end of xids -->
 _ALWAYS: Final = "exporter"
 _LEGEND: Final = """\
 Metrics of GPUs have the label `uuid`, the GPU's or the MIG device's; the other labels are named. DCGM names begin with
-`DCGM_FI_` and stand on the page of `--compat dcgm`; those in parentheses need a file of counters. OpenTelemetry names go out with
-`--otlp`.
+`DCGM_FI_`, unless they have another prefix here, and stand on the page of `--compat dcgm`; those in parentheses need a file of
+counters. OpenTelemetry names go out with `--otlp`.
 """
 
 
@@ -38,7 +38,7 @@ def xid_table() -> str:
     """Return a Markdown table of the Xids."""
     lines = ["| Xid | name | meaning | mostly from | usual action | needs an operator |", "|---|---|---|---|---|---|"]
     for xid in sorted(XIDS.values(), key=lambda one: one.code):
-        act = "yes" if xid.actionable else ""
+        act = "if it is fatal" if xid.graded else "yes" if xid.actionable else ""
         lines.append(f"| {xid.code} | `{xid.name}` | {xid.meaning} | {xid.cause} | {xid.action.replace('_', ' ')} | {act} |")
     return "\n".join(lines) + "\n"
 
@@ -72,10 +72,15 @@ def _table(title: str, rows: list[CatalogueMetric]) -> str:
     ]
     for row in rows:
         labels = ", ".join(f"`{label}`" for label in row.labels if label != "uuid")
-        dcgm = ", ".join(f"`{entry.name}`" if entry.default_on else f"(`{entry.name}`)" for entry in row.dcgm)
+        dcgm = ", ".join(dict.fromkeys(map(_dcgm, row.dcgm)))
         cells = (f"`{row.name}`", row.type, labels, row.help, row.source, dcgm, _otel(row))
         lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _dcgm(entry: DcgmName) -> str:
+    name = f"`{entry.full_name.removeprefix('DCGM_FI_')}`"
+    return name if entry.default_on else f"({name})"
 
 
 def _otel(row: CatalogueMetric) -> str:

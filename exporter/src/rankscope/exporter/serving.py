@@ -1,44 +1,30 @@
-"""The daemon after all processes are forked: serve, reload, shut down."""
+"""The daemon after all processes are forked: serve until a signal, then shut down."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-import click
-
 from rankscope.base.http import application
 from rankscope.base.http_server import Endpoint, Server
-from rankscope.exporter import logs
+from rankscope.base.process import notify_systemd
 from rankscope.exporter.assembly import Assembly
 from rankscope.exporter.errors import ExporterInputError
 from rankscope.exporter.fleet.nursery import Nursery
 from rankscope.exporter.pages.dcgm import DcgmPage
 from rankscope.exporter.pages.dcgm_counters import counters_of, with_collectors
 from rankscope.exporter.pages.otlp import OtlpPush
-from rankscope.exporter.settings import RELOADED, Settings, default_socket
+from rankscope.exporter.reload import Reload
+from rankscope.exporter.settings import Settings, default_socket
 from rankscope.exporter.web.access import WebAccess
 from rankscope.exporter.web.app import App
-from rankscope.exporter.web.control import read_token
 from rankscope.exporter.web.listening import listen_unix, remove_socket
-
-
-def notify(state: str) -> None:
-    """Send a state such as ``READY=1`` to systemd (``sd_notify``). Does nothing without systemd; errors are ignored."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if not address.startswith(("/", "@")):
-        return
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-        sock.sendto(state.encode(), address.replace("@", "\0", 1) if address.startswith("@") else address)
-
 
 logger = logging.getLogger(__name__)
 
@@ -61,28 +47,20 @@ def serve(
     counters = counters_of(settings)
     settings = with_collectors(settings, counters)
     access = WebAccess(settings.web_config)
-    if settings.token_file is not None:
-        read_token(settings.token_file)
 
     def on_fatal(status: int, why: str) -> None:
         logger.error("the exporter ends with status %d: %s", status, why)
         loop.call_soon_threadsafe(_end, ended, status)
 
-    def on_news() -> None:
-        loop.call_soon_threadsafe(app.news)
-
-    assembly = Assembly(settings, nursery, lasting=True, on_fatal=on_fatal, on_news=on_news)
+    assembly = Assembly(settings, nursery, lasting=True, on_fatal=on_fatal)
     push = OtlpPush(assembly.page) if settings.otlp else None
     compatible = DcgmPage(assembly.page, counters, hostname_label=settings.compat_hostname) if settings.compat_dcgm else None
-    app = App(
-        assembly.page, access, interval_s=settings.interval_s, telemetry_path=settings.telemetry_path, compatible=compatible
-    )
-    app.control.token_file = settings.token_file
+    app = App(assembly.page, access, telemetry_path=settings.telemetry_path, compatible=compatible)
     control_path, control = _control_socket(settings)
     loop = asyncio.new_event_loop()
     ended: asyncio.Future[int] = loop.create_future()
     endpoints = _endpoints(app, access, sockets, compatible_sockets, control)
-    reload = _Reload(settings, read_again, option_names, access, app)
+    reload = Reload(settings, read_again, option_names, access)
 
     async def live() -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -95,9 +73,9 @@ def serve(
         server = Server(endpoints)
         server.start()
         _log_addresses("https" if access.web.tls is not None else "http", settings.telemetry_path, sockets, compatible_sockets)
-        notify("READY=1")
+        notify_systemd("READY=1")
         status = await ended
-        notify("STOPPING=1")
+        notify_systemd("STOPPING=1")
         await server.stop()
         return status
 
@@ -133,43 +111,6 @@ def _end(ended: asyncio.Future[int], status: int) -> None:
         ended.set_result(status)
 
 
-class _Reload:
-    """SIGHUP handler: read the settings again, apply those that can change, and log those that need a restart."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        read_again: Callable[[], Settings],
-        option_names: Mapping[str, str],
-        access: WebAccess,
-        app: App,
-    ) -> None:
-        self._settings = settings
-        self._read_again = read_again
-        self._option_names = option_names
-        self._access = access
-        self._app = app
-
-    def __call__(self) -> None:
-        try:
-            settings = self._read_again()
-            if settings.token_file is not None:
-                read_token(settings.token_file)
-        except click.ClickException as error:
-            logger.warning("the settings stay as they were: %s", error.format_message())
-            return
-        changes = self._settings.changes(settings)
-        logs.set_up(settings.log_level, settings.log_format)
-        self._app.control.token_file = settings.token_file
-        self._access.follow(settings.web_config)
-        for name in sorted({self._option_names[setting] for setting in changes - RELOADED}):
-            logger.warning("%s has changed, which needs a restart", name)
-        taken = ",".join(sorted(self._option_names[name] for name in changes & RELOADED))
-        logger.info("settings were read again", extra={"changed": taken or "nothing"})
-        # Settings that need a restart keep their values here, so that the next SIGHUP logs them again.
-        self._settings = replace(self._settings, **{name: getattr(settings, name) for name in RELOADED})
-
-
 def _control_socket(settings: Settings) -> tuple[Path, socket.socket | None]:
     """Open the control socket for releases; return its path and socket.
 
@@ -196,7 +137,7 @@ def _log_start(assembly: Assembly, control: Path | None) -> None:
     if page.simulated:
         logger.warning("the GPUs are SIMULATED: their values are not real")
     if assembly.spool_folder is not None:
-        logger.info("the spool is read", extra={"spool": str(assembly.spool_folder)})
+        logger.info("spool folder", extra={"spool": str(assembly.spool_folder)})
     if control is not None:
         logger.info("GPUs can be released through a socket", extra={"socket": str(control)})
 

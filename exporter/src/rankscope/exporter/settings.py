@@ -15,7 +15,7 @@ Address = tuple[str, int]
 DEFAULT_PORT: Final = 9838
 DCGM_PATH: Final = "/dcgm/metrics"
 
-RELOADED: Final = frozenset({"log_level", "log_format", "token_file", "web_config"})
+RELOADED: Final = frozenset({"log_level", "log_format", "web_config"})
 """Settings that a SIGHUP applies; all others need a restart."""
 
 
@@ -49,7 +49,6 @@ class Settings:
     spool: Path | None = None
     spool_stale_s: float = 300.0
     spool_forget_s: float = 86400.0
-    spool_from_processes: bool = False
 
     jobs_users: bool = True
     jobs_pods: bool = True
@@ -64,7 +63,6 @@ class Settings:
     otlp: bool = False
 
     control_socket: Path | None = None
-    token_file: Path | None = None
 
     log_level: LogLevel = "info"
     log_format: LogFormat = "logfmt"

@@ -23,7 +23,15 @@ _THROTTLE_REASONS: Final = (
     "applications_clocks",
     "gpu_idle",
 )
-_THROTTLE_COUNTED: Final = ("sw_power_cap", "sync_boost", "sw_thermal", "hw_thermal", "hw_power_brake")
+_THROTTLE_COUNTED: Final = (
+    "sw_power_cap",
+    "sync_boost",
+    "board_limit",
+    "reliability",
+    "sw_thermal",
+    "hw_thermal",
+    "hw_power_brake",
+)
 _ACTIVITIES: Final = {"graphics": 1.0, "sm": 0.82, "tensor": 0.41, "dram": 0.53}
 _PIPES: Final = {"fp64": 0.0, "fp32": 0.17, "fp16": 0.05}
 _IDLE_WATTS: Final = 90.0
@@ -142,6 +150,8 @@ class SimulatedGpu:
         """Yield the metrics that such a board does not support."""
         yield Absent("gpu_fan_speed_ratio", "not_supported")
         yield Absent("gpu_vgpu_license_status", "not_supported")
+        for metric in ("gpu_c2c_errors_total", "gpu_nvlink_recoveries_total", "gpu_nvlink_physical_errors_total"):
+            yield Absent(metric, "not_supported")
         if not self.board.gpm:
             for metric in sorted({reading.metric for reading in _activity(self._load(0), gpm=True)} - _WITHOUT_GPM):
                 yield Absent(metric, "before_hopper")

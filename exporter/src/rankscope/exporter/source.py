@@ -20,6 +20,7 @@ DownReason = Literal[
     "missing",
     "not_in_driver",
     "no_driver",
+    "library_mismatch",
     "released",
     "stale",
     "nvml_error",
@@ -73,12 +74,16 @@ class Absent(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GpuProcess(msgspec.Struct, frozen=True, array_like=True):
-    """A process that has the GPU open. ``uuid`` is a MIG device's, or empty; ``used_bytes`` is None if the driver hides it."""
+    """A process that has the GPU open. ``uuid`` is a MIG device's, or empty; ``used_bytes`` is None if the driver hides it.
+
+    ``sm_ratio``: fraction of the last sampling period in which it had a kernel running; None if the driver does not report it.
+    """
 
     pid: int
     kind: Literal["compute", "graphics", "mps"]
     used_bytes: int | None
     uuid: str = ""
+    sm_ratio: float | None = None
 
 
 class Series(msgspec.Struct, frozen=True, array_like=True):
@@ -199,7 +204,7 @@ class FleetState(msgspec.Struct, frozen=True):
         problem: why no GPU of the node can be queried; None if they can.
         driver_answers: the driver answered the last probe; None before the first. GPUs that are already open may still work if
             it did not.
-        driver_problem: why the driver did not answer.
+        driver_problem: why the driver did not answer; ``driver_problem_reason`` is the label value.
         unidentified_gpus: PCI bus id, reason and detail of the ``unidentified`` GPUs whose bus id is known.
         inventory_durable: the known GPUs are saved on disk; None if none are saved.
     """
@@ -213,6 +218,7 @@ class FleetState(msgspec.Struct, frozen=True):
     problem: str | None
     driver_answers: bool | None = None
     driver_problem: str | None = None
+    driver_problem_reason: DownReason | None = None
     unidentified_gpus: tuple[tuple[str, DownReason, str], ...] = ()
     inventory_durable: bool | None = None
 

@@ -25,7 +25,8 @@ Action = Literal[
 class Xid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One Xid code; ``name`` is the driver's term in lower case.
 
-    ``actionable``: an operator has to act on the GPU or the node. ``critical``: the GPU cannot be trusted until then.
+    ``actionable``: an operator has to act on the GPU or the node. ``critical``: the GPU cannot be trusted until then. ``graded``:
+    the line of the kernel log has a severity, fatal or not, which decides what to do.
     """
 
     code: int
@@ -35,10 +36,12 @@ class Xid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     actionable: bool = False
     action: Action = "none"
     critical: bool = False
+    graded: bool = False
+    source: Literal["catalog", "driver"] = "catalog"
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Source of the table, and the date it was read."""
+    """Source of the meanings of codes, and the date it was read."""
 
     title: str
     url: str
@@ -46,13 +49,15 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    source: Source
+    source: dict[str, Source]
     xid: tuple[Xid, ...]
 
 
 _FILE: Final = msgspec.toml.decode((files("rankscope.exporter") / "xids.toml").read_bytes(), type=_File)
 
-SOURCE: Final = _FILE.source
+SOURCES: Final = _FILE.source
+
+SOURCE: Final = SOURCES["catalog"]
 
 XIDS: Final[dict[int, Xid]] = {xid.code: xid for xid in _FILE.xid}
 
@@ -60,6 +65,8 @@ ACTIONABLE: Final[tuple[int, ...]] = tuple(sorted(xid.code for xid in _FILE.xid 
 
 CRITICAL: Final[tuple[int, ...]] = tuple(code for code in ACTIONABLE if XIDS[code].critical)
 """Critical codes; every GPU has a series of each, starting before the first occurrence."""
+
+GRADED: Final = frozenset(xid.code for xid in _FILE.xid if xid.graded)
 
 FALLEN_OFF_THE_BUS: Final = 79
 """Xid of a GPU that no longer answers over PCIe; the driver does not always report it as an Xid."""

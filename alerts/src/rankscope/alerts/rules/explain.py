@@ -11,11 +11,12 @@ import msgspec
 
 from rankscope.alerts.owners import ALERTS
 from rankscope.alerts.rules.rule_file import runbooks
-from rankscope.alerts.rules.tables import policy_of
+from rankscope.alerts.rules.tables import Policy, Severity, policy_of
 from rankscope.alerts.rules.thresholds import DEFAULTS
 from rankscope.base.errors import RankscopeError
-from rankscope.exporter.xids import SOURCE, XIDS
+from rankscope.exporter.xids import GRADED, SOURCE, SOURCES, XIDS
 
+_SEVERITIES: Final[tuple[Severity, ...]] = ("fatal", "non_fatal")
 EXPLAIN_SCHEMA: Final = "rankscope.explain/1"
 _CODE: Final = re.compile(r"(?:xid[ _-]?)?([0-9]{1,9})", re.IGNORECASE | re.ASCII)
 
@@ -32,6 +33,16 @@ class AlertExplained(msgspec.Struct, frozen=True, kw_only=True, tag="alert", tag
     """Markdown."""
 
 
+class SeverityPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """Policy of an Xid's errors of one severity, which the line of the kernel log has."""
+
+    severity: str
+    """``fatal`` or ``non_fatal``."""
+    alert: str
+    drain: bool
+    why: str
+
+
 class XidExplained(msgspec.Struct, frozen=True, kw_only=True, tag="xid", tag_field="kind"):
     """An Xid code with its meaning and its policy. Unknown fields are ``None``."""
 
@@ -45,7 +56,7 @@ class XidExplained(msgspec.Struct, frozen=True, kw_only=True, tag="xid", tag_fie
     read_on: str | None
     """Date on which the source was read, ISO 8601."""
     alert: str
-    """Alert that the code raises; ``none``: a single occurrence raises no alert."""
+    """Alert that the code raises (with ``by_severity``: an error of unknown severity); ``none``: a single one raises no alert."""
     severity: str | None
     drain: bool
     """The node must be taken out of service."""
@@ -55,6 +66,8 @@ class XidExplained(msgspec.Struct, frozen=True, kw_only=True, tag="xid", tag_fie
     """Markdown."""
     also: list[AlertExplained] = []
     """Alerts that it may raise instead."""
+    by_severity: list[SeverityPolicy] = []
+    """Policy of errors whose severity is known; empty for a code without severities."""
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,30 +101,41 @@ def _xid(code: int) -> XidExplained:
     known = XIDS.get(code)
     policy = policy_of(code)
     alert = None if policy.alert == "none" else policy.alert
+    source = None if known is None else SOURCES[known.source]
     return XidExplained(
         code=code,
         name=None if known is None else known.name,
         meaning=None if known is None else known.meaning,
         cause=None if known is None else known.cause,
         action=None if known is None else known.action,
-        source=None if known is None else SOURCE.title,
-        source_url=None if known is None else SOURCE.url,
-        read_on=None if known is None else SOURCE.read_on.isoformat(),
+        source=None if source is None else source.title,
+        source_url=None if source is None else source.url,
+        read_on=None if source is None else source.read_on.isoformat(),
         alert=policy.alert,
         severity=None if alert is None else str(DEFAULTS[alert]["severity"]),
         drain=policy.drain,
         why=policy.why,
         runbook=None if alert is None else runbooks()[alert],
         also=[_alert(name) for name in policy.also],
+        by_severity=[_of_severity(code, severity) for severity in _SEVERITIES] if code in GRADED else [],
     )
 
 
+def _of_severity(code: int, severity: Severity) -> SeverityPolicy:
+    policy = policy_of(code, severity)
+    return SeverityPolicy(severity=severity, alert=policy.alert, drain=policy.drain, why=policy.why)
+
+
 def _alert(name: str) -> AlertExplained:
-    codes = [code for code in XIDS if name in (policy_of(code).alert, *policy_of(code).also)]
+    codes = [code for code in XIDS if any(name in (policy.alert, *policy.also) for policy in _policies(code))]
     # Options of `alerts watch` configure the watcher's alerts; they have no thresholds here.
     settings = dict(DEFAULTS.get(name, {}))
     [severity] = [alert.severity for alert in ALERTS if alert.alertname == name]
     return AlertExplained(name=name, severity=severity, settings=settings, xids=codes, runbook=runbooks()[name])
+
+
+def _policies(code: int) -> list[Policy]:
+    return [policy_of(code), *(policy_of(code, severity) for severity in _SEVERITIES if code in GRADED)]
 
 
 _ACTIONS: Final = {
@@ -140,8 +164,10 @@ def explain_text(explanation: Explanation) -> str:
 
 
 def _pages(one: XidExplained | AlertExplained) -> list[str]:
-    also = [alert.runbook for alert in one.also] if isinstance(one, XidExplained) else []
-    return [page for page in (one.runbook, *also) if page is not None]
+    also: list[str] = []
+    if isinstance(one, XidExplained):
+        also = [*(alert.runbook for alert in one.also), *(runbooks()[policy.alert] for policy in one.by_severity)]
+    return [page for page in dict.fromkeys((one.runbook, *also)) if page is not None]
 
 
 def _xid_text(xid: XidExplained) -> str:
@@ -159,12 +185,16 @@ def _xid_text(xid: XidExplained) -> str:
         }
     alerts = "a single one raises no alert" if xid.severity is None else f"alert {xid.alert} ({xid.severity})"
     alerts += "".join(f", or {alert.name} ({alert.severity})" for alert in xid.also)
-    rows["policy"] = f"{alerts}{'; drain the node' if xid.drain else ''}. {xid.why}"
+    name = "severity unknown" if xid.by_severity else "policy"
+    rows[name] = f"{alerts}{'; drain the node' if xid.drain else ''}. {xid.why}"
+    for policy in xid.by_severity:
+        drain = "; drain the node" if policy.drain else ""
+        rows[policy.severity.replace("_", "-")] = f"alert {policy.alert}{drain}. {policy.why}"
     return _table(f"Xid {xid.code}{f': {xid.name}' if xid.name else ''}", rows)
 
 
 def _alert_text(alert: AlertExplained) -> str:
-    rows = {name: str(value) for name, value in alert.settings.items() if name not in ("severity", "enabled")}
+    rows = {name: str(value) for name, value in alert.settings.items() if name not in ("severity", "enabled") and value != ""}
     if alert.xids:
         rows["Xids"] = ", ".join(map(str, alert.xids))
     return _table(f"{alert.name} ({alert.severity})", rows)

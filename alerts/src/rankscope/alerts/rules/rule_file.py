@@ -19,6 +19,7 @@ from rankscope.alerts.rules.tables import POLICIES
 from rankscope.alerts.rules.thresholds import SHARED, Tables, Value, duration_seconds, duration_text, thresholds
 from rankscope.alerts.watch.budgets import BUDGETS, Budgets
 from rankscope.alerts.watch.life import Patience
+from rankscope.exporter.catalogue import COLLECTORS
 from rankscope.exporter.xids import XIDS
 
 RULES_FILE: Final = "rankscope.rules.yaml"
@@ -84,7 +85,7 @@ def _default_runbooks() -> Mapping[str, str]:
 
 
 def _filled_runbooks(tables: Tables) -> dict[str, str]:
-    shared = _shared(tables) | _watcher_defaults() | _phrases()["runbook"]
+    shared = _shared(tables) | _watcher_defaults() | _xid_lists() | _phrases()["runbook"]
     severities = {alert.alertname: alert.severity for alert in ALERTS}
     filled = {}
     folder = files("rankscope.alerts") / "runbooks"
@@ -111,11 +112,13 @@ def _with_settings(text: str, tables: Tables) -> str:
     ``${name}`` is a setting of the alert or a phrase, ``${table.name}`` a shared setting.
     """
     phrases = {name: text for name, text in _phrases().items() if name != "runbook"}
-    shared = _shared(tables) | phrases | _xid_values() | {"price": _price(tables["price"])}
+    gpu_collectors = "|".join(name for name, collector in COLLECTORS.items() if collector.reads_gpu)
+    shared = _shared(tables) | phrases | _xid_values() | {"price": _price(tables["price"]), "gpu_collectors": gpu_collectors}
 
     def alert(match: re.Match[str]) -> str:
         mine = tables[match[1]]
-        return _filled(match[0], {**shared, **_measured(mine), "alert": match[1]}) if mine["enabled"] else ""
+        values = {**shared, **_measured(mine), "alert": match[1], "excepted": _excepted(mine)}
+        return _filled(match[0], values) if mine["enabled"] else ""
 
     return _filled(_GROUP.sub("", _ALERT.sub(alert, text)), shared).replace(_NOT_KEPT, "")
 
@@ -161,12 +164,30 @@ def _measured(settings: Mapping[str, Value]) -> dict[str, Value]:
     }
 
 
+def _excepted(settings: Mapping[str, Value]) -> str:
+    """Return the part of an expression that leaves out the hosts and models of ``except_hosts`` and ``except_models``."""
+    labels = {"host": settings.get("except_hosts"), "model": settings.get("except_models")}
+    return "".join(f' unless on (uuid) uuid:gpu_info:latest{{{name}=~"{value}"}}' for name, value in labels.items() if value)
+
+
 def _xid_values() -> dict[str, Value]:
     """Values for the Xids of each alert: a regular expression of the codes, and a template of their meanings."""
-    by_alert = {policy.alert: policy.codes for policy in POLICIES}
+    by_alert: dict[str, tuple[int, ...]] = {}
+    for policy in POLICIES:
+        by_alert[policy.alert] = (*by_alert.get(policy.alert, ()), *policy.codes)
     codes = {f"xids.{alert}": "|".join(map(str, codes)) for alert, codes in by_alert.items()}
     meanings = {f"meanings.{alert}": _meanings(codes) for alert, codes in by_alert.items()}
     return {**codes, **meanings}
+
+
+def _xid_lists() -> dict[str, Value]:
+    """Lists of an alert's Xids for its runbook: of those with the same usual action, and of all."""
+    lists: dict[str, list[str]] = {}
+    for policy in POLICIES:
+        for code in policy.codes:
+            for key in (policy.alert, f"{policy.alert}.{XIDS[code].action}"):
+                lists.setdefault(f"xids.{key}", []).append(str(code))
+    return {name: ", ".join(codes) for name, codes in lists.items()}
 
 
 def _meanings(codes: Sequence[int]) -> str:

@@ -29,6 +29,11 @@ _WITHOUT_DEFAULT: Final[dict[str, dict[str, Value]]] = {"price": {"per_gpu_hour"
 _DURATION: Final = re.compile(r"(?=\d)(\d{1,4}w)?(\d{1,4}d)?(\d{1,6}h)?(\d{1,6}m)?(\d{1,6}s)?(\d{1,6}ms)?")
 _MAY_BE_ZERO: Final = ("for", "keep_firing_for")
 _MOST: Final = 1e15
+_ABOUT_A_GPU: Final = re.compile(r"(?!GpuMissing|GpuXidManyUnits)(Gpu|Nvlink|Pcie).+")
+"""Alerts with ``except_hosts`` and ``except_models``."""
+_EXCEPT: Final = ("except_hosts", "except_models")
+_PLAIN_REGEX: Final = re.compile(r"[A-Za-z0-9 ._|()\[\]*+?,/-]*")
+_NOT_OF_RE2: Final = re.compile(r"\(\?|[*+?][*+]")
 _CURRENCY: Final = re.compile(r"[A-Z]{3}")
 
 
@@ -84,9 +89,12 @@ def _read(path: Path) -> dict[str, dict[str, object]]:
 
 
 def _with_common_settings(tables: dict[str, dict[str, Value]]) -> Mapping[str, dict[str, Value]]:
-    return MappingProxyType(
-        {name: settings if name in SHARED else {"enabled": True, **settings} for name, settings in tables.items()}
-    )
+    def common(name: str) -> dict[str, Value]:
+        if name in SHARED:
+            return {}
+        return {"enabled": True, **(dict.fromkeys(_EXCEPT, "") if _ABOUT_A_GPU.fullmatch(name) else {})}
+
+    return MappingProxyType({name: common(name) | settings for name, settings in tables.items()})
 
 
 def _instead(name: str, known: Mapping[str, object]) -> str:
@@ -102,6 +110,8 @@ def _wrong(key: str, value: object, example: Value) -> str | None:  # noqa: PLR0
         return None if value in SEVERITIES else f"one of {', '.join(SEVERITIES)}"
     if key == "currency":
         return None if isinstance(value, str) and _CURRENCY.fullmatch(value) else 'three capital letters, as "USD"'
+    if key in _EXCEPT:
+        return None if isinstance(value, str) and _is_regex(value) else 'a regular expression of names, as "gpu-0[1-4]|lab-.*"'
     if isinstance(example, str):
         is_duration = isinstance(value, str) and _DURATION.fullmatch(value) and (key in _MAY_BE_ZERO or re.search("[1-9]", value))
         return None if is_duration else 'a duration with its unit in quotes, as "5m" or "1h30m"'
@@ -112,6 +122,15 @@ def _wrong(key: str, value: object, example: Value) -> str | None:  # noqa: PLR0
     if isinstance(example, int) and not isinstance(value, int):
         return "a whole number"
     return None
+
+
+def _is_regex(text: str) -> bool:
+    """Return True for a regular expression that Prometheus understands, too, and that is plain text in a rule."""
+    try:
+        re.compile(text)
+    except re.error:
+        return False
+    return _PLAIN_REGEX.fullmatch(text) is not None and _NOT_OF_RE2.search(text) is None
 
 
 DEFAULTS: Final = _with_common_settings(msgspec.toml.decode(default_text(), type=dict[str, dict[str, Value]]))

@@ -12,6 +12,7 @@ import msgspec
 from rankscope.exporter.fleet.changes import merged
 from rankscope.exporter.fleet.children import Child, Children
 from rankscope.exporter.fleet.counters import Continuity
+from rankscope.exporter.fleet.gpu_life import LEAVING, READING, TRANSITIONS, WITHOUT_PROCESS, Event, State
 from rankscope.exporter.fleet.patience import Patience
 from rankscope.exporter.fleet.wire import Failed, FromChild, Opened, Sampled, Spawn
 from rankscope.exporter.loop import STALE_AFTER_INTERVALS
@@ -19,20 +20,25 @@ from rankscope.exporter.source import DownReason, GpuIdentity, GpuSample, GpuSta
 
 logger = logging.getLogger(__name__)
 
-_WITHOUT_PROCESS: Final = ("missing", "not_in_driver", "no_driver", "released")
+_UNTIL_RESET: Final = ("released", "lost", "missing", "not_in_driver", "no_driver", "library_mismatch")
+"""A GPU that was down for one of these reasons and answers again was initialised anew in between."""
+_ENERGY: Final = "gpu_energy_joules_total"
+_NOT_TRIED: Final = ("missing", "not_in_driver", "no_driver", "library_mismatch", "released")
+"""Reasons of GPUs without a process that end with the next attempt."""
 
 
 class Down(msgspec.Struct, frozen=True):
-    """Reason why a GPU is down, since when, and the NVML function that did not return (empty if none)."""
+    """Reason why a GPU is down, since when, the NVML function that did not return (empty if none), and whether it was logged."""
 
     reason: DownReason
     detail: str
     since_unix_s: float
     call: str = ""
+    logged: bool = False
 
 
 class GpuSlot:
-    """Slot of the GPU at one PCI address. ``absent`` is the survey's reason why the GPU cannot be queried; None if it can."""
+    """Slot of the GPU at one PCI address. ``state`` follows ``gpu_life.TRANSITIONS``; ``down`` is what is published of it."""
 
     def __init__(
         self,
@@ -43,24 +49,24 @@ class GpuSlot:
         interval_s: float,
         patience: Patience,
         on_xid: Callable[[GpuIdentity, XidEvent], None],
+        on_reset: Callable[[GpuIdentity, float], None],
     ) -> None:
         self.pci_bus_id = pci_bus_id
         self.identity: GpuIdentity | None = None
-        self.absent: tuple[DownReason, str] | None = None
+        self.state: State = "waiting"
         self.child: Child | None = None
         self.down: Down | None = None
-        self.restarts = 0
-        self.logged_down = False
-        self.released_until: float | None = None
         self._children = children
         self._collectors = collectors
         self._interval_s = interval_s
         self._patience = patience
         self._on_xid = on_xid
-        self._opened = False
-        self._end_explained = False
-        self._started_at = 0.0
-        self._ever_started = False
+        self._on_reset = on_reset
+        self._was_reset = False
+        self._energy_j = 0.0
+        self._since_s = 0.0
+        self._released_until: float | None = None
+        self._starts = 0
         self._failures = 0
         self._retry_at = 0.0
         self._sample: GpuSample | None = None
@@ -79,11 +85,6 @@ class GpuSlot:
         """True if driver calls for this GPU do not return."""
         return self.down is not None and self.down.reason in ("hung", "stuck")
 
-    @property
-    def stuck(self) -> bool:
-        """True if the GPU's process was killed and does not exit."""
-        return self.down is not None and self.down.reason == "stuck"
-
     def fresh(self, now: float) -> bool:
         """Return True while the sample may still be shown.
 
@@ -99,13 +100,14 @@ class GpuSlot:
             return None
         return self.pci_bus_id, self.down.reason, self._detail(self.down)
 
-    def state(self, now: float) -> GpuState | None:
+    def published(self, now: float) -> GpuState | None:
         """Return the state to publish; None while the GPU's identity is unknown."""
         if self.identity is None:
             return None
+        restarts = max(0, self._starts - 1)
         age_s = now - self._sample.monotonic_s if self._sample is not None else None
         if self.down is None and self.fresh(now):
-            return GpuState(self.identity, up=True, sample=self._sample, age_s=age_s, restarts=self.restarts)
+            return GpuState(self.identity, up=True, sample=self._sample, age_s=age_s, restarts=restarts)
         down = self.down
         if down is None:
             assert self._sample is not None
@@ -120,23 +122,24 @@ class GpuSlot:
             detail=self._detail(down),
             call=down.call,
             since_unix_s=down.since_unix_s,
-            restarts=self.restarts,
+            restarts=restarts,
         )
 
-    def step(self, now: float) -> bool:
-        """Start, check or end the process as due; return True if the state changed. Raises ``NurseryLostError``."""
-        before = (self.down, self.child)
-        if self.child is not None:
-            self._watch(self.child, now)
-        elif self.released(now):
-            self._set_down("released", "released on request")
-        elif self.absent is not None:
-            self.released_until = None
-            self._set_down(*self.absent)
-        elif now >= self._retry_at or self.released_until is not None:
-            self.released_until = None
-            self._start(now)
-        return before != (self.down, self.child)
+    def step(self, now: float, absent: tuple[DownReason, str] | None) -> bool:
+        """Start, check or end the process as due; return True if the state changed. Raises ``NurseryLostError``.
+
+        ``absent`` is the survey's reason why the GPU cannot be queried; None if it can.
+        """
+        before = (self.down, self.state)
+        if self.state in WITHOUT_PROCESS:
+            self._step_without_process(now, absent)
+        elif self.state in READING and self._released_until is None:
+            self._check(now)
+        elif self._released_until is not None and self.state in TRANSITIONS["dismissed"]:
+            self._apply("dismissed", now)
+        elif (limit_s := self._limit_s()) is not None and now - self._since_s > limit_s:
+            self._end_overdue(now)
+        return before != (self.down, self.state)
 
     def handle(self, message: FromChild, now: float) -> None:
         """Handle a message of the GPU's process."""
@@ -144,68 +147,65 @@ class GpuSlot:
         self.child.heard_at = now
         if isinstance(message, Sampled):
             # Apply it even if the sample is discarded: the next one carries only differences, and an Xid is sent once.
-            readings = self._counters.carry_on(message.sample.readings)
+            readings = self._counters.apply(message.sample.readings)
+            if message.places is None:  # the first sample of a process; the driver's counters start anew with a reset
+                before_j, now_j = _energy(self._readings) or self._energy_j, _energy(readings)
+                self._was_reset |= 0 < now_j < before_j
+                self._energy_j = 0.0 if now_j else before_j
             self._readings = merged(self._readings, readings, message.places)
             self._hand_on_xids(message.sample.identity, message.sample.xids)
         elif isinstance(message, Failed) and self.identity is not None:
             self._hand_on_xids(self.identity, message.xids)
-        if self.released_until is not None or self.child.killed_at is not None:
+        if self._released_until is not None or self.state not in READING:
             return  # sent before the process noticed that it has to exit
         if isinstance(message, Opened):
             if self.identity is not None and self.identity.uuid != message.identity.uuid:
-                self._counters = Continuity()  # another GPU is in its place
-            self.identity, self._opened = message.identity, True
+                self._counters, self._readings, self._energy_j = Continuity(), (), 0.0  # another GPU is in its place
+            self.identity = message.identity
+            self._apply("opened", now)
         elif isinstance(message, Sampled):
             self._take(message, now)
         elif isinstance(message, Failed):
             self._fail(message.reason, message.text, now)
+            self._apply("failed", now)
 
-    def _take(self, message: Sampled, now: float) -> None:
-        sample = message.sample
-        self.identity, self._took_s = sample.identity, message.took_s
-        self._sample = msgspec.structs.replace(sample, readings=self._readings)
-        if now - self._started_at > 2 * self._delay_s():
-            self._failures = 0
-        self.down = None
-        if self.logged_down:
-            logger.info("GPU %s answers again", self.identity.uuid, extra={"pci_bus_id": self.pci_bus_id})
-            self.logged_down = False
+    def disconnected(self, now: float) -> None:
+        """Handle the end of the connection to the GPU's process."""
+        self._apply("disconnected", now)
 
-    def _hand_on_xids(self, identity: GpuIdentity, xids: tuple[XidEvent, ...]) -> None:
-        for event in xids:
-            self._on_xid(identity, event)
-
-    def ended(self, why: str, now: float) -> None:
+    def exited(self, why: str, now: float) -> None:
         """Handle the exit of the GPU's process."""
-        self.child = None
-        if not self._end_explained:
+        if self.state in (*READING, "disconnected"):
             self._fail("died", f"its process {why}", now)
-        elif self.stuck:
+        elif self.state == "stuck":
             assert self.down is not None
             self._set_down("hung", "its process was stuck in the driver until now", self.down.call)
+        self.child = None
+        self._apply("exited", now)
 
     def released(self, now: float) -> bool:
         """Return True while the GPU is released."""
-        return self.released_until is not None and now < self.released_until
+        return self._released_until is not None and now < self._released_until
 
     def resume(self, now: float) -> None:
         """End a release early."""
-        if self.released_until is not None:
-            self.released_until = now
+        if self._released_until is not None:
+            self._released_until = now
 
     def release(self, until: float) -> None:
         """Release the GPU until the monotonic time ``until``; the next ``step`` ends its process."""
-        self.released_until = until
+        self._released_until = until
         self._failures = 0
-        if not self.stuck:
+        if self.state != "stuck":
             self._set_down("released", "released on request")
 
     def give_up_release(self, now: float) -> None:
         """Cancel a release that failed because this GPU's process or another one does not leave the driver."""
-        self.released_until = None
+        self._released_until, self._was_reset = None, False
         self.try_again(now)
         if self.down is not None and self.down.reason == "released":
             if self.child is None:
+                self._apply("resumed", now)
                 self._set_down("starting", "not queried yet")
             else:
                 self._set_down("stuck", f"its process (pid {self.child.pid}) does not exit on request")
@@ -216,18 +216,53 @@ class GpuSlot:
 
     def start_afresh(self, now: float) -> None:
         """End a process that holds the library of a replaced driver, and retry now."""
+        self._was_reset = True
         self.try_again(now)
         if self.child is not None:
             if self.down is None:
                 self._set_down("starting", "the driver was exchanged")
-            self._end_explained = True
-            self._children.hang_up(self.child, now)
+            self._apply("dismissed", now)
 
     def abandon(self, why: str) -> None:
         """Mark the GPU as down for good, because no process can be started any more."""
-        self.child, self._sample = None, None
+        self.child, self.state, self._sample = None, "waiting", None
         # Bypass _set_down: the fleet logs this once for all GPUs.
         self.down = Down("died", why, self.down.since_unix_s if self.down is not None else time.time())
+
+    def move_from(self, other: GpuSlot) -> None:
+        """Take over the GPU of another slot, to whose place it was moved."""
+        other.identity = None
+        if other.down is not None and self.down is not None:
+            self.down = msgspec.structs.replace(self.down, logged=self.down.logged or other.down.logged)
+            other.down = msgspec.structs.replace(other.down, logged=False)
+
+    def _apply(self, event: Event, now: float) -> None:
+        """Enter the next state, with what belongs to it."""
+        state = TRANSITIONS[event].get(self.state)
+        if state is None:
+            return
+        self.state, self._since_s = state, now
+        if state == "closing":
+            assert self.child is not None
+            self._children.hang_up(self.child, now)
+        elif state == "killed":
+            assert self.child is not None
+            self._children.kill(self.child, now)
+
+    def _step_without_process(self, now: float, absent: tuple[DownReason, str] | None) -> None:
+        if self.released(now):
+            self._apply("released", now)
+            self._set_down("released", "released on request")
+        elif absent is not None:
+            self._released_until = None
+            self._apply("absent", now)
+            self._set_down(*absent)
+        else:
+            self._apply("present", now)
+            if now >= self._retry_at or self._released_until is not None:
+                self._released_until = None
+                self._apply("resumed", now)
+                self._start(now)
 
     def _start(self, now: float) -> None:
         try:
@@ -237,32 +272,59 @@ class GpuSlot:
         except OSError as error:
             self._fail("died", f"its process could not be started: {error.strerror}", now)
             return
-        if self.down is not None and self.down.reason in _WITHOUT_PROCESS:
+        self._apply("started", now)
+        if self.down is not None and self.down.reason in _NOT_TRIED:
             self._set_down("starting", "not queried yet")
-        self._opened, self._end_explained, self._started_at = False, False, now
         self._counters.new_process()
-        self.restarts += self._ever_started
-        self._ever_started = True
+        self._starts += 1
 
-    def _watch(self, child: Child, now: float) -> None:
-        if child.killed_at is not None:
-            if now - child.killed_at > self._patience.die_s and not self.stuck:
-                call = self._present_call()
-                place = f" in {call}" if call else ""
-                self._set_down("stuck", f"its process (pid {child.pid}) was killed{place} and does not exit", call)
-        elif child.hung_up_at is not None:
-            if now - child.hung_up_at > self._patience.end_s:
-                self._children.kill(child, now)
-        elif self.released_until is not None:
-            self._end_explained = True
-            self._children.hang_up(child, now)
-        else:
-            deadline_s = self._patience.call_s if self._opened else self._patience.open_s
-            silence_s = deadline_s + STALE_AFTER_INTERVALS * self._interval_s
-            trouble = child.trouble(now, deadline_s=deadline_s, silence_s=silence_s)
-            if trouble is not None:
-                self._fail("hung", trouble, now, self._present_call())
-                self._children.kill(child, now)
+    def _check(self, now: float) -> None:
+        """Kill a process that hangs."""
+        assert self.child is not None
+        deadline_s = self._deadline_s()
+        trouble = self.child.trouble(now, deadline_s=deadline_s, silence_s=self._silence_s(deadline_s))
+        if trouble is not None:
+            self._fail("hung", trouble, now, self._present_call())
+            self._apply("hung", now)
+
+    def _deadline_s(self) -> float:
+        return self._patience.open_s if self.state == "opening" else self._patience.call_s
+
+    def _silence_s(self, deadline_s: float) -> float:
+        return deadline_s + STALE_AFTER_INTERVALS * self._interval_s
+
+    def _limit_s(self) -> float | None:
+        """Return the time that the process may be in this state; None if it is unlimited."""
+        if self.state == "exiting":
+            return self._silence_s(self._patience.call_s)
+        return self._patience.end_s if self.state in LEAVING else self._patience.die_s if self.state == "killed" else None
+
+    def _end_overdue(self, now: float) -> None:
+        assert self.child is not None
+        if self.state == "disconnected":
+            self._fail("died", "its process closed its connection and did not exit", now)
+        self._apply("overdue", now)
+        if self.state == "stuck":
+            call = self._present_call()
+            place = f" in {call}" if call else ""
+            self._set_down("stuck", f"its process (pid {self.child.pid}) was killed{place} and does not exit", call)
+
+    def _take(self, message: Sampled, now: float) -> None:
+        sample = message.sample
+        self.identity, self._took_s = sample.identity, message.took_s
+        self._sample = msgspec.structs.replace(sample, readings=self._readings)
+        if now - self._since_s > 2 * self._delay_s():
+            self._failures = 0
+        if self.down is not None and self.down.logged:
+            logger.info("GPU %s answers again", self.identity.uuid, extra={"pci_bus_id": self.pci_bus_id})
+        self.down = None
+        if self._was_reset:
+            self._was_reset = False
+            self._on_reset(self.identity, self._since_s)
+
+    def _hand_on_xids(self, identity: GpuIdentity, xids: tuple[XidEvent, ...]) -> None:
+        for event in xids:
+            self._on_xid(identity, event)
 
     def _detail(self, down: Down) -> str:
         call = self._present_call() if down.reason == "starting" else ""
@@ -276,7 +338,6 @@ class GpuSlot:
         return pauses[min(max(self._failures, 1), len(pauses)) - 1]
 
     def _fail(self, reason: DownReason, detail: str, now: float, call: str = "") -> None:
-        self._end_explained = True
         self._failures += 1
         self._retry_at = now + self._delay_s()
         self._set_down(reason, detail, call)
@@ -290,10 +351,16 @@ class GpuSlot:
             since_unix_s = before.since_unix_s
         else:
             since_unix_s = self._sample.unix_s if self._sample is not None else time.time()
-        self.down, self._sample = Down(reason, detail, since_unix_s, call), None
-        if reason == "starting" or (before is not None and before.reason == reason):
-            return
-        self.logged_down = True
-        # The handler of the release request has logged it.
-        level = logging.DEBUG if reason == "released" else logging.WARNING
-        logger.log(level, "GPU %s is down (%s): %s", self.name, reason, detail, extra={"pci_bus_id": self.pci_bus_id})
+        is_news = reason != "starting" and (before is None or before.reason != reason)
+        logged = is_news or (before is not None and before.logged)
+        self.down, self._sample = Down(reason, detail, since_unix_s, call, logged), None
+        self._was_reset |= reason in _UNTIL_RESET
+        if is_news:
+            # The handler of the release request has logged it.
+            level = logging.DEBUG if reason == "released" else logging.WARNING
+            logger.log(level, "GPU %s is down (%s): %s", self.name, reason, detail, extra={"pci_bus_id": self.pci_bus_id})
+
+
+def _energy(readings: tuple[Reading, ...]) -> float:
+    """Return the energy that the driver has counted since it initialised the GPU; 0 if unknown."""
+    return next((reading.value for reading in readings if reading.metric == _ENERGY), 0.0)

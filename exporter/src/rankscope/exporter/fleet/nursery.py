@@ -83,7 +83,7 @@ class Nursery:
         nursery.close()
         if isinstance(hello, Hello) and hello.error is not None:
             raise ExporterMissingError(hello.error)
-        raise ExporterInputError("the process that starts all others does not come up")
+        raise ExporterInputError(f"the process spawner did not start within {_HELLO_S:g} s")
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when ``receive`` has messages."""

@@ -55,13 +55,13 @@ def run(control: socket.socket, load: LoadDriver, *, daemon_pid: int) -> NoRetur
         _send(control, Hello(error.message))
         os._exit(1)
     # Keep these pages shared with all children: the garbage collector would write into every object it visits.
-    leave_what_is_here()
+    freeze_gc()
     _send(control, Hello(None))
     _Nursery(control, nvml, make_gpu).serve()
     os._exit(0)
 
 
-def leave_what_is_here() -> None:
+def freeze_gc() -> None:
     """Exclude all existing objects from garbage collection, and collect rarely from now on."""
     gc.collect()
     gc.freeze()

@@ -29,7 +29,7 @@ _LONGEST_TICK_S: Final = 0.5
 _GATHER_S: Final = 0.01
 _RELEASE_S: Final = 3.0
 _STOP_S: Final = 0.5
-_ABOUT_THE_NODE: Final = ("no_driver", "missing")
+_ABOUT_THE_NODE: Final = ("no_driver", "library_mismatch", "missing")
 
 
 class NvmlFleet:
@@ -44,8 +44,9 @@ class NvmlFleet:
         inventory: the GPUs seen before.
         expected_gpus: number of GPUs the operator expects (``--expected-gpus``).
         on_xid: called once with each Xid.
+        on_reset: called when a GPU answers again after a reset (a release, a reload of the driver, a loss), with the monotonic
+            time at which it was opened.
         on_fatal: called once with an exit status and a reason, if only a restart of the exporter can help.
-        on_news: called whenever the state changed.
         exit_when_stale: call ``on_fatal`` when the loaded driver no longer matches its library and no GPU answers.
     """
 
@@ -61,7 +62,7 @@ class NvmlFleet:
         expected_gpus: int | None = None,
         on_fatal: Callable[[int, str], None] = lambda _status, _why: None,
         on_xid: Callable[[GpuIdentity, XidEvent], None] = lambda _gpu, _event: None,
-        on_news: Callable[[], None] = lambda: None,
+        on_reset: Callable[[GpuIdentity, float], None] = lambda _gpu, _monotonic_s: None,
         exit_when_stale: bool = True,
         pci_root: Path = SYSFS_PCI,
         patience: Patience | None = None,
@@ -73,7 +74,7 @@ class NvmlFleet:
         self._expected_gpus = expected_gpus
         self._on_fatal = on_fatal
         self._on_xid = on_xid
-        self._on_news = on_news
+        self._on_reset = on_reset
         self._exit_when_stale = exit_when_stale
         self._patience = patience or Patience()
         self._selector = selectors.DefaultSelector()
@@ -81,7 +82,6 @@ class NvmlFleet:
         self._survey = Survey(self._children, pci_root=pci_root, patience=self._patience)
         self._slots: dict[str, GpuSlot] = {}
         self._changed = threading.Condition()
-        self._has_news = False
         self._fatal: str | None = None
         self._tidied_at = time.monotonic()
         self._stopping = False
@@ -117,18 +117,19 @@ class NvmlFleet:
         """Return the state of all GPUs now."""
         now = time.monotonic()
         with self._changed:
-            known = [(slot, state) for slot in self._slots.values() if (state := slot.state(now)) is not None]
+            known = [(slot, state) for slot in self._slots.values() if (state := slot.published(now)) is not None]
             gpus = tuple(sorted((state for _, state in known), key=lambda state: (state.identity.index, state.identity.uuid)))
             return FleetState(
                 gpus,
                 driver=self._survey.driver,
                 driver_answers=self._survey.answers,
                 driver_problem=self._survey.problem if self._survey.done else None,
+                driver_problem_reason=self._survey.problem_reason,
                 unidentified_gpus=tuple(one for slot in self._slots.values() if (one := slot.unidentified()) is not None),
                 inventory_durable=self._inventory.durable,
                 counts=self._counts(),
                 unidentified=self._unidentified(len(self._slots) - len(known)),
-                stuck=self._survey.stuck(now) + sum(slot.stuck for slot in self._slots.values()),
+                stuck=self._survey.stuck(now) + sum(slot.state == "stuck" for slot in self._slots.values()),
                 nvswitches=self._survey.nvswitches,
                 problem=self._fatal or (None if any(state.up for _, state in known) else self._survey.problem),
             )
@@ -139,7 +140,7 @@ class NvmlFleet:
             slots = self._find(gpu)
             for slot in slots:
                 slot.release(time.monotonic() + ttl_s)
-            self._note_change()
+            self._changed.notify_all()
             os.eventfd_write(self._wake, 1)
             if self._changed.wait_for(
                 lambda: (not self._survey.asking and all(slot.child is None for slot in slots)) or self._fatal is not None,
@@ -149,7 +150,7 @@ class NvmlFleet:
             alive = [slot.name for slot in slots if slot.child is not None]
             for slot in slots:
                 slot.give_up_release(time.monotonic())
-            self._note_change()
+            self._changed.notify_all()
             raise TimeoutError(
                 f"{', '.join(alive) or 'the driver as a whole'}: a process is stuck in the driver and does not die"
             )
@@ -219,14 +220,11 @@ class NvmlFleet:
                 if now >= self._step_at - (tick_s / 4 if ready else 0):  # saves a wake-up
                     self._step_at = now + tick_s
                     self._step(now)
-                if self._has_news:
-                    self._has_news = False
-                    self._on_news()
         except NurseryLostError:
-            self._die("the process that starts all others died: the exporter has to be started again")
+            self._die("the process spawner died; restart the exporter")
         except Exception:
             logger.exception("a defect in the fleet's thread")
-            self._die("the fleet's thread ended by a defect, which is in the log: the exporter has to be started again")
+            self._die("the fleet's thread ended by a defect, which is in the log; restart the exporter")
         with self._changed:
             self._children.abandon(time.monotonic())
         self._selector.close()
@@ -252,6 +250,9 @@ class NvmlFleet:
             with self._changed:
                 if messages is None:
                     self._children.hang_up(source, now)
+                    slot = self._slot_of(source)
+                    if slot is not None:
+                        slot.disconnected(now)
                     return
                 for heard in messages:
                     self._handle(source, heard, now)
@@ -268,7 +269,7 @@ class NvmlFleet:
                 self._recognise(slot, slot.identity)
             if isinstance(message, Failed) and message.reason in _ABOUT_THE_NODE:
                 self._survey.soon(now)
-        self._note_change()
+        self._changed.notify_all()
 
     def _ended(self, child: Child, now: float) -> None:
         slot = self._slot_of(child)
@@ -276,9 +277,9 @@ class NvmlFleet:
         if slot is None:
             self._survey.ended(child, why, now)
         else:
-            slot.ended(why, now)
+            slot.exited(why, now)
         self._step_at = now
-        self._note_change()
+        self._changed.notify_all()
 
     def _step(self, now: float) -> None:
         self._nursery.flush()
@@ -290,8 +291,7 @@ class NvmlFleet:
             for shown_id in shown:
                 self._slot(shown_id)
             for slot in tuple(self._slots.values()):
-                slot.absent = self._survey.absent(slot.pci_bus_id)
-                changed = slot.step(now) or changed
+                changed = slot.step(now, self._survey.absent(slot.pci_bus_id)) or changed
                 if slot.child is None and slot.identity is None and slot.pci_bus_id not in shown:
                     del self._slots[slot.pci_bus_id]
             if now - self._tidied_at >= self._patience.survey_s or self._inventory.changed():
@@ -301,7 +301,7 @@ class NvmlFleet:
             if self._survey.done and not self._surveyed:
                 self._surveyed = changed = True
             if changed:
-                self._note_change()
+                self._changed.notify_all()
             # A new exporter could not open GPUs that still answer here, and would open released ones: end only without both.
             if self._survey.stale_since is None or released or any(slot.fresh(now) for slot in self._slots.values()):
                 self._hopeless_since = None
@@ -353,8 +353,7 @@ class NvmlFleet:
         self._inventory.see(identity)
         for other in self._slots.values():
             if other is not slot and other.identity is not None and other.identity.uuid == identity.uuid:
-                other.identity = None  # the GPU was moved to another slot
-                slot.logged_down, other.logged_down = slot.logged_down or other.logged_down, False
+                slot.move_from(other)
 
     def _slot(self, pci_bus_id: str) -> GpuSlot:
         slot = self._slots.get(pci_bus_id)
@@ -366,20 +365,17 @@ class NvmlFleet:
                 interval_s=self._interval_s,
                 patience=self._patience,
                 on_xid=self._on_xid,
+                on_reset=self._on_reset,
             )
         return slot
 
     def _slot_of(self, child: Child) -> GpuSlot | None:
         return next((slot for slot in self._slots.values() if slot.child is child), None)
 
-    def _note_change(self) -> None:
-        self._has_news = True
-        self._changed.notify_all()
-
     def _die(self, why: str) -> None:
         with self._changed:
             self._fatal = why
             for slot in self._slots.values():
                 slot.abandon(why)
-            self._note_change()
+            self._changed.notify_all()
         self._on_fatal(EXIT_FLEET_LOST, why)

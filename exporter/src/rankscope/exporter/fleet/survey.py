@@ -15,6 +15,7 @@ from rankscope.exporter.source import DownReason, Driver
 logger = logging.getLogger(__name__)
 
 _DRIVER_MODULE: Final = "nvidia"
+_UNUSABLE: Final = ("no_driver", "library_mismatch")
 _LIBRARY_MISMATCH: Final = 18  # NVML_ERROR_LIB_RM_VERSION_MISMATCH
 _SILENCE_S: Final = 10.0
 DriverNews = Literal["exchanged", "returned"]
@@ -27,7 +28,7 @@ class Survey:
 
     A probe runs when the PCI bus changes, on ``soon``, periodically, and with backoff while the driver does not answer. If the
     driver hangs at an index, a new probe skips it, so that one GPU hides no other. ``done`` is True after the first answer or
-    failure; ``problem`` says why the driver as a whole does not answer.
+    failure; ``problem`` says why the driver as a whole does not answer, ``problem_reason`` in a word.
     """
 
     def __init__(self, children: Children, *, pci_root: Path, patience: Patience) -> None:
@@ -35,6 +36,7 @@ class Survey:
         self.answers: bool | None = None
         self.count: int | None = None
         self.problem: str | None = _NOT_ASKED
+        self.problem_reason: DownReason | None = None
         self.devices: tuple[pci.PciDevice, ...] = ()
         self.done = False
         self.stale_since: float | None = None
@@ -46,7 +48,6 @@ class Survey:
         self._watch_at = 0.0
         self._probe_at = 0.0
         self._failures = 0
-        self._no_driver = False
         self._listed: dict[int, str] | None = None
         self._listing: dict[int, str] = {}
         self._list_unless = -1
@@ -92,8 +93,8 @@ class Survey:
 
     def absent(self, bus_id: str) -> tuple[DownReason, str] | None:  # noqa: PLR0911  one line per case reads best
         """Return reason and detail why the GPU at this address cannot be queried; None if a process should try."""
-        if self._no_driver:
-            return "no_driver", self.problem or ""
+        if self.problem_reason in _UNUSABLE:
+            return self.problem_reason, self.problem or ""
         device = next((device for device in self._gpus() if device.bus_id == bus_id), None)
         bound = device is not None and device.driver == _DRIVER_MODULE
         if self._listed is not None and bus_id in self._listed.values():
@@ -145,7 +146,7 @@ class Survey:
         if isinstance(message, DriverFound):
             before, was_silent = self.driver, not self.answers
             self.driver, self.answers = message.driver, True
-            self.count, self._no_driver, self.stale_since = message.count, False, None
+            self.count, self.problem_reason, self.stale_since = message.count, None, None
             self._to_list = range(message.count if message.count != self._list_unless else 0)
             if before not in (None, message.driver):
                 return "exchanged"
@@ -224,13 +225,14 @@ class Survey:
 
     def _failed(self, reason: DownReason, text: str, code: int | None, now: float) -> None:
         if code == _LIBRARY_MISMATCH:
+            reason = "library_mismatch"
             text += ": the driver's library here and the driver that is loaded are of different versions"
         if text != self.problem:
             logger.warning("%s", text)
         if code == _LIBRARY_MISMATCH and self.driver is not None:
             self.stale_since = self.stale_since or now
         self.answers, self.count = False, None
-        self.problem, self.done, self._answered, self._no_driver = text, True, True, reason == "no_driver"
+        self.problem, self.problem_reason, self.done, self._answered = text, reason, True, True
         pauses = self._patience.survey_retry_s
         self._probe_at = now + pauses[min(self._failures, len(pauses) - 1)]
         self._failures += 1

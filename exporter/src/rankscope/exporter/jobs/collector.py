@@ -9,13 +9,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from rankscope.exporter.jobs.deadline import Deadline, HoldSource
 from rankscope.exporter.jobs.devices import Devices, bare, device_numbers
 from rankscope.exporter.jobs.join import MULTIPLE, Answer, Claim, claims_of, join
 from rankscope.exporter.jobs.kubelet import DEFAULT_SOCKET, Kubelet
 from rankscope.exporter.jobs.party import Device, Hold, Identity, Use
+from rankscope.exporter.jobs.pod_names import PodName, PodNames
 from rankscope.exporter.jobs.processes import ProcessTable
 from rankscope.exporter.jobs.slurm import DEFAULT_FOLDER, SlurmFolder
+from rankscope.exporter.jobs.tenants import Tenant, tenants_of
 from rankscope.exporter.jobs.users import UserNames
 from rankscope.exporter.source import FleetState, GpuState, Labels, MigDevice, Series
 from rankscope.exporter.spool.reading import SpoolSample
@@ -55,6 +59,7 @@ class JobsCollector:
         show_pods: bool = True,
         proc: Path = Path("/proc"),
         user_names: UserNames | None = None,
+        pod_names: PodNames | None = None,
     ) -> None:
         slurm = SlurmFolder(slurm_dir or DEFAULT_FOLDER, explicit=slurm_dir is not None, proc=proc)
         self._kubelet = Kubelet(podresources_socket or DEFAULT_SOCKET, explicit=podresources_socket is not None)
@@ -65,6 +70,7 @@ class JobsCollector:
         self._proc = proc
         self._processes = ProcessTable(proc)
         self._names = user_names or UserNames()
+        self._pod_names = pod_names or PodNames()
         self._driver = Deadline(_DRIVER_DEADLINE_S)
         self._numbers: dict[str, int] = {}
         self._migs: dict[str, tuple[MigDevice, ...]] = {}
@@ -81,17 +87,18 @@ class JobsCollector:
         uses = self._read_uses(state)
         claims = claims_of(self._ranks())
         devices = self._devices(state)
-        node = _Node(state, devices, holds, uses, claims, complete=complete)
+        node = _Node(state, devices, holds, uses, claims, complete=complete, hidden=self._hidden)
         self._log_unidentified(node.unidentified)
         names = self._names.names(node.uids()) if self._show_users else {}
         jobs_at: dict[str, str] = {}
         series: list[Series] = []
-        for uuid, answer, allocated, in_use in node.answers(names):
+        for uuid, answer, tenants, allocated, in_use in node.answers(names):
             job_id = dict(answer.labels).get("job_id")
             if job_id is not None:
                 for place in {uuid, node.parent_of(uuid)}:
                     jobs_at[place] = job_id if jobs_at.get(place, job_id) == job_id else MULTIPLE
             series += self._series(uuid, answer, allocated, in_use)
+            series += _series_of_tenants(uuid, tenants)
         self._jobs_at = (now_s, jobs_at)
         series += [_source_ok(source, ok=source.ok) for source in self._sources if source.ok is not None]
         return tuple(series)
@@ -136,19 +143,43 @@ class JobsCollector:
             looked_s = sample.monotonic_s if sample.processes_s is None else sample.processes_s
             for process in sample.processes or ():
                 named[process.pid] = max(looked_s, named.get(process.pid, looked_s))
-        return self._processes.read(named)
+        uses = self._processes.read(named)
+        pods = self._pod_names.names({use.pod_uid for use in uses.values() if use.pod_uid is not None})
+        return {pid: _with_pod_name(use, pods) for pid, use in uses.items()}
 
     def _devices(self, state: FleetState) -> Devices:
         """Return the node's devices. A GPU that does not answer keeps its last known MIG devices, which jobs still hold."""
         known = {gpu.identity.uuid: gpu.sample.mig_devices for gpu in state.gpus if gpu.sample is not None}
         present = {gpu.identity.uuid for gpu in state.gpus}
         self._migs = {uuid: migs for uuid, migs in {**self._migs, **known}.items() if uuid in present}
-        places = {gpu.identity.pci_bus_id for gpu in state.gpus}
-        if not places <= self._numbers.keys():
-            # Retried in each pass until the driver lists every GPU: it may be loading, or not answer at all.
-            with contextlib.suppress(TimeoutError):
-                self._numbers = self._driver.ask(lambda: device_numbers(self._proc))
+        # In every pass: a driver that is loaded again may number its GPUs differently.
+        with contextlib.suppress(TimeoutError):
+            listed = self._driver.ask(lambda: device_numbers(self._proc))
+            # A GPU that the driver lists no more keeps its number, which its job still holds, until another GPU has it.
+            taken = set(listed.values())
+            self._numbers = {place: number for place, number in self._numbers.items() if number not in taken} | listed
         return Devices(state.gpus, self._migs, self._numbers)
+
+
+def _with_pod_name(use: Use, pods: dict[str, PodName]) -> Use:
+    if use.pod_uid not in pods:
+        return use
+    namespace, pod = pods[use.pod_uid]
+    return msgspec.structs.replace(use, namespace=namespace, pod=pod)
+
+
+def _series_of_tenants(uuid: str, tenants: list[Tenant]) -> Iterator[Series]:
+    for tenant in tenants:
+        labels: Labels = (("uuid", uuid), *tenant.labels)
+        yield Series("gpu_tenant_info", 1, labels)
+        if tenant.memory_bytes is not None:
+            yield Series("gpu_tenant_memory_used_bytes", tenant.memory_bytes, labels)
+        if tenant.sm_ratio is not None:
+            yield Series("gpu_tenant_sm_utilization_ratio", tenant.sm_ratio, labels)
+
+
+_DeviceAnswer = tuple[str, Answer, list[Tenant], bool | None, bool | None]
+"""Uuid, answer, tenants, allocated and in use of a device."""
 
 
 class _Node:
@@ -163,11 +194,17 @@ class _Node:
         claims: dict[str, list[Claim]],
         *,
         complete: bool,
+        hidden: frozenset[str],
     ) -> None:
         self._gpus = state.gpus
         self._migs = devices.migs
-        self._uses = uses
+        job_of_sluid = {hold.identity.sluid: hold.identity.job_id for hold in holds if hold.identity.sluid is not None}
+        self._uses = {
+            pid: msgspec.structs.replace(use, job_id=job_of_sluid[use.sluid]) if use.sluid in job_of_sluid else use
+            for pid, use in uses.items()
+        }
         self._claims = claims
+        self._hidden = hidden
         self._parents = {mig.uuid: uuid for uuid, migs in devices.migs.items() for mig in migs}
         self._jobs = {hold.identity.job_id: hold.identity for hold in holds if hold.identity.job_id is not None}
         self._holders: dict[str, list[Identity]] = {}
@@ -187,8 +224,8 @@ class _Node:
     def parent_of(self, uuid: str) -> str:
         return self._parents.get(uuid, uuid)
 
-    def answers(self, names: dict[int, str]) -> Iterator[tuple[str, Answer, bool | None, bool | None]]:
-        """Yield uuid, answer, allocated and in use of each device; each uuid once, even if two GPUs report the same."""
+    def answers(self, names: dict[int, str]) -> Iterator[_DeviceAnswer]:
+        """Yield the answer of each device; each uuid once, even if two GPUs report the same."""
         for gpu in {gpu.identity.uuid: gpu for gpu in self._gpus}.values():
             migs = self._migs.get(gpu.identity.uuid, ())
             whole = self._holders.get(gpu.identity.uuid, [])
@@ -198,11 +235,10 @@ class _Node:
                 # The holder of the whole GPU holds its MIG devices, unless they are allocated separately.
                 yield self._answer(gpu, mig.uuid, self._holders.get(mig.uuid) or whole, names)
 
-    def _answer(
-        self, gpu: GpuState, mig: str | None, holders: list[Identity], names: dict[int, str]
-    ) -> tuple[str, Answer, bool | None, bool | None]:
+    def _answer(self, gpu: GpuState, mig: str | None, holders: list[Identity], names: dict[int, str]) -> _DeviceAnswer:
         processes = gpu.sample.processes if gpu.sample is not None else None
-        pids = None if processes is None else {one.pid for one in processes if mig is None or one.uuid == mig}
+        own = [] if processes is None else [process for process in processes if mig is None or process.uuid == mig]
+        pids = None if processes is None else {process.pid for process in own}
         uuid = mig or gpu.identity.uuid
         # Without a holder or a process on the device, a rank that claims it is out of date.
         claims = [] if pids == set() and not holders else self._claims.get(bare(uuid), [])
@@ -213,5 +249,8 @@ class _Node:
             claims=claims,
             names=names,
         )
+        # The only party of a device has all of it: series of the device itself say how much that is.
+        shared = processes is not None and answer.parties > 1
+        tenants = tenants_of(holders, own, self._uses, jobs=self._jobs, names=names, hidden=self._hidden) if shared else []
         allocated = True if holders else (False if self._complete else None)
-        return uuid, answer, allocated, bool(pids) if pids is not None else None
+        return uuid, answer, tenants, allocated, bool(pids) if pids is not None else None

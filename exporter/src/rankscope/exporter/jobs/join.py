@@ -19,7 +19,10 @@ MULTIPLE: Final = "multiple"
 _IDENTITY: Final = ("job_id", "user", "account", "partition")
 _RANKS: Final = ("rank", "local_rank", "world_size", "run_id")
 _POD: Final = ("namespace", "pod", "container")
-_LABEL: Final = {"namespace": "namespace_k8s", "pod": "pod_k8s", "container": "container_k8s"}
+LABEL: Final = {"namespace": "namespace_k8s", "pod": "pod_k8s", "container": "container_k8s"}
+"""Names of labels that differ from those of the fields of ``Identity``: Prometheus has labels of these names itself."""
+
+_UNNAMED_POD: Final = "pod uid "
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -53,7 +56,7 @@ def join(
 
     ``jobs`` are all jobs of the node by id; ``names`` are user names by uid.
     """
-    groups = _grouped(holders, [use for use in uses if not use.service], jobs)
+    groups = uses_by_party(holders, [use for use in uses if not use.service], jobs)
     held: dict[str, list[Identity]] = {}
     for holder in holders:
         held.setdefault(holder.party, []).append(holder)
@@ -63,25 +66,26 @@ def join(
     claimed = {} if groups else _claimed(holders, claims)
     identities = (
         list(held.values())
-        or [[_identity(use, jobs, names) for use in group] for group in groups.values()]
+        or [[identity_of(use, jobs, names) for use in group] for group in groups.values()]
         or [[Identity(user=names.get(uid), uid=uid)] for uid in claimed]
     )
     ranks = [_ranks(group, claims) for group in users.values()] or list(claimed.values())
     values = {name: _shared([_values(name, members) for members in identities]) for name in (*_IDENTITY, *_POD)}
     if held and values["job_id"] is None:  # a Slurm node that runs in a pod
-        values["job_id"] = _shared([{use.job_id for use in group if use.job_id} for group in own.values()])
+        values["job_id"] = _shared([_job_ids_in_pod(group) for group in own.values()])
     values |= {name: _shared([_values(name, members) for members in ranks]) for name in _RANKS}
-    pods = {party for party in groups if party.startswith("pod uid ")}
-    held_pods = [party for party in held if party.startswith("pod ")]
-    others = (held.keys() | groups.keys()) - pods - set(held_pods)
+    unnamed = {party for party in groups if is_unnamed(party)}
+    named = (held.keys() | groups.keys()) - unnamed
+    idle_pods = [party for party in held.keys() - groups.keys() if party.startswith("pod ")]
     ordered = ((name, values[name]) for name in (*_IDENTITY, *_RANKS, *_POD))
-    labels = tuple((_LABEL.get(name, name), value) for name, value in ordered if value is not None)
-    # The kubelet reports names of pods and the kernel their uids. They cannot be matched; the larger count is a lower bound.
-    known = len(others) + max(len(held_pods), len(pods))
+    labels = tuple((LABEL.get(name, name), value) for name, value in ordered if value is not None)
+    # A pod of which only the uid is known may be one of the holders, which are known by name; the count is a lower bound.
+    known = len(named) + max(0, len(unnamed) - len(idle_pods))
     return Answer(labels, known or len(claimed))
 
 
-def _grouped(holders: Sequence[Identity], uses: list[Use], jobs: Mapping[str, Identity]) -> dict[str, list[Use]]:
+def uses_by_party(holders: Sequence[Identity], uses: Iterable[Use], jobs: Mapping[str, Identity]) -> dict[str, list[Use]]:
+    """Group processes by the job, pod, container or user to which they belong."""
     groups: dict[str, list[Use]] = {}
     for use in uses:
         groups.setdefault(_party(use, holders, jobs), []).append(use)
@@ -90,7 +94,7 @@ def _grouped(holders: Sequence[Identity], uses: list[Use], jobs: Mapping[str, Id
 
 def _party(use: Use, holders: Sequence[Identity], jobs: Mapping[str, Identity]) -> str:
     if use.pod_uid is not None:
-        return f"pod uid {use.pod_uid}"
+        return f"{_UNNAMED_POD}{use.pod_uid}" if use.pod is None else f"pod {use.namespace}/{use.pod}"
     job_id = _job_id(use, jobs, holders)
     if job_id is not None:
         return f"job {job_id}"
@@ -101,22 +105,35 @@ def _party(use: Use, holders: Sequence[Identity], jobs: Mapping[str, Identity]) 
 
 
 def _job_id(use: Use, jobs: Mapping[str, Identity], holders: Sequence[Identity]) -> str | None:
-    """Return the job id of the cgroup, else the one of the environment unless the holders or the node's jobs contradict it."""
+    """Return the job id of the cgroup, else the one of the environment unless another source contradicts it."""
     if use.job_id is not None or use.claimed_job_id is None:
         return use.job_id
     job = jobs.get(use.claimed_job_id)
     if job is None:
         return None if holders else use.claimed_job_id
+    if use.sluid is not None and job.sluid is not None:  # the cgroup of another job
+        return None
     return use.claimed_job_id if job.uid == use.uid else None
 
 
+def _job_ids_in_pod(group: list[Use]) -> set[str]:
+    """Return the job ids of the cgroups; where a cgroup shows a job but not its id, that of the environment."""
+    job_ids = (use.job_id or (use.claimed_job_id if use.sluid is not None else None) for use in group)
+    return {job_id for job_id in job_ids if job_id is not None}
+
+
 def _is_holders(party: str, held: Mapping[str, list[Identity]]) -> bool:
-    if party.startswith("pod uid "):
+    if is_unnamed(party):
         return any(one.startswith("pod ") for one in held)
     return party in held
 
 
-def _identity(use: Use, jobs: Mapping[str, Identity], names: Mapping[int, str]) -> Identity:
+def is_unnamed(party: str) -> bool:
+    """Return whether only the uid of this pod is known."""
+    return party.startswith(_UNNAMED_POD)
+
+
+def identity_of(use: Use, jobs: Mapping[str, Identity], names: Mapping[int, str]) -> Identity:
     """Return the identity of a process on a device without a holder. In a container, a uid is not a user of the node."""
     job_id = None if use.pod_uid is not None else _job_id(use, jobs, ())
     if job_id is not None and (job := jobs.get(job_id)) is not None:
@@ -128,6 +145,8 @@ def _identity(use: Use, jobs: Mapping[str, Identity], names: Mapping[int, str]) 
         uid=use.uid,
         account=use.account if job_id is not None else None,
         partition=use.partition if job_id is not None else None,
+        namespace=use.namespace,
+        pod=use.pod,
     )
 
 

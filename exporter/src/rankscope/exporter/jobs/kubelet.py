@@ -69,7 +69,7 @@ class Kubelet:
         except FileNotFoundError as error:
             self.close()
             if self._explicit:
-                raise KubeletError(f"{self._socket}: there is none") from error
+                raise KubeletError(f"{self._socket}: no such socket") from error
             return None
         except OSError as error:
             raise KubeletError(f"{self._socket}: {error.strerror}") from error

@@ -18,9 +18,13 @@ class Device(msgspec.Struct, frozen=True):
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """A job or a pod's container; unknown fields are None. ``uid`` is set only if it is a user of the node itself."""
+    """A job or a pod's container; unknown fields are None. ``uid`` is set only if it is a user of the node itself.
+
+    ``sluid`` is Slurm's unique id of this run of the job.
+    """
 
     job_id: str | None = None
+    sluid: str | None = None
     user: str | None = None
     uid: int | None = None
     account: str | None = None
@@ -52,17 +56,20 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that has a GPU open.
+    """A process that has a GPU open. ``namespace`` and ``pod`` are those of its ``pod_uid``, if known.
 
-    ``job_id`` comes from its cgroup. ``claimed_job_id``, ``account``, ``partition`` and ``ranks`` come from its environment,
-    which the user controls; ``environ_read`` is False if that was empty or unreadable. ``uid`` is the owner as the node sees it.
-    ``service`` marks a process of the driver, which belongs to no job.
+    ``job_id`` or ``sluid`` comes from its cgroup. ``claimed_job_id``, ``account``, ``partition`` and ``ranks`` come from its
+    environment, which the user controls; ``environ_read`` is False if that was empty or unreadable. ``uid`` is the owner as the
+    node sees it. ``service`` marks a process of the driver, which belongs to no job.
     """
 
     pid: int
     uid: int
     job_id: str | None = None
+    sluid: str | None = None
     pod_uid: str | None = None
+    namespace: str | None = None
+    pod: str | None = None
     container_id: str | None = None
     claimed_job_id: str | None = None
     account: str | None = None

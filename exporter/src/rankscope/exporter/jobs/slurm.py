@@ -96,6 +96,7 @@ def parse(text: str, this_boot: str) -> Hold | None:
     uid = number(values.get("SLURM_JOB_UID"))
     identity = Identity(
         job_id=job_id,
+        sluid=word(values.get("SLURM_JOB_SLUID")),
         user=word(values.get("SLURM_JOB_USER")),
         uid=int(uid) if uid is not None else None,
         account=word(values.get("SLURM_JOB_ACCOUNT")),

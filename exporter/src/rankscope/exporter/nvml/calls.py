@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from math import nan
 from typing import Any, Final
 
+from rankscope.exporter.errors import DEFECT
 from rankscope.exporter.source import DownReason, SourceError
 
 # Return codes that mean a fault, as opposed to a metric that this GPU does not have.
 _TROUBLE: Final = frozenset({
     "unknown", "timeout", "irq_issue", "memory", "operating_system", "in_use", "invalid_state", "insufficient_power",
-    "insufficient_resources", "insufficient_size", "corrupted_inforom", "unreadable",
+    "insufficient_resources", "insufficient_size", "corrupted_inforom", "unreadable", DEFECT,
 })  # fmt: skip
 
 _LASTING: Final = frozenset({"not_supported", "function_not_found", "invalid_argument"})
@@ -22,36 +24,62 @@ _DOWN: Final[dict[str, DownReason]] = {
     "uninitialized": "no_driver",
     "driver_not_loaded": "no_driver",
     "library_not_found": "no_driver",
-    "lib_rm_version_mismatch": "no_driver",
+    "lib_rm_version_mismatch": "library_mismatch",
 }
+
+IMPLAUSIBLE: Final = "implausible"
+"""Reason for a number that cannot be a reading."""
+_IMPLAUSIBLE_CODE: Final = -1
+# As numbers of 32 and 64 bits, with and without sign.
+_ALL_ONES: Final = frozenset({-1, 2**32 - 1, 2**64 - 1})
+
+
+def is_all_ones(number: float) -> bool:
+    """Return True if all bits of a number are set: drivers, and a bus that does not answer, return it for unknown values."""
+    return number in _ALL_ONES
+
+
+def nan_if_all_ones(number: float) -> float:
+    """Return the number, or NaN, which no pass publishes (``Pass.emit``), if all its bits are set."""
+    return nan if number in _ALL_ONES else number
+
+
+def without_all_ones(numbers: tuple[float, ...]) -> tuple[float, ...]:
+    """Return the numbers, with NaN for those with all bits set."""
+    return numbers if _ALL_ONES.isdisjoint(numbers) else tuple(map(nan_if_all_ones, numbers))
 
 
 class NvmlCalls:
     """NVML calls by name. ``mark`` receives the name of each call just before it is made; ``handle`` is the GPU's NVML handle.
 
-    A call raises ``nvml.NVMLError`` if only this value is unavailable, ``SourceError`` if the GPU or the driver is lost.
+    A call raises ``NVMLError`` if only this value is unavailable, ``SourceError`` if the GPU or the driver is lost.
     """
 
-    def __init__(self, nvml: Any, mark: Callable[[str], None]) -> None:
-        self.nvml = nvml
+    def __init__(self, binding: Any, mark: Callable[[str], None]) -> None:
+        self.binding = binding
         self.handle: Any = None
         self._mark = mark
         self._names: dict[int, str] = {
             value: name.removeprefix("NVML_ERROR_").lower()
-            for name, value in vars(nvml).items()
+            for name, value in vars(binding).items()
             if name.startswith("NVML_ERROR_") and isinstance(value, int)
-        }
+        } | {_IMPLAUSIBLE_CODE: IMPLAUSIBLE}
 
     def __call__(self, name: str, *args: Any, **options: Any) -> Any:
-        """Call a function of the Python binding and return its result."""
+        """Call a function of the Python binding and return its result.
+
+        A number with all bits set is an error with the reason ``implausible``.
+        """
         self._mark(name)
         try:
-            return getattr(self.nvml, name)(*args, **options)
-        except self.nvml.NVMLError as error:
+            result = getattr(self.binding, name)(*args, **options)
+        except self.binding.NVMLError as error:
             down = _DOWN.get(self.reason(error))
             if down is not None:
                 raise SourceError(down, f"{name}: {error} ({self.reason(error)})") from error
             raise
+        self.check_numbers(result if isinstance(result, list) else (result,))
+        return result
 
     def call(self, name: str, *args: Any) -> int:
         """Call a function of the C library directly and return its return code.
@@ -60,12 +88,17 @@ class NvmlCalls:
         """
         self._mark(name)
         try:
-            code: int = getattr(self.nvml.nvmlLib, name)(*args)
+            code: int = getattr(self.binding.nvmlLib, name)(*args)
         except AttributeError:
-            code = self.nvml.NVML_ERROR_FUNCTION_NOT_FOUND
+            code = self.binding.NVML_ERROR_FUNCTION_NOT_FOUND
         if code:
             self.check(code, name)
         return code
+
+    def check_numbers(self, values: Iterable[Any]) -> None:
+        """Raise an error with the reason ``implausible`` if a number among the values has all bits set."""
+        if any(isinstance(value, int) and is_all_ones(value) for value in values):
+            raise self.binding.NVMLError(_IMPLAUSIBLE_CODE)
 
     def reason(self, error: Any) -> str:
         """Return an NVML error as a label value: its name in lower case."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from struct import Struct
 from typing import Final
 
+from rankscope.exporter.nvml.calls import IMPLAUSIBLE
 from rankscope.exporter.nvml.one_pass import Pass, Topic
 from rankscope.exporter.nvml.rows import RARELY, Call, Prepared
 
@@ -13,7 +15,10 @@ _MARGIN_VERSION: Final = _MARGIN_LAYOUT.size | 1 << 24
 
 
 class Margin(Topic):
-    """Thermal margin as the driver reports it, else the slowdown threshold minus the temperature."""
+    """Thermal margin as the driver reports it, else the slowdown threshold minus the temperature.
+
+    A reported margin of -1 has all bits set, so it counts as unknown.
+    """
 
     metrics = ("gpu_temperature_margin_celsius",)
 
@@ -22,21 +27,24 @@ class Margin(Topic):
         self._call = Prepared(Call("nvmlDeviceGetMarginTemperature", (), formats=("Ii",), initial=initial))
         self._due_s = float("-inf")
 
-    def collect(self, at: Pass) -> None:
+    def collect(self, sample_pass: Pass) -> None:
         """Emit one reading; negative above the limit."""
         reason = "not_supported"
-        if self._due_s <= at.now_s:
-            result = self._call.ask(at.ask)
+        if self._due_s <= sample_pass.now_s:
+            result = self._call.read(sample_pass.nvml)
             if not isinstance(result, str):
-                at.emit(self.metrics[0], result[1])
-                return
-            self._due_s, reason = at.now_s + RARELY, result
-        limits = [one.value for one in at.readings if one.labels == (("limit", "slowdown"),)]
-        temperatures = [one.value for one in at.readings if one.metric == "gpu_temperature_celsius"]
+                if isfinite(result[1]):
+                    sample_pass.emit(self.metrics[0], result[1])
+                    return
+                reason = IMPLAUSIBLE
+            else:
+                self._due_s, reason = sample_pass.now_s + RARELY, result
+        limits = [one.value for one in sample_pass.readings if one.labels == (("limit", "slowdown"),)]
+        temperatures = [one.value for one in sample_pass.readings if one.metric == "gpu_temperature_celsius"]
         if limits and temperatures:
-            at.emit(self.metrics[0], limits[0] - temperatures[0])
+            sample_pass.emit(self.metrics[0], limits[0] - temperatures[0])
         else:
-            at.mark_absent(self.metrics[0], reason)
+            sample_pass.mark_absent(self.metrics[0], reason)
 
 
 class Fans(Topic):
@@ -48,17 +56,17 @@ class Fans(Topic):
     def __init__(self) -> None:
         self._count: int | None = None
 
-    def collect(self, at: Pass) -> None:
+    def collect(self, sample_pass: Pass) -> None:
         """Emit one reading per fan. A ratio above 1 is valid: the fan is driven above its nominal maximum."""
-        ask = at.ask
+        nvml = sample_pass.nvml
         if self._count is None:
-            self._count = ask("nvmlDeviceGetNumFans", ask.handle)
+            self._count = nvml("nvmlDeviceGetNumFans", nvml.handle)
         if not self._count:
-            at.mark_absent(self.metrics[0], "no_fans")
+            sample_pass.mark_absent(self.metrics[0], "no_fans")
         for fan in range(self._count):
             labels = (("fan", str(fan)),)
-            ratio = ask("nvmlDeviceGetFanSpeed_v2", ask.handle, fan) / 100
+            ratio = nvml("nvmlDeviceGetFanSpeed_v2", nvml.handle, fan) / 100
             if ratio <= self._AT_MOST:
-                at.emit(self.metrics[0], ratio, labels)
+                sample_pass.emit(self.metrics[0], ratio, labels)
             else:
-                at.mark_absent(self.metrics[0], "implausible", labels)
+                sample_pass.mark_absent(self.metrics[0], IMPLAUSIBLE, labels)

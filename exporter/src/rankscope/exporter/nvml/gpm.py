@@ -10,7 +10,7 @@ from itertools import pairwise
 from struct import Struct
 from typing import Any, Final
 
-from rankscope.exporter.nvml.calls import NvmlCalls, is_lasting
+from rankscope.exporter.nvml.calls import IMPLAUSIBLE, NvmlCalls, is_lasting
 from rankscope.exporter.nvml.one_pass import FieldKey, Pass, Topic
 from rankscope.exporter.nvml.rows import RARELY
 from rankscope.exporter.source import Labels
@@ -76,33 +76,33 @@ ACTIVITIES: Final = (
 class _Question:
     """Reusable query of the same GPM metrics for pairs of samples."""
 
-    def __init__(self, ask: NvmlCalls, activities: Sequence[Activity]) -> None:
+    def __init__(self, nvml: NvmlCalls, activities: Sequence[Activity]) -> None:
         self.activities = activities
-        self._metrics = metrics = ask.nvml.c_nvmlGpmMetricsGet_t()
+        self._metrics = metrics = nvml.binding.c_nvmlGpmMetricsGet_t()
         metrics.version = _METRICS_GET_VERSION
         metrics.numMetrics = len(activities)
         for slot, activity in zip(metrics.metrics, activities, strict=False):
             slot.metricId = activity.number
         # Unpacking the memory is several times faster than reading ctypes attributes.
-        start, size = type(metrics).metrics.offset, sizeof(ask.nvml.c_nvmlGpmMetric_t)
+        start, size = type(metrics).metrics.offset, sizeof(nvml.binding.c_nvmlGpmMetric_t)
         self._reference = byref(metrics)
         self._slots = [start + size * index for index in range(len(activities))]
 
-    def answers(self, ask: NvmlCalls, first: Any, second: Any) -> list[float | str]:
+    def answers(self, nvml: NvmlCalls, first: Any, second: Any) -> list[float | str]:
         """Return each metric's value between two samples, in its unit, or the reason why it has none."""
         metrics = self._metrics
         metrics.sample1, metrics.sample2 = first, second
-        code = ask.call("nvmlGpmMetricsGet", self._reference)
+        code = nvml.call("nvmlGpmMetricsGet", self._reference)
         if code:
-            raise ask.nvml.NVMLError(code)
+            raise nvml.binding.NVMLError(code)
         answers: list[float | str] = []
         for activity, slot in zip(self.activities, self._slots, strict=True):
             _, code, value = _SLOT.unpack_from(metrics, slot)
             if code:
-                ask.check(code, f"nvmlGpmMetricsGet({activity.number})")
-                answers.append(ask.reason_of(code))
+                nvml.check(code, f"nvmlGpmMetricsGet({activity.number})")
+                answers.append(nvml.reason_of(code))
             elif not 0 <= value <= activity.at_most:
-                answers.append("implausible")
+                answers.append(IMPLAUSIBLE)
             else:
                 # The driver's rounding can give a percentage slightly above 100.
                 answers.append(min(value, 100) / 100 if activity.per > 1 else value / activity.per)
@@ -128,18 +128,18 @@ class GpmChain:
         self._whole: _Question | None = None
         self._part: _Question | None = None
 
-    def look(self, ask: NvmlCalls) -> None:
+    def look(self, nvml: NvmlCalls) -> None:
         """Take a sample unless the last one is too recent. After an error, the next sample covers the time of this one."""
         if self._samples and time.monotonic() - self._last_s < _CLOSEST_S:
             return
         if not self._spare:
-            self._spare.append(ask("nvmlGpmSampleAlloc"))
+            self._spare.append(nvml("nvmlGpmSampleAlloc"))
         if self._instance is None:
-            code = ask.call("nvmlGpmSampleGet", ask.handle, self._spare[-1])
+            code = nvml.call("nvmlGpmSampleGet", nvml.handle, self._spare[-1])
         else:
-            code = ask.call("nvmlGpmMigSampleGet", ask.handle, self._instance, self._spare[-1])
+            code = nvml.call("nvmlGpmMigSampleGet", nvml.handle, self._instance, self._spare[-1])
         if code:
-            raise ask.nvml.NVMLError(code)
+            raise nvml.binding.NVMLError(code)
         self._last_s = time.monotonic()
         if not self._samples:
             self._first_s = self._last_s
@@ -153,49 +153,49 @@ class GpmChain:
         """True while there is no result yet."""
         return not self._answers and len(self._samples) < 2
 
-    def emit(self, at: Pass, uuid: str = "") -> None:
+    def emit(self, sample_pass: Pass, uuid: str = "") -> None:
         """Emit the readings of the interval since the last call; the previous ones if there is no new sample."""
         if len(self._samples) > 1:
-            self._learn(at.ask)
+            self._learn(sample_pass.nvml)
         for activity, answer in zip(self._activities, self._answers, strict=True):
             if isinstance(answer, str):
                 for metric in activity.metrics:
-                    at.mark_absent(metric, answer, activity.labels)
+                    sample_pass.mark_absent(metric, answer, activity.labels)
                 continue
             if not activity.metric:
                 continue
-            at.emit(f"{activity.metric}_ratio", answer, activity.labels, uuid)
+            sample_pass.emit(f"{activity.metric}_ratio", answer, activity.labels, uuid)
             if activity.bounds:
                 least, greatest = self._bounds[activity.number]
-                at.emit(f"{activity.metric}_min_ratio", least, activity.labels, uuid)
-                at.emit(f"{activity.metric}_max_ratio", greatest, activity.labels, uuid)
+                sample_pass.emit(f"{activity.metric}_min_ratio", least, activity.labels, uuid)
+                sample_pass.emit(f"{activity.metric}_max_ratio", greatest, activity.labels, uuid)
             if activity.integral:
-                at.emit(f"{activity.metric}_seconds_total", self._totals[activity.number], activity.labels, uuid)
+                sample_pass.emit(f"{activity.metric}_seconds_total", self._totals[activity.number], activity.labels, uuid)
 
     def total(self, activity: Activity) -> float | None:
         """Return the integral of a metric since the start; None if it has no value."""
         answer = self._answers[self._activities.index(activity)] if self._answers else ""
         return None if isinstance(answer, str) else self._totals[activity.number]
 
-    def close(self, ask: NvmlCalls) -> None:
+    def close(self, nvml: NvmlCalls) -> None:
         """Free the samples."""
         for sample in (*self._samples, *self._spare):
-            ask("nvmlGpmSampleFree", sample)
+            nvml("nvmlGpmSampleFree", sample)
         self._samples, self._spare = [], []
 
-    def _learn(self, ask: NvmlCalls) -> None:
+    def _learn(self, nvml: NvmlCalls) -> None:
         """Evaluate the interval and start the next one with its last sample."""
         samples = self._samples
-        self._whole = self._whole or _Question(ask, self._activities)
-        self._answers = self._whole.answers(ask, samples[0], samples[-1])
+        self._whole = self._whole or _Question(nvml, self._activities)
+        self._answers = self._whole.answers(nvml, samples[0], samples[-1])
         seconds = self._last_s - self._first_s
         for activity, answer in zip(self._activities, self._answers, strict=True):
             if not isinstance(answer, str):
                 self._totals[activity.number] += answer * seconds
                 self._bounds[activity.number] = answer, answer
         if len(samples) > 2 and self._bounded:
-            self._part = self._part or _Question(ask, self._bounded)
-            parts = [self._part.answers(ask, first, second) for first, second in pairwise(samples)]
+            self._part = self._part or _Question(nvml, self._bounded)
+            parts = [self._part.answers(nvml, first, second) for first, second in pairwise(samples)]
             for activity, answers in zip(self._bounded, zip(*parts, strict=True), strict=True):
                 numbers = [answer for answer in answers if not isinstance(answer, str)]
                 if numbers:
@@ -205,23 +205,23 @@ class GpmChain:
         self._first_s = self._last_s
 
 
-def look_at_all(ask: NvmlCalls, chains: Sequence[GpmChain]) -> None:
+def look_at_all(nvml: NvmlCalls, chains: Sequence[GpmChain]) -> None:
     """Take a sample of each chain. The first time, wait 0.1 s for a second one, so that there is a result."""
     for chain in chains:
-        chain.look(ask)
+        chain.look(nvml)
     if any(chain.empty for chain in chains):
         time.sleep(_CLOSEST_S)
         for chain in chains:
-            chain.look(ask)
+            chain.look(nvml)
 
 
-def why_unsupported(ask: NvmlCalls) -> str | None:
+def why_unsupported(nvml: NvmlCalls) -> str | None:
     """Return the reason why this GPU has no GPM; None if it has."""
-    if ask("nvmlGpmQueryDeviceSupport", ask.handle).isSupportedDevice:
+    if nvml("nvmlGpmQueryDeviceSupport", nvml.handle).isSupportedDevice:
         return None
     try:
-        architecture: int = ask("nvmlDeviceGetArchitecture", ask.handle)
-    except ask.nvml.NVMLError:
+        architecture: int = nvml("nvmlDeviceGetArchitecture", nvml.handle)
+    except nvml.binding.NVMLError:
         return "not_supported"
     return "before_hopper" if architecture < _HOPPER else "not_supported"
 
@@ -237,26 +237,26 @@ class Gpm(Topic):
         self._unsupported: str | None = ""
         self._due_s = float("-inf")
 
-    def collect(self, at: Pass) -> None:
+    def collect(self, sample_pass: Pass) -> None:
         """Emit the activity since the last pass; the first pass waits 0.1 s."""
-        if self._unsupported is not None and self._due_s <= at.now_s:
-            self._unsupported = why_unsupported(at.ask)
-            self._due_s = at.now_s + RARELY
+        if self._unsupported is not None and self._due_s <= sample_pass.now_s:
+            self._unsupported = why_unsupported(sample_pass.nvml)
+            self._due_s = sample_pass.now_s + RARELY
         if self._unsupported is not None:
             for metric in self.metrics:
-                at.mark_absent(metric, self._unsupported)
+                sample_pass.mark_absent(metric, self._unsupported)
             return
-        look_at_all(at.ask, (self.chain,))
-        self.chain.emit(at)
+        look_at_all(sample_pass.nvml, (self.chain,))
+        self.chain.emit(sample_pass)
 
-    def part(self, ask: NvmlCalls) -> None:
+    def part(self, nvml: NvmlCalls) -> None:
         """Take a sample that ends a part of the interval."""
         if self._unsupported is None:
-            self.chain.look(ask)
+            self.chain.look(nvml)
 
-    def close(self, ask: NvmlCalls) -> None:
+    def close(self, nvml: NvmlCalls) -> None:
         """Free the samples."""
-        self.chain.close(ask)
+        self.chain.close(nvml)
 
 
 class PcieBytes(Topic):
@@ -279,21 +279,21 @@ class PcieBytes(Topic):
         del now_s
         return () if self._by_field is False else [(number, 0) for number, _, _ in self._ROWS]
 
-    def collect(self, at: Pass) -> None:
+    def collect(self, sample_pass: Pass) -> None:
         """Emit the two counters."""
         if self._by_field is None:
-            reasons = [answer for number, _, _ in self._ROWS if isinstance(answer := at.fields[number, 0], str)]
+            reasons = [answer for number, _, _ in self._ROWS if isinstance(answer := sample_pass.fields[number, 0], str)]
             if any(not is_lasting(reason) for reason in reasons):
                 for metric in self.metrics:
-                    at.mark_absent(metric, reasons[0])
+                    sample_pass.mark_absent(metric, reasons[0])
                 return
             self._by_field = not reasons
         for number, metric, activity in self._ROWS:
             if self._by_field:
-                value = at.fields.get((number, 0))
+                value = sample_pass.fields.get((number, 0))
             else:
                 value = self._chain.total(activity) if self._chain is not None else None
             if value is None or isinstance(value, str):
-                at.mark_absent(metric, value or "not_supported")
+                sample_pass.mark_absent(metric, value or "not_supported")
             else:
-                at.emit(metric, value)
+                sample_pass.emit(metric, value)

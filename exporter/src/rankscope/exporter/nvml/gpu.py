@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import time
+import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from rankscope.exporter.catalogue import BY_NAME, COLLECTORS
-from rankscope.exporter.errors import ExporterMissingError
+from rankscope.exporter.errors import DEFECT, ExporterMissingError
 from rankscope.exporter.nvml.calls import NvmlCalls, is_lasting, is_trouble
 from rankscope.exporter.nvml.cooling import Fans, Margin
 from rankscope.exporter.nvml.fields import FieldBatches
@@ -93,12 +95,12 @@ class NvmlGpu:
     ``mark`` is called with the name of each NVML call just before it is made.
     """
 
-    def __init__(self, nvml: Any, pci_bus_id: str, collectors: frozenset[str], mark: Callable[[str], None]) -> None:
-        self._ask = NvmlCalls(nvml, mark)
+    def __init__(self, binding: Any, pci_bus_id: str, collectors: frozenset[str], mark: Callable[[str], None]) -> None:
+        self._nvml = NvmlCalls(binding, mark)
         self._pci_bus_id = pci_bus_id
         self._parts = {name: [_Part(topic) for topic in topics] for name, topics in topics_of(collectors).items()}
         every = [part for parts in self._parts.values() for part in parts]
-        self._between = [part.topic for part in every if part.topic.has_parts]
+        self._between = [part for part in every if part.topic.has_parts]
         self._wanting = [part for part in every if part.topic.has_fields]
         self._fields = FieldBatches()
         self._identity: GpuIdentity | None = None
@@ -106,15 +108,15 @@ class NvmlGpu:
 
     def open(self) -> GpuIdentity:
         """Initialize NVML and find the GPU by its PCI bus id; raises ``SourceError``."""
-        ask = self._ask
+        nvml = self._nvml
         try:
-            ask("nvmlInit")
+            nvml("nvmlInit")
             self._started = True
-            ask.handle = ask("nvmlDeviceGetHandleByPciBusId", self._pci_bus_id.encode())
+            nvml.handle = nvml("nvmlDeviceGetHandleByPciBusId", self._pci_bus_id.encode())
             self._identity = self._identify()
-        except (ask.nvml.NVMLError, UnicodeDecodeError) as error:
+        except (nvml.binding.NVMLError, UnicodeDecodeError) as error:
             self.close()
-            reason = ask.reason(error) if isinstance(error, ask.nvml.NVMLError) else "unreadable"
+            reason = nvml.reason(error) if isinstance(error, nvml.binding.NVMLError) else "unreadable"
             raise SourceError("missing" if reason == "not_found" else "nvml_error", f"{error} ({reason})") from error
         except SourceError:
             self.close()
@@ -124,77 +126,84 @@ class NvmlGpu:
     def sample(self) -> GpuSample:
         """Read the values of the enabled collectors; raises ``SourceError`` if the GPU itself is lost."""
         assert self._identity is not None, "opened first"
-        at = Pass(self._ask, self._identity.uuid, time.monotonic())
+        sample_pass = Pass(self._nvml, self._identity.uuid, time.monotonic())
         try:
-            return self._sample(self._identity, at)
+            return self._sample(self._identity, sample_pass)
         except SourceError as error:
-            error.xids = self._last_xids(at.xids)
+            error.xids = self._last_xids(sample_pass.xids)
             raise
 
-    def _sample(self, identity: GpuIdentity, at: Pass) -> GpuSample:
-        unix_s, now_s = time.time(), at.now_s
+    def _sample(self, identity: GpuIdentity, sample_pass: Pass) -> GpuSample:
+        unix_s, now_s = time.time(), sample_pass.now_s
         keys = [key for part in self._wanting for key in part.wants(now_s)]
         if keys:
-            at.fields = self._fields.read(self._ask, keys)
+            sample_pass.fields = self._read_fields(keys)
         began_s, runs = now_s, []
         for collector, parts in self._parts.items():
-            at.trouble = None
+            sample_pass.trouble = None
             for part in parts:
-                part.collect(at)
+                part.collect(sample_pass)
             ended_s = time.monotonic()
-            runs.append(CollectorRun(collector, ended_s - began_s, at.trouble))
+            runs.append(CollectorRun(collector, ended_s - began_s, sample_pass.trouble))
             began_s = ended_s
         return GpuSample(
             identity,
             unix_s,
             began_s,
-            readings=tuple(at.readings),
-            absent=_fewer(_because_divided(at.absent) if at.mig_enabled else at.absent, at.readings),
+            readings=tuple(sample_pass.readings),
+            absent=_fewer(
+                _because_divided(sample_pass.absent) if sample_pass.mig_enabled else sample_pass.absent, sample_pass.readings
+            ),
             runs=tuple(runs),
-            processes=None if at.processes is None else tuple(at.processes),
-            processes_s=at.processes_s,
-            mig_devices=tuple(at.mig_devices),
-            xids=tuple(at.xids),
+            processes=None if sample_pass.processes is None else tuple(sample_pass.processes),
+            processes_s=sample_pass.processes_s,
+            mig_devices=tuple(sample_pass.mig_devices),
+            xids=tuple(sample_pass.xids),
         )
 
     def part(self) -> None:
         """Read activity counters between two samples; raises ``SourceError`` if the GPU itself is lost."""
-        for topic in self._between:
-            try:
-                topic.part(self._ask)
-            except self._ask.nvml.NVMLError:
-                pass  # if it persists, the next pass reports it
-            except SourceError as error:
-                error.xids = self._last_xids([])
-                raise
+        try:
+            for part in self._between:
+                part.measure_between(self._nvml)
+        except SourceError as error:
+            error.xids = self._last_xids([])
+            raise
 
     def close(self) -> None:
         """Free all NVML objects and shut NVML down; the library stays loaded."""
-        errors = (self._ask.nvml.NVMLError, SourceError)
         if self._started:
             self._started = False
             for parts in self._parts.values():
                 for part in parts:
-                    with contextlib.suppress(*errors):
-                        part.topic.close(self._ask)
-            with contextlib.suppress(*errors):
-                self._ask("nvmlShutdown")
+                    with contextlib.suppress(Exception):
+                        part.topic.close(self._nvml)
+            with contextlib.suppress(self._nvml.binding.NVMLError, SourceError):
+                self._nvml("nvmlShutdown")
 
     def _last_xids(self, read: list[XidEvent]) -> tuple[XidEvent, ...]:
         """Return the Xids of a failed pass and those still queued: the driver keeps them even if the GPU is lost."""
         for part in (part for parts in self._parts.values() for part in parts):
             if isinstance(part.topic, Xids):
-                with contextlib.suppress(self._ask.nvml.NVMLError, SourceError):
-                    part.topic.drain(self._ask, read)
+                with contextlib.suppress(Exception):  # the pass has failed already
+                    part.topic.drain(self._nvml, read)
         return tuple(read)
 
+    def _read_fields(self, keys: Sequence[FieldKey]) -> dict[FieldKey, float | str]:
+        try:
+            return self._fields.read(self._nvml, keys)
+        except SourceError:
+            raise
+        except Exception:  # noqa: BLE001  costs the fields only; calls of other kinds still work
+            return dict.fromkeys(keys, DEFECT)
+
     def _identify(self) -> GpuIdentity:
-        ask, gpu = self._ask, self._ask.handle
-        bus = ask("nvmlDeviceGetPciInfo", gpu).busId
+        nvml, gpu = self._nvml, self._nvml.handle
+        bus = nvml("nvmlDeviceGetPciInfo", gpu).busId
         return GpuIdentity(
-            uuid=ask("nvmlDeviceGetUUID", gpu),
-            index=ask("nvmlDeviceGetIndex", gpu),
-            model=ask("nvmlDeviceGetName", gpu),
+            uuid=nvml("nvmlDeviceGetUUID", gpu),
+            index=nvml("nvmlDeviceGetIndex", gpu),
+            model=nvml("nvmlDeviceGetName", gpu),
             pci_bus_id=(bus.decode() if isinstance(bus, bytes) else bus).lower(),
             serial=self._if_any("nvmlDeviceGetSerial"),
             vbios_version=self._if_any("nvmlDeviceGetVbiosVersion"),
@@ -202,51 +211,86 @@ class NvmlGpu:
 
     def _if_any(self, name: str) -> str | None:
         try:
-            text: str = self._ask(name, self._ask.handle)
-        except self._ask.nvml.NVMLError:
+            text: str = self._nvml(name, self._nvml.handle)
+        except SourceError:
+            raise
+        except Exception:  # noqa: BLE001  an unreadable serial number must not cost the GPU
             return None
         return text or None
 
 
 class _Part:
-    """A topic and its last error. If it fails, its metrics are absent; an unsupported topic is retried only every minute."""
+    """A topic and its last error. If it fails, its metrics are absent; an unsupported topic is retried only every minute.
 
-    __slots__ = ("_due_s", "_reason", "topic")
+    An exception of any kind costs this topic only, except ``SourceError``: then the GPU itself is lost.
+    """
+
+    __slots__ = ("_defect", "_due_s", "_reason", "topic")
 
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
         self._due_s = float("-inf")
         self._reason = ""
+        self._defect: Exception | None = None
 
     def wants(self, now_s: float) -> Sequence[FieldKey]:
-        return self.topic.wants(now_s) if self._due_s <= now_s else ()
-
-    def collect(self, at: Pass) -> None:
-        if self._due_s > at.now_s:
-            self._mark_all_absent(at)
-            return
-        nvml, before = at.ask.nvml, (len(at.readings), len(at.absent))
         try:
-            self.topic.collect(at)
-        except nvml.NVMLError as error:
-            self._reason = at.ask.reason(error)
+            return self.topic.wants(now_s) if self._due_s <= now_s else ()
+        except Exception as error:  # noqa: BLE001  reported by collect
+            self._defect = error
+            return ()
+
+    def measure_between(self, nvml: NvmlCalls) -> None:
+        try:
+            self.topic.part(nvml)
+        except nvml.binding.NVMLError:
+            pass  # if it persists, the next pass reports it
+        except SourceError:
+            raise
+        except Exception as error:  # noqa: BLE001  reported by collect
+            self._defect = error
+
+    def collect(self, sample_pass: Pass) -> None:
+        if self._due_s > sample_pass.now_s:
+            self._mark_all_absent(sample_pass)
+            return
+        binding, before = sample_pass.nvml.binding, (len(sample_pass.readings), len(sample_pass.absent))
+        defect, self._defect = self._defect, None
+        try:
+            if defect is not None:
+                raise defect  # noqa: TRY301  handled as if collect had raised it
+            self.topic.collect(sample_pass)
+        except SourceError:
+            raise
+        except binding.NVMLError as error:
+            self._reason = sample_pass.nvml.reason(error)
             text = f"{error} ({self._reason})"
         except (UnicodeDecodeError, ValueError, OSError) as error:
             self._reason = "unreadable"
             text = f"{type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001
+            self._reason = DEFECT
+            text = _place_of(error)
         else:
             return
         # Drop partial results: they would look complete.
-        del at.readings[before[0] :], at.absent[before[1] :]
+        del sample_pass.readings[before[0] :], sample_pass.absent[before[1] :]
         if is_trouble(self._reason):
-            at.trouble = at.trouble or text
+            sample_pass.trouble = sample_pass.trouble or text
         elif is_lasting(self._reason):
-            self._due_s = at.now_s + RARELY
-        self._mark_all_absent(at)
+            self._due_s = sample_pass.now_s + RARELY
+        self._mark_all_absent(sample_pass)
 
-    def _mark_all_absent(self, at: Pass) -> None:
+    def _mark_all_absent(self, sample_pass: Pass) -> None:
         for metric in self.topic.metrics:
-            at.mark_absent(metric, self._reason)
+            sample_pass.mark_absent(metric, self._reason)
+
+
+def _place_of(error: Exception) -> str:
+    """Return an unforeseen exception with the line that raised it: the only trace of it that leaves this process."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"
 
 
 def _because_divided(absent: Sequence[Absent]) -> list[Absent]:

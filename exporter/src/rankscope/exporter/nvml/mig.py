@@ -7,7 +7,7 @@ from ctypes import create_string_buffer
 from struct import Struct
 from typing import Any, Final
 
-from rankscope.exporter.nvml.calls import NvmlCalls
+from rankscope.exporter.nvml.calls import NvmlCalls, nan_if_all_ones
 from rankscope.exporter.nvml.gpm import Activity, GpmChain, look_at_all, why_unsupported
 from rankscope.exporter.nvml.one_pass import Pass, Topic
 from rankscope.exporter.nvml.rows import NOW, RARELY, SOMETIMES
@@ -42,52 +42,52 @@ class Mig(Topic):
         self._no_gpm: str | None = None
         self._gpm_due_s = float("-inf")
 
-    def collect(self, at: Pass) -> None:
+    def collect(self, sample_pass: Pass) -> None:
         """Emit all readings of all devices. Without MIG, only the mode is read, every 10 s."""
-        ask = at.ask
-        utilised = not any(absent.metric == _WHOLE_GPU_ONLY for absent in at.absent)
+        nvml = sample_pass.nvml
+        utilised = not any(absent.metric == _WHOLE_GPU_ONLY for absent in sample_pass.absent)
         # A GPU loses its own utilisation when MIG is enabled: read the mode again when that changes.
-        if self._enabled_due_s <= at.now_s or utilised != self._utilised:
-            self._enabled = ask("nvmlDeviceGetMigMode", ask.handle)[0]
+        if self._enabled_due_s <= sample_pass.now_s or utilised != self._utilised:
+            self._enabled = nvml("nvmlDeviceGetMigMode", nvml.handle)[0]
             self._utilised = utilised
-            self._enabled_due_s = at.now_s + (NOW if self._enabled else SOMETIMES)
-        at.mig_enabled = bool(self._enabled)
-        at.emit("gpu_mig_enabled", self._enabled)
-        devices = self._devices(ask) if self._enabled else []
-        at.emit("gpu_mig_instances", len(devices))
+            self._enabled_due_s = sample_pass.now_s + (NOW if self._enabled else SOMETIMES)
+        sample_pass.mig_enabled = bool(self._enabled)
+        sample_pass.emit("gpu_mig_enabled", self._enabled)
+        devices = self._devices(nvml) if self._enabled else []
+        sample_pass.emit("gpu_mig_instances", len(devices))
         for handle, device in devices:
-            at.mig_devices.append(device)
-            self._emit(at, handle, device)
+            sample_pass.mig_devices.append(device)
+            self._emit(sample_pass, handle, device)
         if devices or self._chains:
-            self._emit_activity(at, [device for _, device in devices])
+            self._emit_activity(sample_pass, [device for _, device in devices])
 
-    def close(self, ask: NvmlCalls) -> None:
+    def close(self, nvml: NvmlCalls) -> None:
         """Free the samples."""
         for chain in self._chains.values():
-            chain.close(ask)
+            chain.close(nvml)
         self._chains.clear()
 
-    def _devices(self, ask: NvmlCalls) -> list[tuple[Any, MigDevice]]:
-        self._most = self._most or ask("nvmlDeviceGetMaxMigDeviceCount", ask.handle)
+    def _devices(self, nvml: NvmlCalls) -> list[tuple[Any, MigDevice]]:
+        self._most = self._most or nvml("nvmlDeviceGetMaxMigDeviceCount", nvml.handle)
         devices, known = [], {}
         for index in range(self._most):
             try:
-                handle = ask("nvmlDeviceGetMigDeviceHandleByIndex", ask.handle, index)
+                handle = nvml("nvmlDeviceGetMigDeviceHandleByIndex", nvml.handle, index)
                 # The key includes the name: a new device of another size may get the uuid of a destroyed one.
-                key = ask("nvmlDeviceGetUUID", handle), ask("nvmlDeviceGetName", handle)
-                known[key] = self._known.get(key) or _identify(ask, handle, *key)
+                key = nvml("nvmlDeviceGetUUID", handle), nvml("nvmlDeviceGetName", handle)
+                known[key] = self._known.get(key) or _identify(nvml, handle, *key)
                 devices.append((handle, known[key]))
-            except (ask.nvml.NVMLError_NotFound, ask.nvml.NVMLError_InvalidArgument):
+            except (nvml.binding.NVMLError_NotFound, nvml.binding.NVMLError_InvalidArgument):
                 continue  # no device at this index
         self._known = known
         return devices
 
-    def _emit(self, at: Pass, handle: Any, device: MigDevice) -> None:
-        at.emit(
+    def _emit(self, sample_pass: Pass, handle: Any, device: MigDevice) -> None:
+        sample_pass.emit(
             "gpu_mig_info",
             1,
             (
-                ("parent_uuid", at.uuid),
+                ("parent_uuid", sample_pass.uuid),
                 ("gpu_instance", str(device.gpu_instance)),
                 ("compute_instance", str(device.compute_instance)),
                 ("profile", device.profile),
@@ -95,67 +95,67 @@ class Mig(Topic):
             device.uuid,
         )
         self._memory.raw = MEMORY_V2.ljust(_MEMORY_LAYOUT.size, b"\0")
-        code = at.ask.call("nvmlDeviceGetMemoryInfo_v2", handle, self._memory)
+        code = sample_pass.nvml.call("nvmlDeviceGetMemoryInfo_v2", handle, self._memory)
         for part, size in zip(_MEMORY, _MEMORY_LAYOUT.unpack_from(self._memory), strict=True):
             if part == "reserved":
                 continue
             if code:
-                at.mark_absent(f"gpu_mig_memory_{part}_bytes", at.ask.reason_of(code))
+                sample_pass.mark_absent(f"gpu_mig_memory_{part}_bytes", sample_pass.nvml.reason_of(code))
             else:
-                at.emit(f"gpu_mig_memory_{part}_bytes", size, (), device.uuid)
+                sample_pass.emit(f"gpu_mig_memory_{part}_bytes", nan_if_all_ones(size), (), device.uuid)
 
-    def _emit_activity(self, at: Pass, devices: list[MigDevice]) -> None:
-        ask = at.ask
+    def _emit_activity(self, sample_pass: Pass, devices: list[MigDevice]) -> None:
+        nvml = sample_pass.nvml
         sharers = Counter(device.gpu_instance for device in devices)
         for instance in set(self._chains) - set(sharers):
-            self._chains.pop(instance).close(ask)
+            self._chains.pop(instance).close(nvml)
         if devices:
-            self._look(at, devices, sharers)
+            self._look(sample_pass, devices, sharers)
 
-    def _look(self, at: Pass, devices: list[MigDevice], sharers: Counter[int]) -> None:
-        ask = at.ask
-        if self._gpm_due_s <= at.now_s:
+    def _look(self, sample_pass: Pass, devices: list[MigDevice], sharers: Counter[int]) -> None:
+        nvml = sample_pass.nvml
+        if self._gpm_due_s <= sample_pass.now_s:
             try:
-                self._no_gpm = why_unsupported(ask)
-            except ask.nvml.NVMLError as error:
-                self._no_gpm = ask.reason(error)
-            self._gpm_due_s = at.now_s + RARELY
+                self._no_gpm = why_unsupported(nvml)
+            except nvml.binding.NVMLError as error:
+                self._no_gpm = nvml.reason(error)
+            self._gpm_due_s = sample_pass.now_s + RARELY
         # GPM measures GPU instances, not the compute instances that share one.
         alone = [device for device in devices if sharers[device.gpu_instance] == 1]
         reason = self._no_gpm or ("shared_gpu_instance" if len(alone) < len(devices) else None)
         if reason is not None:
             for metric in _ACTIVITY_METRICS:
-                at.mark_absent(metric, reason)
+                sample_pass.mark_absent(metric, reason)
         if self._no_gpm is not None:
             return
         chains = [self._chains.setdefault(device.gpu_instance, GpmChain(_ACTIVITIES, device.gpu_instance)) for device in alone]
         try:
-            look_at_all(ask, chains)
-        except ask.nvml.NVMLError as error:
+            look_at_all(nvml, chains)
+        except nvml.binding.NVMLError as error:
             for metric in _ACTIVITY_METRICS:
-                at.mark_absent(metric, ask.reason(error))
+                sample_pass.mark_absent(metric, nvml.reason(error))
             return
         for device, chain in zip(alone, chains, strict=True):
-            chain.emit(at, device.uuid)
+            chain.emit(sample_pass, device.uuid)
 
 
-def _identify(ask: NvmlCalls, handle: Any, uuid: str, name: str) -> MigDevice:
+def _identify(nvml: NvmlCalls, handle: Any, uuid: str, name: str) -> MigDevice:
     return MigDevice(
         uuid,
-        ask("nvmlDeviceGetGpuInstanceId", handle),
-        ask("nvmlDeviceGetComputeInstanceId", handle),
-        _profile(ask, handle, name),
+        nvml("nvmlDeviceGetGpuInstanceId", handle),
+        nvml("nvmlDeviceGetComputeInstanceId", handle),
+        _profile(nvml, handle, name),
     )
 
 
-def _profile(ask: NvmlCalls, handle: Any, name: str) -> str:
+def _profile(nvml: NvmlCalls, handle: Any, name: str) -> str:
     """Return the profile, such as ``1g.10gb``: the end of the device's name, else derived from its attributes."""
     _, found, profile = name.partition(" MIG ")
     if found:
         return profile
     try:
-        slices = ask("nvmlDeviceGetAttributes", handle)
-    except ask.nvml.NVMLError:
+        slices = nvml("nvmlDeviceGetAttributes", handle)
+    except nvml.binding.NVMLError:
         return ""
     compute = "" if slices.computeInstanceSliceCount == slices.gpuInstanceSliceCount else f"{slices.computeInstanceSliceCount}c."
     return f"{compute}{slices.gpuInstanceSliceCount}g.{round(slices.memorySizeMB / 1024)}gb"

@@ -2,21 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from ctypes import byref
+from dataclasses import dataclass
 from typing import Any, Final
 
-from rankscope.exporter.nvml.calls import NvmlCalls
+from rankscope.exporter.nvml.calls import IMPLAUSIBLE, NvmlCalls, is_all_ones, is_lasting
 from rankscope.exporter.nvml.one_pass import FieldKey, Pass, Topic
 from rankscope.exporter.nvml.rows import RARELY, SOMETIMES
-from rankscope.exporter.source import Labels
+from rankscope.exporter.source import Absent, Labels, Reading
 
 _MOST_LINKS: Final = 36
 _ALL_LINKS: Final = 0xFFFFFFFF
-_BYTES: Final = (("gpu_nvlink_transmit_bytes_total", (138, _ALL_LINKS)), ("gpu_nvlink_receive_bytes_total", (139, _ALL_LINKS)))
+_EACH_LINK: Final = None
 
-# Error label, field of each link (Hopper and newer), field of the total of all links (older GPUs).
-_ERRORS: Final = (("crc_flit", 163, 38), ("crc_data", None, 45), ("replay", 161, 52), ("recovery", 162, 59), ("ecc", None, 160))
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Field with a counter: one value (``scope``), or one for each link. A value is multiplied by ``times``."""
+
+    field: int
+    scope: int | None = 0
+    times: float = 1
+
+    def keys(self, links: Iterable[int]) -> list[FieldKey]:
+        """Return the fields with their scope."""
+        return [(self.field, link) for link in links] if self.scope is _EACH_LINK else [(self.field, self.scope)]
+
+
+# In the order of preference; which fields a GPU has depends on its generation (docs/exporter.md).
+_BYTES: Final = {
+    "gpu_nvlink_transmit_bytes_total": (_Source(138, _ALL_LINKS, 1024), _Source(202, _ALL_LINKS)),
+    "gpu_nvlink_receive_bytes_total": (_Source(139, _ALL_LINKS, 1024), _Source(204, _ALL_LINKS)),
+}
+_ERRORS: Final = {
+    "crc_flit": (_Source(163, _EACH_LINK), _Source(38)),
+    "crc_data": (_Source(45),),
+    "replay": (_Source(161, _EACH_LINK), _Source(52)),
+    "recovery": (_Source(215, _ALL_LINKS), _Source(162, _EACH_LINK), _Source(59)),
+    "ecc": (_Source(160),),
+    "receive": (_Source(208, _ALL_LINKS),),
+    "receive_remote": (_Source(209, _ALL_LINKS),),
+    "receive_general": (_Source(210, _ALL_LINKS),),
+    "malformed_packet": (_Source(206, _ALL_LINKS),),
+    "buffer_overrun": (_Source(207, _ALL_LINKS),),
+    "link_integrity": (_Source(211, _ALL_LINKS),),
+    "transmit_discard": (_Source(212, _ALL_LINKS),),
+}
+_RECOVERIES: Final = {"succeeded": (_Source(213, _ALL_LINKS),), "failed": (_Source(214, _ALL_LINKS),)}
+_PHYSICAL: Final = {"effective": (_Source(219, _ALL_LINKS),), "symbol": (_Source(221, _ALL_LINKS),)}
+
+# Metric, label, and the sources of each value of the label; read every 10 s.
+_BY_LABEL: Final = (
+    ("gpu_nvlink_errors_total", "error", _ERRORS),
+    ("gpu_nvlink_recoveries_total", "result", _RECOVERIES),
+    ("gpu_nvlink_physical_errors_total", "error", _PHYSICAL),
+)
+
+
+class _Counter:
+    """Counter of all links together, from the first source that this GPU supports; it never changes to another source.
+
+    ``value`` is the last value, or the reason why there is none.
+    """
+
+    def __init__(self, sources: tuple[_Source, ...]) -> None:
+        self._sources = sources
+        self._due_s = float("-inf")
+        self.value: float | str = "first_sample"
+
+    def wants(self, links: Iterable[int], now_s: float) -> list[FieldKey]:
+        """Return the fields to read; none for a minute after the GPU supported none of them."""
+        return [key for source in self._sources for key in source.keys(links)] if self._due_s <= now_s else []
+
+    @property
+    def is_of_another_generation(self) -> bool:
+        """True for a counter of Blackwell on a GPU that does not support it."""
+        newer = all(source.scope == _ALL_LINKS for source in self._sources)
+        return newer and isinstance(self.value, str) and is_lasting(self.value)
+
+    def update(self, sample_pass: Pass, links: Iterable[int]) -> None:
+        """Take the value from the fields of the pass, if they were read; ``links`` are those that ``wants`` was called with."""
+        reason = ""
+        for source in self._sources:
+            values = [sample_pass.fields.get(key) for key in source.keys(links)]
+            if None in values or not values:
+                return
+            numbers = [value for value in values if isinstance(value, (int, float))]
+            # A sum without one of the links would decrease, which a counter must not.
+            if numbers and len(numbers) == len(values):
+                self._sources, self.value = (source,), sum(numbers) * source.times
+                return
+            reasons = [value for value in values if isinstance(value, str)]
+            reason = next((one for one in reasons if not is_lasting(one)), reasons[0])
+            if not is_lasting(reason):
+                break
+        self.value = reason
+        if is_lasting(reason):
+            self._due_s = sample_pass.now_s + RARELY
 
 
 class Links:
@@ -26,28 +109,32 @@ class Links:
         self.up: dict[int, bool] = {}
         self._states_due_s = self._links_due_s = float("-inf")
 
-    def refresh(self, at: Pass) -> None:
+    def refresh(self, sample_pass: Pass) -> None:
         """Read the links if due; raises the first link's error if there is no link."""
-        if self._links_due_s <= at.now_s:
-            self._find(at)
-        elif self._states_due_s <= at.now_s:
-            self.up = {link: bool(at.ask("nvmlDeviceGetNvLinkState", at.ask.handle, link)) for link in self.up}
-            self._states_due_s = at.now_s + SOMETIMES
+        if self._links_due_s <= sample_pass.now_s:
+            self._find(sample_pass)
+        elif self._states_due_s <= sample_pass.now_s:
+            self.up = {
+                link: bool(sample_pass.nvml("nvmlDeviceGetNvLinkState", sample_pass.nvml.handle, link)) for link in self.up
+            }
+            self._states_due_s = sample_pass.now_s + SOMETIMES
 
-    def _find(self, at: Pass) -> None:
-        ask, found = at.ask, {}
+    def _find(self, sample_pass: Pass) -> None:
+        nvml, found = sample_pass.nvml, {}
         first_error: Any = None
         for link in range(_MOST_LINKS):
             try:
-                found[link] = bool(ask("nvmlDeviceGetNvLinkState", ask.handle, link))
-            except ask.nvml.NVMLError as error:
+                found[link] = bool(nvml("nvmlDeviceGetNvLinkState", nvml.handle, link))
+            except nvml.binding.NVMLError as error:
                 first_error = first_error or error
-                if ask.reason(error) in {"invalid_argument", "function_not_found"}:
+                if nvml.reason(error) == IMPLAUSIBLE:  # left out, the link would look lost
+                    raise
+                if nvml.reason(error) in {"invalid_argument", "function_not_found"}:
                     break
         if not found:
             raise first_error
         self.up = found
-        self._links_due_s, self._states_due_s = at.now_s + RARELY, at.now_s + SOMETIMES
+        self._links_due_s, self._states_due_s = sample_pass.now_s + RARELY, sample_pass.now_s + SOMETIMES
 
 
 class EachLink(Topic):
@@ -58,76 +145,75 @@ class EachLink(Topic):
     def __init__(self, links: Links) -> None:
         self._links = links
 
-    def collect(self, at: Pass) -> None:
+    def collect(self, sample_pass: Pass) -> None:
         """Emit one reading per link."""
-        self._links.refresh(at)
+        self._links.refresh(sample_pass)
         for link, up in self._links.up.items():
-            at.emit(self.metrics[0], up, (("link", str(link)),))
+            sample_pass.emit(self.metrics[0], up, (("link", str(link)),))
 
 
 class NvLinks(Topic):
-    """Number of links by state, and bytes and errors of all links together; all absent without any link."""
+    """Number of links by state, and bytes, errors and recoveries of all links together; all absent without any link."""
 
-    metrics = (
-        "gpu_nvlink_links",
-        *(metric for metric, _ in _BYTES),
-        "gpu_nvlink_errors_total",
-    )
+    metrics = ("gpu_nvlink_links", *_BYTES, *(metric for metric, _, _ in _BY_LABEL))
     has_fields = True
 
     def __init__(self, links: Links) -> None:
         self._links = links
-        self._errors: dict[str, float | str] = {}
+        self._bytes = {metric: _Counter(sources) for metric, sources in _BYTES.items()}
+        self._errors = [
+            (metric, ((label, kind),), _Counter(sources)) for metric, label, kinds in _BY_LABEL for kind, sources in kinds.items()
+        ]
         self._errors_due_s = float("-inf")
+        self._wanted: Sequence[_Counter] = ()
+        self._wanted_links: tuple[int, ...] = ()
+        self._errors_read = False
+        self._outcomes: list[Reading | Absent] = []
 
     def wants(self, now_s: float) -> Sequence[FieldKey]:
         """Return the fields of bytes, and every 10 s those of errors, once the links are known."""
-        keys = [key for _, key in _BYTES]
-        if self._links.up and self._errors_due_s <= now_s:
-            for _, each, total in _ERRORS:
-                keys.append((total, 0))
-                if each is not None:
-                    keys += [(each, link) for link in self._links.up]
-        return keys
+        counters = [*self._bytes.values()]
+        self._errors_read = bool(self._links.up) and self._errors_due_s <= now_s
+        if self._errors_read:
+            counters += [counter for _, _, counter in self._errors]
+            self._errors_due_s = now_s + SOMETIMES
+        self._wanted, self._wanted_links = counters, tuple(self._links.up)
+        return [key for counter in counters for key in counter.wants(self._wanted_links, now_s)]
 
-    def collect(self, at: Pass) -> None:
+    def collect(self, sample_pass: Pass) -> None:
         """Read the link states and emit the readings."""
-        self._links.refresh(at)
+        self._links.refresh(sample_pass)
         for state, wanted in (("up", True), ("down", False)):
-            at.emit("gpu_nvlink_links", sum(up is wanted for up in self._links.up.values()), (("state", state),))
-        self._emit_bytes(at)
-        self._emit_errors(at)
-
-    def _emit_bytes(self, at: Pass) -> None:
-        for metric, key in _BYTES:
-            value = at.fields.get(key, "first_sample")
-            if isinstance(value, str):
-                at.mark_absent(metric, value)
+            sample_pass.emit("gpu_nvlink_links", sum(up is wanted for up in self._links.up.values()), (("state", state),))
+        for counter in self._wanted:
+            counter.update(sample_pass, self._wanted_links)
+        for metric, counter in self._bytes.items():
+            if isinstance(counter.value, str):
+                sample_pass.mark_absent(metric, counter.value)
             else:
-                at.emit(metric, value * 1024)
-
-    def _emit_errors(self, at: Pass) -> None:
-        if (_ERRORS[0][2], 0) in at.fields:
-            self._errors = {kind: self._sum(at, each, total) for kind, each, total in _ERRORS}
-            self._errors_due_s = at.now_s + SOMETIMES
-        for kind, _, _ in _ERRORS:
-            value = self._errors.get(kind, "first_sample")
-            if isinstance(value, str):
-                at.mark_absent("gpu_nvlink_errors_total", value, (("error", kind),))
+                sample_pass.emit(metric, counter.value)
+        if self._errors_read or not self._outcomes:
+            self._outcomes = self._error_outcomes()
+        for outcome in self._outcomes:
+            if isinstance(outcome, Reading):
+                sample_pass.readings.append(outcome)
             else:
-                at.emit("gpu_nvlink_errors_total", value, (("error", kind),))
+                sample_pass.mark_absent(outcome.metric, outcome.reason, outcome.labels)
 
-    def _sum(self, at: Pass, each: int | None, total: int) -> float | str:
-        if each is not None:
-            values = [at.fields.get((each, link), "first_sample") for link in self._links.up]
-            numbers = [value for value in values if not isinstance(value, str)]
-            # A sum without one of the links would decrease, which a counter must not.
-            if len(numbers) == len(values):
-                return sum(numbers)
-        return at.fields[total, 0]
+    def _error_outcomes(self) -> list[Reading | Absent]:
+        measured = {metric for metric, _, counter in self._errors if not isinstance(counter.value, str)}
+        outcomes: list[Reading | Absent] = []
+        for metric, labels, counter in self._errors:
+            if not isinstance(counter.value, str):
+                outcomes.append(Reading(metric, float(counter.value), labels))
+            # A GPU before Blackwell lacks most kinds: that is not worth a series for each.
+            elif not (metric in measured and counter.is_of_another_generation):
+                outcomes.append(Absent(metric, counter.value, labels))
+        return outcomes
 
 
 _STATES: Final = ("not_supported", "not_started", "in_progress", "completed")
+_STATE_ALL_ONES: Final = 0xFF
 _FAILED: Final = "failed"
 # Two bits each: 1 is true, 2 is false, 0 is not supported.
 _TROUBLE_SHIFTS: Final = (0, 2, 4, 6)
@@ -143,33 +229,35 @@ class Fabric(Topic):
     def __init__(self) -> None:
         self._due_s = float("-inf")
         self._state = ""
-        self._healthy: bool | None = None
+        self._healthy: bool | str = ""
 
-    def collect(self, at: Pass) -> None:
+    def collect(self, sample_pass: Pass) -> None:
         """Emit the state, and the health if the fabric reports it."""
-        if self._due_s <= at.now_s:
-            self._ask(at)
-            self._due_s = at.now_s + SOMETIMES
-        at.emit("gpu_fabric_state", 1, (("state", self._state),))
-        if self._healthy is None:
-            at.mark_absent("gpu_fabric_healthy", "not_supported")
+        if self._due_s <= sample_pass.now_s:
+            self._read(sample_pass)
+            self._due_s = sample_pass.now_s + SOMETIMES
+        sample_pass.emit("gpu_fabric_state", 1, (("state", self._state),))
+        if isinstance(self._healthy, str):
+            sample_pass.mark_absent("gpu_fabric_healthy", self._healthy)
         else:
-            at.emit("gpu_fabric_healthy", self._healthy)
+            sample_pass.emit("gpu_fabric_healthy", self._healthy)
 
-    def _ask(self, at: Pass) -> None:
-        ask = at.ask
-        info = ask.nvml.c_nvmlGpuFabricInfoV_t()
+    def _read(self, sample_pass: Pass) -> None:
+        nvml = sample_pass.nvml
+        info = nvml.binding.c_nvmlGpuFabricInfoV_t()
         try:
-            ask("nvmlDeviceGetGpuFabricInfoV", ask.handle, byref(info))
+            nvml("nvmlDeviceGetGpuFabricInfoV", nvml.handle, byref(info))
             mask = info.healthMask
-        except ask.nvml.NVMLError_FunctionNotFound:
-            info = ask.nvml.c_nvmlGpuFabricInfo_t()
-            ask("nvmlDeviceGetGpuFabricInfo", ask.handle, byref(info))
+        except nvml.binding.NVMLError_FunctionNotFound:
+            info = nvml.binding.c_nvmlGpuFabricInfo_t()
+            nvml("nvmlDeviceGetGpuFabricInfo", nvml.handle, byref(info))
             mask = 0
+        # The state is a byte.
+        nvml.check_numbers((info.state if info.state < _STATE_ALL_ONES else -1, info.status))
         self._state = _STATES[info.state] if info.state < len(_STATES) else f"state_{info.state}"
         if self._state == "completed" and info.status:
             self._state = _FAILED
-        self._healthy = None if not mask else not _is_sick(mask)
+        self._healthy = IMPLAUSIBLE if is_all_ones(mask) else not _is_sick(mask) if mask else "not_supported"
 
 
 def _is_sick(mask: int) -> bool:
@@ -190,25 +278,25 @@ class PeerToPeer(Topic):
         self._due_s = float("-inf")
         self._reachable: dict[Labels, bool] = {}
 
-    def collect(self, at: Pass) -> None:
+    def collect(self, sample_pass: Pass) -> None:
         """Emit the status of each peer, read once a minute because the topology does not change while the driver runs."""
-        if self._due_s <= at.now_s:
-            self._reachable = _ask(at.ask, at.uuid)
-            self._due_s = at.now_s + RARELY
+        if self._due_s <= sample_pass.now_s:
+            self._reachable = _read(sample_pass.nvml, sample_pass.uuid)
+            self._due_s = sample_pass.now_s + RARELY
         for labels, ok in self._reachable.items():
-            at.emit(self.metrics[0], ok, labels)
+            sample_pass.emit(self.metrics[0], ok, labels)
         if not self._reachable:
-            at.mark_absent(self.metrics[0], "no_peers")
+            sample_pass.mark_absent(self.metrics[0], "no_peers")
 
 
-def _ask(ask: NvmlCalls, own: str) -> dict[Labels, bool]:
+def _read(nvml: NvmlCalls, own: str) -> dict[Labels, bool]:
     reachable: dict[Labels, bool] = {}
-    for index in range(ask("nvmlDeviceGetCount")):
-        peer = ask("nvmlDeviceGetHandleByIndex", index)
-        uuid = ask("nvmlDeviceGetUUID", peer)
+    for index in range(nvml("nvmlDeviceGetCount")):
+        peer = nvml("nvmlDeviceGetHandleByIndex", index)
+        uuid = nvml("nvmlDeviceGetUUID", peer)
         if uuid == own:
             continue
         for capability, number in _CAPABILITIES:
-            status = ask("nvmlDeviceGetP2PStatus", ask.handle, peer, number)
+            status = nvml("nvmlDeviceGetP2PStatus", nvml.handle, peer, number)
             reachable[("peer_uuid", uuid), ("capability", capability)] = status == _OK
     return reachable

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 
-from rankscope.exporter.nvml.calls import NvmlCalls, is_trouble
+from rankscope.exporter.nvml.calls import IMPLAUSIBLE, NvmlCalls, is_trouble
 from rankscope.exporter.source import Absent, GpuProcess, Labels, MigDevice, Reading, XidEvent
 
 FieldKey = tuple[int, int]
 
 
 class Pass:
-    """One pass over a GPU: ``ask`` makes the NVML calls, the other attributes collect the results.
+    """One pass over a GPU: ``nvml`` makes the NVML calls, the other attributes collect the results.
 
     Attributes:
         uuid: the GPU's uuid.
@@ -21,8 +22,8 @@ class Pass:
         trouble: first fault in the current collector; None if there is none.
     """
 
-    def __init__(self, ask: NvmlCalls, uuid: str, now_s: float) -> None:
-        self.ask = ask
+    def __init__(self, nvml: NvmlCalls, uuid: str, now_s: float) -> None:
+        self.nvml = nvml
         self.uuid = uuid
         self.now_s = now_s
         self.fields: dict[FieldKey, float | str] = {}
@@ -36,8 +37,11 @@ class Pass:
         self.trouble: str | None = None
 
     def emit(self, metric: str, value: float, labels: Labels = (), uuid: str = "") -> None:
-        """Add a reading; ``value`` is in the metric's unit."""
-        self.readings.append(Reading(metric, float(value), labels, uuid))
+        """Add a reading; ``value`` is in the metric's unit. NaN and infinity are absent as ``implausible``."""
+        if isfinite(value):
+            self.readings.append(Reading(metric, float(value), labels, uuid))
+        else:
+            self.mark_absent(metric, IMPLAUSIBLE, labels)
 
     def mark_absent(self, metric: str, reason: str, labels: Labels = ()) -> None:
         """Mark a metric as absent, with the reason."""
@@ -61,13 +65,13 @@ class Topic:
         """Return field ids with their scope, to be read in one call with those of all topics."""
         raise NotImplementedError
 
-    def collect(self, at: Pass) -> None:
-        """Emit readings; raises ``nvml.NVMLError``, or ``SourceError`` if the GPU or the driver is lost."""
+    def collect(self, sample_pass: Pass) -> None:
+        """Emit readings; raises ``NVMLError``, or ``SourceError`` if the GPU or the driver is lost."""
         raise NotImplementedError
 
-    def part(self, ask: NvmlCalls) -> None:
+    def part(self, nvml: NvmlCalls) -> None:
         """Take a measurement between two passes; raises as ``collect``."""
         raise NotImplementedError
 
-    def close(self, ask: NvmlCalls) -> None:
+    def close(self, nvml: NvmlCalls) -> None:
         """Free NVML objects."""

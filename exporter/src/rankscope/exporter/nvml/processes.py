@@ -8,7 +8,9 @@ from pathlib import Path
 from struct import Struct
 from typing import Final, Literal
 
-from rankscope.exporter.nvml.calls import NvmlCalls
+import msgspec
+
+from rankscope.exporter.nvml.calls import NvmlCalls, is_all_ones
 from rankscope.exporter.nvml.one_pass import Pass, Topic
 from rankscope.exporter.nvml.rows import NOW
 from rankscope.exporter.source import GpuProcess, MigDevice
@@ -21,7 +23,6 @@ _KINDS: Final[tuple[tuple[_Kind, str], ...]] = (
 )
 JOBS_LOOK_S: Final = 5.0
 """Interval of the jobs collector in seconds; it needs the process table no more often."""
-_NOT_AVAILABLE: Final = 2**64 - 1
 _PROCESS: Final = Struct("@IQII")
 _USUALLY: Final = 64
 _PROC: Final = Path("/proc")
@@ -35,6 +36,7 @@ class Processes(Topic):
         self._due_s = float("-inf")
         self._found: list[GpuProcess] = []
         self._found_s = 0.0
+        self._sampled: dict[int, float] | None = None
         self._mig_devices: list[MigDevice] = []
         self._since_us = 0
         self._count = c_uint()
@@ -42,66 +44,89 @@ class Processes(Topic):
         self._buffer = create_string_buffer(_USUALLY * _PROCESS.size)
         self.metrics = ("gpu_process_memory_used_bytes", "gpu_process_sm_utilization_ratio") if series else ()
 
-    def collect(self, at: Pass) -> None:
+    def collect(self, sample_pass: Pass) -> None:
         """Read the process table. A process in several of NVML's lists is kept once, with the kind of the first."""
         # If the MIG devices changed, the same processes have other uuids.
-        if self._due_s <= at.now_s or at.mig_devices != self._mig_devices:
-            self._found, self._found_s, self._mig_devices = self._find(at), at.now_s, at.mig_devices
-            self._due_s = at.now_s + (NOW if self._series else JOBS_LOOK_S)
-        at.processes, at.processes_s = self._found, self._found_s
+        if self._due_s <= sample_pass.now_s or sample_pass.mig_devices != self._mig_devices:
+            self._found, self._found_s, self._mig_devices = self._find(sample_pass), sample_pass.now_s, sample_pass.mig_devices
+            self._add_utilization(sample_pass)
+            self._due_s = sample_pass.now_s + (NOW if self._series else JOBS_LOOK_S)
+        sample_pass.processes, sample_pass.processes_s = self._found, self._found_s
         if self._series:
-            self._emit(at, at.processes)
+            self._emit(sample_pass, sample_pass.processes)
 
-    def _find(self, at: Pass) -> list[GpuProcess]:
-        ask = at.ask
+    def _find(self, sample_pass: Pass) -> list[GpuProcess]:
+        nvml = sample_pass.nvml
         found: dict[tuple[int, str], GpuProcess] = {}
         for kind, call in _KINDS:
-            for pid, used, gpu_instance, compute_instance in self._list(ask, call):
-                uuid = _mig_uuid(at.mig_devices, gpu_instance, compute_instance)
-                found.setdefault((pid, uuid), GpuProcess(pid, kind, None if used == _NOT_AVAILABLE else used, uuid))
+            for pid, used, gpu_instance, compute_instance in self._list(nvml, call):
+                uuid = _mig_uuid(sample_pass.mig_devices, gpu_instance, compute_instance)
+                found.setdefault((pid, uuid), GpuProcess(pid, kind, None if is_all_ones(used) else used, uuid))
         return list(found.values())
 
-    def _list(self, ask: NvmlCalls, call: str) -> Iterator[tuple[int, int, int, int]]:
+    def _add_utilization(self, sample_pass: Pass) -> None:
+        """Add the share of the SMs to the processes; if it cannot be read, the processes themselves are still known."""
+        self._sampled = None
+        if not self._found:
+            return
+        try:
+            self._sampled = self._utilization(sample_pass.nvml)
+        except sample_pass.nvml.binding.NVMLError as error:
+            if self._series:
+                sample_pass.mark_absent("gpu_process_sm_utilization_ratio", sample_pass.nvml.reason(error))
+        if self._sampled is not None:
+            # A process without a sample had no kernel running.
+            ratios = self._sampled
+            self._found = [
+                msgspec.structs.replace(process, sm_ratio=ratios.get(process.pid, 0.0)) if not process.uuid else process
+                for process in self._found
+            ]
+
+    def _list(self, nvml: NvmlCalls, call: str) -> Iterator[tuple[int, int, int, int]]:
         """Return pid, bytes, GPU instance and compute instance of each process of a kind; none if the kind is not supported."""
         while True:
             self._count.value = len(self._buffer) // _PROCESS.size
-            code = ask.call(f"{call}_v3", ask.handle, self._reference, self._buffer)
-            if code == ask.nvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+            code = nvml.call(f"{call}_v3", nvml.handle, self._reference, self._buffer)
+            if code == nvml.binding.NVML_ERROR_FUNCTION_NOT_FOUND:
                 # Drivers before R510, with the same structure.
-                code = ask.call(f"{call}_v2", ask.handle, self._reference, self._buffer)
-            if code != ask.nvml.NVML_ERROR_INSUFFICIENT_SIZE:
+                code = nvml.call(f"{call}_v2", nvml.handle, self._reference, self._buffer)
+            nvml.check_numbers((self._count.value,))
+            if code != nvml.binding.NVML_ERROR_INSUFFICIENT_SIZE:
                 break
             self._buffer = create_string_buffer(2 * max(len(self._buffer), self._count.value * _PROCESS.size))
-        if code in {ask.nvml.NVML_ERROR_NOT_SUPPORTED, ask.nvml.NVML_ERROR_FUNCTION_NOT_FOUND}:
+        if code in {nvml.binding.NVML_ERROR_NOT_SUPPORTED, nvml.binding.NVML_ERROR_FUNCTION_NOT_FOUND}:
             return iter(())
         if code:
-            raise ask.nvml.NVMLError(code)
+            raise nvml.binding.NVMLError(code)
         return _PROCESS.iter_unpack(memoryview(self._buffer)[: self._count.value * _PROCESS.size])
 
-    def _emit(self, at: Pass, processes: list[GpuProcess]) -> None:
+    def _emit(self, sample_pass: Pass, processes: list[GpuProcess]) -> None:
         names = {process.pid: _name(process.pid) for process in processes}
         for process in processes:
             if process.used_bytes is not None:
                 labels = (("pid", str(process.pid)), ("process", names[process.pid]))
-                at.emit("gpu_process_memory_used_bytes", process.used_bytes, labels, process.uuid)
-        for pid, percent in self._utilization(at.ask).items():
-            if pid in names and percent <= 100:
+                sample_pass.emit("gpu_process_memory_used_bytes", process.used_bytes, labels, process.uuid)
+        for pid, ratio in (self._sampled or {}).items():
+            if pid in names:
                 labels = (("pid", str(pid)), ("process", names[pid]))
-                at.emit("gpu_process_sm_utilization_ratio", percent / 100, labels)
+                sample_pass.emit("gpu_process_sm_utilization_ratio", ratio, labels)
 
-    def _utilization(self, ask: NvmlCalls) -> dict[int, int]:
-        """Return the latest SM utilization in percent of each process since the last pass, by pid."""
+    def _utilization(self, nvml: NvmlCalls) -> dict[int, float] | None:
+        """Return the latest SM utilization of each process with a sample since the last call, by pid; None if unsupported."""
         try:
-            samples = ask("nvmlDeviceGetProcessUtilization", ask.handle, self._since_us)
-        except ask.nvml.NVMLError as error:
+            samples = nvml("nvmlDeviceGetProcessUtilization", nvml.handle, self._since_us)
+        except nvml.binding.NVMLError as error:
             # An empty list is raised as the error "SUCCESS".
-            if error.value == ask.nvml.NVML_SUCCESS or ask.reason(error) in {"not_found", "not_supported", "function_not_found"}:
+            if error.value == nvml.binding.NVML_SUCCESS or nvml.reason(error) == "not_found":
                 return {}
+            if nvml.reason(error) in {"not_supported", "function_not_found"}:
+                return None
             raise
-        latest: dict[int, int] = {}
+        latest: dict[int, float] = {}
         for sample in sorted(samples, key=lambda sample: sample.timeStamp):
-            latest[sample.pid] = sample.smUtil
             self._since_us = max(self._since_us, sample.timeStamp)
+            if sample.smUtil <= 100:
+                latest[sample.pid] = sample.smUtil / 100
         return latest
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Any, Final, Generic, TypeVar
 
-from rankscope.exporter.nvml.calls import NvmlCalls, is_lasting, is_trouble
+from rankscope.exporter.nvml.calls import IMPLAUSIBLE, NvmlCalls, is_lasting, is_trouble, without_all_ones
 from rankscope.exporter.nvml.one_pass import FieldKey, Pass, Topic
 from rankscope.exporter.source import Absent, Labels, Reading
 
@@ -24,7 +24,8 @@ _Row = TypeVar("_Row", "Call", "Field")
 class Out:
     """One series: NVML's number times ``times``, divided by ``per``, is in the metric's unit.
 
-    A value below ``at_least`` or above ``at_most`` is absent as ``implausible``: drivers return such numbers for unknown values.
+    A value below ``at_least`` or above ``at_most``, or NaN, is absent as ``implausible``: drivers return such numbers for unknown
+    values.
     """
 
     metric: str
@@ -39,7 +40,7 @@ class Out:
         value = raw * self.times / self.per
         if self.at_least <= value <= self.at_most:
             return Reading(self.metric, value, self.labels)
-        return Absent(self.metric, "implausible", self.labels)
+        return Absent(self.metric, IMPLAUSIBLE, self.labels)
 
 
 def _as_they_are(*numbers: float) -> Sequence[float]:
@@ -120,11 +121,11 @@ class _CachedRow(Generic[_Row]):
             return RARELY
         return NOW if any(is_trouble(one.reason) for one in self.absent) else self.row.every_s
 
-    def emit(self, at: Pass) -> None:
+    def emit(self, sample_pass: Pass) -> None:
         """Add the stored readings and absences to the pass."""
-        at.readings += self.readings
+        sample_pass.readings += self.readings
         for one in self.absent:
-            at.mark_absent(one.metric, one.reason, one.labels)
+            sample_pass.mark_absent(one.metric, one.reason, one.labels)
 
 
 class Rows(Topic):
@@ -140,21 +141,21 @@ class Rows(Topic):
         """Return the fields that are due and not replaced by another one (``Field.unless``)."""
         return [(one.row.number, 0) for one in self._fields if one.due_s <= now_s and one.row.unless not in self._known]
 
-    def collect(self, at: Pass) -> None:
+    def collect(self, sample_pass: Pass) -> None:
         """Make the calls that are due, and emit all results, including stored ones."""
         for prepared, call in self._calls:
-            if call.due_s <= at.now_s:
-                call.learn(prepared.ask(at.ask), at.now_s)
-            call.emit(at)
+            if call.due_s <= sample_pass.now_s:
+                call.learn(prepared.read(sample_pass.nvml), sample_pass.now_s)
+            call.emit(sample_pass)
         for field in self._fields:
             row = field.row
-            raw = at.fields.get((row.number, 0))
+            raw = sample_pass.fields.get((row.number, 0))
             if raw is not None:
-                field.learn(raw, at.now_s)
+                field.learn(raw, sample_pass.now_s)
             if field.readings:
                 self._known.add(row.number)
             if row.unless not in self._known:
-                field.emit(at)
+                field.emit(sample_pass)
 
 
 class Prepared:
@@ -170,16 +171,19 @@ class Prepared:
             self._memories.append((layout.unpack_from, create_string_buffer(call.initial, layout.size)))
         self._args = (*call.args, *(memory for _, memory in self._memories))
 
-    def ask(self, ask: NvmlCalls) -> Sequence[float] | str:
-        """Make the call; return the unpacked outputs, or the reason why it failed. Raises ``SourceError``."""
+    def read(self, nvml: NvmlCalls) -> Sequence[float] | str:
+        """Make the call; return the unpacked outputs, NaN for those with all bits set, or the reason why it failed.
+
+        Raises ``SourceError``.
+        """
         call = self._call
-        code = ask.call(call.name, ask.handle, *self._args)
-        if code == ask.nvml.NVML_ERROR_FUNCTION_NOT_FOUND and call.before:
-            code = ask.call(call.before, ask.handle, *self._args)
+        code = nvml.call(call.name, nvml.handle, *self._args)
+        if code == nvml.binding.NVML_ERROR_FUNCTION_NOT_FOUND and call.before:
+            code = nvml.call(call.before, nvml.handle, *self._args)
         if code:
-            return ask.reason_of(code)
+            return nvml.reason_of(code)
         unpack, memory = self._memories[0]
         result: tuple[float, ...] = unpack(memory)
         for unpack, memory in self._memories[1:]:
             result += unpack(memory)
-        return result
+        return without_all_ones(result)

@@ -45,14 +45,14 @@ class RetiredPages(Topic):
         self._due_s = float("-inf")
         self._pages: dict[str, int] = {}
 
-    def collect(self, at: Pass) -> None:
+    def collect(self, sample_pass: Pass) -> None:
         """Emit one reading per cause."""
-        if self._due_s <= at.now_s:
+        if self._due_s <= sample_pass.now_s:
             for number, cause in enumerate(("multiple_single_bit", "double_bit")):
-                self._pages[cause] = len(at.ask("nvmlDeviceGetRetiredPages", at.ask.handle, number))
-            self._due_s = at.now_s + SOMETIMES
+                self._pages[cause] = len(sample_pass.nvml("nvmlDeviceGetRetiredPages", sample_pass.nvml.handle, number))
+            self._due_s = sample_pass.now_s + SOMETIMES
         for cause, pages in self._pages.items():
-            at.emit("gpu_retired_pages", pages, (("cause", cause),))
+            sample_pass.emit("gpu_retired_pages", pages, (("cause", cause),))
 
 
 class Virtualization(Topic):
@@ -65,25 +65,25 @@ class Virtualization(Topic):
         self._mode = ""
         self._licensed: float | str = ""
 
-    def collect(self, at: Pass) -> None:
+    def collect(self, sample_pass: Pass) -> None:
         """Emit mode and licence, read once a minute because they rarely change."""
-        ask = at.ask
-        if self._due_s <= at.now_s:
-            number: int = ask("nvmlDeviceGetVirtualizationMode", ask.handle)
+        nvml = sample_pass.nvml
+        if self._due_s <= sample_pass.now_s:
+            number: int = nvml("nvmlDeviceGetVirtualizationMode", nvml.handle)
             self._mode = _MODES[number] if number < len(_MODES) else f"mode_{number}"
-            self._licensed = self._licence(ask) if self._mode == "vgpu" else "no_vgpu_guest"
-            self._due_s = at.now_s + RARELY
-        at.emit("gpu_virtualization_mode", 1, (("mode", self._mode),))
+            self._licensed = self._licence(nvml) if self._mode == "vgpu" else "no_vgpu_guest"
+            self._due_s = sample_pass.now_s + RARELY
+        sample_pass.emit("gpu_virtualization_mode", 1, (("mode", self._mode),))
         if isinstance(self._licensed, str):
-            at.mark_absent("gpu_vgpu_license_status", self._licensed)
+            sample_pass.mark_absent("gpu_vgpu_license_status", self._licensed)
         else:
-            at.emit("gpu_vgpu_license_status", self._licensed)
+            sample_pass.emit("gpu_vgpu_license_status", self._licensed)
 
-    def _licence(self, ask: Any) -> float | str:
+    def _licence(self, nvml: Any) -> float | str:
         try:
-            answer = ask("nvmlDeviceGetGridLicensableFeatures", ask.handle)
-        except ask.nvml.NVMLError as error:
-            reason: str = ask.reason(error)
+            answer = nvml("nvmlDeviceGetGridLicensableFeatures", nvml.handle)
+        except nvml.binding.NVMLError as error:
+            reason: str = nvml.reason(error)
             return reason
         features = answer.gridLicensableFeatures[: answer.licensableFeaturesCount]
         return float(any(feature.featureState for feature in features))

@@ -38,7 +38,9 @@ def _first(number: float, *_: float) -> Sequence[float]:
     return (number,)
 
 
-def _bits(reasons: int) -> Sequence[float]:
+def _bits(reasons: float) -> Sequence[float]:
+    if not isinstance(reasons, int):  # NaN: all bits were set
+        return [reasons] * len(_THROTTLE_BITS)
     return [float(bool(reasons & bit)) for _, bit in _THROTTLE_BITS]
 
 
@@ -181,14 +183,17 @@ FIELDS: Final[dict[str, tuple[Field, ...]]] = {
         Field(269, _seconds("sw_thermal")),
         Field(270, _seconds("hw_thermal")),
         Field(271, _seconds("hw_power_brake")),
-        # Fallback for drivers without the three fields above.
-        Field(75, _seconds("thermal"), unless=269),
-        Field(77, _seconds("board_limit"), unless=269),
-        Field(79, _seconds("reliability"), unless=269),
+        Field(77, _seconds("board_limit")),
+        Field(79, _seconds("reliability")),
+        Field(75, _seconds("thermal"), unless=269),  # drivers without the reasons of their own for heat
     ),
     "pcie": tuple(
         Field(number, Out("gpu_pcie_errors_total", labels=(("severity", severity),)), every_s=SOMETIMES)
         for severity, number in (("correctable", 173), ("non_fatal", 179), ("fatal", 180))
+    ),
+    "nvlink": tuple(
+        Field(number, Out("gpu_c2c_errors_total", labels=(("error", error),)), every_s=SOMETIMES)
+        for error, number in (("crc", 231), ("replay", 232), ("replay_back_to_back", 233))
     ),
     "remap": (
         *(

@@ -7,6 +7,7 @@ from itertools import pairwise
 from struct import Struct
 from typing import Final
 
+from rankscope.exporter.nvml.calls import is_all_ones
 from rankscope.exporter.nvml.fields import by_type
 from rankscope.exporter.nvml.one_pass import Pass, Topic
 
@@ -39,47 +40,49 @@ class BusySeconds(Topic):
         self._buffer = create_string_buffer(_MOST_SAMPLES * _SAMPLE.size)
         self._references = (byref(self._kind), byref(self._count), self._buffer)
 
-    def collect(self, at: Pass) -> None:
+    def collect(self, sample_pass: Pass) -> None:
         """Add the samples since the last pass. Without a new sample, counter and bounds keep their values."""
-        samples = self._new_samples(at)
+        samples = self._new_samples(sample_pass)
         if samples:
             if self._seen_us:
-                self._seconds += _busy_s(samples, self._seen_us, at.now_s - self._seen_s)
+                self._seconds += _busy_s(samples, self._seen_us, sample_pass.now_s - self._seen_s)
             else:
                 samples = samples[-1:]  # the counter starts at the first pass
-            self._seen_us, self._seen_s = samples[-1][0], at.now_s
+            self._seen_us, self._seen_s = samples[-1][0], sample_pass.now_s
             shares = [share for _, share in samples]
             self._bounds = min(shares), max(shares)
         if self._bounds is None:
             for metric in self.metrics:
-                at.mark_absent(metric, "no_data")
+                sample_pass.mark_absent(metric, "no_data")
             return
         # The gauge of this pass may be newer than any sample: extend the bounds to include it.
-        shares = [*self._bounds, *(reading.value for reading in at.readings if reading.metric == _GAUGE)]
-        at.emit("gpu_utilization_min_ratio", min(shares))
-        at.emit("gpu_utilization_max_ratio", max(shares))
-        at.emit("gpu_busy_seconds_total", self._seconds)
+        shares = [*self._bounds, *(reading.value for reading in sample_pass.readings if reading.metric == _GAUGE)]
+        sample_pass.emit("gpu_utilization_min_ratio", min(shares))
+        sample_pass.emit("gpu_utilization_max_ratio", max(shares))
+        sample_pass.emit("gpu_busy_seconds_total", self._seconds)
 
-    def _new_samples(self, at: Pass) -> _Samples:
+    def _new_samples(self, sample_pass: Pass) -> _Samples:
         """Return the samples since the last pass as (time in microseconds, share), oldest first."""
-        samples = self._samples(at, self._seen_us)
-        if samples or not self._seen_us or at.now_s - self._seen_s <= _CLOCK_STEP_S:
+        samples = self._samples(sample_pass, self._seen_us)
+        if samples or not self._seen_us or sample_pass.now_s - self._seen_s <= _CLOCK_STEP_S:
             return samples
         # After the wall clock was set back, new samples are older than the last one seen.
-        samples = self._samples(at, 0)
+        samples = self._samples(sample_pass, 0)
         return samples if samples and samples[-1][0] != self._seen_us else []
 
-    def _samples(self, at: Pass, since_us: int) -> _Samples:
-        ask = at.ask
+    def _samples(self, sample_pass: Pass, since_us: int) -> _Samples:
+        nvml = sample_pass.nvml
         self._count.value = _MOST_SAMPLES
-        code = ask.call("nvmlDeviceGetSamples", ask.handle, _GPU_UTILIZATION_SAMPLES, c_ulonglong(since_us), *self._references)
-        if code == ask.nvml.NVML_ERROR_NOT_FOUND:
+        code = nvml.call("nvmlDeviceGetSamples", nvml.handle, _GPU_UTILIZATION_SAMPLES, c_ulonglong(since_us), *self._references)
+        if code == nvml.binding.NVML_ERROR_NOT_FOUND:
             return []
         if code:
-            raise ask.nvml.NVMLError(code)
+            raise nvml.binding.NVMLError(code)
+        nvml.check_numbers((self._count.value,))
         pairs = _SAMPLE.iter_unpack(memoryview(self._buffer)[: self._count.value * _SAMPLE.size])
-        samples = [(stamp_us, by_type(self._kind.value, union) / 100) for stamp_us, union in pairs]
-        return sorted((stamp_us, share) for stamp_us, share in samples if stamp_us > since_us and 0 <= share <= 1)
+        samples = ((stamp_us, by_type(self._kind.value, union) / 100) for stamp_us, union in pairs if not is_all_ones(stamp_us))
+        # A dict: of two samples with one time stamp, the later counts.
+        return sorted({stamp_us: share for stamp_us, share in samples if stamp_us > since_us and 0 <= share <= 1}.items())
 
 
 def _busy_s(samples: _Samples, seen_us: int, elapsed_s: float) -> float:

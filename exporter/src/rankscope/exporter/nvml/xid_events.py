@@ -7,7 +7,7 @@ from ctypes import create_string_buffer
 from struct import Struct
 from typing import Any, Final
 
-from rankscope.exporter.nvml.calls import NvmlCalls
+from rankscope.exporter.nvml.calls import NvmlCalls, is_all_ones
 from rankscope.exporter.nvml.one_pass import Pass, Topic
 from rankscope.exporter.source import XidEvent
 
@@ -25,38 +25,38 @@ class Xids(Topic):
         self._events: Any = None
         self._memory = create_string_buffer(_EVENT.size)
 
-    def collect(self, at: Pass) -> None:
+    def collect(self, sample_pass: Pass) -> None:
         """Add the events since the last pass."""
-        ask = at.ask
-        kind = ask.nvml.nvmlEventTypeXidCriticalError
+        nvml = sample_pass.nvml
+        kind = nvml.binding.nvmlEventTypeXidCriticalError
         if self._events is None:
-            events = ask("nvmlEventSetCreate")
+            events = nvml("nvmlEventSetCreate")
             try:
-                ask("nvmlDeviceRegisterEvents", ask.handle, kind, events)
-            except ask.nvml.NVMLError as error:
-                ask("nvmlEventSetFree", events)
+                nvml("nvmlDeviceRegisterEvents", nvml.handle, kind, events)
+            except nvml.binding.NVMLError as error:
+                nvml("nvmlEventSetFree", events)
                 # Report it: a failed registration must not look like no errors.
-                at.trouble = f"Xid events are not available: {ask.reason(error)}"
+                sample_pass.trouble = f"Xid events are not available: {nvml.reason(error)}"
                 return
             self._events = events
-        self.drain(ask, at.xids)
+        self.drain(nvml, sample_pass.xids)
 
-    def drain(self, ask: NvmlCalls, xids: list[XidEvent]) -> None:
+    def drain(self, nvml: NvmlCalls, xids: list[XidEvent]) -> None:
         """Append the queued events to ``xids``; raises as ``collect``."""
         if self._events is None:
             return
         for _ in range(_MOST):
-            code = ask.call("nvmlEventSetWait_v2", self._events, self._memory, _AT_ONCE)
-            if code == ask.nvml.NVML_ERROR_TIMEOUT:
+            code = nvml.call("nvmlEventSetWait_v2", self._events, self._memory, _AT_ONCE)
+            if code == nvml.binding.NVML_ERROR_TIMEOUT:
                 break
             if code:
-                raise ask.nvml.NVMLError(code)
+                raise nvml.binding.NVMLError(code)
             event_kind, xid = _EVENT.unpack_from(self._memory)
-            if event_kind == ask.nvml.nvmlEventTypeXidCriticalError:
+            if event_kind == nvml.binding.nvmlEventTypeXidCriticalError and not is_all_ones(xid):
                 xids.append(XidEvent(time.time(), xid))
 
-    def close(self, ask: NvmlCalls) -> None:
+    def close(self, nvml: NvmlCalls) -> None:
         """Free the event set."""
         if self._events is not None:
-            ask("nvmlEventSetFree", self._events)
+            nvml("nvmlEventSetFree", self._events)
             self._events = None

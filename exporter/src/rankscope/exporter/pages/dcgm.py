@@ -10,15 +10,18 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from rankscope.exporter.catalogue import CATALOGUE, DcgmName
-from rankscope.exporter.pages.dcgm_counters import PREFIX, Counters, LabelField, default_counters
+from rankscope.exporter.pages.dcgm_counters import Counters, LabelField, default_counters
 from rankscope.exporter.pages.exposition import TEXT_TYPE, Family, text
 from rankscope.exporter.pages.page import SIMULATED_COMMENT, Page, SeriesLoop
-from rankscope.exporter.source import FleetState, GpuSample, GpuState, Labels, MigDevice, Reading
+from rankscope.exporter.source import FleetState, GpuSample, GpuState, Labels, MigDevice
+from rankscope.exporter.xids import XIDS
 
 logger = logging.getLogger(__name__)
 
 _SHARE: Final = re.compile(r"^[0-9]+c\.")
 _LAST_XID: Final = "gpu_xid_last_code"
+_RECENT_XIDS: Final = "gpu_xid_recent_errors"
+_XIDS: Final = (_LAST_XID, _RECENT_XIDS, "gpu_xid_errors_total")
 _NO_LICENCE: Final = ("gpu_vgpu_license_status", "no_vgpu_guest")
 """Absent metric and reason that DCGM reports as 0: without a vGPU there is no licence."""
 _POD_LABELS: Final = (("container", "container_k8s"), ("namespace", "namespace_k8s"), ("pod", "pod_k8s"))
@@ -31,6 +34,11 @@ class _Way:
     entry: DcgmName
     name: str
     of_mig: bool
+
+    def labels(self, ours: Labels) -> Labels:
+        """Return the labels that DCGM's series has of ours, and those that all of its series have."""
+        kept = [(self.entry.keep[name], value) for name, value in ours if name in self.entry.keep]
+        return (*kept, *self.entry.add.items())
 
 
 class DcgmPage:
@@ -48,7 +56,7 @@ class DcgmPage:
         wanted = {counter.name for counter in self._counters.metrics}
         self._ways: dict[str, tuple[_Way, ...]] = {}
         for row in CATALOGUE:
-            ways = (_Way(entry, PREFIX + entry.name, row.name.startswith("gpu_mig_")) for entry in row.dcgm)
+            ways = (_Way(entry, entry.full_name, row.name.startswith("gpu_mig_")) for entry in row.dcgm)
             self._ways[row.name] = tuple(way for way in ways if way.name in wanted)
         self._rates = _Rates({metric for metric, ways in self._ways.items() if any(way.entry.rate for way in ways)})
         self._uncollected = self._not_collected()
@@ -62,14 +70,11 @@ class DcgmPage:
         if self._page.fleet is not None:
             state = self._page.fleet.state()
             jobs = {labels["uuid"]: labels for labels, _ in _fresh(self._page.jobs, "gpu_job_info")}
-            xids = {labels["uuid"]: value for labels, value in _fresh(self._page.xid, _LAST_XID)}
+            xids = {metric: _by_uuid(_fresh(self._page.xid, metric)) for metric in _XIDS}
             for gpu in state.gpus:
                 self._add_gpu(families, gpu, state, jobs)
                 # Also for a GPU that is down: the Xid may be the reason.
-                if gpu.identity.uuid in xids:
-                    labels = self._labels(gpu, state, None, jobs.get(gpu.identity.uuid, {}))
-                    for way in self._ways[_LAST_XID]:
-                        families[way.name].add(labels, xids[gpu.identity.uuid])
+                self._add_xids(families, gpu, self._labels(gpu, state, None, jobs.get(gpu.identity.uuid, {})), xids)
             remarks += self._remarks(state)
         comments = "".join(f"# {' '.join(remark.split())}\n" for remark in remarks).encode("utf-8", "replace")
         body = text(family for family in families.values() if family.points)
@@ -81,23 +86,40 @@ class DcgmPage:
         labels = {"": self._labels(gpu, state, None, jobs.get(gpu.identity.uuid, {}))}
         for instance in _instances(gpu.sample):
             labels[instance.uuid] = self._labels(gpu, state, instance, jobs.get(instance.uuid, {}))
-        values: dict[tuple[str, str], float] = {}
+        values: dict[tuple[str, str, Labels], float] = {}
         divided: set[str] = set()
-        published = self._rates.values(gpu.sample)
-        for reading in published:
+        rates = self._rates.of(gpu.sample)
+        for reading in gpu.sample.readings:
             for way in self._ways.get(reading.metric, ()):
-                if reading.uuid in labels and way.entry.labels.items() <= set(reading.labels):
-                    key = way.name, reading.uuid
+                series = reading.metric, reading.uuid, reading.labels
+                shown = rates.get(series) if way.entry.rate else reading.value
+                if shown is not None and reading.uuid in labels and way.entry.labels.items() <= set(reading.labels):
+                    key = way.name, reading.uuid, way.labels(reading.labels)
                     # Several series (two kinds of memory, for example) may be one series of DCGM.
-                    values[key] = values.get(key, 0) + round(reading.value * way.entry.times, 6)
+                    values[key] = values.get(key, 0) + round(shown * way.entry.times, 6)
                     if way.of_mig:
                         divided.add(way.name)
         if any((absent.metric, absent.reason) == _NO_LICENCE for absent in gpu.sample.absent):
-            values |= {(way.name, ""): 0 for way in self._ways[_NO_LICENCE[0]]}
-        for (name, of), value in values.items():
+            values |= {(way.name, "", ()): 0 for way in self._ways[_NO_LICENCE[0]]}
+        for (name, of, further), value in values.items():
             # For a GPU with MIG, DCGM reports this per instance; with the GPU's own series a sum would count it twice.
             if of or name not in divided:
-                families[name].add(labels[of], value)
+                families[name].add((*labels[of], *further), value)
+
+    def _add_xids(
+        self, families: dict[str, Family], gpu: GpuState, labels: Labels, xids: dict[str, dict[str, list[tuple[Labels, float]]]]
+    ) -> None:
+        for metric, series in xids.items():
+            of_gpu = series.get(gpu.identity.uuid, [])
+            for way in self._ways[metric]:
+                values: dict[Labels, float] = {}
+                for ours, value in of_gpu:
+                    further = _last_xid_labels(int(value)) if metric == _LAST_XID else way.labels(ours)
+                    values[further] = values.get(further, 0) + value
+                if not values and metric == _RECENT_XIDS and self._page.xid is not None:
+                    values[way.labels(())] = 0  # as DCGM does without an error
+                for further, value in values.items():
+                    families[way.name].add((*labels, *further), value)
 
     def _labels(self, gpu: GpuState, state: FleetState, instance: MigDevice | None, job: dict[str, str]) -> Labels:
         identity = gpu.identity
@@ -165,16 +187,8 @@ class _Rates:
         self._metrics = metrics
         self._latest: dict[str, tuple[_Counts | None, _Counts]] = {}
 
-    def values(self, sample: GpuSample) -> Iterator[Reading]:
-        """Yield the readings of a sample, with each counter replaced by its rate; a counter that was reset is left out."""
-        rates = self._of(sample)
-        for reading in sample.readings:
-            if reading.metric not in self._metrics:
-                yield reading
-            elif (rate := rates.get((reading.metric, reading.uuid, reading.labels))) is not None:
-                yield Reading(reading.metric, rate, reading.labels, reading.uuid)
-
-    def _of(self, sample: GpuSample) -> dict[_SeriesKey, float]:
+    def of(self, sample: GpuSample) -> dict[_SeriesKey, float]:
+        """Return the rates of the counters of a sample; a counter that was reset is left out."""
         before, latest = self._latest.get(sample.identity.uuid, (None, None))
         if latest is None or latest.at_s != sample.monotonic_s:
             counted = (reading for reading in sample.readings if reading.metric in self._metrics)
@@ -198,6 +212,19 @@ def _fresh(loop: SeriesLoop | None, metric: str) -> Iterator[tuple[dict[str, str
         for one in known.last:
             if one.metric == metric:
                 yield dict(one.labels), one.value
+
+
+def _by_uuid(series: Iterable[tuple[dict[str, str], float]]) -> dict[str, list[tuple[Labels, float]]]:
+    found: dict[str, list[tuple[Labels, float]]] = {}
+    for labels, value in series:
+        found.setdefault(labels["uuid"], []).append((tuple(labels.items()), value))
+    return found
+
+
+def _last_xid_labels(code: int) -> Labels:
+    """Return the labels that dcgm-exporter gives the last Xid: its code and what it means."""
+    known = XIDS.get(code)
+    return (("err_code", str(code)), ("err_msg", known.meaning if known else "unknown" if code else "no error"))
 
 
 def _instances(sample: GpuSample) -> Iterable[MigDevice]:

@@ -13,8 +13,6 @@ from rankscope.exporter.config_file import read_text
 from rankscope.exporter.errors import ExporterInputError
 from rankscope.exporter.settings import Settings
 
-PREFIX: Final = "DCGM_FI_"
-
 LabelField = Literal["DCGM_FI_DRIVER_VERSION", "DCGM_FI_NVML_VERSION", "DCGM_FI_DEV_SERIAL", "DCGM_FI_DEV_VBIOS_VERSION"]
 LABEL_FIELDS: Final[tuple[LabelField, ...]] = get_args(LabelField)
 
@@ -23,7 +21,7 @@ _TYPES: Final = ("gauge", "counter", "label")
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """One metric of the compatible page; its name begins with ``DCGM_FI_``."""
+    """One metric of the compatible page, with its full name."""
 
     name: str
     type: Literal["gauge", "counter"]
@@ -42,7 +40,7 @@ class Counters:
     def collectors(self) -> frozenset[str]:
         """The collectors that supply the metrics."""
         names = {counter.name for counter in self.metrics}
-        return frozenset(row.collector for row in CATALOGUE for entry in row.dcgm if PREFIX + entry.name in names)
+        return frozenset(row.collector for row in CATALOGUE for entry in row.dcgm if entry.full_name in names)
 
 
 def default_counters() -> Counters:
@@ -113,5 +111,5 @@ def _known() -> dict[str, tuple[Counter, bool]]:
     known: dict[str, tuple[Counter, bool]] = {}
     for row in CATALOGUE:
         for entry in row.dcgm:
-            known.setdefault(PREFIX + entry.name, (Counter(PREFIX + entry.name, entry.type, entry.help), entry.default_on))
+            known.setdefault(entry.full_name, (Counter(entry.full_name, entry.type, entry.help), entry.default_on))
     return known

@@ -71,7 +71,7 @@ def text(families: Iterable[Family]) -> bytes:
 
 
 def openmetrics(families: Iterable[Family]) -> bytes:
-    """Render the families as OpenMetrics 1.0; their names must be distinct there (see ``openmetrics_can_say``)."""
+    """Render the families as OpenMetrics 1.0; their names must be distinct there (see ``has_unique_openmetrics_names``)."""
     lines: list[str] = []
     for family in families:
         name = family.name.removesuffix("_total")
@@ -129,7 +129,7 @@ def number(value: float) -> str:
     return str(whole) if whole == value and -_LARGEST_PLAIN < whole < _LARGEST_PLAIN else repr(float(value))
 
 
-def openmetrics_can_say(families: Iterable[Family]) -> bool:
+def has_unique_openmetrics_names(families: Iterable[Family]) -> bool:
     """Return whether the names are distinct in OpenMetrics, where a counter ``x_total`` and a gauge ``x`` share a name."""
     names = [family.name.removesuffix("_total") for family in families]
     return len(set(names)) == len(names)

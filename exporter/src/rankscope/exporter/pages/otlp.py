@@ -8,9 +8,10 @@ import math
 import os
 import threading
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from rankscope.exporter.errors import ExporterInputError, ExporterMissingError
+from rankscope.exporter.pages.otlp_metrics import measurements
 from rankscope.exporter.pages.page import Page
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _STOP_S: Final = 1.0
-_EXPORT_S: Final = 30.0
+_MOST_POINTS: Final = 2048
+"""Points in one message: gRPC limits a message to 4 MiB by default."""
 _SILENT: Final = logging.NullHandler()
 _EXPORTERS: Final = {
     "http/protobuf": ("opentelemetry.exporter.otlp.proto.http.metric_exporter", "otlp"),
@@ -44,9 +46,10 @@ class OtlpPush:
         self._interval_s = _interval_s()
         self._exporter = _exporter()
         # Imported after the exporter, so that the error about a missing package names the exporter's extra.
-        from rankscope.exporter.pages.otlp_pipeline import OtlpPipelines
+        from rankscope.exporter.pages.otlp_message import MessageBuilder
 
-        self._pipelines = OtlpPipelines(page, _resource(page), self._exporter)
+        self._page = page
+        self._builder = MessageBuilder(_resource(page), deltas=_prefers_deltas())
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="otlp", daemon=True)
         self._accepted: bool | None = None
@@ -79,11 +82,14 @@ class OtlpPush:
             self._export()
         if self._accepted:
             self._export()
-        self._pipelines.close()
 
     def _export(self) -> None:
         try:
-            failure = self._pipelines.export(_EXPORT_S)
+            with _FirstWarning(logging.WARNING) as warning:
+                result = self._exporter.export(self._builder.message(measurements(self._page)))
+            failure = None if result.name == "SUCCESS" else warning.text or "no reason given"
+            if failure is None:
+                self._builder.accept()
         except Exception as error:  # noqa: BLE001  no error may end this thread
             failure = str(error) or type(error).__name__
         if failure is not None and self._ended.is_set():
@@ -93,6 +99,29 @@ class OtlpPush:
         elif failure is None and self._accepted is False:
             logger.info("OTLP: the collector accepts metrics again")
         self._accepted = failure is None
+
+
+class _FirstWarning(logging.Handler):
+    """Log handler that keeps the SDK's first warning, which names the cause; later ones only report that it gave up."""
+
+    text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the record's text."""
+        error = record.exc_info[1] if record.exc_info else None
+        self.text = self.text or " ".join((str(error) if error is not None else record.getMessage()).split())
+
+    def __enter__(self) -> Self:
+        logging.getLogger("opentelemetry").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("opentelemetry").removeHandler(self)
+
+
+def _prefers_deltas() -> bool:
+    """Return the preferred temporality of counters that are read, as the page's are: ``lowmemory`` leaves those cumulative."""
+    return os.environ.get("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "").strip().lower() == "delta"
 
 
 def _interval_s() -> float:
@@ -115,7 +144,7 @@ def _exporter() -> MetricExporter:
         raise ExporterInputError(f"{chosen[0]}={protocol}: supported are {' and '.join(_EXPORTERS)}")
     module, extra = _EXPORTERS[protocol]
     try:
-        exporter: MetricExporter = importlib.import_module(module).OTLPMetricExporter()
+        exporter: MetricExporter = importlib.import_module(module).OTLPMetricExporter(max_export_batch_size=_MOST_POINTS)
     except ImportError as error:
         raise ExporterMissingError(f"OTLP ({protocol}) needs {error.name}: pip install 'rankscope[{extra}]'") from error
     except (ValueError, OSError) as error:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import groupby
 from typing import Final, Literal, NamedTuple
 
 from rankscope.exporter.catalogue import BY_NAME, OtelName
-from rankscope.exporter.pages.exposition import Family, Kind, Point
+from rankscope.exporter.pages.exposition import Family, Kind
 from rankscope.exporter.pages.page import Page
 from rankscope.exporter.source import Driver, FleetState, GpuState, Labels
 
-InstrumentKind = Literal["gauge", "counter", "updowncounter"]
+InstrumentKind = Literal["gauge", "counter", "updowncounter", "histogram"]
 
 _LONGEST_NAME: Final = 200
 _UNITS: Final = {
@@ -39,18 +41,21 @@ class Instrument(NamedTuple):
     unit: str
 
 
+class Buckets(NamedTuple):
+    """A histogram: upper bounds except +Inf, the count of each bucket up to +Inf, and the sum of all observations."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[float, ...]
+    sum: float
+
+
 class Measurement(NamedTuple):
-    """One value of an instrument, in its unit.
+    """One value of an instrument, in its unit."""
 
-    ``owner`` identifies what the series belongs to: a run (by id), the MIG devices of a GPU (by uuids), or the node (empty). A
-    series has the lifetime of its owner.
-    """
-
-    owner: str
     instrument: Instrument
     help: str
     attributes: Mapping[str, str]
-    value: float
+    value: float | Buckets
 
 
 _STATUS: Final = Instrument("hw.status", "updowncounter", "1")
@@ -60,7 +65,7 @@ _MEMORY_UTILIZATION: Final = Instrument("hw.gpu.memory.utilization", "gauge", "1
 def measurements(page: Page) -> Iterator[Measurement]:
     """Yield a measurement for every series of the page that has a name in OpenTelemetry.
 
-    Infinities and NaN are left out, because the SDK's instruments accept neither.
+    Infinities and NaN are left out, because many backends reject a message that has one.
     """
     state = page.fleet.state() if page.fleet is not None else None
     families = page.families()
@@ -69,31 +74,32 @@ def measurements(page: Page) -> Iterator[Measurement]:
         otel = otel_name(family.name, family.type)
         if otel is None or family.name == "gpu_up":
             continue
-        for point in family.points:
-            if math.isfinite(point.value):
-                instrument, given = _instrument(otel, family, point)
-                owner, identity = identities.of(point.labels)
-                yield Measurement(owner, instrument, family.help, {**identity, **given}, float(point.value * otel.times))
+        instrument = Instrument(otel.name, otel.kind, otel.unit)
+        for labels, value in _histograms(family) if otel.kind == "histogram" else _numbers(family, otel.times):
+            yield Measurement(instrument, family.help, {**identities.of(labels), **attributes(otel, labels)}, value)
     yield from _memory_utilization(families, identities)
     for gpu in state.gpus if state is not None else ():
         now = _status(gpu)
         for one in _STATES if now is not None else ():
             given = {**identities.hardware[gpu.identity.uuid], "hw.type": "gpu", "hw.state": one}
-            yield Measurement("", _STATUS, "1 for the state the GPU is in.", given, float(one == now))
+            yield Measurement(_STATUS, "1 for the state the GPU is in.", given, float(one == now))
 
 
-def _instrument(otel: OtelName, family: Family, point: Point) -> tuple[Instrument, dict[str, str]]:
-    """Return the instrument of a point, and its attributes besides identity.
+def _numbers(family: Family, times: float) -> Iterator[tuple[Labels, float]]:
+    for point in family.points:
+        if math.isfinite(point.value):
+            yield point.labels, float(point.value * times)
 
-    The SDK has no observable histogram, so a histogram becomes counters as in Prometheus: ``….bucket`` with the attribute ``le``,
-    ``….sum`` and ``….count``. Recording observations in an SDK histogram would need values that are not known.
-    """
-    if otel.kind != "histogram":
-        return Instrument(otel.name, otel.kind, otel.unit), attributes(otel, point.labels)
-    part = point.name.removeprefix(f"{family.name}_")
-    given = attributes(otel, tuple(pair for pair in point.labels if pair[0] != "le"))
-    bound = {name: value for name, value in point.labels if name == "le"}
-    return Instrument(f"{otel.name}.{part}", "counter", otel.unit if part == "sum" else "1"), {**given, **bound}
+
+def _histograms(family: Family) -> Iterator[tuple[Labels, Buckets]]:
+    """Yield labels and content of each histogram of a family, whose series are checked and adjacent (``exposition.Family``)."""
+    for labels, points in groupby(family.points, lambda point: tuple(pair for pair in point.labels if pair[0] != "le")):
+        parts = [*points]
+        *buckets, _, _ = parts
+        total = next(point.value for point in parts if point.name.endswith("_sum"))
+        bounds = tuple(float(dict(point.labels)["le"]) for point in buckets[:-1])
+        counts = tuple(point.value - before for point, before in zip(buckets, (0, *(one.value for one in buckets)), strict=False))
+        yield labels, Buckets(bounds, counts, float(total))
 
 
 def _memory_utilization(families: Iterable[Family], identities: _Identities) -> Iterator[Measurement]:
@@ -105,8 +111,8 @@ def _memory_utilization(families: Iterable[Family], identities: _Identities) -> 
     for part in ("gpu_memory", "gpu_mig_memory"):
         for labels, used in memory.get(f"{part}_used_bytes", {}).items():
             if total := memory.get(f"{part}_total_bytes", {}).get(labels):
-                owner, identity = identities.of(labels)
-                yield Measurement(owner, _MEMORY_UTILIZATION, "Share of the memory that is in use.", identity, used / total)
+                text = "Share of the memory that is in use."
+                yield Measurement(_MEMORY_UTILIZATION, text, identities.of(labels), used / total)
 
 
 class _Identities:
@@ -114,30 +120,27 @@ class _Identities:
 
     def __init__(self, state: FleetState | None, families: Iterable[Family]) -> None:
         self.hardware: dict[str, dict[str, str]] = {}
-        self._owners: dict[str, str] = {}
         for gpu in state.gpus if state is not None else ():
             self._add_gpu(gpu, state.driver if state is not None else None)
         infos = (dict(one.labels) for family in families if family.name == "rank_info" for one in family.points)
         self._ranks = {_rank(info): info for info in infos}
 
-    def of(self, labels: Labels) -> tuple[str, dict[str, str]]:
-        """Return owner and attributes of a series; a rank's include those of its GPU."""
+    def of(self, labels: Labels) -> dict[str, str]:
+        """Return the attributes of a series; a rank's include those of its GPU."""
         if labels and labels[0][0] == "uuid":
-            uuid = labels[0][1]
-            return self._owners.get(uuid, ""), self.hardware.get(uuid, {})
+            return self.hardware.get(labels[0][1], {})
         given = dict(labels)
         info = self._ranks.get(_rank(given))
         if info is None:
-            return "", {}
-        run_id = info.get("run_id", "")
+            return {}
         of_run = {f"rankscope.{name}": given[name] for name in ("run", "rank", "slot")}
-        return f"run {run_id}", {**self.hardware.get(info.get("gpu_uuid", ""), {}), **of_run, "rankscope.run_id": run_id}
+        hardware = self.hardware.get(info.get("gpu_uuid", ""), {})
+        return {**hardware, **of_run, "rankscope.run_id": info.get("run_id", "")}
 
     def _add_gpu(self, gpu: GpuState, driver: Driver | None) -> None:
         given = self.hardware[gpu.identity.uuid] = _gpu_identity(gpu, driver)
         devices = gpu.sample.mig_devices if gpu.sample is not None else ()
         for device in devices:
-            self._owners[device.uuid] = " ".join(one.uuid for one in devices)
             self.hardware[device.uuid] = {
                 **given,
                 "hw.id": device.uuid,
@@ -190,10 +193,14 @@ def otel_name(name: str, kind: Kind) -> OtelName | None:
 
 
 def attributes(otel: OtelName, labels: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Return the attributes besides identity: those of the catalogue, or each label as ``rankscope.label``."""
+    """Return the attributes besides identity: those of the catalogue, or each label as ``rankscope.label``.
+
+    An attribute of the catalogue that is empty, because the series lacks its label, is left out.
+    """
     if otel.attributes:
-        given = dict(labels)
-        return {key: value.format_map(given) for key, value in otel.attributes.items()}
+        given = defaultdict(str, labels)
+        texts = {key: value.format_map(given) for key, value in otel.attributes.items()}
+        return {key: text for key, text in texts.items() if text}
     return {f"rankscope.{label}": value for label, value in labels if label != "uuid"}
 
 

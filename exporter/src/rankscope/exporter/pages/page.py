@@ -16,8 +16,8 @@ from rankscope.exporter.pages.exposition import (
     Family,
     Point,
     PointSource,
+    has_unique_openmetrics_names,
     openmetrics,
-    openmetrics_can_say,
     prefers_openmetrics,
     text,
 )
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 SIMULATED_COMMENT: Final = b"# SIMULATED: the GPUs on this page are not real (rankscope exporter --simulate).\n"
 
 
-_NOT_OF_ONE_GPU: Final = ("no_driver", "not_in_driver")
+_NOT_OF_ONE_GPU: Final = ("no_driver", "library_mismatch", "not_in_driver")
 
 SeriesLoop = CollectorLoop[tuple[Series, ...]]
 
@@ -129,11 +129,18 @@ class Page:
                 found.append((loop.name, reason))
         return found
 
+    def notes(self) -> list[tuple[str, str]]:
+        """Return name and text of what an operator has to know although all data is fresh: rejected files of the spool."""
+        ranks = self.spool.latest() if self.spool is not None else None
+        if ranks is None or ranks.last is None or not ranks.fresh:
+            return []
+        return [("spool", f"{file.name} of uid {file.uid} is rejected: {file.reason}") for file in ranks.last.rejected_files]
+
     def render(self, accept: str = "", collectors: frozenset[str] | None = None) -> tuple[bytes, str]:
         """Render the page in the format that an Accept header prefers; return it with its content type."""
         families = self.families(collectors)
         # OpenMetrics has no comments; there, only a label and a metric mark the GPUs as simulated.
-        if prefers_openmetrics(accept) and openmetrics_can_say(families):
+        if prefers_openmetrics(accept) and has_unique_openmetrics_names(families):
             return openmetrics(families), OPENMETRICS_TYPE
         body = text(families)
         return (SIMULATED_COMMENT + body if self.simulated else body), TEXT_TYPE
@@ -162,6 +169,8 @@ class Page:
         for name, holds in (("driver_answers", state.driver_answers), ("inventory_durable", state.inventory_durable)):
             if holds is not None:
                 families.add(f"rankscope_exporter_{name}", float(holds), ())
+        if state.driver_answers is False and state.driver_problem_reason is not None:
+            families.add("rankscope_exporter_driver_problem_info", 1, (("reason", state.driver_problem_reason),))
         if state.driver is not None and state.driver_answers is not False:
             versions = (
                 ("driver_version", state.driver.driver_version),

@@ -1,8 +1,8 @@
 """Text files that the ranks of this node leave for the exporter.
 
-Data flow: ``folder`` and ``process_folders`` (folders of pods) have the ranks' files → ``file`` reads and checks them as
-untrusted input → ``reading`` merges them into a ``SpoolSample`` for ``pages/``, ``jobs/`` and OTLP.
+Data flow: ``folder`` has the ranks' files → ``file`` reads and checks them as untrusted input → ``reading`` merges them into a
+``SpoolSample`` for ``pages/``, ``jobs/`` and OTLP.
 
-``histogram`` checks histograms. ``again`` reads only the values of a file if nothing else changed. ``slots`` separates runs that
-claim the same series. ``nccl_inspector`` reads files of NCCL Inspector. ``series`` has the records.
+``histogram`` checks histograms. ``incremental_parse`` reads only the values of a file if nothing else changed. ``series`` has the
+records.
 """

@@ -16,6 +16,8 @@ SHARED_MODE: Final = 0o1777
 
 PRIVATE_MODE: Final = 0o700
 
+_KUBELET_MODE: Final = 0o755
+
 
 @dataclass(frozen=True, slots=True)
 class SpoolFolder:
@@ -38,10 +40,15 @@ def default_spool(environ: Mapping[str, str] = os.environ, *, make: bool = True)
 
 
 def make_spool(folder: SpoolFolder, *, mode: int) -> bool:
-    """Make the folder if it is missing, with ``mode``, or 0700 if it is private; return False if that fails."""
+    """Make the folder if it is missing, with ``mode``, or 0700 if it is private; return False if that fails.
+
+    An empty folder as the kubelet makes it, in which only this user can write, gets ``mode``, too.
+    """
     path = folder.path
     try:
         if path.is_dir():
+            if mode == SHARED_MODE and not folder.private and _is_of_kubelet(path):
+                path.chmod(mode)
             return True
         if folder.private:
             path.parent.mkdir(mode=PRIVATE_MODE, parents=True, exist_ok=True)
@@ -55,6 +62,13 @@ def make_spool(folder: SpoolFolder, *, mode: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def _is_of_kubelet(path: Path) -> bool:
+    """Return whether the kubelet may have made this folder for the ``hostPath`` of a pod: empty, of this user, mode 0755."""
+    status = path.lstat()
+    kept = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and stat.S_IMODE(status.st_mode) == _KUBELET_MODE
+    return kept and next(path.iterdir(), None) is None
 
 
 def untrusted_reason(*folders: Path) -> str | None:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
-from rankscope.exporter.spool.again import Template
+from rankscope.exporter.errors import DEFECT
 from rankscope.exporter.spool.file import MAX_BYTES, parse, read_regular
 from rankscope.exporter.spool.folder import SpoolFolder, untrusted_reason
-from rankscope.exporter.spool.nccl_inspector import MAX_BYTES as MAX_INSPECTOR_BYTES
-from rankscope.exporter.spool.nccl_inspector import SETTLED_S, gpu_of, inspector_folders, is_complete, parse_inspector
-from rankscope.exporter.spool.process_folders import ProcessFolder, ProcessFolders
-from rankscope.exporter.spool.series import InspectorFile, RankKey, RejectedError, SpoolFamily, SpoolFile, SpoolSeries
-from rankscope.exporter.spool.slots import Slots
+from rankscope.exporter.spool.incremental_parse import Template
+from rankscope.exporter.spool.rejections import RejectedFile, RejectionLog, Rejections
+from rankscope.exporter.spool.series import RankKey, RejectedError, SpoolFamily, SpoolFile, SpoolSeries
 
 MAX_FILES: Final = 1024
 MAX_FILES_OF_USER: Final = 512
@@ -26,11 +23,9 @@ MAX_SERIES_OF_USER: Final = 12_800
 """A rank has up to 100 series, and a node of 16 GPUs with seven MIG devices each has 112 ranks."""
 MAX_BYTES_OF_USER: Final = 4 * 2**20
 MAX_CANDIDATES_OF_USER: Final = 4 * MAX_FILES_OF_USER
-# Limits per folder: directory entries of any name, which cost little, and candidates (*.prom), which need a stat each.
+# Directory entries of any name, which cost little, and candidates (*.prom), which need a stat each.
 MAX_NAMES: Final = 2**18
 MAX_CANDIDATES: Final = 2**16
-_MAX_NAMES_OF_PROCESS: Final = 2**12
-_MAX_CANDIDATES_OF_PROCESS: Final = 256
 _MAX_FUTURE_S: Final = 60.0
 # Still valid for a silent rank: its identity, and the time of its last step. Alerts need both.
 _KEPT_OF_SILENT: Final = frozenset({"rank_info", "rank_last_step_timestamp_seconds"})
@@ -48,8 +43,8 @@ class SpoolSample:
     """Series of all ranks of this node, and statistics of their files.
 
     ``states``: by rank, ``running`` (fresh file), ``disabled`` (fresh file, recorder switched itself off) or ``silent`` (stale
-    file). ``rejected``: number of files by reason. ``duplicates``: number of series left out because a fresher file is about the
-    same rank or GPU. ``owners``: uid of the owner of a run's files, by run id.
+    file). ``rejected``: number of files by reason; ``rejected_files`` names the first of them. ``duplicates``: number of series
+    left out because a fresher file is about the same rank. ``owners``: uid of the owner of a run's files, by run id.
     """
 
     families: tuple[SpoolFamily, ...]
@@ -59,6 +54,7 @@ class SpoolSample:
     rejected: dict[str, int]
     duplicates: int
     owners: dict[str, int] = field(default_factory=dict)
+    rejected_files: tuple[RejectedFile, ...] = ()
 
 
 def empty_sample() -> SpoolSample:
@@ -70,35 +66,39 @@ def empty_sample() -> SpoolSample:
 class _Cached:
     """Parsed content of a file, valid while ``key`` (inode, size, mtime) is unchanged.
 
-    ``age_s`` is the file's age when this version was first seen, at monotonic time ``seen_s``. A file that is not ``settled`` may
-    have been read while it was written, and is read again.
+    ``age_s`` is the file's age when this version was first seen, at monotonic time ``seen_s``.
     """
 
     key: tuple[int, int, int]
     owner: int
-    outcome: SpoolFile | InspectorFile | str
+    outcome: SpoolFile | str
     template: Template | None
     age_s: float
     seen_s: float
-    settled: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Candidate for a rank's file; ``place`` (device and inode of the folder, name) is its cache key."""
+    """Candidate for a rank's file."""
 
-    place: tuple[int, int, str]
     name: str
-    folder_fd: int
     status: os.stat_result
+    age_s: float
+
+
+class _Accepted(NamedTuple):
+    """Content of a rank's file, the uid of its owner, and its age."""
+
+    file: SpoolFile
+    owner: int
     age_s: float
 
 
 @dataclass(slots=True)
 class _Seen:
-    """State of one reading: parsed files by place, usage per user, and the owner of each run id."""
+    """State of one reading: parsed files by name, usage per user, and the owner of each run id."""
 
-    cache: dict[tuple[int, int, str], _Cached] = field(default_factory=dict)
+    cache: dict[str, _Cached] = field(default_factory=dict)
     files_of_user: Counter[int] = field(default_factory=Counter)
     series_of_user: Counter[int] = field(default_factory=Counter)
     bytes_of_user: Counter[int] = field(default_factory=Counter)
@@ -130,18 +130,13 @@ class Spool:
     older than ``forget_s`` is ignored. A file's age comes from the wall clock when the file is first seen, and then advances with
     the monotonic clock, so that setting the wall clock changes no rank's state.
 
-    Conflicts: the fresher of two files for the same rank counts. A run belongs to the user whose file named it first. If two runs
-    claim the same series, which is possible in separate folders, the second gets another slot.
+    Conflicts: a run belongs to the user whose file named it first. Of two files for the same rank the fresher counts, unless
+    another user's file had this rank's series before.
 
     Limits: files are read freshest first, in turns among users, up to a limit per user. Files known from earlier readings are
     found even in a folder with too many names.
 
-    Folders: a private folder is read only as long as no other user can put files into it. ``processes`` adds the folders at the
-    same path in the mount namespaces of these processes.
-
-    NCCL Inspector: such a file is about a GPU instead of a rank, and may also be in a folder ``nccl-inspector-…`` of the spool.
-    It counts until it is older than ``stale_s``; the fresher of two files for the same GPU counts. If ``users_of_gpu`` returns
-    users with processes on the GPU, only their files count.
+    A private folder is read only as long as no other user can put files into it.
     """
 
     def __init__(
@@ -150,22 +145,19 @@ class Spool:
         *,
         stale_s: float,
         forget_s: float,
-        processes: ProcessFolders | None = None,
-        users_of_gpu: Callable[[str], Collection[int]] = lambda _uuid: (),
         now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder
         self._stale_s = stale_s
         self._forget_s = forget_s
-        self._processes = processes
-        self._users_of_gpu = users_of_gpu
         self._now = now
         self._monotonic = monotonic
-        self._cache: dict[tuple[int, int, str], _Cached] = {}
+        self._cache: dict[str, _Cached] = {}
         self._owners: dict[str, int] = {}
+        self._owners_of_ranks: dict[RankKey, int] = {}
         self._read_s: float | None = None
-        self._slots = Slots()
+        self._rejection_log = RejectionLog(monotonic)
 
     def read(self) -> SpoolSample:
         """Read all files; raises ``SpoolError`` if the folder cannot be read or trusted."""
@@ -176,45 +168,33 @@ class Spool:
             folder_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise SpoolError(f"{path}: {error.strerror}") from error
-        with contextlib.ExitStack() as stack:
-            stack.callback(os.close, folder_fd)
-            rejected: Counter[str] = Counter()
-            try:
-                of_inspector = stack.enter_context(inspector_folders(folder_fd, max_names=MAX_NAMES))
-            except OSError as error:
-                raise SpoolError(f"{path}: {error.strerror}") from error
-            rejected.update(of_inspector.refused)
-            folders = [ProcessFolder(folder_fd, None), *of_inspector.folders]
-            if self._processes is not None:
-                others = stack.enter_context(self._processes.opened(path, besides=folder_fd))
-                folders += others.folders
-                rejected.update(others.refused)
-            return self._read(folders, rejected)
+        try:
+            return self._read(folder_fd)
+        finally:
+            os.close(folder_fd)
 
-    def _read(self, folders: list[ProcessFolder], rejected: Counter[str]) -> SpoolSample:
-        files: list[tuple[float, SpoolFile]] = []
-        of_gpus: list[tuple[float, InspectorFile]] = []
+    def _read(self, folder_fd: int) -> SpoolSample:
+        accepted: list[_Accepted] = []
+        rejected = Rejections()
         seen = _Seen()
         now, now_s = self._now(), self._monotonic()
-        found = [one for folder in folders for one in self._files(folder, now, now_s, rejected) if one.age_s <= self._forget_s]
+        found = [one for one in self._files(folder_fd, now, now_s, rejected) if one.age_s <= self._forget_s]
         found.sort(key=lambda file: (file.age_s, file.name))
         for one in _in_turns(found, rejected):
             try:
-                accepted = self._accept(one, now_s, seen)
+                accepted.append(self._accept(folder_fd, one, now_s, seen))
             except FileNotFoundError:
                 continue
             except RejectedError as error:
-                rejected[error.reason] += 1
-                continue
-            if isinstance(accepted, InspectorFile):
-                of_gpus.append((one.age_s, accepted))
-            else:
-                files.append((one.age_s, accepted))
+                rejected.add(RejectedFile(one.name, one.status.st_uid, error.reason))
+            except Exception:  # noqa: BLE001  any user can write files: none may hide those of all others
+                rejected.add(RejectedFile(one.name, one.status.st_uid, DEFECT))
         # Owners of runs without files are dropped, so that another user may use the run id.
         self._cache, self._owners, self._read_s = seen.cache, seen.owners, now_s
-        return self._merge(files, of_gpus, rejected)
+        self._rejection_log.report(rejected.files)
+        return self._merge(accepted, rejected)
 
-    def _accept(self, file: _Found, now_s: float, seen: _Seen) -> SpoolFile | InspectorFile:
+    def _accept(self, folder_fd: int, file: _Found, now_s: float, seen: _Seen) -> _Accepted:
         if file.age_s < -_MAX_FUTURE_S:  # it would never become stale
             raise RejectedError("from_the_future")
         user = file.status.st_uid
@@ -225,56 +205,42 @@ class Spool:
         ):
             raise RejectedError("too_many_files")
         seen.files_of_user[user] += 1
-        seen.bytes_of_user[user] += min(file.status.st_size, MAX_BYTES if gpu_of(file.name) is None else MAX_INSPECTOR_BYTES)
-        cached = seen.cache[file.place] = self._load(file, now_s)
-        if isinstance(cached.outcome, str):
-            raise RejectedError(cached.outcome)
-        outcome = cached.outcome
-        if isinstance(outcome, InspectorFile):
-            users = self._users_of_gpu(outcome.uuid) if file.age_s <= self._stale_s else ()
-            if users and cached.owner not in users:
-                raise RejectedError("foreign_owner")
-        elif seen.owners.setdefault(outcome.run_id, self._owners.get(outcome.run_id, cached.owner)) != cached.owner:
+        seen.bytes_of_user[user] += min(file.status.st_size, MAX_BYTES)
+        cached = seen.cache[file.name] = self._load(folder_fd, file, now_s)
+        outcome, owner = cached.outcome, cached.owner
+        if isinstance(outcome, str):
+            raise RejectedError(outcome)
+        if seen.owners.setdefault(outcome.run_id, self._owners.get(outcome.run_id, owner)) != owner:
             raise RejectedError("foreign_owner")
-        seen.series_of_user[cached.owner] += sum(len(family.series) for family in outcome.families)
-        return outcome
+        seen.series_of_user[owner] += sum(len(family.series) for family in outcome.families)
+        return _Accepted(outcome, owner, file.age_s)
 
-    def _files(self, folder: ProcessFolder, now: float, now_s: float, rejected: Counter[str]) -> Iterator[_Found]:
-        """Yield the candidates of a folder."""
-        of_folder = os.fstat(folder.fd)
-        device, inode = of_folder.st_dev, of_folder.st_ino
+    def _files(self, folder_fd: int, now: float, now_s: float, rejected: Counter[str]) -> Iterator[_Found]:
+        """Yield the candidates in the folder."""
         try:
-            names, complete = _listed(folder)
+            names, complete = _listed(folder_fd)
         except OSError as error:
-            if folder.owners is None:
-                raise SpoolError(f"{self._folder.path}: {error.strerror}") from error
-            rejected["process_unreadable"] += 1
-            return
+            raise SpoolError(f"{self._folder.path}: {error.strerror}") from error
         # Unlisted names count as one rejected file: their number and owners are unknown, but the loss must be visible.
         rejected["too_many_files"] += not complete
-        # Known files come first, so that no mass of other names can displace them.
-        known = [name for *place, name in self._cache if place == [device, inode]]
         candidates_of_user: Counter[int] = Counter()
-        for name in dict.fromkeys((*known, *names)):
+        # Known files come first, so that no mass of other names can displace them.
+        for name in dict.fromkeys((*self._cache, *names)):
             try:
-                status = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
+                status = os.stat(name, dir_fd=folder_fd, follow_symlinks=False)
             except FileNotFoundError:
                 continue
             except OSError:
                 rejected["unreadable"] += 1
                 continue
-            if folder.owners is not None and status.st_uid not in folder.owners:
-                rejected["foreign_owner"] += 1
-                continue
             candidates_of_user[status.st_uid] += 1
             if candidates_of_user[status.st_uid] > MAX_CANDIDATES_OF_USER:
                 rejected["too_many_files"] += 1
                 continue
-            place = (device, inode, name)
-            yield _Found(place, name, folder.fd, status, self._age_s(place, status, now, now_s))
+            yield _Found(name, status, self._age_s(name, status, now, now_s))
 
-    def _age_s(self, place: tuple[int, int, str], status: os.stat_result, now: float, now_s: float) -> float:
-        known = self._cache.get(place)
+    def _age_s(self, name: str, status: os.stat_result, now: float, now_s: float) -> float:
+        known = self._cache.get(name)
         if known is None or self._read_s is None:
             return now - status.st_mtime
         if known.key == _key(status):
@@ -283,15 +249,11 @@ class Spool:
         set_back_s = max(0.0, status.st_ctime - status.st_mtime)
         return set_back_s + min(max(0.0, now - status.st_ctime), now_s - self._read_s)
 
-    def _load(self, file: _Found, now_s: float) -> _Cached:
-        cached = self._cache.get(file.place)
-        if cached is not None and cached.settled and cached.key == _key(file.status):
+    def _load(self, folder_fd: int, file: _Found, now_s: float) -> _Cached:
+        cached = self._cache.get(file.name)
+        if cached is not None and cached.key == _key(file.status):
             return cached
-        if (uuid := gpu_of(file.name)) is not None:
-            if file.age_s > self._stale_s:  # of a job that was killed, perhaps while writing
-                return _Cached(_key(file.status), file.status.st_uid, InspectorFile(uuid, ()), None, file.age_s, now_s)
-            return _load_inspector(file, uuid, cached, now_s)
-        content, status = read_regular(file.name, file.folder_fd)
+        content, status = read_regular(file.name, folder_fd)
         outcome: SpoolFile | str | None = None
         template = cached.template if cached is not None else None
         try:
@@ -304,49 +266,28 @@ class Spool:
             outcome, template = error.reason, None
         return _Cached(_key(status), status.st_uid, outcome, template, file.age_s, now_s)
 
-    def _merge(
-        self, files: list[tuple[float, SpoolFile]], of_gpus: list[tuple[float, InspectorFile]], rejected: Counter[str]
-    ) -> SpoolSample:
+    def _merge(self, accepted: list[_Accepted], rejected: Rejections) -> SpoolSample:
         merge = _Merge()
         states: dict[RankKey, State] = {}
+        owners: dict[RankKey, int] = {}
         stale_files = duplicates = 0
-        for (age_s, _), file in zip(files, self._slots.given([file for _, file in files]), strict=True):
+        # Another user's file must not take over the series of a rank.
+        accepted.sort(key=lambda one: self._owners_of_ranks.get(one.file.key, one.owner) != one.owner)
+        for file, owner, age_s in accepted:
             stale = age_s > self._stale_s
             stale_files += stale
             kept = [family for family in file.families if not stale or family.name in _KEPT_OF_SILENT]
             if file.key in states:
                 duplicates += sum(len(family.series) for family in kept)
                 continue
+            owners[file.key] = owner
             states[file.key] = "silent" if stale else "disabled" if file.disabled else "running"
             for family in kept:
                 merge.add(family)
-        gpus: set[str] = set()
-        for age_s, of_gpu in of_gpus:
-            if age_s > self._stale_s:
-                stale_files += 1
-            elif of_gpu.uuid in gpus:
-                duplicates += sum(len(family.series) for family in of_gpu.families)
-            else:
-                gpus.add(of_gpu.uuid)
-                for family in of_gpu.families:
-                    merge.add(family)
-        ok_files = len(files) + len(of_gpus) - stale_files
-        return SpoolSample(merge.result(), states, ok_files, stale_files, dict(+rejected), duplicates, dict(self._owners))
-
-
-def _load_inspector(file: _Found, uuid: str, cached: _Cached | None, now_s: float) -> _Cached:
-    """Read a file of NCCL Inspector; while it is being written, the content read before counts."""
-    content, status = read_regular(file.name, file.folder_fd, MAX_INSPECTOR_BYTES)
-    settled = file.age_s >= SETTLED_S and is_complete(content)
-    outcome: SpoolFile | InspectorFile | str
-    if not settled and cached is not None and isinstance(cached.outcome, InspectorFile) and cached.owner == status.st_uid:
-        outcome = cached.outcome
-    else:
-        try:
-            outcome = parse_inspector(content, uuid)
-        except RejectedError as error:
-            outcome = error.reason
-    return _Cached(_key(status), status.st_uid, outcome, None, file.age_s, now_s, settled)
+        self._owners_of_ranks = owners
+        ok_files = len(accepted) - stale_files
+        named = tuple(rejected.files)
+        return SpoolSample(merge.result(), states, ok_files, stale_files, dict(+rejected), duplicates, dict(self._owners), named)
 
 
 def _in_turns(found: list[_Found], rejected: Counter[str]) -> list[_Found]:
@@ -361,16 +302,13 @@ def _in_turns(found: list[_Found], rejected: Counter[str]) -> list[_Found]:
     return [found[place] for place in sorted(place for _, place in taken[:MAX_FILES])]
 
 
-def _listed(folder: ProcessFolder) -> tuple[list[str], bool]:
+def _listed(folder_fd: int) -> tuple[list[str], bool]:
     """Return the names that may be ranks' files, and whether the list is complete."""
-    most_names, most = MAX_NAMES, MAX_CANDIDATES
-    if folder.owners is not None:
-        most_names, most = _MAX_NAMES_OF_PROCESS, _MAX_CANDIDATES_OF_PROCESS
     names: list[str] = []
-    with os.scandir(folder.fd) as entries:
-        for entry in itertools.islice(entries, most_names):
+    with os.scandir(folder_fd) as entries:
+        for entry in itertools.islice(entries, MAX_NAMES):
             if entry.name.endswith(_SUFFIX) and not entry.name.startswith("."):
-                if len(names) == most:
+                if len(names) == MAX_CANDIDATES:
                     return names, False
                 names.append(entry.name)
         return names, next(entries, None) is None

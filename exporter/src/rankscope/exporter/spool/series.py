@@ -53,10 +53,3 @@ class SpoolFile(msgspec.Struct, frozen=True):
     run_id: str
     disabled: bool
     families: tuple[SpoolFamily, ...]
-
-
-class InspectorFile(msgspec.Struct, frozen=True):
-    """Series of one GPU, from a file of NCCL Inspector; ``uuid`` is the GPU's, from the file name."""
-
-    uuid: str
-    families: tuple[SpoolFamily, ...]

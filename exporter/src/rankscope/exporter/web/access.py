@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
+import ipaddress
 import logging
 import secrets
 import ssl
 import time
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
 
@@ -22,15 +23,14 @@ from rankscope.exporter.web.config import WebConfig, load_web_config
 
 logger = logging.getLogger(__name__)
 
+REST_S: Final = 1.0
+"""Seconds between a wrong password and the next check for the same network, divided by the number of its waiting clients."""
+
 _REMEMBERED: Final = 256
-_MAX_FAILURES: Final = 10
-_FAILURES_FORGOTTEN_S: Final = 60.0
-_MAX_WAITING: Final = 16
 
 _UNAUTHORIZED: Final = Response(
     401, b"unauthorized\n", headers=(("www-authenticate", 'Basic realm="rankscope", charset="UTF-8"'),)
 )
-_TOO_MANY: Final = Response(429, b"too many failed log-ins\n", headers=(("retry-after", str(int(_FAILURES_FORGOTTEN_S))),))
 
 
 class WebAccess:
@@ -84,19 +84,31 @@ class WebAccess:
         self._problems.report(reason)
 
 
+class _Check(NamedTuple):
+    """A pair of name and password that awaits its check."""
+
+    name: bytes
+    password: bytes
+    users: dict[str, bytes]
+    is_right: asyncio.Future[bool]
+
+
 class Passwords:
     """Basic authentication with bcrypt, at a bounded cost for frequent scrapes and for password guessing.
 
-    A pair of name and password is hashed once, in a thread of its own, and cached by a keyed digest. An address with too many
-    failures is refused for a while; other addresses, and pairs cached as right, are not affected.
+    Right pairs of name and password are remembered by a keyed digest, and so are the last wrong ones. All others are checked one
+    at a time, in turns among the clients' networks. After a wrong password, that network's next check waits for ``REST_S``, or
+    less if several clients wait. Guesses can therefore delay the first check of a right password, but never refuse it.
     """
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
-        self._known: OrderedDict[bytes, bool] = OrderedDict()
-        self._failures: OrderedDict[str, tuple[int, float]] = OrderedDict()
-        self._waiting = 0
-        self._thread = ThreadPoolExecutor(1, "bcrypt")
+        self._right: set[bytes] = set()  # at most one pair for each user
+        self._wrong: OrderedDict[bytes, None] = OrderedDict()
+        self._waiting: dict[str, list[_Check]] = {}  # by network; the next in turn comes first
+        self._resting_until: dict[str, float] = {}
+        self._arrived = asyncio.Event()
+        self._worker: asyncio.Task[None] | None = None
 
     async def refusal(self, request: Request, users: dict[str, bytes]) -> Response | None:
         """Return None if the request has the name and password of a user, else the error response."""
@@ -105,37 +117,70 @@ class Passwords:
             return _UNAUTHORIZED
         name, password = pair
         digest = hmac.digest(self._key, b"%d:%b:%b" % (len(name), name, password), hashlib.sha256)
-        right = self._known.get(digest)
-        if right is None:
-            if self._waiting >= _MAX_WAITING or self._blocked(request.peer):
-                return _TOO_MANY
-            self._waiting += 1
-            try:
-                right = await asyncio.get_running_loop().run_in_executor(self._thread, _check, name, password, users)
-            finally:
-                self._waiting -= 1
-            _remember(self._known, digest, right)
-        if right:
+        if digest in self._right:
             return None
-        self._count_failure(request.peer)
+        if digest in self._wrong:
+            return _UNAUTHORIZED
+        is_right = await self._in_turn(request, _Check(name, password, users, asyncio.get_running_loop().create_future()))
+        if is_right:
+            self._right.add(digest)
+            return None
+        if is_right is not None:
+            self._wrong[digest] = None
+            if len(self._wrong) > _REMEMBERED:
+                self._wrong.popitem(last=False)
         return _UNAUTHORIZED
 
-    def _blocked(self, peer: str) -> bool:
-        count, since = self._failures.get(peer, (0, 0.0))
-        return count >= _MAX_FAILURES and time.monotonic() - since < _FAILURES_FORGOTTEN_S
+    async def _in_turn(self, request: Request, check: _Check) -> bool | None:
+        """Return whether the pair is right; None if the client disconnected before its turn."""
+        network = _network(request.peer)
+        self._waiting.setdefault(network, []).append(check)
+        self._arrived.set()
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._work())
+        disconnected = asyncio.ensure_future(request.disconnected())
+        try:
+            await asyncio.wait((check.is_right, disconnected), return_when=asyncio.FIRST_COMPLETED)
+            return check.is_right.result() if check.is_right.done() else None
+        finally:
+            disconnected.cancel()
+            self._forget(network, check)
 
-    def _count_failure(self, peer: str) -> None:
-        now = time.monotonic()
-        count, since = self._failures.get(peer, (0, now))
-        if now - since >= _FAILURES_FORGOTTEN_S:
-            count, since = 0, now
-        _remember(self._failures, peer, (count + 1, since))
+    async def _work(self) -> None:
+        """Check all waiting pairs."""
+        while self._waiting:
+            network = min(self._waiting, key=lambda one: self._resting_until.get(one, 0.0))
+            rest_s = self._resting_until.get(network, 0.0) - time.monotonic()
+            if rest_s > 0:
+                self._arrived.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._arrived.wait(), rest_s)
+                continue
+            # In the order of arrival, a network's right password could time out behind its guesses again and again.
+            check = secrets.choice(self._waiting[network])
+            self._forget(network, check)
+            if network in self._waiting:
+                self._waiting[network] = self._waiting.pop(network)  # its next turn comes after the others'
+            is_right = await asyncio.to_thread(_check, check.name, check.password, check.users)
+            now_s = time.monotonic()
+            self._resting_until = {one: until_s for one, until_s in self._resting_until.items() if until_s > now_s}
+            if not is_right:
+                self._resting_until[network] = now_s + REST_S / max(1, len(self._waiting.get(network, ())))
+            check.is_right.set_result(is_right)
+
+    def _forget(self, network: str, check: _Check) -> None:
+        """Remove a check that has begun, or whose client has disconnected."""
+        if check in (checks := self._waiting.get(network, [])):
+            checks.remove(check)
+            if not checks:
+                del self._waiting[network]
 
 
-def _remember(memory: OrderedDict[Any, Any], key: Any, value: Any) -> None:
-    memory[key] = value
-    if len(memory) > _REMEMBERED:
-        memory.popitem(last=False)
+def _network(peer: str) -> str:
+    """Return what counts as one client: an IPv4 address, or the 64-bit prefix of an IPv6 address, which one host can own."""
+    if ":" not in peer:
+        return peer
+    return str(ipaddress.ip_network((peer.partition("%")[0], 64), strict=False))
 
 
 def _check(name: bytes, password: bytes, users: dict[str, bytes]) -> bool:

@@ -31,6 +31,7 @@ _CONTENT_SECURITY: Final = ("content-security-policy", "default-src 'none'; styl
 _TOO_MANY: Final = Response(400, b"too many parameters\n")
 
 Query = Mapping[str, list[str]]
+Route = Callable[[Request, Query], Awaitable[Response]]
 
 
 class App:
@@ -45,7 +46,6 @@ class App:
         page: Page,
         access: WebAccess,
         *,
-        interval_s: float,
         telemetry_path: str = "/metrics",
         compatible: DcgmPage | None = None,
     ) -> None:
@@ -53,10 +53,9 @@ class App:
         self._access = access
         self._telemetry_path = telemetry_path
         self._compatible = compatible
-        self._rendered = RenderedPages(interval_s)
-        self.news = self._rendered.news
+        self._rendered = RenderedPages()
         self.control = Control(page.fleet, self._rendered.forget)
-        self._routes: dict[str, Callable[[Request, Query], Awaitable[Response]]] = {
+        self._routes: dict[str, Route] = {
             "/": self._landing,
             telemetry_path: self._metrics,
             _HEALTHY: self._healthy,
@@ -66,56 +65,40 @@ class App:
             self._routes[DCGM_PATH] = self._compatible_metrics
 
     async def web(self, request: Request) -> Response:
-        """Answer a request over the network, which needs a password or token; ``/-/healthy`` is public, for probes."""
-        web = self._access.web
-        if request.path in CONTROL_PATHS:
-            refused = await self.control.refusal(request)
-        else:
-            refused = None if request.path == _HEALTHY else await self._access.refusal(request)
-        return self._under(web, refused or await self._answer(request))
+        """Answer a request over the network, which may need a password; ``/-/healthy`` is public, for probes."""
+        return await self._guarded(request, self._routes)
 
     async def local(self, request: Request) -> Response:
-        """Answer a request over the Unix socket, whose file mode restricts access."""
-        return await self._answer(request)
+        """Answer a request over the Unix socket, whose file mode restricts access; only here can GPUs be released."""
+        if request.path in CONTROL_PATHS:
+            query = _query_of(request)
+            return _TOO_MANY if query is None else await self.control.answer(request, query)
+        return await self._route(request, self._routes)
 
     async def compatible_only(self, request: Request) -> Response:
         """Answer a request on an address of its own, with the compatible page at ``/metrics``, where its scrapers expect it."""
+        routes = {
+            "/metrics": self._compatible_metrics,
+            _HEALTHY: self._healthy,
+            _READY: self._ready,
+            "/health": self._healthy,
+        }
+        return await self._guarded(request, routes)
+
+    async def _guarded(self, request: Request, routes: Mapping[str, Route]) -> Response:
         web = self._access.web
         refused = None if request.path == _HEALTHY else await self._access.refusal(request)
-        if refused is None:
-            routes = {
-                "/metrics": self._compatible_metrics,
-                _HEALTHY: self._healthy,
-                _READY: self._ready,
-                "/health": self._healthy,
-            }
-            query = _query_of(request)
-            refused = _TOO_MANY if query is None else await self._route(request, query, routes)
-        return self._under(web, refused)
+        return self._under(web, refused or await self._route(request, routes))
 
     def _under(self, web: WebConfig, response: Response) -> Response:
-        """Return the response with the headers of ``web``; it is repeated only while ``web``, with its users, is in force."""
+        """Return the response with the headers of ``web``."""
         chosen = {name for name, _ in web.headers}
-        headers = (*(header for header in response.headers if header[0] not in chosen), *web.headers)
-        again = response.again
+        return replace(response, headers=(*(header for header in response.headers if header[0] not in chosen), *web.headers))
 
-        def repeated() -> Response | None:
-            newer = again() if again is not None and self._access.web is web else None
-            return replace(newer, headers=headers) if newer is not None else None
-
-        return replace(response, headers=headers, again=repeated)
-
-    async def _answer(self, request: Request) -> Response:
+    async def _route(self, request: Request, routes: Mapping[str, Route]) -> Response:
         query = _query_of(request)
         if query is None:
             return _TOO_MANY
-        if request.path in CONTROL_PATHS:
-            return await self.control.answer(request, query)
-        return await self._route(request, query, self._routes)
-
-    async def _route(
-        self, request: Request, query: Query, routes: Mapping[str, Callable[[Request, Query], Awaitable[Response]]]
-    ) -> Response:
         route = routes.get(request.path)
         if route is None:
             return Response(404, f"not found: try {self._telemetry_path}\n".encode())
@@ -126,8 +109,10 @@ class App:
     async def _metrics(self, request: Request, query: Query) -> Response:
         accept = request.headers.get("accept", "")
         collectors: frozenset[str] | None = None
-        if "exclude[]" in query:
-            return Response(400, b"exclude[] is not supported: name the wanted collectors with collect[]\n")
+        if unknown_names := sorted(query.keys() - {"collect[]"}):
+            return Response(
+                400, f"no such parameter: {_line(unknown_names[0])}; collect[] names the wanted collectors\n".encode()
+            )
         if "collect[]" in query:
             collectors = frozenset(query["collect[]"])
             unknown = sorted(collectors - self._page.collectors)
@@ -137,8 +122,8 @@ class App:
         return await self._rendered_page(request, key, lambda: self._page.render(accept, collectors))
 
     async def _compatible_metrics(self, request: Request, query: Query) -> Response:
-        if "collect[]" in query or "exclude[]" in query:
-            return Response(400, b"this page has no collectors: choose its metrics with --compat.dcgm-counters\n")
+        if query:
+            return Response(400, b"this page has no parameters: choose its metrics with --compat.dcgm-counters\n")
         compatible = self._compatible
         assert compatible is not None
         return await self._rendered_page(request, "compatible", compatible.render)
@@ -148,13 +133,8 @@ class App:
         headers: tuple[tuple[str, str], ...] = (("vary", "accept, accept-encoding"), ("cache-control", "no-store"))
         if compressed:
             headers = (*headers, ("content-encoding", "gzip"))
-
-        def again() -> Response | None:
-            page = self._rendered.rendered(key, compressed=compressed)
-            return Response(200, *page, headers) if page is not None else None
-
-        page = await self._rendered.get(key, render, compressed=compressed, ahead=True)
-        return Response(200, *page, headers, again)
+        page = await self._rendered.get(key, render, compressed=compressed)
+        return Response(200, *page, headers)
 
     async def _healthy(self, _request: Request, _query: Query) -> Response:
         """Answer without checking anything: a liveness probe must not restart the exporter because a driver hangs."""
@@ -162,11 +142,14 @@ class App:
 
     async def _ready(self, _request: Request, _query: Query) -> Response:
         body, content_type = await self._rendered.get(_READY, self._readiness)
-        return Response(200 if body == _IS_READY else 503, body, content_type)
+        return Response(200 if body.startswith(_IS_READY) else 503, body, content_type)
 
     def _readiness(self) -> tuple[bytes, str]:
-        lines = "".join(f"{_line(name)}: {_line(reason)}\n" for name, reason in self._page.problems())
-        return (f"not ready\n{lines}".encode() if lines else _IS_READY), TEXT
+        problems, notes = (
+            "".join(f"{_line(name)}: {_line(reason)}\n" for name, reason in lines)
+            for lines in (self._page.problems(), self._page.notes())
+        )
+        return (b"not ready\n" if problems else _IS_READY) + f"{problems}{notes}".encode(), TEXT
 
     async def _landing(self, _request: Request, _query: Query) -> Response:
         body, content_type = await self._rendered.get("/", self._landing_page)

@@ -1,9 +1,8 @@
-"""Cooperative release: ``POST /-/release?gpu=…&ttl=…`` and ``/-/resume?gpu=…``, and their client."""
+"""Cooperative release over the control socket: ``POST /-/release?gpu=…&ttl=…``, ``/-/resume?gpu=…``, and their client."""
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import http.client
 import json
 import logging
@@ -13,10 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from rankscope.base.http import Request, Response, bearer_token
+from rankscope.base.http import Request, Response
 from rankscope.base.options import parse_duration
 from rankscope.exporter.errors import ExporterCheckError, ExporterInputError
-from rankscope.exporter.logs import ProblemLog
 from rankscope.exporter.source import Fleet
 
 logger = logging.getLogger(__name__)
@@ -25,21 +23,7 @@ PATHS: Final = frozenset({"/-/release", "/-/resume"})
 DEFAULT_TTL: Final = "10m"
 MAX_TTL_S: Final = 24 * 3600.0
 
-_MIN_TOKEN_BYTES: Final = 16
 _CLIENT_TIMEOUT_S: Final = 20.0
-
-
-def read_token(path: Path) -> bytes:
-    """Read the token from ``--control.token-file``; raises ``ExporterInputError``."""
-    try:
-        token = path.read_bytes().strip()
-    except OSError as error:
-        raise ExporterInputError(f"{path}: {error.strerror or error}; name another file with --control.token-file") from error
-    if len(token) < _MIN_TOKEN_BYTES or len(token.split()) != 1:
-        raise ExporterInputError(
-            f"{path}: a token is one word of at least {_MIN_TOKEN_BYTES} characters; make one with: openssl rand -hex 32"
-        )
-    return token
 
 
 class Control:
@@ -48,23 +32,6 @@ class Control:
     def __init__(self, fleet: Fleet | None, changed: Callable[[], None]) -> None:
         self._fleet = fleet
         self._changed = changed
-        self.token_file: Path | None = None
-        self._problems = ProblemLog(logger, "no token, so no release over the web: %s")
-
-    async def refusal(self, request: Request) -> Response | None:
-        """Return the error response for a request over the web that is not authorised; None if it is."""
-        if self.token_file is None or not request.tls:
-            return _error(403, "over the web this needs --control.token-file and TLS; on the node, use the control socket")
-        given = bearer_token(request.headers.get("authorization", "").encode("latin-1", "replace"))
-        try:
-            token = await asyncio.to_thread(read_token, self.token_file)
-        except ExporterInputError as error:
-            self._problems.report(error.message)
-            return _error(403, "the token file cannot be used; see the log of the exporter")
-        self._problems.report(None)
-        if given is None or not hmac.compare_digest(given, token):
-            return _error(401, "a valid bearer token is needed", ("www-authenticate", 'Bearer realm="rankscope"'))
-        return None
 
     async def answer(self, request: Request, query: Mapping[str, list[str]]) -> Response:
         """Release or resume a GPU.
@@ -87,9 +54,9 @@ class Control:
                 return _error(400, f"ttl: {error}")
             if release_for_s > MAX_TTL_S:
                 return _error(400, "ttl: more than 24h; release it again later")
-        return await self._do(self._fleet, gpus[0], release_for_s, request.peer or "socket")
+        return await self._do(self._fleet, gpus[0], release_for_s)
 
-    async def _do(self, fleet: Fleet, gpu: str, release_for_s: float | None, peer: str) -> Response:
+    async def _do(self, fleet: Fleet, gpu: str, release_for_s: float | None) -> Response:
         """Release, or resume if ``release_for_s`` is None; in a thread, because it waits for the GPU's process to exit."""
         try:
             if release_for_s is not None:
@@ -100,11 +67,11 @@ class Control:
             known = ", ".join(f"{one.identity.index} ({one.identity.uuid})" for one in fleet.state().gpus)
             return _error(404, f"there is no such GPU; known: {known or 'none'}")
         except TimeoutError as error:
-            logger.warning("a GPU could not be released: %s", error, extra={"gpu": gpu, "peer": peer})
+            logger.warning("a GPU could not be released: %s", error, extra={"gpu": gpu})
             return _error(409, str(error) or "its process is stuck in the driver and does not end")
         finally:
             self._changed()
-        logger.info("a GPU was released" if release_for_s else "a GPU was resumed", extra={"gpu": gpu, "peer": peer})
+        logger.info("a GPU was released" if release_for_s else "a GPU was resumed", extra={"gpu": gpu})
         done: dict[str, object] = {"gpu": gpu, "released": release_for_s is not None}
         return _json(200, done | {"ttl_s": release_for_s} if release_for_s is not None else done)
 
@@ -117,7 +84,7 @@ def _error(status: int, text: str, *headers: tuple[str, str]) -> Response:
     return _json(status, {"error": text}, *headers)
 
 
-def ask(path: Path, action: str, **parameters: str) -> dict[str, Any]:
+def send_request(path: Path, action: str, **parameters: str) -> dict[str, Any]:
     """Request ``release`` or ``resume`` of a GPU from the exporter behind a control socket.
 
     Raises:

@@ -26,6 +26,10 @@ class XidCollector:
         """Record an NVML event. Call it once per event; thread-safe, and does not wait for the disk."""
         self._journal.record(identity.uuid, identity.pci_bus_id, event)
 
+    def on_reset(self, identity: GpuIdentity, monotonic_s: float) -> None:
+        """Record that a GPU answers again after a reset; thread-safe, and does not wait for the disk."""
+        self._journal.record_reset(identity.uuid, identity.pci_bus_id, monotonic_s)
+
     def read(self, state: FleetState) -> tuple[Series, ...]:
         """Read the kernel log, write new errors to the journal, and return the series."""
         identities = [gpu.identity for gpu in state.gpus]
@@ -35,6 +39,7 @@ class XidCollector:
             for line in self._kernel_log.read():
                 self._journal.record_line(line, uuids.get(line.pci_bus_id, "") if line.kind == "xid" else "")
             self._problems.report(self._kernel_log.problem)
+            self._journal.expects_lines = self._kernel_log.problem is None
             own += [
                 Series("rankscope_exporter_kernel_log_readable", float(self._kernel_log.problem is None)),
                 Series("rankscope_exporter_kernel_log_lost_lines_total", self._kernel_log.lost),

@@ -8,7 +8,10 @@ import msgspec
 
 SCHEMA = "rankscope.xids/1"
 
-Kind = Literal["xid", "sxid"]
+Kind = Literal["xid", "sxid", "reset"]
+"""``reset``: not an error, but a reset of the GPU, which repairs what errors before it were about. Its code is 0."""
+Severity = Literal["", "fatal", "non_fatal"]
+"""As the line says; empty for a code without a severity, and for an NVML event, which has none."""
 SeenBy = Literal["nvml", "kernel_log", "kernel_log_fallen"]
 """``kernel_log_fallen``: a line, not an Xid itself, that reports that the GPU has fallen off the bus."""
 
@@ -16,21 +19,21 @@ SeenBy = Literal["nvml", "kernel_log", "kernel_log_fallen"]
 class KernelXid(msgspec.Struct, frozen=True, kw_only=True):
     """An error in a line of the kernel log.
 
-    ``boot_s`` is its time on the monotonic clock, ``seq`` the line's number in this boot. ``severity`` is for NVSwitches only.
+    ``boot_s`` is its time on the monotonic clock, ``seq`` the line's number in this boot.
     """
 
     kind: Kind
     seen_by: SeenBy
     pci_bus_id: str
     code: int
-    severity: Literal["", "fatal", "non_fatal"] = ""
+    severity: Severity = ""
     text: str
     seq: int
     boot_s: float
 
 
 class XidEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="entry"):
-    """One error, from one or several sources. In the file, a later line with the same ``id`` replaces the earlier one.
+    """One error or reset, from one or several sources. In the file, a later line with the same ``id`` replaces the earlier one.
 
     Attributes:
         uuid: uuid of the GPU; empty for an NVSwitch, and for a GPU that is not identified yet.
@@ -44,7 +47,7 @@ class XidEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     pci_bus_id: str
     uuid: str = ""
     code: int
-    severity: Literal["", "fatal", "non_fatal"] = ""
+    severity: Severity = ""
     unix_s: float
     boot_id: str
     boot_s: float
@@ -60,12 +63,12 @@ class XidEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Count of errors of one code (or of all codes beyond the cap) on one device, and the time of the last one."""
+    """Count of errors of one code and severity on one device, and the time of the last one."""
 
     kind: Kind = "xid"
     device: str
     code: str
-    severity: Literal["", "fatal", "non_fatal"] = ""
+    severity: Severity = ""
     count: int
     unix_s: float
     boot_id: str

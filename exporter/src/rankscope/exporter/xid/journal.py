@@ -1,8 +1,8 @@
-"""The Xid journal: every error of a GPU or NVSwitch, counted once, with the job on the GPU at that time.
+"""The Xid journal: every error of a GPU or NVSwitch, counted once, with the job on the GPU at that time; and resets of GPUs.
 
-The same error arrives as an NVML event, as a line of the kernel log, and as the same line again after a restart. NVML events and
-kernel log lines are matched one to one: an event and a line of the same device and code at about the same time are one error; two
-lines are two errors.
+The same error arrives as an NVML event, as a line of the kernel log, and as the same line again after a restart (``matching``).
+Only the line has the severity of an NVLink error, so its event is counted together with the line, or alone if none comes within
+``SEVERITY_WAIT_S``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -20,30 +20,26 @@ import msgspec
 from rankscope.base.process import boot_id as this_boot_id
 from rankscope.exporter.logs import ProblemLog
 from rankscope.exporter.source import GpuIdentity, Series, XidEvent
-from rankscope.exporter.xid.entry import SCHEMA, KernelXid, Snapshot, XidEntry
+from rankscope.exporter.xid.entry import SCHEMA, KernelXid, Snapshot, Tally, XidEntry
 from rankscope.exporter.xid.journal_file import JournalError, JournalFile, Loaded
-from rankscope.exporter.xid.tallies import Tallies
-from rankscope.exporter.xids import CRITICAL
+from rankscope.exporter.xid.matching import LATE_S, Key, is_repeat, key_of, may_be_same, merged
+from rankscope.exporter.xid.series import RECENT_S, RecentErrors, recent_errors, series_of_gpu, series_of_switches
+from rankscope.exporter.xid.tallies import NEW_CODES, Tallies
+from rankscope.exporter.xids import GRADED
 
 logger = logging.getLogger(__name__)
 
 MAX_ENTRIES: Final = 1024
 """Maximum number of single errors kept; older ones are only counted."""
 
-EARLY_S: Final = 10.0
-LATE_S: Final = 120.0
-"""Maximum seconds by which an NVML event may be earlier (``EARLY_S``) or later (``LATE_S``) than the kernel log line.
+SEVERITY_WAIT_S: Final = 5.0
+"""Seconds for which the event of an NVLink error waits for the line with its severity."""
 
-The event has the time at which it was read, which can be long after the error while the driver handles it.
-"""
-
-_FALLEN_S: Final = 300.0
 _LIVE_S: Final = 10.0
 _MAX_DELAY_S: Final = 120.0
-_TIMED_CODES: Final = 2  # the last code is often a consequence of the one before it
+_CLOCK_STEP_S: Final = 1.0
+"""A difference between the clocks that changes by less is noise."""
 _MAX_JOB_ID: Final = 128
-
-_Key = tuple[str, str, int, str]
 
 
 class XidJournal:
@@ -51,6 +47,7 @@ class XidJournal:
 
     ``record`` and ``record_line`` change memory only and are thread-safe; ``flush`` writes. If the disk is full, read-only or
     locked by another exporter, the journal continues in memory, ``problem`` says why, and pending errors are written later.
+    ``expects_lines``: the kernel log is read, so that an event's line will follow.
     """
 
     def __init__(
@@ -64,6 +61,7 @@ class XidJournal:
     ) -> None:
         self._problems = ProblemLog(logger, "Xids are not kept on disk: %s", "Xids are kept on disk again")
         self.skipped_lines = 0
+        self.expects_lines = False
         self._job_at = job_at
         self._boot_id = this_boot_id() if boot_id is None else boot_id
         self._now = now
@@ -75,12 +73,15 @@ class XidJournal:
         self._last_codes: dict[str, tuple[float, int]] = {}
         self._unsaved: dict[int, XidEntry] = {}
         self._entries: dict[int, XidEntry] = {}
-        self._ids: dict[_Key, dict[int, None]] = {}
+        self._ids: dict[Key, dict[int, None]] = {}
         self._tallies = Tallies()
         self._last_id = self._read_last_id = 0
         self._last_seq = -1
         self._nothing_saved = False
-        self._last_series: tuple[tuple[GpuIdentity, ...], tuple[Series, ...]] | None = None
+        self._uncounted: dict[int, None] = {}
+        self._last_put_s = float("-inf")
+        self._last_series: tuple[tuple[GpuIdentity, ...], RecentErrors, tuple[Series, ...]] | None = None
+        self._boot_unix_s = now() - self._began_boot_s
         if self._file is not None:
             with contextlib.suppress(JournalError):  # counting continues without the file; flush reports why
                 self._start_from(self._file.load())
@@ -105,6 +106,23 @@ class XidJournal:
         seen = KernelXid(kind="xid", seen_by="nvml", pci_bus_id=pci_bus_id, code=event.xid, text="", seq=-1, boot_s=boot_s)
         self._observe(seen, uuid)
 
+    def record_reset(self, uuid: str, pci_bus_id: str, boot_s: float) -> None:
+        """Record that the GPU was opened after a reset, at ``boot_s`` on the monotonic clock."""
+        unix_s = self._now() - (self._monotonic() - boot_s)
+        with self._memory:
+            entry = XidEntry(
+                id=self._last_id + 1,
+                kind="reset",
+                pci_bus_id=pci_bus_id,
+                uuid=uuid,
+                code=0,
+                unix_s=round(unix_s, 3),
+                boot_id=self._boot_id,
+                boot_s=round(boot_s, 3),
+                seen_by=(),
+            )
+            self._put(entry, unsaved=True)
+
     def record_line(self, line: KernelXid, uuid: str = "") -> None:
         """Record a line of the kernel log, unless it is known already. ``uuid`` is that of the GPU at its address, if known."""
         if line.seq > self.last_seq:
@@ -126,12 +144,32 @@ class XidJournal:
         Critical codes of a GPU start at zero; other codes appear when they first occur.
         """
         known = tuple(identities)
+        boot_unix_s = self._now() - self._monotonic()
         with self._memory:
+            if abs(boot_unix_s - self._boot_unix_s) > _CLOCK_STEP_S:
+                self._boot_unix_s, self._last_series = boot_unix_s, None
             if self._last_series is None or self._last_series[0] != known:
                 self._identify({identity.pci_bus_id: identity.uuid for identity in known})
-                series = tuple(one for identity in known for one in self._of_gpu(identity.uuid)) + tuple(self._of_switches())
-                self._last_series = known, series  # cached: errors are rare, most pages are equal
-            return self._last_series[1]
+            self._count_what_waited()
+            if self._tallies.show_due(self._monotonic()):
+                self._last_series = None
+            recent = self._recent()
+            if self._last_series is None or self._last_series[:2] != (known, recent):
+                of_gpus = (
+                    one
+                    for identity in known
+                    for one in series_of_gpu(
+                        identity.uuid,
+                        self._tallies.of_gpu(identity.uuid),
+                        last_code=self._last_codes.get(identity.uuid, (0.0, 0))[1],
+                        recent={code: count for (uuid, code), count in recent.items() if uuid == identity.uuid},
+                        last_reset_s=max((self._boot_time(), *map(self._time_of, self._tallies.of_gpu(identity.uuid, "reset")))),
+                        time_of=self._time_of,
+                    )
+                )
+                # Cached, because errors are rare and most pages are equal.
+                self._last_series = known, recent, (*of_gpus, *series_of_switches(self._tallies.of_switches(), self._time_of))
+            return self._last_series[2]
 
     def flush(self) -> None:
         """Write pending errors to disk. Never raises; ``problem`` says why it failed."""
@@ -163,7 +201,7 @@ class XidJournal:
             self._last_seq = max(self._last_seq, seen.seq)
             twin = self._match(seen)
             if twin is not None:
-                entry = _merged(twin, self._entry(seen, uuid, job_id, age_s, number=twin.id))
+                entry = merged(twin, self._entry(seen, uuid, job_id, age_s, number=twin.id))
             else:
                 entry = self._entry(seen, uuid, job_id, age_s, number=self._last_id + 1)
             self._put(entry, unsaved=True)
@@ -187,18 +225,8 @@ class XidJournal:
 
     def _match(self, seen: KernelXid) -> XidEntry | None:
         """Return the first recorded error that this one may be a duplicate of; None if it is new."""
-        for number in self._ids.get(_key(seen), {}):
-            entry = self._entries[number]
-            later_s = seen.boot_s - entry.boot_s
-            # The driver repeats that a GPU has fallen off the bus; that is the same error.
-            if seen.seen_by == "kernel_log_fallen":
-                if abs(later_s) <= _FALLEN_S:
-                    return entry
-            elif seen.seen_by not in entry.seen_by:
-                late_s = later_s if seen.seen_by == "nvml" else -later_s
-                if -EARLY_S <= late_s <= LATE_S:
-                    return entry
-        return None
+        known = (self._entries[number] for number in self._ids.get(key_of(seen), {}))
+        return next((entry for entry in known if is_repeat(seen, entry)), None)
 
     def _put(self, entry: XidEntry, *, unsaved: bool) -> None:
         """Add an error, or replace the entry with its id. It is counted once its device is known."""
@@ -206,25 +234,69 @@ class XidJournal:
         before = self._entries.get(entry.id)
         if before is None and entry.id <= self._last_id:
             return  # already counted and evicted
-        if entry.device and (before is None or not before.device):
-            self._tallies.add(entry)
-            self._remember_code(entry)
+        if before is None or entry.id in self._uncounted:
+            self._uncounted[entry.id] = None
+            if entry.device and not self._awaits_severity(entry):
+                self._count(entry)
         if unsaved:
             self._unsaved[entry.id] = entry
             while len(self._unsaved) > 2 * MAX_ENTRIES:  # the next write rewrites the whole file, with all counts
                 del self._unsaved[next(iter(self._unsaved))]
         self._keep(entry)
 
+    def _count(self, entry: XidEntry) -> None:
+        self._last_series = None
+        self._uncounted.pop(entry.id, None)
+        device = entry.kind, entry.device
+        waited = bool(self._tallies.waiting(device))
+        self._tallies.add(entry, self._monotonic())
+        if not waited and (waiting := self._tallies.waiting(device)):
+            logger.warning(
+                "%s has more than %d different codes within an hour: its further ones, from %s on, get their series later",
+                entry.device,
+                NEW_CODES,
+                waiting[0],
+            )
+        self._remember_code(entry)
+
+    def _awaits_severity(self, entry: XidEntry) -> bool:
+        return (
+            self.expects_lines
+            and entry.code in GRADED
+            and entry.seen_by == ("nvml",)
+            and entry.boot_id == self._boot_id
+            and self._monotonic() - entry.boot_s < SEVERITY_WAIT_S
+        )
+
+    def _count_what_waited(self) -> None:
+        """Count the events whose line did not come in time."""
+        for number in list(self._uncounted):
+            entry = self._entries.get(number)
+            if entry is None:
+                del self._uncounted[number]
+            elif entry.device and not self._awaits_severity(entry):
+                self._count(entry)
+
+    def _recent(self) -> RecentErrors:
+        boot_now = self._monotonic()
+        if boot_now - self._last_put_s > RECENT_S:
+            return {}
+        return recent_errors(self._entries.values(), boot_id=self._boot_id, boot_now=boot_now, now=self._now())
+
     def _keep(self, entry: XidEntry) -> None:
         self._entries[entry.id] = entry
+        self._last_put_s = self._monotonic()
         self._last_id = max(self._last_id, entry.id)
         if entry.boot_id == self._boot_id:
-            self._ids.setdefault(_key(entry), {})[entry.id] = None
+            self._ids.setdefault(key_of(entry), {})[entry.id] = None
             if entry.seq is not None:
                 self._last_seq = max(self._last_seq, entry.seq)
         if len(self._entries) > MAX_ENTRIES:
             oldest = self._entries.pop(next(iter(self._entries)))
-            self._ids.get(_key(oldest), {}).pop(oldest.id, None)
+            if oldest.id in self._uncounted and oldest.device:
+                self._count(oldest)
+            self._uncounted.pop(oldest.id, None)
+            self._ids.get(key_of(oldest), {}).pop(oldest.id, None)
 
     def _remember_code(self, entry: XidEntry) -> None:
         since_start = entry.boot_id == self._boot_id and entry.boot_s >= self._began_boot_s
@@ -237,26 +309,14 @@ class XidJournal:
             if uuid := uuids.get(entry.pci_bus_id):
                 self._put(msgspec.structs.replace(entry, uuid=uuid), unsaved=True)
 
-    def _of_gpu(self, uuid: str) -> Iterator[Series]:
-        tallies = self._tallies.of_gpu(uuid)
-        for code in dict.fromkeys([*map(str, CRITICAL), *tallies]):
-            labels = (("uuid", uuid), ("xid", code))
-            tally = tallies.get(code)
-            yield Series("gpu_xid_errors_total", tally.count if tally else 0, labels)
-        # Only of the last codes, to bound the series of a faulty GPU. The history of the counters shows the times of the others.
-        by_time = sorted(tallies.values(), key=lambda tally: tally.unix_s)
-        for tally in by_time[-_TIMED_CODES:]:
-            yield Series("gpu_xid_last_timestamp_seconds", tally.unix_s, (("uuid", uuid), ("xid", tally.code)))
-        for tally in [one for one in by_time if one.job_id is not None][-1:]:
-            job = (("xid", tally.code), ("job_id", tally.job_id or ""))
-            yield Series("gpu_xid_last_job_info", 1, (("uuid", uuid), *job))
-        yield Series("gpu_xid_last_code", self._last_codes.get(uuid, (0.0, 0))[1], (("uuid", uuid),))
+    def _time_of(self, tally: Tally) -> float:
+        """Return the time by the present wall clock, which may have been set since; that of an earlier boot precedes this one."""
+        if tally.boot_id == self._boot_id:
+            return round(self._boot_unix_s + tally.boot_s, 3)
+        return min(tally.unix_s, self._boot_time())
 
-    def _of_switches(self) -> Iterator[Series]:
-        for tally in self._tallies.of_switches():
-            labels = (("pci_bus_id", tally.device), ("sxid", tally.code), ("severity", tally.severity))
-            yield Series("nvswitch_sxid_errors_total", tally.count, labels)
-            yield Series("nvswitch_sxid_last_timestamp_seconds", tally.unix_s, labels)
+    def _boot_time(self) -> float:
+        return round(self._boot_unix_s, 3)
 
     def _start_from(self, loaded: Loaded) -> None:
         snapshot = loaded.snapshot
@@ -265,15 +325,18 @@ class XidJournal:
         if len(damaged) not in (0, self.skipped_lines):
             logger.warning("%s: damaged lines, which are left out: %d, from line %d on", loaded.path, len(damaged), damaged[0])
         self.skipped_lines = len(damaged)
-        self._entries, self._ids = {}, {}
+        self._entries, self._ids, self._uncounted = {}, {}, {}
         self._tallies = Tallies(snapshot.tallies)
         self._last_id = snapshot.last_id
         self._last_seq = snapshot.seq if snapshot.boot_id == self._boot_id else -1
         for entry in loaded.entries:
             if entry.id <= snapshot.last_id and entry.id not in self._entries:
-                self._keep(entry)  # already counted in the snapshot
+                self._keep(entry)  # already counted in the snapshot, if its GPU was known
+                if not entry.device:
+                    self._uncounted[entry.id] = None
             else:
                 self._put(entry, unsaved=False)
+        self._tallies.show_all()
         self._read_last_id = self._last_id
 
     def _take_over(self, file: JournalFile) -> None:
@@ -295,13 +358,14 @@ class XidJournal:
             for entry in own:
                 twin = self._entries.get(entry.id) if entry.id <= began else None
                 if entry.id > began:
-                    near = (self._entries[number] for number in self._ids.get(_key(entry), {}) if number in theirs)
+                    near = (self._entries[number] for number in self._ids.get(key_of(entry), {}) if number in theirs)
+                    near = (one for one in near if may_be_same(one, entry))
                     twin = next((one for one in near if abs(one.boot_s - entry.boot_s) <= LATE_S), None)
                 if twin is None:
                     self._put(msgspec.structs.replace(entry, id=self._last_id + 1), unsaved=True)
                 else:
                     theirs.discard(twin.id)
-                    self._put(_merged(twin, entry), unsaved=True)
+                    self._put(merged(twin, entry), unsaved=True)
 
     def _write(self, file: JournalFile) -> None:
         with self._memory:
@@ -309,11 +373,9 @@ class XidJournal:
                 return
             pending = dict(self._unsaved)
             too_much = len(pending) > MAX_ENTRIES or file.lines > 2 * MAX_ENTRIES or file.too_large
-            snapshot = Snapshot(
-                format=SCHEMA, last_id=self._last_id, boot_id=self._boot_id, seq=self._last_seq, tallies=self._tallies.all()
-            )
-            entries = list(self._entries.values())
         if self._nothing_saved or too_much or not file.append(pending.values()):
+            with self._memory:
+                snapshot, entries = self._snapshot(), list(self._entries.values())
             file.rewrite(snapshot, entries)
             self._nothing_saved = False
         with self._memory:
@@ -321,18 +383,12 @@ class XidJournal:
                 if self._unsaved.get(number) is entry:
                     del self._unsaved[number]
 
-
-def _key(error: KernelXid | XidEntry) -> _Key:
-    return error.kind, error.pci_bus_id, error.code, error.severity
-
-
-def _merged(known: XidEntry, other: XidEntry) -> XidEntry:
-    """Merge two entries of the same error; fields of ``known`` take precedence."""
-    return msgspec.structs.replace(
-        known,
-        uuid=known.uuid or other.uuid,
-        seen_by=tuple(dict.fromkeys((*known.seen_by, *other.seen_by))),
-        seq=max((seq for seq in (known.seq, other.seq) if seq is not None), default=None),
-        job_id=known.job_id or other.job_id,
-        text=known.text or other.text,
-    )
+    def _snapshot(self) -> Snapshot:
+        """Return the counts, which then include all entries of known devices."""
+        for number in list(self._uncounted):
+            entry = self._entries.get(number)
+            if entry is not None and entry.device:
+                self._count(entry)
+        return Snapshot(
+            format=SCHEMA, last_id=self._last_id, boot_id=self._boot_id, seq=self._last_seq, tallies=self._tallies.all()
+        )

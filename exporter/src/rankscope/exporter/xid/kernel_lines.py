@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Final, Literal
+from typing import Final
 
 from rankscope.exporter.fleet.pci import bus_id
-from rankscope.exporter.xid.entry import KernelXid
-from rankscope.exporter.xids import FALLEN_OFF_THE_BUS
+from rankscope.exporter.xid.entry import KernelXid, Severity
+from rankscope.exporter.xids import FALLEN_OFF_THE_BUS, GRADED
 
 _MAX_TEXT: Final = 256
 _KERNEL_PRIORITIES: Final = 8  # facility 0, which programs that write to /dev/kmsg cannot use
@@ -20,6 +20,8 @@ _SXID: Final = re.compile(
     rf"nvidia-nvswitch[0-9]{{1,3}}: SXid \({_ADDRESS}\): (?P<code>[0-9]{{1,5}}), (?P<severity>Fatal|Non-fatal), ?(?P<text>.*)",
     re.DOTALL,
 )
+# NVLink errors from Blackwell on. A process may have such a name, which comes first.
+_SEVERITY: Final = re.compile(r".*\b(?P<severity>Fatal|Non-?fatal)\b", re.DOTALL)
 _GPU: Final = re.compile(rf"NVRM: (?:The NVIDIA GPU|GPU(?: at)?) {_ADDRESS}")
 _FALLEN: Final = re.compile(r"NVRM:.{0,200}\bfallen off the bus", re.DOTALL)
 _RECORD: Final = re.compile(rb"([0-9]{1,4}),([0-9]{1,20}),([0-9]{1,20}),[^;]{0,200};([^\n]*)")
@@ -64,18 +66,18 @@ class KernelLines:
                 seen_by="kernel_log",
                 pci_bus_id=address,
                 code=code,
+                severity=_severity(_SEVERITY.match(xid["text"]) if code in GRADED else None),
                 text=_clean(xid["text"]),
                 seq=seq,
                 boot_s=boot_s,
             )
         if sxid := _SXID.match(text):
-            severity: Literal["fatal", "non_fatal"] = "fatal" if sxid["severity"] == "Fatal" else "non_fatal"
             return KernelXid(
                 kind="sxid",
                 seen_by="kernel_log",
                 pci_bus_id=pci_bus_id(sxid["address"]),
                 code=int(sxid["code"]),
-                severity=severity,
+                severity=_severity(sxid),
                 text=_clean(sxid["text"]),
                 seq=seq,
                 boot_s=boot_s,
@@ -109,6 +111,10 @@ class KernelLines:
 def pci_bus_id(address: str) -> str:
     """Convert ``0000:1a:00``, with or without function, to the form of ``GpuIdentity.pci_bus_id``."""
     return bus_id(f"{address.partition('.')[0]}.0")
+
+
+def _severity(match: re.Match[str] | None) -> Severity:
+    return "" if match is None else "fatal" if match["severity"] == "Fatal" else "non_fatal"
 
 
 def _clean(text: str) -> str:

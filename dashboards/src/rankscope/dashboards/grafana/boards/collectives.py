@@ -1,5 +1,7 @@
 """The board of collectives, from NCCL Inspector: bus bandwidth of each communicator, and the GPU that the others wait for.
 
+node_exporter reads the plugin's files, so the series are joined to the chosen GPUs by host name.
+
 The kernel of a collective lasts from a GPU's own arrival to the end that all share. So the GPU with the shortest execution
 time arrived last, and the others waited for it. Its bus bandwidth is the greatest. That does not hold for collectives with a
 root, whose ranks may end at different times.
@@ -12,20 +14,21 @@ from typing import Final
 from rankscope.dashboards.grafana.boards import columns
 from rankscope.dashboards.grafana.boards.answers import RULES_LOADED
 from rankscope.dashboards.grafana.boards.canvas import Canvas
-from rankscope.dashboards.grafana.boards.dialect import NATIVE, RANGE, SCOPE, gone, lacking, no_rules
-from rankscope.dashboards.grafana.boards.frame import chosen, frame, gpu_variable, places
+from rankscope.dashboards.grafana.boards.dialect import RANGE, SCOPE, gone, lacking, no_rules
+from rankscope.dashboards.grafana.boards.frame import chosen, frame, places
+from rankscope.dashboards.grafana.boards.infiniband import HOSTS, of_hosts
 from rankscope.dashboards.grafana.boards.kinds import Column, Query, placeholder
 from rankscope.dashboards.grafana.boards.marks import or_not_available
 
 UID: Final = "rankscope-collectives"
 MOST: Final = 8
 """Most lines in a graph; the table has all collectives."""
-COMMUNICATOR: Final = "run_id, slurm_job_id, comm_name, nranks, n_nodes"
+COMMUNICATOR: Final = "slurm_job_id, comm_name, nranks, n_nodes"
 CALL: Final = f"{COMMUNICATOR}, collective, message_size, algo_proto"
-LEGEND: Final = "{{comm_name}} {{collective}} {{message_size}} {{algo_proto}} {{run_id}} {{slurm_job_id}}"
-_PICKED: Final = f'{SCOPE}, uuid=~"$gpu", slurm_job_id=~"$slurm_job_id", comm_name=~"$comm_name"'
-_OF_ALL_RANKS: Final = ', collective!~"Broadcast|Reduce"'
-_IDENTITY: Final = "slurm_job_id, comm_name, nranks, n_nodes, collective, message_size, algo_proto"
+LEGEND: Final = "{{comm_name}} {{collective}} {{message_size}} {{algo_proto}} {{slurm_job_id}}"
+_PICKED: Final = 'slurm_job_id=~"$slurm_job_id", comm_name=~"$comm_name"'
+_OF_ALL_RANKS: Final = ', collective!~"Broadcast|Reduce", slurm_job_id!="unknown"'
+"""Outside Slurm, communicators of one name may belong to several jobs, so their GPUs are not compared."""
 _OF_INSPECTOR: Final = "From NCCL Inspector, a mean of each dump (30 seconds or more)."
 
 
@@ -33,8 +36,8 @@ def collectives() -> Canvas:
     """Build the board of collectives."""
     about = "Bus bandwidth and execution time of collectives by communicator, and which GPU the others wait for (NCCL Inspector)."
     labels = {"slurm_job_id": "Slurm job", "comm_name": "Communicator", "collective": "Collective"}
-    own = [chosen(name, label, f"label_values(nccl_bus_bandwidth_gbs{{{SCOPE}}}, {name})") for name, label in labels.items()]
-    canvas = frame(UID, "Collectives", about, *places("gpu_info"), gpu_variable(NATIVE), *own, since="now-3h")
+    own = [chosen(name, label, f"label_values(nccl_bus_bandwidth_gbs, {name})") for name, label in labels.items()]
+    canvas = frame(UID, "Collectives", about, *places("gpu_info"), *own, since="now-3h")
     bandwidth, exec_time, of_all = _bandwidth(), _exec_time(), _exec_time(_OF_ALL_RANKS)
     absent = placeholder(_absent())
     _now(canvas, of_all)
@@ -58,7 +61,8 @@ def collectives() -> Canvas:
         ("Execution time", "s", "1e-6", "exec_time_microseconds"),
     ):
         by = "slurm_job_id, comm_name, p2p_operation, message_size"
-        expr = f"{scale} * quantile by ({by}) (0.5, nccl_p2p_{metric}{{{_PICKED}}})"
+        series = of_hosts(f"nccl_p2p_{metric}{{{_PICKED}}}", f"node, gpu, {by}")
+        expr = f"{scale} * quantile by ({by}) (0.5, {series})"
         query = Query(expr, "{{comm_name}} {{p2p_operation}} {{message_size}} {{slurm_job_id}}")
         text = f"Median over the GPUs of a communicator. {_OF_INSPECTOR}"
         canvas.graph(f"{title} of sends and receives", unit, text, query, absent, width=12)
@@ -74,9 +78,8 @@ def _exec_time(more: str = "") -> str:
 
 
 def _of_gpus(metric: str, more: str = "") -> str:
-    """Return a metric of each GPU, once even if several jobs scrape it, with run and rank where they are known."""
-    series = f'max by (uuid, {_IDENTITY}) ({metric}{{{_PICKED}, collective=~"$collective"{more}}})'
-    return f"{series}\n* on (uuid) group_left (run_id, rank) uuid:gpu_job_info:rank\nor on (uuid)\n{series}"
+    """Return a metric of each GPU of the chosen hosts."""
+    return of_hosts(f'{metric}{{{_PICKED}, collective=~"$collective"{more}}}', f"node, gpu, {CALL}")
 
 
 def _median(expr: str) -> str:
@@ -95,7 +98,7 @@ def _longest(recorded: str) -> str:
 
 
 def _now(canvas: Canvas, of_all: str) -> None:
-    picked = f'nccl_bus_bandwidth_gbs{{{_PICKED}, collective=~"$collective"}}'
+    picked = _bandwidth()
     alive = f"up{{{SCOPE}}} == 1"
     canvas.row("Now")
     canvas.figures(
@@ -103,8 +106,8 @@ def _now(canvas: Canvas, of_all: str) -> None:
         ("Communicators", "none",
          or_not_available(f"count(group by (slurm_job_id, comm_name, nranks, n_nodes) ({picked}))", alive), {},
          "Communicators that had collectives in the last dump. Those of one name in one job count once."),
-        ("GPUs with NCCL Inspector", "none", or_not_available(f"count(group by (uuid) ({picked}))", alive), {},
-         "GPUs about which there is a file of NCCL Inspector."),
+        ("GPUs with NCCL Inspector", "none", or_not_available(f"count(group by (host, node, gpu) ({picked}))", alive), {},
+         "GPUs about which node_exporter has a file of NCCL Inspector."),
         ("Longest wait for one GPU", "s", or_not_available(f"max({_spread(of_all)})", alive), {},
          "Longest less shortest execution time of one kind of collective among the GPUs of its communicator."),
     )  # fmt: skip
@@ -122,7 +125,6 @@ def _sheet_of_communicators(canvas: Canvas, bandwidth: str, exec_time: str, of_a
         "Collectives by communicator and message size. More GPUs than ranks: several communicators have one name.",
         [
             *_CALL_COLUMNS,
-            columns.RUN,
             Column(f"count by ({CALL}) ({exec_time})", "GPUs", "none"),
             Column(_median(bandwidth), "Bus bandwidth, median", "Bps"),
             Column(f"min by ({CALL}) ({bandwidth})", "Bus bandwidth, least", "Bps"),
@@ -136,20 +138,17 @@ def _sheet_of_communicators(canvas: Canvas, bandwidth: str, exec_time: str, of_a
 def _sheet_of_last(canvas: Canvas, bandwidth: str, exec_time: str) -> None:
     last = f"bottomk by ({CALL}) (1, {exec_time})"
     ahead = f"({_median(exec_time)} - on ({CALL}) group_right () {last}) > 0"
-    place = "* on (uuid) group_left (host, instance, index) max by (uuid, host, instance, index) (uuid:gpu_info:latest)"
+    text = (
+        "Of each collective the GPU with the shortest execution time: it arrived last. Collectives with a root, and those outside"
+    )
     canvas.sheet(
         "The GPU that the others wait for",
-        "Of each collective the GPU with the shortest execution time: it arrived last. Collectives with a root are left out.",
+        f"{text} Slurm, are left out.",
         [
-            columns.RANK,
-            columns.HOST,
-            *columns.labels(index="GPU"),
+            *columns.labels(host="Host", node="Node of the process", gpu="GPU of the process"),
             *_CALL_COLUMNS,
-            Column(f"({ahead})\n{place}", "Arrived later by", "s"),
-            Column(f"(({bandwidth})\nand on (uuid, {CALL})\n({ahead}))\n{place}", "Its bus bandwidth", "Bps"),
-            columns.RUN,
-            *columns.labels(uuid="UUID"),
-            columns.INSTANCE_OF_LINKS,
+            Column(ahead, "Arrived later by", "s"),
+            Column(f"({bandwidth})\nand on (host, node, gpu, {CALL})\n({ahead})", "Its bus bandwidth", "Bps"),
         ],
         width=16,
         sort="Arrived later by",
@@ -157,8 +156,7 @@ def _sheet_of_last(canvas: Canvas, bandwidth: str, exec_time: str) -> None:
 
 
 def _absent() -> str:
-    """Return series of the exporters without a file of NCCL Inspector, and of those that do not answer."""
-    hosts = f"group by (instance, host) (gpu_info{{{SCOPE}}})"
-    unknown = f"{hosts} unless on (instance) group by (instance) (nccl_bus_bandwidth_gbs{{{SCOPE}}})"
+    """Return series of the hosts without a file of NCCL Inspector, and of exporters that do not answer."""
+    unknown = f"{HOSTS} unless on (host) ({of_hosts('nccl_bus_bandwidth_gbs', 'node')})"
     named = lacking(unknown, "not available (no NCCL Inspector)")
     return f"NaN * (\n  {named}\nor\n  {gone()}\nor\n  {no_rules()}\n)"

@@ -21,10 +21,10 @@ ERRORS: Final = {
 }
 
 
-def of_hosts(expr: str) -> str:
-    """Return series of ports of the chosen hosts, each port once even if several jobs scrape it."""
+def of_hosts(expr: str, by: str = "device, port") -> str:
+    """Return node_exporter's series of the chosen hosts, each set of labels ``by`` once even if several jobs scrape it."""
     chosen = f"(instance:node_uname_info:host and on (host) {HOSTS})"
-    return f"max by (host, device, port) (\n  ({expr})\n  * on (instance) group_left (host) {chosen}\n)"
+    return f"max by (host, {by}) (\n  ({expr})\n  * on (instance) group_left (host) {chosen}\n)"
 
 
 def links_lost() -> str:

@@ -53,7 +53,8 @@ _KEPT: Final[dict[str, _Kept]] = {
     "gpu_pcie_link_generation": _Kept("pcie_link_generation", whole=True),
     "gpu_nvlink_links": _Kept("nvlinks_down", whole=True, label=("state", "down")),
 }
-PROGRAMS: Final = frozenset(("8", "11", "13", "25", "31", "43", "45", "68", "69", "137"))
+_VIDEO: Final = (68, 82, 83, 84, 86, 88, 89, *range(96, 106), 139)
+PROGRAMS: Final = frozenset(map(str, (8, 11, 13, 25, 31, 43, 45, 69, 137, 174, *_VIDEO)))
 """Codes of the Xid errors that programs cause, according to the exporter's table."""
 
 _XIDS, _OF_PROGRAMS = "gpu_xid_errors_total", "xid_errors_of_programs"

@@ -1,0 +1,132 @@
+"""A real exporter, Prometheus and Alertmanager: an Xid pages, and after drain, reset and resume it does not page again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.alerts.alertmanager_process import alertmanager_process
+from tests.exporter.conftest import RunningExporter, exporters
+from tests.exporter.fake_driver import FakeDriver, build_library, gpu_state
+from tests.local_http import answering, respond
+
+from rankscope.alerts.rules.rule_file import rules_text
+from rankscope.alerts.rules.thresholds import thresholds
+
+EXAMPLE = Path(__file__).parents[3] / "alerts" / "alertmanager" / "alertmanager.yml"
+KEPT_S = 8
+
+
+class Site:
+    """A node with its exporter, the state of the node as a scrape target, and a webhook target that keeps the pages."""
+
+    def __init__(self, gpus: FakeDriver, exporter: RunningExporter) -> None:
+        self.gpus = gpus
+        self.exporter = exporter
+        self.drained = False
+        self.pages: list[tuple[str, str]] = []
+
+    def answer(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
+        if body:
+            self.pages += [(alert["labels"]["alertname"], alert["status"]) for alert in json.loads(body)["alerts"]]
+        text = f'# TYPE kube_node_spec_unschedulable gauge\nkube_node_spec_unschedulable{{node="node1"}} {self.drained:d}\n'
+        respond(request, 200, text.encode(), Content_Type="text/plain; version=0.0.4")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    gpus = FakeDriver(tmp_path / "driver", build_library(), [gpu_state(0)])
+    with exporters(tmp_path) as start:
+        yield Site(gpus, start("--no-xid.kernel-log", env=gpus.env))
+
+
+@pytest.fixture
+def firing(
+    tmp_path: Path,
+    site: Site,
+    eventually: Callable[..., Any],
+    free_port: Callable[[], int],
+    require_program: Callable[[str], str],
+) -> Iterator[Callable[[], set[str]]]:
+    """Function that returns the names of the alerts that fire in Prometheus; Alertmanager repeats its pages every second."""
+    ours = tmp_path / "ours.toml"
+    ours.write_text(f'[NodeMaintenance]\nkeep_firing_for = "{KEPT_S}s"\n')
+    (tmp_path / "rules.yaml").write_text(rules_text(settings=thresholds(ours)))
+    port = free_port()
+    with answering(site.answer) as address:
+        quick = EXAMPLE.read_text().replace("http://127.0.0.1:9099/webhook", address)
+        for name, value in (("group_wait", "30s"), ("group_wait", "10s"), ("group_interval", "5m")):
+            quick = quick.replace(f"{name}: {value}", f"{name}: 200ms")
+        for value in ("4h", "1h"):
+            quick = quick.replace(f"repeat_interval: {value}", "repeat_interval: 1s")
+        (tmp_path / "alertmanager.yml").write_text(quick)
+        program = require_program("prometheus-alertmanager")
+        with alertmanager_process(program, tmp_path / "alertmanager.yml", tmp_path / "manager", eventually) as manager:
+            (tmp_path / "prometheus.yml").write_text(
+                f"""
+global: {{scrape_interval: 500ms, evaluation_interval: 500ms}}
+rule_files: [rules.yaml]
+alerting: {{alertmanagers: [{{static_configs: [{{targets: ["{manager.removeprefix("http://")}"]}}]}}]}}
+scrape_configs:
+  - job_name: rankscope
+    static_configs: [{{targets: ["127.0.0.1:{site.exporter.port}"]}}]
+  - job_name: kube-state-metrics
+    static_configs: [{{targets: ["{address.removeprefix("http://")}"]}}]
+"""
+            )
+            command = [require_program("prometheus"), "--config.file=prometheus.yml", "--storage.tsdb.path=data"]
+            command += [f"--web.listen-address=127.0.0.1:{port}", "--rules.alert.resend-delay=1s"]
+            with (tmp_path / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log, cwd=tmp_path) as process:
+
+                def names() -> set[str]:
+                    assert process.poll() is None, (tmp_path / "log").read_text()
+                    try:
+                        alerts = httpx.get(f"http://127.0.0.1:{port}/api/v1/alerts").json()["data"]["alerts"]
+                    except (httpx.TransportError, ValueError):
+                        return set()
+                    return {alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"}
+
+                yield names
+                process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.full
+def test_the_end_of_maintenance_sends_no_page_about_a_repaired_gpu(
+    site: Site, firing: Callable[[], set[str]], cli: Callable[..., Any], tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    # Given a page about an Xid, again and again
+    gpus, exporter = site.gpus, site.exporter
+    exporter.wait_until(lambda: exporter.values("gpu_up") == [1.0])
+    gpus.xid(0, 62)
+    eventually(lambda: site.pages.count(("GpuXidCritical", "firing")) >= 2)
+
+    # When the node is drained, then the alert goes on and pages no more
+    site.drained = True
+    eventually(lambda: firing() >= {"GpuXidCritical", "NodeMaintenance"})
+    time.sleep(2)
+    site.pages.clear()
+    time.sleep(3)
+    assert "GpuXidCritical" in firing()
+    assert site.pages == []
+
+    # When the GPU is reset and the maintenance ends, then there is no page about the Xid
+    socket = ("--socket", tmp_path / "control.sock")
+    assert cli("exporter", "release", "0", *socket).returncode == 0
+    assert cli("exporter", "resume", "0", *socket).returncode == 0
+    exporter.wait_until(lambda: exporter.values("gpu_up") == [1.0])
+    site.drained = False
+    eventually(lambda: not firing())
+    time.sleep(3)
+    assert [page for page in site.pages if page[1] == "firing"] == []
+
+    # And a new error pages at once
+    gpus.xid(0, 62)
+    eventually(lambda: ("GpuXidCritical", "firing") in site.pages)

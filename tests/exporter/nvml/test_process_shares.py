@@ -1,0 +1,69 @@
+"""Each process's share of the SMs, for the tenants of a shared GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.exporter.fake_driver import FakeDriver, build_library, h100_state
+from tests.exporter.nvml.asked_gpu import opened, sample_of
+
+JOBS = frozenset({"gpu", "jobs"})
+CALL = "nvmlDeviceGetProcessUtilization"
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> FakeDriver:
+    driver = FakeDriver(tmp_path, build_library(), [h100_state(0)])
+    driver.gpus[0] |= {f"process.{index}": f"compute {501 + index} {1000 * (index + 1)} - -" for index in range(3)}
+    driver.gpus[0] |= {"process_util.0": "501 25 0 0 0", "process_util.1": "502 50 0 0 0"}
+    driver.write()
+    return driver
+
+
+def shares(fake: FakeDriver, collectors: frozenset[str] = JOBS) -> tuple[dict[int, float | None], dict[str, str]]:
+    sample = sample_of(fake, 0, collectors)
+    return {process.pid: process.sm_ratio for process in sample.processes or ()}, sample.errors
+
+
+def test_processes_have_their_share_and_those_without_a_sample_none_of_it(fake: FakeDriver) -> None:
+    assert shares(fake) == ({501: 0.25, 502: 0.5, 503: 0.0}, {})
+
+    del fake.gpus[0]["process_util.0"], fake.gpus[0]["process_util.1"]
+    fake.write()
+    assert shares(fake) == ({501: 0.0, 502: 0.0, 503: 0.0}, {})
+
+
+@pytest.mark.parametrize("code", [3, 4, 13, 999])
+def test_processes_are_known_where_their_shares_are_not(fake: FakeDriver, code: int) -> None:
+    fake.fail(CALL, code)
+
+    assert shares(fake) == ({501: None, 502: None, 503: None}, {})
+
+
+def test_a_fault_in_reading_shares_is_one_of_the_collector_of_processes(fake: FakeDriver) -> None:
+    fake.fail(CALL, 999)
+
+    sample = sample_of(fake, 0, frozenset({"gpu", "process"}))
+
+    assert sample.absent["gpu_process_sm_utilization_ratio",] == "unknown"
+    assert sample.errors == {"process": "gpu_process_sm_utilization_ratio: unknown"}
+    assert len(sample.all("gpu_process_memory_used_bytes")) == 3
+
+
+def test_shares_are_read_as_rarely_as_the_processes(fake: FakeDriver) -> None:
+    with opened(fake, 0, JOBS) as asked:
+        asked.sample()
+        assert CALL in asked.marks
+        asked.sample()
+        assert CALL not in asked.marks
+
+
+def test_an_idle_gpu_is_not_asked(fake: FakeDriver) -> None:
+    for index in range(3):
+        del fake.gpus[0][f"process.{index}"]
+    fake.write()
+
+    with opened(fake, 0, JOBS) as asked:
+        asked.sample()
+        assert CALL not in asked.marks

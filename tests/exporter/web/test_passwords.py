@@ -1,0 +1,153 @@
+"""Turns and memory of password checks, with a clock and checks of the tests."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from rankscope.base.http import Request
+from rankscope.exporter.web import access
+from rankscope.exporter.web.access import Passwords
+
+USERS = {"ann": b"hash"}
+RIGHT = "right"
+
+
+class Client:
+    """Clients of one exporter. ``checked`` has the passwords in the order of their checks, each of which awaits ``may_check``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.passwords = Passwords()
+        self.checked: list[str] = []
+        self.may_check = asyncio.Event()
+        self.may_check.set()
+        monkeypatch.setattr(asyncio, "to_thread", self._check)
+
+    async def _check(self, _check: object, _name: bytes, password: bytes, _users: object) -> bool:
+        self.checked.append(password.decode())
+        await self.may_check.wait()
+        await asyncio.sleep(0.001)
+        return password.decode() == RIGHT
+
+    async def log_in(self, password: str, peer: str = "192.0.2.1", leaves: asyncio.Event | None = None) -> int:
+        """Return the status that a client gets; it disconnects when ``leaves`` is set."""
+        basic = base64.b64encode(f"ann:{password}".encode()).decode()
+        event = leaves or asyncio.Event()
+
+        async def disconnected() -> None:
+            await event.wait()
+
+        headers = {"authorization": f"Basic {basic}"}
+        refusal = await self.passwords.refusal(
+            Request("GET", "/", "", headers, peer, tls=False, disconnected=disconnected), USERS
+        )
+        return 200 if refusal is None else refusal.status
+
+
+Story = Callable[[Client], Awaitable[None]]
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Story], None]:
+    def run(story: Story, rest_s: float = 0.0) -> None:
+        monkeypatch.setattr(access, "REST_S", rest_s)
+
+        async def main() -> None:
+            await asyncio.wait_for(story(Client(monkeypatch)), 60)
+
+        asyncio.run(main())
+
+    return run
+
+
+def test_a_right_pair_is_checked_once_whatever_is_guessed_meanwhile(play: Callable[[Story], None]) -> None:
+    async def story(client: Client) -> None:
+        assert await client.log_in(RIGHT) == 200
+        for number in range(600):
+            assert await client.log_in(f"guess {number}") == 401
+        assert await client.log_in(RIGHT) == 200
+        assert client.checked.count(RIGHT) == 1
+
+    play(story)
+
+
+def test_a_wrong_pair_that_is_repeated_is_checked_once(play: Callable[[Story], None]) -> None:
+    async def story(client: Client) -> None:
+        assert [await client.log_in("old") for _ in range(5)] == [401] * 5
+        assert client.checked == ["old"]
+
+    play(story)
+
+
+@pytest.mark.parametrize("guesser", ["198.51.100.7", pytest.param("2001:db8::{}", id="addresses of one IPv6 network")])
+def test_another_network_waits_for_one_check_at_most(guesser: str, play: Callable[[Story], None]) -> None:
+    async def story(client: Client) -> None:
+        client.may_check.clear()
+        guesses = [asyncio.create_task(client.log_in(f"guess {number}", guesser.format(number))) for number in range(100)]
+        await asyncio.sleep(0.01)
+        right = asyncio.create_task(client.log_in(RIGHT))
+        await asyncio.sleep(0.01)
+        client.may_check.set()
+        assert await right == 200
+        assert client.checked.index(RIGHT) <= 2
+        assert await asyncio.gather(*guesses) == [401] * 100
+
+    play(story)
+
+
+def test_a_network_rests_after_a_wrong_password_and_others_do_not(play: Callable[..., None]) -> None:
+    async def story(client: Client) -> None:
+        assert await client.log_in("guess") == 401
+        late = asyncio.create_task(client.log_in(RIGHT))
+        await asyncio.sleep(0.01)
+        assert await client.log_in("other", "198.51.100.7") == 401
+        assert client.checked == ["guess", "other"]
+        assert not late.done()
+        assert await late == 200
+
+    play(story, rest_s=0.5)
+
+
+def test_guesses_without_end_do_not_starve_a_right_password_of_the_same_network(play: Callable[[Story], None]) -> None:
+    async def story(client: Client) -> None:
+        async def guess_on(guesser: int) -> None:
+            for number in range(10**6):
+                await client.log_in(f"{guesser} {number}")
+
+        guessing = [asyncio.create_task(guess_on(guesser)) for guesser in range(8)]
+        await asyncio.sleep(0.01)
+        assert await asyncio.wait_for(client.log_in(RIGHT), 20) == 200
+        for one in guessing:
+            one.cancel()
+
+    play(story)
+
+
+def test_many_waiting_clients_of_one_network_wait_about_as_long_as_one(play: Callable[..., None]) -> None:
+    async def story(client: Client) -> None:
+        assert await client.log_in("guess") == 401
+        began = asyncio.get_running_loop().time()
+        assert await asyncio.gather(*(client.log_in(f"guess {number}") for number in range(20))) == [401] * 20
+        # one after the other they would wait for 20 times as long; the pauses are 0.5 s, 0.5 s / 19, / 18, …, / 1
+        assert asyncio.get_running_loop().time() - began < 5
+
+    play(story, rest_s=0.5)
+
+
+def test_the_checks_of_clients_that_left_are_dropped(play: Callable[[Story], None]) -> None:
+    async def story(client: Client) -> None:
+        client.may_check.clear()
+        leaves = asyncio.Event()
+        guesses = [asyncio.create_task(client.log_in(f"guess {number}", leaves=leaves)) for number in range(100)]
+        await asyncio.sleep(0.01)
+        leaves.set()
+        await asyncio.gather(*guesses)
+        client.may_check.set()
+        assert await client.log_in(RIGHT) == 200
+        assert len(client.checked) == 2
+        assert client.passwords._waiting == {}
+
+    play(story)
