@@ -18,7 +18,7 @@ from rankscope.exporter.fleet.changes import Changes, merged
 from rankscope.exporter.fleet.children import Child
 from rankscope.exporter.fleet.counters import ADDED_UP_BY_PROCESS, Continuity
 from rankscope.exporter.fleet.gpu_slot import GpuSlot
-from rankscope.exporter.fleet.inventory import Inventory, forget
+from rankscope.exporter.fleet.inventory import Inventory, Meter, forget
 from rankscope.exporter.fleet.patience import Patience
 from rankscope.exporter.fleet.survey import Survey
 from rankscope.exporter.fleet.wire import Failed, FrameReader, Opened, Sampled, send_frame
@@ -123,6 +123,12 @@ def test_a_smaller_energy_counter_of_a_new_process_is_a_reset() -> None:
     assert resets == [("GPU-0", 3.0), ("GPU-0", 4.0)]
     process(5.0, 1.0, uuid=1)  # another GPU in its place
     assert len(resets) == 2
+
+    # A reset while no exporter ran is dated at the last reading before it
+    slot.remember(_identity(1, bus=0), Meter(900.0, "boot", 0.5))
+    slot._readings = ()
+    process(6.0, None, 30.0, uuid=1)
+    assert resets[2:] == [("GPU-1", 0.5)]
     assert child.connection is not None
     child.connection.close()
     theirs.close()
@@ -152,6 +158,24 @@ def test_the_inventory_outlives_its_process(tmp_path: Path) -> None:
 
     assert Inventory(tmp_path / "state").identities() == (_identity(0), _identity(1))
     assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["gpus.json", "gpus.lock"]
+
+
+def test_energy_is_kept_for_the_next_exporter_of_this_boot(tmp_path: Path) -> None:
+    first = Inventory(tmp_path)
+    first.see(_identity(0))
+    first.read_meters({"GPU-0": 5000.0, "GPU-unknown": 1.0})
+    first.see(_identity(0))
+    first.pass_time(1.0, frozenset())
+    first.save(meters=True)
+    first.wait(10)
+
+    meter = Inventory(tmp_path).meter("GPU-0")
+    assert meter is not None
+    assert meter.energy_j == 5000.0
+    file = tmp_path / "gpus.json"
+    file.write_text(file.read_text().replace(meter.boot_id, "another-boot"))
+    assert Inventory(tmp_path).meter("GPU-0") is None
+    assert Inventory(tmp_path).identities() == (_identity(0),)
 
 
 def test_a_gpu_in_the_place_of_another_replaces_it_and_one_that_moved_stays_itself() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,22 @@ def test_a_gpu_that_answers_again_after_a_release_was_reset(
     again = start_exporter(*options, env=fake_nvml.env)
     again.wait_until(lambda: len(again.values("gpu_last_reset_timestamp_seconds")) == 2)
     assert max(again.values("gpu_last_reset_timestamp_seconds")) > error
+
+    # when another error comes, and the other GPU is reset while no exporter runs, then that is seen in its energy
+    fake_nvml.xid(1, 62)
+    again.wait_until(lambda: again.values("gpu_xid_errors_total", xid="62") == [1.0, 1.0])
+    uuid = str(fake_nvml.gpus[1]["uuid"])
+    again.wait_until(lambda: len(again.values("gpu_energy_joules_total")) == 2)
+    assert again.stop(signal.SIGTERM) == 0
+    fake_nvml.gpu(1)["energy"] = 1000
+    fake_nvml.write()
+    third = start_exporter(*options, env=fake_nvml.env)
+    third.wait_until(
+        lambda: (
+            third.values("gpu_last_reset_timestamp_seconds", uuid=uuid)
+            > third.values("gpu_xid_last_timestamp_seconds", uuid=uuid)
+        )
+    )
 
 
 @pytest.mark.slow

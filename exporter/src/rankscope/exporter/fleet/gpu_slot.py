@@ -13,6 +13,7 @@ from rankscope.exporter.fleet.changes import merged
 from rankscope.exporter.fleet.children import Child, Children
 from rankscope.exporter.fleet.counters import Continuity
 from rankscope.exporter.fleet.gpu_life import LEAVING, READING, TRANSITIONS, WITHOUT_PROCESS, Event, State
+from rankscope.exporter.fleet.inventory import Meter
 from rankscope.exporter.fleet.patience import Patience
 from rankscope.exporter.fleet.wire import Failed, FromChild, Opened, Sampled, Spawn
 from rankscope.exporter.loop import STALE_AFTER_INTERVALS
@@ -63,10 +64,12 @@ class GpuSlot:
         self._on_xid = on_xid
         self._on_reset = on_reset
         self._was_reset = False
+        self._reset_s: float | None = None
         self._energy_j = 0.0
         self._since_s = 0.0
         self._released_until: float | None = None
         self._starts = 0
+        self._energy_s: float | None = None
         self._failures = 0
         self._retry_at = 0.0
         self._sample: GpuSample | None = None
@@ -74,6 +77,17 @@ class GpuSlot:
         self._took_s = 0.0
         self._counters = Continuity()
         self._set_down("starting", "not queried yet")
+
+    def remember(self, identity: GpuIdentity, meter: Meter | None) -> None:
+        """Start with the identity and the energy counter of an earlier exporter. A reset since then is dated at that reading."""
+        self.identity = identity
+        if meter is not None:
+            self._energy_j, self._energy_s = meter.energy_j, meter.monotonic_s
+
+    @property
+    def energy_j(self) -> float:
+        """Last reading of the driver's energy counter; 0 if unknown."""
+        return _energy(self._readings)
 
     @property
     def name(self) -> str:
@@ -148,10 +162,8 @@ class GpuSlot:
         if isinstance(message, Sampled):
             # Apply it even if the sample is discarded: the next one carries only differences, and an Xid is sent once.
             readings = self._counters.apply(message.sample.readings)
-            if message.places is None:  # the first sample of a process; the driver's counters start anew with a reset
-                before_j, now_j = _energy(self._readings) or self._energy_j, _energy(readings)
-                self._was_reset |= 0 < now_j < before_j
-                self._energy_j = 0.0 if now_j else before_j
+            if message.places is None:  # the first sample of a process
+                self._compare_energy(_energy(self._readings), _energy(readings))
             self._readings = merged(self._readings, readings, message.places)
             self._hand_on_xids(message.sample.identity, message.sample.xids)
         elif isinstance(message, Failed) and self.identity is not None:
@@ -172,6 +184,15 @@ class GpuSlot:
     def disconnected(self, now: float) -> None:
         """Handle the end of the connection to the GPU's process."""
         self._apply("disconnected", now)
+
+    def _compare_energy(self, before_j: float, now_j: float) -> None:
+        """Recognise a reset by the driver's energy counter, which starts anew. Either value is 0 if unknown."""
+        if before_j:
+            self._energy_j, self._energy_s = before_j, None
+        if 0 < now_j < self._energy_j and not self._was_reset:
+            self._was_reset, self._reset_s = True, self._energy_s
+        if now_j:
+            self._energy_j, self._energy_s = 0.0, None
 
     def exited(self, why: str, now: float) -> None:
         """Handle the exit of the GPU's process."""
@@ -319,8 +340,8 @@ class GpuSlot:
             logger.info("GPU %s answers again", self.identity.uuid, extra={"pci_bus_id": self.pci_bus_id})
         self.down = None
         if self._was_reset:
-            self._was_reset = False
-            self._on_reset(self.identity, self._since_s)
+            self._on_reset(self.identity, self._since_s if self._reset_s is None else self._reset_s)
+            self._was_reset, self._reset_s = False, None
 
     def _hand_on_xids(self, identity: GpuIdentity, xids: tuple[XidEvent, ...]) -> None:
         for event in xids:

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +16,7 @@ import msgspec
 
 from rankscope.base.formats import unread_format
 from rankscope.base.locks import lock_file
+from rankscope.base.process import boot_id
 from rankscope.exporter.logs import ProblemLog
 from rankscope.exporter.source import GpuIdentity
 
@@ -27,17 +28,27 @@ FILE_NAME: Final = "gpus.json"
 SCHEMA: Final = "rankscope.gpus/1"
 _LARGEST_BYTES: Final = 1 << 20
 _SAVE_ABSENCE_S: Final = 3600.0
+_SAVE_METERS_S: Final = 3600.0
 _LOCK_WAIT_S: Final = 10.0
 _LOCK_RETRY_S: Final = 0.05
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 """Errors of a file system without locks."""
 
 
-class Remembered(msgspec.Struct, frozen=True):
+class Meter(msgspec.Struct, frozen=True):
+    """Energy counter of a GPU at a monotonic time of one boot; a later smaller value shows that the GPU was reset in between."""
+
+    energy_j: float
+    boot_id: str
+    monotonic_s: float
+
+
+class Remembered(msgspec.Struct, frozen=True, omit_defaults=True):
     """A GPU and ``absent_s``, the exporter's running time without it. Clock changes and downtime do not count."""
 
     identity: GpuIdentity
     absent_s: float = 0.0
+    meter: Meter | None = None
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -61,6 +72,8 @@ class Inventory:
         self._forget_after_s = forget_after_s
         self._retry_s = retry_s
         self._write_at = 0.0
+        self._meters_due = 0.0
+        self._boot_id = boot_id()
         self._known: dict[str, Remembered] = {}
         self._on_disk: dict[str, Remembered] = {}
         self._stamp: tuple[int, int] | None = None
@@ -92,7 +105,21 @@ class Inventory:
             if other.identity.pci_bus_id == identity.pci_bus_id and uuid != identity.uuid:
                 logger.info("GPU %s at %s has been replaced by %s", uuid, identity.pci_bus_id, identity.uuid)
                 del self._known[uuid]
-        self._known[identity.uuid] = Remembered(identity)
+        known = self._known.get(identity.uuid, Remembered(identity))
+        self._known[identity.uuid] = msgspec.structs.replace(known, identity=identity, absent_s=0.0)
+
+    def meter(self, uuid: str) -> Meter | None:
+        """Return the energy counter that an exporter read last in this boot."""
+        known = self._known.get(uuid)
+        return known.meter if known is not None and known.meter is not None and known.meter.boot_id == self._boot_id else None
+
+    def read_meters(self, energies_j: Mapping[str, float]) -> None:
+        """Keep the present energy counters of these GPUs, which the next exporter compares with its first reading."""
+        now = time.monotonic()
+        for uuid, energy_j in energies_j.items():
+            if uuid in self._known:
+                meter = Meter(energy_j, self._boot_id, now)
+                self._known[uuid] = msgspec.structs.replace(self._known[uuid], meter=meter)
 
     def pass_time(self, elapsed_s: float, present: frozenset[str]) -> None:
         """Add ``elapsed_s`` to the absence of all GPUs but ``present``, and forget those absent for too long."""
@@ -102,7 +129,7 @@ class Inventory:
                 logger.info("GPU %s has been absent for %d days and is forgotten", uuid, absent_s // 86400)
                 del self._known[uuid]
             elif absent_s != remembered.absent_s:
-                self._known[uuid] = Remembered(remembered.identity, absent_s)
+                self._known[uuid] = msgspec.structs.replace(remembered, absent_s=absent_s)
 
     def take_over_changes(self, present: frozenset[str]) -> None:
         """Forget the GPUs that another process removed from the file (``forget``), except those in ``present``.
@@ -121,11 +148,11 @@ class Inventory:
         """Return True if another process changed the file and the change is not applied yet."""
         return self._found is not None and not self._busy()
 
-    def save(self) -> None:
-        """Write the file in the background if GPUs or their absence (by an hour) changed."""
+    def save(self, *, meters: bool = False) -> None:
+        """Write the file in the background if GPUs or their absence (by an hour) changed; energy hourly, or with ``meters``."""
         if self._path is None or self._foreign or time.monotonic() < self._write_at or self._busy():
             return
-        if self._found is None and self._differs():
+        if self._found is None and self._differs(meters=meters or time.monotonic() >= self._meters_due):
             self._begin(self._write, self._path, dict(self._known))
 
     def wait(self, timeout_s: float) -> None:
@@ -140,12 +167,13 @@ class Inventory:
     def _busy(self) -> bool:
         return self._writer is not None and self._writer.is_alive()
 
-    def _differs(self) -> bool:
+    def _differs(self, *, meters: bool) -> bool:
         if self._known.keys() != self._on_disk.keys():
             return True
         return any(
             remembered.identity != self._on_disk[uuid].identity
             or abs(remembered.absent_s - self._on_disk[uuid].absent_s) >= _SAVE_ABSENCE_S
+            or (meters and remembered.meter != self._on_disk[uuid].meter)
             for uuid, remembered in self._known.items()
         )
 
@@ -196,6 +224,7 @@ class Inventory:
                     return  # writing now would restore a GPU that another process removed
                 _store(path, content)
                 self._on_disk, self._stamp = content, _stamp(path)
+                self._meters_due = time.monotonic() + _SAVE_METERS_S
         except OSError as error:
             self._write_at = time.monotonic() + self._retry_s
             self._problems.report(f"{path}: {error.strerror or error}")

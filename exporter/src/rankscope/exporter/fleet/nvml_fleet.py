@@ -92,7 +92,7 @@ class NvmlFleet:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
         for identity in inventory.identities():
-            self._slot(identity.pci_bus_id).identity = identity
+            self._slot(identity.pci_bus_id).remember(identity, inventory.meter(identity.uuid))
 
     def start(self) -> None:
         """Start the fleet's thread."""
@@ -106,6 +106,8 @@ class NvmlFleet:
             self._thread.join()
         self._nursery.close()
         os.close(self._wake)
+        self._read_meters()
+        self._inventory.save(meters=True)
         self._inventory.wait(_STOP_S)
 
     def wait_for_first_pass(self, timeout_s: float) -> bool:
@@ -336,11 +338,16 @@ class NvmlFleet:
         )
         self._inventory.pass_time(now - self._tidied_at, present)
         self._inventory.take_over_changes(present)
+        self._read_meters()
         self._tidied_at = now
         known = {identity.uuid for identity in self._inventory.identities()}
         for slot in self._slots.values():
             if slot.identity is not None and slot.identity.uuid not in known:
                 slot.identity = None
+
+    def _read_meters(self) -> None:
+        slots = [slot for slot in self._slots.values() if slot.identity is not None and slot.energy_j]
+        self._inventory.read_meters({slot.identity.uuid: slot.energy_j for slot in slots if slot.identity is not None})
 
     def _apply(self, news: DriverNews | None, now: float) -> None:
         for slot in self._slots.values():
