@@ -15,9 +15,9 @@ from typing import Final
 
 import click
 
+from rankscope.base import logs
 from rankscope.base.http import application
 from rankscope.base.http_server import Endpoint, Server
-from rankscope.exporter import logs
 from rankscope.exporter.assembly import Assembly
 from rankscope.exporter.errors import ExporterInputError
 from rankscope.exporter.fleet.nursery import Nursery

@@ -14,9 +14,9 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from rankscope.base.http import Request, Response, bearer_token
+from rankscope.base.logs import ProblemLog
 from rankscope.base.options import parse_duration
 from rankscope.exporter.errors import ExporterCheckError, ExporterInputError
-from rankscope.exporter.logs import ProblemLog
 from rankscope.exporter.source import Fleet
 
 logger = logging.getLogger(__name__)
