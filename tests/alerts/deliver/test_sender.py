@@ -454,7 +454,7 @@ def test_one_process_at_a_time_sends_from_a_file(receiver: WebhookReceiver, tmp_
     [report] = second.reports
     assert report.startswith(f"{tmp_path}/state/alerts.sqlite: another process")
     assert first.sender.run_due() == 1
-    first.sender.stop()
+    first.box.store.close()
     second.box.put(about(notice(2)))
     assert second.sender.run_due() == 1
 

@@ -12,11 +12,13 @@ import msgspec
 import pytest
 
 from rankscope.alerts.alert import Alert, Notice, fingerprint
+from rankscope.alerts.deliver.endpoint import Endpoint
 from rankscope.alerts.deliver.http import http_client
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.post import DeliveryError, error_text, post_json, receiver_key, redact
 from rankscope.alerts.deliver.receivers import Alertmanager, Webhook
 from rankscope.alerts.deliver.sender import Sender
+from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.deliver.targets import webhook_target
 from rankscope.alerts.owners import STRAGGLER
 from rankscope.alerts.payload import Payload
@@ -33,6 +35,10 @@ HERE = "http://127.0.0.1"
 def client() -> Iterator[httpx.Client]:
     with http_client(HERE, timeout=httpx.Timeout(60)) as client:
         yield client
+
+
+def endpoint(url: str, **more: Any) -> Endpoint:
+    return Endpoint(url=Secret(value=url), **more)
 
 
 def notice(rank: int = 2, *, ended: bool = False, **more: str) -> Notice:
@@ -87,7 +93,7 @@ def test_a_webhook_gets_the_payload_that_alertmanager_would_send(sink: Any) -> N
 
 
 def test_alertmanager_gets_alerts_that_end_by_themselves(sink: Any, client: httpx.Client) -> None:
-    manager = Alertmanager(sink.url + "/prefix/", client, valid_s=240)
+    manager = Alertmanager(endpoint(sink.url + "/prefix/"), valid_s=240)
     manager.send([notice(2), notice(3, ended=True)], now_unix_ns=1_700_000_100_000_000_000)
     assert sink.requests == ["/prefix/api/v2/alerts"]
     [[firing, ended]] = sink.accepted
@@ -106,7 +112,7 @@ def test_an_alertmanager_that_does_not_accept_a_post_is_an_error(
 ) -> None:
     sink.answers = [status, 200]
     with pytest.raises(DeliveryError, match=reason):
-        Alertmanager(sink.url, client, valid_s=None).send([notice()], now_unix_ns=0)
+        Alertmanager(endpoint(sink.url), valid_s=None).send([notice()], now_unix_ns=0)
     assert (sink.requests, sink.accepted) == (["/api/v2/alerts"], [])
 
 

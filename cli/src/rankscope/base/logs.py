@@ -11,6 +11,8 @@ import logging
 import re
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, TextIO
 
@@ -97,6 +99,17 @@ def set_nonblocking() -> None:
     handler = _NonBlockingHandler(sys.stderr.fileno())
     handler.setFormatter(root.handlers[0].formatter)
     root.handlers[:] = [handler]
+
+
+@contextmanager
+def daemon_log(level: LogLevel, style: LogFormat | None) -> Iterator[None]:
+    """Log to stderr without blocking; write what is queued at the end. ``style`` None: ``default_style``."""
+    set_up(level, style or default_style())
+    set_nonblocking()
+    try:
+        yield
+    finally:
+        flush()
 
 
 def flush() -> None:

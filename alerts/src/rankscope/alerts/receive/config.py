@@ -17,7 +17,7 @@ from rankscope.base.errors import InputError
 from rankscope.base.options import ListenAddress, link_url, parse_rate
 from rankscope.runs.control import MAX_AGE_SECONDS, MAX_STEPS
 
-SECTIONS: Final = ("receive", "route", "action", "target")
+SECTIONS: Final = ("receive", "route", "action", "target", "alertmanager")
 
 _T = TypeVar("_T")
 

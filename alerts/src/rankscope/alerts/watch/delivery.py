@@ -60,8 +60,17 @@ class Delivery:
         report: Callable[[str], None],
         elapsed: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._posts = [_Posts(manager, interval_s, _Failures(manager.name, report), elapsed) for manager in managers]
-        self._receivers = [(receiver, _Failures(receiver.name, report)) for receiver in receivers]
+        self._interval_s = interval_s
+        self._report = report
+        self._elapsed = elapsed
+        self.deliver_to(managers=managers, receivers=receivers)
+
+    def deliver_to(self, *, managers: Sequence[Manager], receivers: Sequence[Receiver]) -> None:
+        """Replace the receivers."""
+        self._posts = [
+            _Posts(manager, self._interval_s, _Failures(manager.name, self._report), self._elapsed) for manager in managers
+        ]
+        self._receivers = [(receiver, _Failures(receiver.name, self._report)) for receiver in receivers]
 
     def deliver(self, ledger: Ledger, *, now_unix_ns: int, wait_s: float = WAIT_S) -> None:
         """Send what is due, wait for the responses of Alertmanagers, then drop resolved alerts that need no more delivery."""

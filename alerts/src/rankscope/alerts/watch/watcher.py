@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
@@ -111,8 +112,10 @@ class Watcher:
         save: Callable[[Ledger], None],
         clock: Callable[[], int] = time.time_ns,
         elapsed: Callable[[], float] = time.monotonic,
+        interruptible: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._path = path
+        self._interruptible = interruptible
         self._analyse = analyse
         self._follow = follow
         self._delivery = delivery
@@ -264,7 +267,9 @@ class Watcher:
         """Analyse a run and update its alerts; return whether that succeeded."""
         began = time.process_time()
         try:
-            analysis = self._analyse([run]) if seen.ended or self._options.once else self._follow.update(run)
+            # Only here: an interruption anywhere else could cut a change of the ledger or the store in two.
+            with self._interruptible():
+                analysis = self._analyse([run]) if seen.ended or self._options.once else self._follow.update(run)
         except RankscopeError as error:
             self._report_problem("analyse", run, str(error), error)
             return False
