@@ -6,6 +6,7 @@ import base64
 import contextlib
 import os
 import random
+import signal
 import socket
 import ssl
 import subprocess
@@ -17,7 +18,7 @@ import httpx
 import msgspec
 import pytest
 from tests.alerts.alertmanager_process import alertmanager_process
-from tests.alerts.receive.receiver_process import TOKEN, ReceiverProcess, Target, straggler, until
+from tests.alerts.receive.receiver_process import TOKEN, ReceiverProcess, Target, listening_target, straggler, until
 from tests.alerts.receive.receiver_senders import firing, send_while_killed
 from tests.alerts.receive.test_refusals import largest_alert
 
@@ -330,3 +331,65 @@ def test_tls(tmp_path: Path) -> None:
     assert done.returncode == 3
     assert len(done.stderr.splitlines()) == 1
     assert "no certificate with its key" in done.stderr
+
+
+def test_few_file_descriptors_are_enough_for_a_crowd(tmp_path: Path, target: Target) -> None:
+    settings = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
+    with contextlib.ExitStack() as crowd, ReceiverProcess(tmp_path, CONFIG.format(url=target.url), settings=settings) as receiver:
+        for _ in range(200):
+            crowd.enter_context(socket.create_connection(("127.0.0.1", receiver.port)))
+        for number in range(5):
+            until(lambda number=number: receiver.post(firing(number)).status_code == 200)
+        until(lambda: {alert["labels"]["number"] for alert in target.alerts} == set("01234"))
+        assert receiver.count("writable") == 1
+
+
+def test_a_hangup_reads_the_configuration_again(tmp_path: Path) -> None:
+    file = tmp_path / "alerts.toml"
+    with (
+        listening_target() as first,
+        listening_target() as second,
+        ReceiverProcess(tmp_path, CONFIG.format(url=first.url)) as receiver,
+    ):
+        before = file.read_text()
+        assert receiver.post(firing(1)).status_code == 200
+        until(lambda: first.alerts)
+        # an unusable file, or settings that would be unsafe, change nothing
+        for wrong in ("[receive", before.replace("sender.token", "nowhere"), CONFIG.format(url=second.url)):
+            file.write_text(wrong)
+            logged = receiver.errors.read_text().count("stays as it was")
+            receiver.signal(signal.SIGHUP)
+            until(lambda logged=logged: receiver.errors.read_text().count("stays as it was") > logged)
+            assert receiver.count("config_last_reload_successful") == 0
+            assert "internal fault" not in receiver.errors.read_text()
+        assert receiver.post(firing(2)).status_code == 200
+        until(lambda: len(first.alerts) == 2)
+        # another target and another token
+        (tmp_path / "new.token").write_text("another token of twenty-four")
+        file.write_text(before.replace(first.url, second.url).replace("sender.token", "new.token"))
+        receiver.signal(signal.SIGHUP)
+        until(lambda: receiver.count("config_last_reload_successful") == 1)
+        assert receiver.post(firing(3)).status_code == 401
+        receiver.headers["Authorization"] = "Bearer another token of twenty-four"
+        assert receiver.post(firing(3)).status_code == 200
+        until(lambda: second.alerts)
+        # what needs a restart is reported
+        file.write_text(file.read_text().replace("[receive]", '[receive]\ntls_cert = "cert.pem"\ntls_key = "key.pem"'))
+        receiver.signal(signal.SIGHUP)
+        until(lambda: "certificate has changed, which needs a restart" in receiver.errors.read_text())
+        receiver.signal(signal.SIGTERM)
+        assert receiver.wait() == 0
+    assert [alert["labels"]["number"] for alert in first.alerts] == ["1", "2"]
+    assert [alert["labels"]["number"] for alert in second.alerts] == ["3"]
+
+
+def test_no_accepted_delivery_is_lost_or_sent_twice_while_the_configuration_is_read_again(
+    receiver: ReceiverProcess, target: Target
+) -> None:
+    for number in range(40):
+        assert receiver.post(firing(number)).status_code == 200
+        if number % 4 == 0:
+            receiver.signal(signal.SIGHUP)
+    until(lambda: {alert["labels"]["number"] for alert in target.alerts} == set(map(str, range(40))))
+    until(lambda: receiver.count("waiting") == 0)
+    assert len(target.alerts) == 40

@@ -14,10 +14,12 @@ from rankscope.alerts.deliver.targets import TemplateName
 from rankscope.alerts.deliver.templates import TEMPLATES
 from rankscope.alerts.owners import ALERTS
 from rankscope.alerts.receive import forwarding as forwarding_module
+from rankscope.alerts.receive import worker as worker_module
 from rankscope.alerts.receive.config import ActionRule
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.facts import Facts, annotations_of, facts_of
 from rankscope.alerts.receive.forwarding import LateVerdicts
+from rankscope.alerts.receive.notification import read_notification
 from rankscope.analysis.result.analysis import Analysis, Verdict
 
 
@@ -44,6 +46,34 @@ def test_an_alert_waits_for_a_verdict_and_not_for_long(heard: Heard) -> None:
     without = [alert for alert in told if alert["annotations"].get("no_verdict", "").endswith("within 20 s")]
     # the first alert ended before it was sent
     assert {alert["labels"]["run_id"] for alert in without} == {str(number) for number in range(1, 70)}
+
+
+def test_a_backlog_is_decoded_once_however_often_it_is_looked_at(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    known: dict[str, Facts] = {}
+    heard.worker._analyst = SimpleNamespace(facts=lambda named: known.get(named.run_id))  # type: ignore[assignment]
+    decoded: list[bytes] = []
+
+    def read(body: bytes) -> Any:
+        decoded.append(body)
+        return read_notification(body)
+
+    monkeypatch.setattr(worker_module, "read_notification", read)
+    # given deliveries that wait for a verdict, and one about the same alert, which must not overtake the first
+    for number in range(5):
+        heard.hear(heard.alert(run_id=str(number)))
+    heard.hear(heard.alert("resolved", run_id="0"))
+    assert len(decoded) == 6
+    for _ in range(20):
+        assert heard.wait(0.5) == []
+    assert len(decoded) == 6
+    # when one verdict is there, only what it concerns is decoded again
+    known["0"] = msgspec.structs.replace(VERDICT, run_id="0")
+    assert heard.wait(0.5) == []  # it ended before it was sent
+    assert len(decoded) == 8
+    known["1"] = msgspec.structs.replace(VERDICT, run_id="1")
+    ((status, annotations),) = heard.wait(0.5)
+    assert (status, annotations["verdict"]) == ("firing", VERDICT.verdict.summary if VERDICT.verdict else "")
+    assert len(decoded) == 9
 
 
 VERDICT = Facts(run_id="r1", verdict=Verdict(kind="straggler", rank=1, cause="input", summary="Rank 1 waits for its data."))

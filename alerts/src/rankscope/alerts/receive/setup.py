@@ -19,7 +19,7 @@ from rankscope.alerts.receive.processing import Processing
 from rankscope.alerts.receive.server import serve as serve_app
 from rankscope.alerts.receive.settings import Settings, accepted_credentials
 from rankscope.alerts.store.database import Store, StoreError
-from rankscope.base.errors import InputError
+from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.http import host_port, open_listener
 from rankscope.base.line_writer import LineWriter
 from rankscope.runs.decoders import make_decoders
@@ -95,9 +95,9 @@ class Receiver:
             chosen = self._read_again()
             credentials = accepted_credentials(chosen, report=logger.warning)
             processing = self._processing(chosen)
-        except click.ClickException as error:
+        except (RankscopeError, click.ClickException) as error:
             self._app.reloaded = False
-            logger.warning("the configuration stays as it was: %s", error.format_message())
+            logger.warning("the configuration stays as it was: %s", error)
             return
         except Exception:
             self._app.reloaded = False

@@ -17,7 +17,7 @@ from rankscope.alerts.output import log_options
 from rankscope.alerts.watch.options import budgets, judging_options
 from rankscope.alerts.watch.signals import Signals, StoppedError
 from rankscope.analysis.trace.locations import local_path
-from rankscope.base.errors import InputError
+from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.http import host_port
 from rankscope.base.logs import LogFormat, LogLevel, daemon_log
 from rankscope.base.options import Duration, ListenAddress, format_option, http_url, link_url
@@ -220,8 +220,8 @@ def _reload(watch: Watch, reread: Callable[[], Destinations] | None) -> None:
         return
     try:
         destinations = reread()
-    except click.ClickException as error:
-        logger.warning("the configuration stays as it was: %s", error.format_message())
+    except (RankscopeError, click.ClickException) as error:
+        logger.warning("the configuration stays as it was: %s", error)
         return
     watch.change(destinations)
     logger.info("the configuration was read again")
