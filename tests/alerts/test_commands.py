@@ -66,17 +66,6 @@ def test_links_that_work_on_this_machine_only_are_warned_of(
     assert all(option in line for option, line in zip(warned, warnings, strict=True))
 
 
-def test_what_somebody_changed_is_replaced_only_when_told(cli: Callable[..., Any], tmp_path: Path) -> None:
-    (tmp_path / "runbooks").mkdir()
-    (tmp_path / "runbooks" / "GpuDown.md").write_text("ours\n")
-    done = cli("alerts", "rules", "export", tmp_path)
-    assert done.returncode == 3
-    assert len(done.stderr.splitlines()) == 1
-    assert "--force" in done.stderr
-    assert {path.name for path in tmp_path.iterdir()} == {"runbooks"}
-    assert cli("alerts", "rules", "export", tmp_path, "--force").returncode == 0
-
-
 def test_a_bad_runbook_address_is_a_usage_error(cli: Callable[..., Any]) -> None:
     assert cli("alerts", "rules", "show", "--runbook-url", "x y").returncode == 2
     for option in ("--runbook-url", "--dashboard-url"):

@@ -23,7 +23,7 @@ from rankscope.alerts.replay.replay import DEFAULTS, replay_run
 from rankscope.alerts.replay.result import Replayed, replay_text
 from rankscope.alerts.watch.budgets import Budgets
 from rankscope.alerts.watch.ledger import Policy
-from rankscope.alerts.watch.life import Patience
+from rankscope.alerts.watch.liveness_monitor import Patience
 from rankscope.alerts.watch.watcher import Options
 from rankscope.base.errors import InputError
 from rankscope.runs.paths import rank_dir

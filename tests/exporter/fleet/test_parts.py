@@ -310,7 +310,7 @@ def test_counters_that_a_process_adds_up_exist_and_go_on_with_the_next_process()
     counters = Continuity()
 
     def published(*readings: Reading) -> list[float]:
-        return [reading.value for reading in counters.carry_on(readings)]
+        return [reading.value for reading in counters.apply(readings)]
 
     counters.new_process()
     assert published(Reading(BUSY, 0.0), Reading(BUSY, 1.0, uuid="MIG-1")) == [0.0, 1.0]
@@ -325,10 +325,10 @@ def test_counters_that_a_process_adds_up_exist_and_go_on_with_the_next_process()
 def test_counters_of_the_driver_are_left_as_they_are() -> None:
     counters = Continuity()
     counters.new_process()
-    counters.carry_on((Reading("gpu_energy_joules_total", 500.0), Reading("gpu_pcie_transmit_bytes_total", 500.0)))
+    counters.apply((Reading("gpu_energy_joules_total", 500.0), Reading("gpu_pcie_transmit_bytes_total", 500.0)))
     counters.new_process()
 
-    after = counters.carry_on((Reading("gpu_energy_joules_total", 5.0), Reading("gpu_pcie_transmit_bytes_total", 600.0)))
+    after = counters.apply((Reading("gpu_energy_joules_total", 5.0), Reading("gpu_pcie_transmit_bytes_total", 600.0)))
 
     # a decrease of a driver's counter is published as it is; a counter that never decreased needs no offset
     assert [reading.value for reading in after] == [5.0, 600.0]

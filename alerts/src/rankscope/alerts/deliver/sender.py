@@ -22,7 +22,7 @@ from rankscope.alerts.deliver.outbox import ClaimedMessage, Outbox
 from rankscope.alerts.deliver.retrying import RETRY_FOR_S, Judgement, pause_s
 from rankscope.alerts.deliver.targets import Target
 from rankscope.alerts.store.database import StoreError
-from rankscope.base.text import duration
+from rankscope.base.text import format_duration
 from rankscope.runs.decoders import make_decoders
 
 POLL_S: Final = 1.0
@@ -179,7 +179,7 @@ class TargetSender:
         self._report_once(f"not delivered: {reason}" + (f"; kept{see}" if see else ""))
 
     def _too_long(self) -> str:
-        return f"not accepted within {duration(self.target.retry_for_s * 1e6)}: {self._reason}"
+        return f"not accepted within {format_duration(self.target.retry_for_s * 1e6)}: {self._reason}"
 
     def _wait_ns(self, failures: int, judgement: Judgement) -> int:
         return int(max(pause_s(failures, chance=self._chance()), judgement.wait_s or 0.0) * 1e9)

@@ -22,9 +22,9 @@ from rankscope.alerts.deliver.post import ATTEMPT_S
 from rankscope.alerts.deliver.retrying import RETRY_FOR_S
 from rankscope.alerts.deliver.signing import Secret, SecretError, SecretPlace, SecretUnavailableError, parse_secret
 from rankscope.alerts.deliver.targets import Rate, Target, TemplateName
-from rankscope.alerts.toml_file import converted, duration, read_toml
+from rankscope.alerts.toml_file import converted, read_toml
 from rankscope.base.errors import InputError, MissingError
-from rankscope.base.options import http_url, parse_rate
+from rankscope.base.options import http_url, parse_duration, parse_rate
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PAGERDUTY: Final = "https://events.pagerduty.com/v2/enqueue"
@@ -244,7 +244,7 @@ def _url(entry: _EndpointEntry, place: _Place, template: TemplateName) -> Secret
 
 def _seconds(field: str, text: str | None, usual: float, *, most: float | None = None) -> float:
     try:
-        found = usual if text is None else duration(text)
+        found = usual if text is None else parse_duration(text, needs_unit=True)
     except ValueError as error:
         raise _WrongError(field, str(error)) from error
     if most is not None and found > most:

@@ -15,7 +15,7 @@ from rankscope.alerts.receive.inbox import Inbox
 from rankscope.alerts.receive.known_runs import KnownRuns
 from rankscope.alerts.receive.settings import Settings
 from rankscope.alerts.receive.worker import Policy, Worker
-from rankscope.alerts.toml_file import duration
+from rankscope.base.options import parse_duration
 
 STOP_S: Final = 10.0
 """Time for work in progress at the end; the rest stays in the inbox."""
@@ -40,7 +40,7 @@ class Processing:
         receive = chosen.config.receive
         self._woken, wanted, self._stopping = threading.Event(), threading.Event(), threading.Event()
         self._events = (self._woken, wanted)
-        within_s = duration(receive.enrich_within)
+        within_s = parse_duration(receive.enrich_within, needs_unit=True)
         self._sender = None
         forwarding = None
         if chosen.config_file is not None and chosen.config.targets:
@@ -63,7 +63,7 @@ class Processing:
         worker = Worker(
             inbox,
             policy=Policy(
-                repeat_after_s=duration(receive.repeat_after),
+                repeat_after_s=parse_duration(receive.repeat_after, needs_unit=True),
                 enrich_within_s=within_s,
                 dashboard_url=chosen.dashboard_url,
                 rules=chosen.config.actions,

@@ -58,7 +58,7 @@ def replay(
     from rankscope.alerts.replay.replay import replay_run
     from rankscope.alerts.replay.result import replay_text
     from rankscope.alerts.watch.ledger import Policy
-    from rankscope.alerts.watch.life import Patience
+    from rankscope.alerts.watch.liveness_monitor import Patience
     from rankscope.alerts.watch.watcher import Options
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # as for Ctrl-C: the copy of the run is removed

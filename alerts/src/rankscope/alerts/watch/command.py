@@ -136,7 +136,7 @@ def watch(
     from rankscope.alerts.deliver.targets import webhook_target
     from rankscope.alerts.watch.following import Pace
     from rankscope.alerts.watch.ledger import Policy
-    from rankscope.alerts.watch.life import Patience
+    from rankscope.alerts.watch.liveness_monitor import Patience
     from rankscope.alerts.watch.runs import discover
     from rankscope.alerts.watch.setup import prepare
     from rankscope.alerts.watch.watcher import Options

@@ -14,7 +14,7 @@ from rankscope.alerts.watch.budgets import PARTS, SAYS, Budgets
 from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
 from rankscope.analysis.result.analysis import Analysis, Cost, Evidence, Finding, Verdict
 from rankscope.analysis.result.text import first_of, is_about_rare, is_of_equal_ranks
-from rankscope.base.text import duration, factor
+from rankscope.base.text import factor, format_duration
 
 _HOUR_US: Final = 3.6e9
 
@@ -184,7 +184,7 @@ def reading(item: Evidence) -> tuple[str, str]:
         case "us":
             sign = "-" if item.value < 0 else ""
             # Below the resolution of the clocks.
-            return name, f"{sign}{duration(abs(item.value))}" if abs(item.value) >= 0.5 else "none"
+            return name, f"{sign}{format_duration(abs(item.value))}" if abs(item.value) >= 0.5 else "none"
         case "ratio":
             return name, f"{item.value:.1%}" if 0 < abs(item.value) < 0.0995 else f"{item.value:.0%}"
         case "probability":

@@ -25,11 +25,11 @@ from rankscope.alerts.watch.dumps import Dumps
 from rankscope.alerts.watch.findings import candidates, collapsed
 from rankscope.alerts.watch.following import Pace
 from rankscope.alerts.watch.ledger import Ledger, Policy
-from rankscope.alerts.watch.life import Lives, Patience, gpus_of
+from rankscope.alerts.watch.life_alerts import LifeAlerts
+from rankscope.alerts.watch.liveness_monitor import LivenessMonitor, Patience, gpus_of
 from rankscope.alerts.watch.page import Evaluation, WatcherPage
 from rankscope.alerts.watch.regressions import Regressions, StepPast
 from rankscope.alerts.watch.runs import Glance, Glances, Unreadable, discover, ranks_within
-from rankscope.alerts.watch.standstill import Standing
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.online import RECENT_STEPS, NewSteps
 from rankscope.analysis.result.analysis import Analysis, Cost
@@ -131,7 +131,9 @@ class Watcher:
         self._announcer = Announcer(ledger, emit=emit, report=report, save=save)
         self._glances = Glances()
         dumps = Dumps(follow.hang, ask=options.ask_for_dumps, report=report)
-        self._lives = Lives(patience=options.patience, interval_s=options.interval_s, dumps=dumps, elapsed=elapsed, clock=clock)
+        self._liveness = LivenessMonitor(
+            patience=options.patience, interval_s=options.interval_s, dumps=dumps, elapsed=elapsed, clock=clock
+        )
         self._seen: dict[Path, Glance] = {}
         self._over: dict[Path, Glance] = {}
         self._final_failures: Counter[Path] = Counter()
@@ -144,11 +146,11 @@ class Watcher:
     def evaluate(self) -> bool:
         """Evaluate all runs once; return whether the watch is complete, which is so when its single run is over."""
         self._announcer.announce()  # left over from a watcher that was killed
-        self._lives.tick()
+        self._liveness.tick()
         runs = self._runs()
         ended = [run for run in runs if self._evaluate_run(run, runs)]
         going = {run for run in runs if run not in self._over}
-        for keeping in (self._follow, self._glances, self._lives, self._options.pace, self._unreadable):
+        for keeping in (self._follow, self._glances, self._liveness, self._options.pace, self._unreadable):
             keeping.keep(going)
         self._forget_lost()
         # Deliver before ending anything: a receiver must get the beginning before the end.
@@ -340,14 +342,14 @@ class Watcher:
         if slower is not None:
             decided |= {*HISTORY_ALERTS}
             found += slower
-        standing = Standing(run=run, subject=subject, infos=seen.infos)
-        if seen.ended and (crashed := standing.crashed()) is not None:
+        alerts = LifeAlerts(run=run, subject=subject, infos=seen.infos)
+        if seen.ended and (crashed := alerts.crashed()) is not None:
             found.append(crashed)
         return found, decided
 
     def _look_for_life(self, run: Path, seen: Glance, *, news: bool) -> None:
         try:
-            report = self._lives.look(run, seen, self._follow.past(run), subject=self._subject(seen), news=news)
+            report = self._liveness.look(run, seen, self._follow.past(run), subject=self._subject(seen), news=news)
         except Exception as error:  # noqa: BLE001 - as in ``_judge``
             self._report_problem("look", run, f"{run}: cannot be looked at: {type(error).__name__}: {error}")
             return

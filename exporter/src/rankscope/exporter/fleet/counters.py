@@ -34,7 +34,7 @@ class Continuity:
         """Expect readings of a new process from now on."""
         self._bases.clear()
 
-    def carry_on(self, readings: tuple[Reading, ...]) -> tuple[Reading, ...]:
+    def apply(self, readings: tuple[Reading, ...]) -> tuple[Reading, ...]:
         """Return the readings to publish, each counter raised by the value its earlier processes reached.
 
         A counter that starts at or above that value comes from the driver rather than from the process, and is left as it is.

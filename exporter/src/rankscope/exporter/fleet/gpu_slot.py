@@ -144,7 +144,7 @@ class GpuSlot:
         self.child.heard_at = now
         if isinstance(message, Sampled):
             # Apply it even if the sample is discarded: the next one carries only differences, and an Xid is sent once.
-            readings = self._counters.carry_on(message.sample.readings)
+            readings = self._counters.apply(message.sample.readings)
             self._readings = merged(self._readings, readings, message.places)
             self._hand_on_xids(message.sample.identity, message.sample.xids)
         elif isinstance(message, Failed) and self.identity is not None:
