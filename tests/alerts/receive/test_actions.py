@@ -13,7 +13,7 @@ from tests.played_ranks import two_ranks
 
 from rankscope.alerts.receive import actor as actor_module
 from rankscope.alerts.receive.actor import Actor, _run_of, _Running
-from rankscope.alerts.receive.analyst import ChildResult
+from rankscope.alerts.receive.bounded_child import ChildResult
 from rankscope.alerts.receive.captured import merged_steps
 from rankscope.alerts.receive.config import ActionRule
 from rankscope.alerts.receive.counters import Counters

@@ -13,12 +13,12 @@ from tests.alerts.receive.receiver_heard import Heard, S
 from rankscope.alerts.deliver.targets import TemplateName
 from rankscope.alerts.deliver.templates import TEMPLATES
 from rankscope.alerts.owners import ALERTS
-from rankscope.alerts.receive import forwarding as forwarding_module
+from rankscope.alerts.receive import late_verdicts as late_module
 from rankscope.alerts.receive import worker as worker_module
 from rankscope.alerts.receive.config import ActionRule
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.facts import Facts, annotations_of, facts_of
-from rankscope.alerts.receive.forwarding import LateVerdicts
+from rankscope.alerts.receive.late_verdicts import LateVerdicts
 from rankscope.alerts.receive.notification import read_notification
 from rankscope.analysis.result.analysis import Analysis, Verdict
 
@@ -124,7 +124,7 @@ def test_nothing_follows_an_alert_that_is_over_nor_without_a_verdict_nor_after_l
 
 
 def test_only_so_many_verdicts_are_owed(heard: Heard, late: dict[str, Facts | None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forwarding_module, "MOST_OWED", 3)
+    monkeypatch.setattr(late_module, "MOST_OWED", 3)
     heard.hear(*(heard.alert(run_id=run) for run in ("a", "b")))
     heard.hear(*(heard.alert(run_id=run) for run in ("c", "d")))
     told = [words["no_verdict"] for _, words in heard.wait(20)]

@@ -14,7 +14,8 @@ from rankscope.alerts.owners import STRAGGLER
 from rankscope.alerts.payload import PayloadAlert, payload_alert
 from rankscope.alerts.receive.facts import annotations_of, facts_of
 from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
-from rankscope.alerts.watch.findings import FEW_RANKS, MOST_RANKS, candidates, collapsed
+from rankscope.alerts.watch.collapsed import FEW_RANKS, MOST_RANKS, collapsed
+from rankscope.alerts.watch.findings import candidates
 from rankscope.alerts.watch.ledger import Ledger, Policy
 from rankscope.analysis.result.analysis import Analysis
 

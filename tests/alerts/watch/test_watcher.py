@@ -15,7 +15,8 @@ from rankscope.alerts.store.database import Store
 from rankscope.alerts.store.folders import STORE_FILE
 from rankscope.alerts.watch.following import Following
 from rankscope.alerts.watch.ledger import Ledger, load_ledger, read_entries, save_ledger
-from rankscope.alerts.watch.runs import RESTART_GRACE_S, SHOWN, Glance, Glances
+from rankscope.alerts.watch.runs import RESTART_GRACE_S, Glance, Glances
+from rankscope.alerts.watch.unreadable import SHOWN
 from rankscope.alerts.watch.watcher import FINAL_TRIES, FORGET_AFTER_S
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import InputError

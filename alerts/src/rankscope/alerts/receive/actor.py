@@ -22,7 +22,7 @@ import msgspec
 
 from rankscope.alerts.alert import UPDATED_AT, rfc3339
 from rankscope.alerts.output import alert_line
-from rankscope.alerts.receive.analyst import BoundedChild, ChildResult
+from rankscope.alerts.receive.bounded_child import BoundedChild, ChildResult
 from rankscope.alerts.receive.captured import (
     ActionResult,
     capture_result,

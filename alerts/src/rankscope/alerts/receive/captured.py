@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from rankscope.alerts.receive.analyst import ChildResult
+from rankscope.alerts.receive.bounded_child import ChildResult
 from rankscope.alerts.receive.facts import MAX_TEXT, by_name_only
 from rankscope.alerts.receive.known_runs import KnownRun
 from rankscope.alerts.watch.findings import reading

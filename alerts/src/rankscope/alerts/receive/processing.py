@@ -10,9 +10,10 @@ from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.receive.actor import Actor
 from rankscope.alerts.receive.analyst import Analyst
 from rankscope.alerts.receive.counters import Counters
-from rankscope.alerts.receive.forwarding import Forwarding, LateVerdicts
+from rankscope.alerts.receive.forwarding import Forwarding
 from rankscope.alerts.receive.inbox import Inbox
 from rankscope.alerts.receive.known_runs import KnownRuns
+from rankscope.alerts.receive.late_verdicts import LateVerdicts
 from rankscope.alerts.receive.settings import Settings
 from rankscope.alerts.receive.worker import Policy, Worker
 from rankscope.base.options import parse_duration

@@ -21,9 +21,10 @@ from rankscope.alerts.receive.config import ActionRule
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.episodes import Change, Episode, next_episode
 from rankscope.alerts.receive.facts import Facts, annotations_of
-from rankscope.alerts.receive.forwarding import ForwardedAlert, Forwarding, LateVerdicts, forwarded
+from rankscope.alerts.receive.forwarding import ForwardedAlert, Forwarding, forwarded
 from rankscope.alerts.receive.inbox import Action, Inbox
 from rankscope.alerts.receive.known_runs import RunName, run_named
+from rankscope.alerts.receive.late_verdicts import LateVerdicts
 from rankscope.alerts.receive.notification import Notification, NotUnderstoodError, ReceivedAlert, read_notification
 from rankscope.alerts.store.database import StoreError
 

@@ -24,7 +24,8 @@ from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.findings import candidates
 from rankscope.alerts.watch.following import Following
 from rankscope.alerts.watch.ledger import Ledger, Policy
-from rankscope.alerts.watch.runs import RESTART_GRACE_S, why_unreadable
+from rankscope.alerts.watch.runs import RESTART_GRACE_S
+from rankscope.alerts.watch.unreadable import why_unreadable
 from rankscope.alerts.watch.watcher import FORGET_AFTER_S, Options, Watcher
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.result.analysis import Analysis, Evidence, Finding

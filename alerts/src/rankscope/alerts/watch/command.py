@@ -134,9 +134,9 @@ def watch(
     from rankscope.alerts.deliver.signing import Secret
     from rankscope.alerts.deliver.target_file import Destinations, load_destinations
     from rankscope.alerts.deliver.targets import webhook_target
-    from rankscope.alerts.watch.following import Pace
     from rankscope.alerts.watch.ledger import Policy
     from rankscope.alerts.watch.liveness_monitor import Patience
+    from rankscope.alerts.watch.pace import Pace
     from rankscope.alerts.watch.runs import discover
     from rankscope.alerts.watch.setup import prepare
     from rankscope.alerts.watch.watcher import Options

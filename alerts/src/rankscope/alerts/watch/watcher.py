@@ -19,17 +19,19 @@ from rankscope.alerts.owners import CRASHED, HISTORY_ALERTS, LIFE_ALERTS, RECORD
 from rankscope.alerts.watch.announcements import Announcer
 from rankscope.alerts.watch.budgets import Budgets
 from rankscope.alerts.watch.candidate import Candidate, Subject
+from rankscope.alerts.watch.collapsed import collapsed
 from rankscope.alerts.watch.confirmation import Confirmation
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.dumps import Dumps
-from rankscope.alerts.watch.findings import candidates, collapsed
-from rankscope.alerts.watch.following import Pace
+from rankscope.alerts.watch.findings import candidates
 from rankscope.alerts.watch.ledger import Ledger, Policy
 from rankscope.alerts.watch.life_alerts import LifeAlerts
 from rankscope.alerts.watch.liveness_monitor import LivenessMonitor, Patience, gpus_of
+from rankscope.alerts.watch.pace import Pace
 from rankscope.alerts.watch.page import Evaluation, WatcherPage
 from rankscope.alerts.watch.regressions import Regressions, StepPast
-from rankscope.alerts.watch.runs import Glance, Glances, Unreadable, discover, ranks_within
+from rankscope.alerts.watch.runs import Glance, Glances, discover
+from rankscope.alerts.watch.unreadable import Unreadable, ranks_within
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.online import RECENT_STEPS, NewSteps
 from rankscope.analysis.result.analysis import Analysis, Cost
