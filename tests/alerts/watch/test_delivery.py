@@ -211,7 +211,7 @@ def test_a_receiver_hears_of_the_end_of_those_alerts_only_whose_beginning_it_hea
     assert broken.heard == [("3", False)]
     assert [one.alert.labels["rank"] for one in ledger.entries] == ["3"]
     assert len([line for line in reports if "not delivered" in line]) == 2
-    assert all("answered 500" in line or "delivered after" in line for line in reports)
+    assert all("answered 500" in line for line in reports)
 
 
 def firing(*ranks: int) -> Ledger:
@@ -256,7 +256,7 @@ def test_while_the_outbox_takes_nothing_alerts_stay_with_the_watcher(monkeypatch
     delivery.deliver(ledger, now_unix_ns=0)
     assert delivery.undelivered(ledger) == []
     assert len(outbox.listed()) == 1
-    assert len(reports) == 2
+    assert len(reports) == 1
 
 
 class Posting:
@@ -306,7 +306,8 @@ def test_the_end_of_an_alert_is_posted_for_a_while_and_then_forgotten() -> None:
     assert posting.delivery.undelivered(posting.ledger) == []
 
 
-def test_an_alertmanager_that_was_away_is_posted_everything_when_it_is_back() -> None:
+def test_an_alertmanager_that_was_away_is_posted_everything_when_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     posting = Posting(firing(2))
     posting.manager.broken = True
     for _ in range(5):
@@ -315,7 +316,7 @@ def test_an_alertmanager_that_was_away_is_posted_everything_when_it_is_back() ->
     posting.manager.broken = False
     assert posting.deliver_after(10) == 1
     assert posting.delivery.undelivered(posting.ledger) == []
-    assert len(posting.reports) == 2
+    assert len(posting.reports) == len(caplog.messages) == 1
 
 
 def test_an_alert_that_fires_again_is_not_posted_as_ended_any_more() -> None:

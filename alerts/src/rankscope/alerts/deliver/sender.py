@@ -6,6 +6,7 @@ fails as a whole, single messages probe it.
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -24,6 +25,8 @@ from rankscope.alerts.deliver.targets import Target
 from rankscope.alerts.store.database import StoreError
 from rankscope.base.text import format_duration
 from rankscope.runs.decoders import make_decoders
+
+logger = logging.getLogger(__name__)
 
 POLL_S: Final = 1.0
 """Poll interval for messages of other processes; ``wake`` announces those of this process."""
@@ -137,7 +140,7 @@ class TargetSender:
         failures, self._failures, self._pauses, self._not_before_ns = self._failures, 0, 0, 0
         if judgement.kind == "delivered":
             if failures and self._reported:
-                self._report(f"{self.target.label}: delivered after {failures} failed attempts")
+                logger.info("%s: delivered after %d failed attempts", self.target.label, failures)
             self._reported = ""
             self._unrecorded = partial(self._outbox.record, message, "delivered", received=True)
             return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import shutil
 import time
 from collections import Counter
@@ -31,6 +32,8 @@ from rankscope.alerts.receive.refusals import CLOSE, EVICTED, RefusalLog, Refuse
 from rankscope.alerts.store.database import StoreError
 from rankscope.base.http import is_loopback
 from rankscope.base.text import one_line
+
+logger = logging.getLogger(__name__)
 
 MAX_BODIES_BYTES: Final = 64 * 2**20
 """Total size of the bodies of all open requests of authenticated senders; further ones get 503."""
@@ -239,7 +242,7 @@ class ReceiverApp:
     def _stored(self) -> None:
         if not self._writable:
             self._writable = True
-            self._report("deliveries can be stored again")
+            logger.info("deliveries can be stored again")
 
     def _show_alerts(self, notification: Notification) -> None:
         for alert in notification.alerts:

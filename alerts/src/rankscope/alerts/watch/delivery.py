@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,8 @@ from rankscope.alerts.alert import Notice
 from rankscope.alerts.deliver.post import DeliveryError
 from rankscope.alerts.owners import CRASHED
 from rankscope.alerts.watch.ledger import Entry, Ledger, Status
+
+logger = logging.getLogger(__name__)
 
 WAIT_S: Final = 0.5
 """Time that an evaluation waits for the response of an Alertmanager; the next evaluation processes a later one."""
@@ -115,7 +118,7 @@ class _Failures:
     def end(self) -> None:
         """Reset after a successful delivery."""
         if self._reason is not None:
-            self._report(f"{self._name}: delivered after {self.count} failed attempts")
+            logger.info("%s: delivered after %d failed attempts", self._name, self.count)
         self._reason, self.count = None, 0
 
 

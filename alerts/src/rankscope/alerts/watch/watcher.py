@@ -6,6 +6,7 @@ unchanged, because its state is unknown.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -37,6 +38,8 @@ from rankscope.analysis.online import RECENT_STEPS, NewSteps
 from rankscope.analysis.result.analysis import Analysis, Cost
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.text import span
+
+logger = logging.getLogger(__name__)
 
 FINAL_TRIES: Final = 5
 """Attempts at the last evaluation of a run that is over, one per interval: a file server may recover soon."""
@@ -202,7 +205,7 @@ class Watcher:
         if self._single is not None and not runs:
             self._report_problem("list", self._path, f"{self._path}: the run has disappeared; its alerts stay unchanged")
         elif self._problems.pop(("list", self._path), None) is not None:
-            self._report(f"{self._path}: readable again")
+            logger.info("%s: readable again", self._path)
         if self._options.once and not runs:
             raise InputError(self._path, "no run in it (no run.json)")
         return runs
