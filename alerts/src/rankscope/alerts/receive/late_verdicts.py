@@ -15,7 +15,7 @@ from rankscope.alerts.receive.episodes import Episode
 from rankscope.alerts.receive.facts import annotations_of
 from rankscope.alerts.receive.forwarding import Forwarding, forwarded
 from rankscope.alerts.receive.inbox import Action, Inbox
-from rankscope.alerts.receive.known_runs import run_named
+from rankscope.alerts.receive.known_runs import RunName, run_named
 from rankscope.alerts.receive.notification import ReceivedAlert
 
 MOST_OWED: Final = 200
@@ -43,6 +43,8 @@ class LateVerdicts:
         self._counters = counters
         self._dashboard_url = dashboard_url
         self._clock = clock
+        self._runs: dict[int, RunName] = {}
+        """Run of each entry by its number, so that no alert is decoded again at every look."""
 
     def owed(self, alert: ReceivedAlert, episode: Episode, *, new: int) -> Action | None:
         """Build the inbox entry of an owed verdict; ``None`` at the limit. ``new``: number of new entries of the delivery."""
@@ -60,7 +62,9 @@ class LateVerdicts:
 
     def run_due(self) -> None:
         """Forward the verdicts that are ready."""
-        for action in self._inbox.owed_verdicts():
+        owed = self._inbox.owed_verdicts()
+        self._runs = {action.number: self._runs.get(action.number) or _run_of(action) for action in owed}
+        for action in owed:
             if self._settled(action):
                 self._inbox.forget(action)
 
@@ -71,12 +75,10 @@ class LateVerdicts:
         episode = self._inbox.episode(action.fingerprint)
         if episode is None or episode.status == "resolved" or episode.starts_unix_ns != action.starts_unix_ns:
             return True
-        alert = msgspec.json.decode(action.alert, type=ReceivedAlert)
-        named = run_named(alert.labels)
-        assert named is not None, "a verdict is owed about a run"
-        facts = self._analyst.facts(named)
+        facts = self._analyst.facts(self._runs[action.number])
         if facts is None or facts.late:
             return False
+        alert = msgspec.json.decode(action.alert, type=ReceivedAlert)
         self._counters.add("late_verdicts", outcome="no_verdict" if facts.verdict is None else "verdict")
         if facts.verdict is not None:
             annotations = annotations_of(facts, alert.labels, dashboard_url=self._dashboard_url)
@@ -84,3 +86,9 @@ class LateVerdicts:
             follow_up = forwarded(alert, episode, annotations, revision=f"verdict-{action.number}")
             self._counters.add("forwarded", self._forwarding.put([follow_up]))
         return True
+
+
+def _run_of(action: Action) -> RunName:
+    named = run_named(msgspec.json.decode(action.alert, type=ReceivedAlert).labels)
+    assert named is not None, "a verdict is owed about a run"
+    return named

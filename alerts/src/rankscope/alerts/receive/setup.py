@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -44,6 +45,8 @@ class Receiver:
         """Serve until SIGTERM or SIGINT. Raises ``InputError``."""
         chosen = self._chosen
         host, port = chosen.listen
+        # Until the server installs its handler: a reload must not end a receiver that is starting.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         with ExitStack() as stack:
             stack.callback(self._shown.flush)
             _report_doubts(chosen)

@@ -130,25 +130,25 @@ def watch(
 
     Exit status: 0 done, 1 something could not be delivered or evaluated, 3 PATH cannot be read.
     """  # noqa: D301 - \b is for click
-    from rankscope.alerts.deliver.endpoint import Endpoint
-    from rankscope.alerts.deliver.signing import Secret
-    from rankscope.alerts.deliver.target_file import Destinations, load_destinations
-    from rankscope.alerts.deliver.targets import webhook_target
-    from rankscope.alerts.watch.ledger import Policy
-    from rankscope.alerts.watch.liveness_monitor import Patience
-    from rankscope.alerts.watch.pace import Pace
-    from rankscope.alerts.watch.runs import discover
-    from rankscope.alerts.watch.setup import prepare
-    from rankscope.alerts.watch.watcher import Options
-
-    def destinations() -> Destinations:
-        configured = Destinations([], []) if config is None else load_destinations(config, absent=logger.warning)
-        managers = [Endpoint(url=Secret(value=url)) for url in dict.fromkeys(alertmanager)]
-        return Destinations(
-            [*map(webhook_target, dict.fromkeys(webhook)), *configured.targets], [*managers, *configured.alertmanagers]
-        )
-
     with daemon_log(log_level, log_format), Signals() as signals:
+        from rankscope.alerts.deliver.endpoint import Endpoint
+        from rankscope.alerts.deliver.signing import Secret
+        from rankscope.alerts.deliver.target_file import Destinations, load_destinations
+        from rankscope.alerts.deliver.targets import webhook_target
+        from rankscope.alerts.watch.ledger import Policy
+        from rankscope.alerts.watch.liveness_monitor import Patience
+        from rankscope.alerts.watch.pace import Pace
+        from rankscope.alerts.watch.runs import discover
+        from rankscope.alerts.watch.setup import prepare
+        from rankscope.alerts.watch.watcher import Options
+
+        def destinations() -> Destinations:
+            configured = Destinations([], []) if config is None else load_destinations(config, absent=logger.warning)
+            managers = [Endpoint(url=Secret(value=url)) for url in dict.fromkeys(alertmanager)]
+            return Destinations(
+                [*map(webhook_target, dict.fromkeys(webhook)), *configured.targets], [*managers, *configured.alertmanagers]
+            )
+
         try:
             runs = discover(path)
         except OSError as error:
