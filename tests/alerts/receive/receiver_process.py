@@ -64,17 +64,20 @@ class ReceiverProcess:
         self.errors = folder / "receiver.err"
         self.shown = folder / "receiver.out"
         self.headers = dict(JSON)
+        self.configure(config)
+        self.arguments = ["--config", str(folder / "alerts.toml"), "--state", str(folder / "state"), *arguments]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._largest_file: int | None = None
+
+    def configure(self, config: str) -> None:
+        """Write the configuration, for the next start or reload."""
         if "[[target]]" in config and not re.search("bearer|basic|_secrets", config):
-            (folder / "sender.token").write_text(TOKEN)
+            (self.folder / "sender.token").write_text(TOKEN)
             self.headers["Authorization"] = f"Bearer {TOKEN}"
             if "[receive]" not in config:
                 config = f"[receive]\n{config}"
             config = config.replace("[receive]\n", '[receive]\nbearer = [{ file = "sender.token" }]\n', 1)
-        file = folder / "alerts.toml"
-        file.write_text(config)
-        self.arguments = ["--config", str(file), "--state", str(folder / "state"), *arguments]
-        self._process: subprocess.Popen[bytes] | None = None
-        self._largest_file: int | None = None
+        (self.folder / "alerts.toml").write_text(config)
 
     @property
     def command(self) -> list[str]:
