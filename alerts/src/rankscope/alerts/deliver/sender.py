@@ -34,6 +34,8 @@ SHORTEST_S: Final = 0.01
 TIDY_S: Final = 60.0
 STOP_S: Final = 10.0
 """Time for attempts in progress at the end: a message whose answer is not awaited is sent again after the next start."""
+REPLACE_S: Final = 90.0
+"""The same before another sender of this process takes over: longer than any attempt may take."""
 TOLERATED: Final = 3
 """After this many failures in a row, of any messages, the target counts as failing."""
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Final
 
 from rankscope.alerts.deliver.outbox import Outbox
+from rankscope.alerts.deliver.sender import STOP_S, Sender
+from rankscope.alerts.deliver.target_file import load_targets
 from rankscope.alerts.receive.actor import Actor
 from rankscope.alerts.receive.analyst import Analyst
 from rankscope.alerts.receive.counters import Counters
@@ -17,9 +18,6 @@ from rankscope.alerts.receive.late_verdicts import LateVerdicts
 from rankscope.alerts.receive.settings import Settings
 from rankscope.alerts.receive.worker import Policy, Worker
 from rankscope.base.options import parse_duration
-
-STOP_S: Final = 10.0
-"""Time for work in progress at the end; the rest stays in the inbox."""
 
 
 class Processing:
@@ -45,9 +43,6 @@ class Processing:
         self._sender = None
         forwarding = None
         if chosen.config_file is not None and chosen.config.targets:
-            from rankscope.alerts.deliver.sender import Sender
-            from rankscope.alerts.deliver.target_file import load_targets
-
             targets = load_targets(chosen.config_file, absent=report)
             self._sender = Sender(outbox, targets, report=report)
             forwarding = Forwarding(
@@ -103,17 +98,17 @@ class Processing:
             thread.start()
         self.wake()
 
-    def stop(self) -> None:
-        """Stop the threads, waiting for work in progress."""
+    def stop(self, timeout_s: float = STOP_S) -> None:
+        """Stop the threads, waiting up to ``timeout_s`` each for work in progress."""
         self._stopping.set()
         for event in self._events:
             event.set()
         if self._analyst is not None:
             self._analyst.stop()
         for thread in self._threads:
-            thread.join(STOP_S)
+            thread.join(timeout_s)
         if self._sender is not None:
-            self._sender.stop()
+            self._sender.stop(timeout_s)
 
     def wake(self) -> None:
         """Announce an accepted delivery."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack
 
 import click
 
 from rankscope.alerts.deliver.outbox import Outbox
+from rankscope.alerts.deliver.sender import REPLACE_S
 from rankscope.alerts.receive.app import ReceiverApp
 from rankscope.alerts.receive.config import unknown_alerts
 from rankscope.alerts.receive.counters import Counters
@@ -39,7 +41,10 @@ class Receiver:
         self._read_again = read_again
         self._credentials = accepted_credentials(chosen, report=logger.warning)
         self._counters = Counters()
-        self._shown = LineWriter(1, dropped=lambda count: f"… {count} lines were dropped: they came faster than they were read")
+        self._next_reload: Future[None] | None = None
+        self._shown = LineWriter(
+            sys.stdout.fileno(), dropped=lambda count: f"… {count} lines were dropped: they came faster than they were read"
+        )
 
     def serve(self) -> None:
         """Serve until SIGTERM or SIGINT. Raises ``InputError``."""
@@ -78,8 +83,13 @@ class Receiver:
                 certificate=chosen.certificate,
                 report=logger.warning,
                 begins=lambda: logger.info("listening on %s", address),
-                reload=lambda: reloading.submit(self._reload),
+                reload=lambda: self._request_reload(reloading),
             )
+
+    def _request_reload(self, reloading: Executor) -> None:
+        """Reload after the reload in progress, if any; further requests until then count as one."""
+        if self._next_reload is None or self._next_reload.running() or self._next_reload.done():
+            self._next_reload = reloading.submit(self._reload)
 
     def _wake(self) -> None:
         self._current.wake()
@@ -110,7 +120,7 @@ class Receiver:
         for name in self._chosen.needing_restart(chosen):
             logger.warning("%s has changed, which needs a restart", name)
         # Deliveries that arrive meanwhile are stored, and processed by the new threads.
-        self._current.stop()
+        self._current.stop(REPLACE_S)
         processing.start()
         self._current, self._app.credentials, self._app.reloaded = processing, credentials, True
         logger.info("the configuration was read again")

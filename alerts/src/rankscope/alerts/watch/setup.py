@@ -13,7 +13,7 @@ import msgspec
 
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.receivers import Alertmanager, Webhook
-from rankscope.alerts.deliver.sender import Sender
+from rankscope.alerts.deliver.sender import REPLACE_S, Sender
 from rankscope.alerts.deliver.target_file import Destinations
 from rankscope.alerts.output import Event, as_json, as_text, print_line
 from rankscope.alerts.store.database import Store, StoreError
@@ -53,7 +53,7 @@ class Watch:
 
     def change(self, destinations: Destinations) -> None:
         """Deliver to other destinations from now on. What an Alertmanager gets is posted to all of them again."""
-        self.sender.stop()
+        self.sender.stop(REPLACE_S)
         self.sender = self._connect(destinations)
         self.sender.start()
 
