@@ -10,7 +10,10 @@ import signal
 import socket
 import ssl
 import subprocess
+import threading
+import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from tests.alerts.alertmanager_process import alertmanager_process
 from tests.alerts.receive.receiver_process import TOKEN, ReceiverProcess, Target, listening_target, straggler, until
 from tests.alerts.receive.receiver_senders import firing, send_while_killed
 from tests.alerts.receive.test_refusals import largest_alert
+from tests.local_http import answering, respond
 
 from rankscope.alerts.receive.bodies import MAX_BODY_BYTES
 
@@ -381,6 +385,29 @@ def test_a_hangup_reads_the_configuration_again(tmp_path: Path) -> None:
         assert receiver.wait() == 0
     assert [alert["labels"]["number"] for alert in first.alerts] == ["1", "2"]
     assert [alert["labels"]["number"] for alert in second.alerts] == ["3"]
+
+
+def test_a_delivery_in_progress_is_not_repeated_when_the_configuration_is_read_again(tmp_path: Path) -> None:
+    begun, go = threading.Event(), threading.Event()
+    bodies: list[bytes] = []
+
+    def slow(request: BaseHTTPRequestHandler, body: bytes) -> None:
+        bodies.append(body)
+        begun.set()
+        go.wait(60)
+        respond(request, 200)
+
+    with answering(slow) as url, ReceiverProcess(tmp_path, CONFIG.format(url=url)) as receiver:
+        assert receiver.post(firing(1)).status_code == 200
+        assert begun.wait(60)
+        receiver.signal(signal.SIGHUP)
+        time.sleep(0.5)
+        assert receiver.post(firing(2)).status_code == 200  # accepted meanwhile
+        go.set()
+        until(lambda: len(bodies) == 2)
+        receiver.signal(signal.SIGTERM)
+        assert receiver.wait() == 0
+    assert len(bodies) == 2
 
 
 def test_no_accepted_delivery_is_lost_or_sent_twice_while_the_configuration_is_read_again(

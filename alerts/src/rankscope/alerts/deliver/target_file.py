@@ -17,7 +17,6 @@ import click
 import msgspec
 
 from rankscope.alerts.deliver.endpoint import Endpoint
-from rankscope.alerts.deliver.message import cut
 from rankscope.alerts.deliver.post import ATTEMPT_S
 from rankscope.alerts.deliver.retrying import RETRY_FOR_S
 from rankscope.alerts.deliver.signing import Secret, SecretError, SecretPlace, SecretUnavailableError, parse_secret
@@ -25,6 +24,7 @@ from rankscope.alerts.deliver.targets import Rate, Target, TemplateName
 from rankscope.alerts.toml_file import converted, read_toml
 from rankscope.base.errors import InputError, MissingError
 from rankscope.base.options import http_url, parse_duration, parse_rate
+from rankscope.base.text import shortened
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PAGERDUTY: Final = "https://events.pagerduty.com/v2/enqueue"
@@ -143,7 +143,7 @@ class _Place:
 
 def _target(entry: _TargetEntry, place: _Place, taken: set[str]) -> Target:
     if not _NAME.fullmatch(entry.name):
-        raise _WrongError("name", f"{cut(entry.name, 70)!r} is not made of at most 64 letters, digits, '.', '_', '-'")
+        raise _WrongError("name", f"{shortened(entry.name, 70)!r} is not made of at most 64 letters, digits, '.', '_', '-'")
     if entry.name in taken:
         raise _WrongError("name", f"{entry.name!r} is the name of another target")
     _refuse_contradictions(entry)
