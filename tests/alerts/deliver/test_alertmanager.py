@@ -26,7 +26,7 @@ from rankscope.alerts.payload import NOT_ENDED
 from rankscope.alerts.rules.rule_file import runbooks
 from rankscope.alerts.watch.candidate import Subject
 from rankscope.alerts.watch.delivery import Delivery
-from rankscope.alerts.watch.ledger import Ledger, Policy
+from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
 from rankscope.alerts.watch.watcher import Options, Watcher
 
 CONFIG = Path(__file__).parents[3] / "alerts" / "alertmanager" / "alertmanager.yml"
@@ -112,7 +112,7 @@ def test_from_the_watcher_through_alertmanager_to_the_receiver(
             report=pytest.fail,
         ),
         ledger=Ledger(),
-        options=Options(policy=Policy(1, 1), dashboard_url="http://127.0.0.1:8050"),
+        options=Options(policy=FiringPolicy(1, 1), dashboard_url="http://127.0.0.1:8050"),
         report=pytest.fail,
         emit=lambda _: None,
         save=lambda _: None,
@@ -167,7 +167,7 @@ def test_an_alertmanager_that_was_restarted_learns_what_fires_and_forgets_what_i
     began = time.time_ns() - 3600 * 10**9
     found = Subject(run_id="r1").candidate(HANG, {"summary": "It stands still."})
     ledger = Ledger()
-    ledger.update("r1", [found], now_unix_ns=began, policy=Policy(1, 1))
+    ledger.update("r1", [found], now_unix_ns=began, policy=FiringPolicy(1, 1))
 
     def known() -> list[Any]:
         delivery.deliver(ledger, now_unix_ns=time.time_ns(), wait_s=10)

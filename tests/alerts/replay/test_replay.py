@@ -22,7 +22,7 @@ from rankscope.alerts.replay.growing_run import GrowingRun
 from rankscope.alerts.replay.replay import DEFAULTS, replay_run
 from rankscope.alerts.replay.result import Replayed, replay_text
 from rankscope.alerts.watch.budgets import Budgets
-from rankscope.alerts.watch.ledger import Policy
+from rankscope.alerts.watch.ledger import FiringPolicy
 from rankscope.alerts.watch.liveness_monitor import Patience
 from rankscope.alerts.watch.watcher import Options
 from rankscope.base.errors import InputError
@@ -89,8 +89,8 @@ def test_the_policy_decides_when_it_fires(make_run: Callable[..., Any]) -> None:
     run.grow(540)
     run.end(end_unix_ns=START_NS + 60 * SECOND)
 
-    [eager] = replayed(run.path, Options(policy=Policy(fire_after=1))).spells
-    [calm] = replayed(run.path, Options(interval_s=10.0, policy=Policy(fire_after=4))).spells
+    [eager] = replayed(run.path, Options(policy=FiringPolicy(fire_after=1))).spells
+    [calm] = replayed(run.path, Options(interval_s=10.0, policy=FiringPolicy(fire_after=4))).spells
 
     # One evaluation for the suspicion, and one for the new steps that confirm it
     assert eager.fired_unix_ns == eager.pending_unix_ns + 5 * SECOND

@@ -25,7 +25,7 @@ from rankscope.alerts.payload import Payload
 from rankscope.alerts.store.database import Store
 from rankscope.alerts.watch.candidate import Subject
 from rankscope.alerts.watch.delivery import RESOLVED_FOR_S, Delivery
-from rankscope.alerts.watch.ledger import Entry, Ledger, Policy, Track
+from rankscope.alerts.watch.ledger import Entry, FiringPolicy, Ledger, Track
 
 SECRET = "s3cr3t-token"
 HERE = "http://127.0.0.1"
@@ -320,7 +320,7 @@ def test_an_alertmanager_that_was_away_is_posted_everything_when_it_is_back(capl
 
 
 def test_an_alert_that_fires_again_is_not_posted_as_ended_any_more() -> None:
-    posting, policy = Posting(Ledger()), Policy(1, 1)
+    posting, policy = Posting(Ledger()), FiringPolicy(1, 1)
     found = Subject(run_id="r1").candidate(STRAGGLER, {"summary": "It is slow."}, rank=2)
     for seconds, present in ((1, [found]), (2, []), (3, [found])):
         posting.ledger.update("r", present, now_unix_ns=seconds * 10**9, policy=policy)

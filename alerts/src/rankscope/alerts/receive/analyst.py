@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from rankscope.alerts.receive.bounded_child import BoundedChild
-from rankscope.alerts.receive.facts import Facts, facts_of
+from rankscope.alerts.receive.facts import RunFacts, facts_of
 from rankscope.alerts.receive.known_runs import KnownRun, KnownRuns, RunName, UnknownRunError
 from rankscope.analysis.result.analysis import Analysis
 
@@ -38,7 +38,7 @@ class Analyst:
         self._ready = ready
         self._changed = threading.Condition()
         self._queue: dict[RunName, None] = {}
-        self._known: OrderedDict[RunName, tuple[float, Facts]] = OrderedDict()
+        self._known: OrderedDict[RunName, tuple[float, RunFacts]] = OrderedDict()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="analyst", daemon=True)
 
@@ -52,7 +52,7 @@ class Analyst:
             self._stopping = True
             self._changed.notify()
 
-    def facts(self, named: RunName) -> Facts | None:
+    def facts(self, named: RunName) -> RunFacts | None:
         """Return the facts about a run; ``None`` while its analysis is pending: call again."""
         with self._changed:
             known = self._known.get(named)
@@ -60,7 +60,7 @@ class Analyst:
                 return known[1]
             if named not in self._queue:
                 if len(self._queue) >= MAX_QUEUED:
-                    return Facts(problem="alerts about too many runs arrived at once to analyse them all", late=True)
+                    return RunFacts(problem="alerts about too many runs arrived at once to analyse them all", late=True)
                 self._queue[named] = None
                 self._changed.notify()
         return None
@@ -76,7 +76,7 @@ class Analyst:
             try:
                 facts = self._analyse(named)
             except Exception as error:  # noqa: BLE001 - a damaged run must not stop the analysis of the next one
-                facts = Facts(problem=f"the run cannot be analysed: {type(error).__name__}")
+                facts = RunFacts(problem=f"the run cannot be analysed: {type(error).__name__}")
             with self._changed:
                 del self._queue[named]
                 self._known.pop(named, None)
@@ -85,20 +85,20 @@ class Analyst:
                     self._known.popitem(last=False)
             self._ready()
 
-    def _analyse(self, named: RunName) -> Facts:
+    def _analyse(self, named: RunName) -> RunFacts:
         try:
             run = self._runs.find(named)
         except UnknownRunError as error:
-            return Facts(problem=str(error), unknown=True)
+            return RunFacts(problem=str(error), unknown=True)
         return msgspec.structs.replace(self._analysed(run), by_name=not named.run_id)
 
-    def _analysed(self, run: KnownRun) -> Facts:
+    def _analysed(self, run: KnownRun) -> RunFacts:
         done = BoundedChild(["analyze", str(run.path), "--format", "json"], limit_s=self._limit_s).wait()
         if done.status is None:
-            return Facts(problem=f"the run could not be analysed within {self._limit_s:g} s", run_id=run.run_id)
+            return RunFacts(problem=f"the run could not be analysed within {self._limit_s:g} s", run_id=run.run_id)
         if done.status != 0:
-            return Facts(problem=f"the run cannot be analysed: {done.error or f'status {done.status}'}", run_id=run.run_id)
+            return RunFacts(problem=f"the run cannot be analysed: {done.error or f'status {done.status}'}", run_id=run.run_id)
         facts = facts_of(msgspec.json.decode(done.output, type=Analysis))
         if facts.run_id and facts.run_id != run.run_id:
-            return Facts(problem="the run was replaced by another while it was analysed")
+            return RunFacts(problem="the run was replaced by another while it was analysed")
         return facts

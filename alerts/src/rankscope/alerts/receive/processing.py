@@ -16,7 +16,7 @@ from rankscope.alerts.receive.inbox import Inbox
 from rankscope.alerts.receive.known_runs import KnownRuns
 from rankscope.alerts.receive.late_verdicts import LateVerdicts
 from rankscope.alerts.receive.settings import Settings
-from rankscope.alerts.receive.worker import Policy, Worker
+from rankscope.alerts.receive.worker import Worker, WorkerSettings
 from rankscope.base.options import parse_duration
 
 
@@ -58,7 +58,7 @@ class Processing:
             late = LateVerdicts(inbox, self._analyst, forwarding, counters=counters, dashboard_url=chosen.dashboard_url)
         worker = Worker(
             inbox,
-            policy=Policy(
+            settings=WorkerSettings(
                 repeat_after_s=parse_duration(receive.repeat_after, needs_unit=True),
                 enrich_within_s=within_s,
                 dashboard_url=chosen.dashboard_url,

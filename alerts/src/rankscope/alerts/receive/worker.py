@@ -20,7 +20,7 @@ from rankscope.alerts.receive.analyst import Analyst
 from rankscope.alerts.receive.config import ActionRule
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.episodes import Change, Episode, next_episode
-from rankscope.alerts.receive.facts import Facts, annotations_of
+from rankscope.alerts.receive.facts import RunFacts, annotations_of
 from rankscope.alerts.receive.forwarding import ForwardedAlert, Forwarding, forwarded
 from rankscope.alerts.receive.inbox import Action, Inbox
 from rankscope.alerts.receive.known_runs import RunName, run_named
@@ -36,7 +36,7 @@ POISON_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class WorkerSettings:
     """Settings for the processing of alerts."""
 
     repeat_after_s: float = 4 * 3600.0
@@ -81,7 +81,7 @@ class Worker:
         self,
         inbox: Inbox,
         *,
-        policy: Policy,
+        settings: WorkerSettings,
         counters: Counters,
         report: Callable[[str], object],
         forwarding: Forwarding | None = None,
@@ -91,7 +91,7 @@ class Worker:
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
         self._inbox = inbox
-        self._policy = policy
+        self._settings = settings
         self._counters = counters
         self._report = report
         self._forwarding = forwarding
@@ -207,16 +207,18 @@ class Worker:
             self._on_action()
         return frozenset()
 
-    def _annotations(self, alert: ReceivedAlert, episode: Episode, known: Facts | None, actions: list[Action]) -> dict[str, str]:
+    def _annotations(
+        self, alert: ReceivedAlert, episode: Episode, known: RunFacts | None, actions: list[Action]
+    ) -> dict[str, str]:
         """Return our annotations of an alert; append the actions that it calls for to ``actions``."""
         annotations: dict[str, str] = {}
         if known is not None:
-            annotations = annotations_of(known, alert.labels, dashboard_url=self._policy.dashboard_url)
+            annotations = annotations_of(known, alert.labels, dashboard_url=self._settings.dashboard_url)
             self._counters.add("enriched", outcome="no_verdict" if known.verdict is None else "verdict")
             if known.late and self._late is not None and (owed := self._late.owed(alert, episode, new=len(actions))):
                 annotations["no_verdict"] += "; it follows when it is ready"
                 actions.append(owed)
-        rules = () if known is not None and known.unknown else self._policy.rules
+        rules = () if known is not None and known.unknown else self._settings.rules
         run_id = "" if known is None else known.run_id
         now = self._clock()
         for kind, text, action in wanted_actions(rules, alert, episode, self._inbox, actions, run_id=run_id, now_unix_ns=now):
@@ -237,7 +239,7 @@ class Worker:
                 status=alert.status,
                 starts_unix_ns=alert.starts_unix_ns,
                 now_unix_ns=now_unix_ns,
-                repeat_after_s=self._policy.repeat_after_s,
+                repeat_after_s=self._settings.repeat_after_s,
                 updated_unix_ns=unix_ns(alert.annotations.get(UPDATED_AT, "")),
             )
             changes.episodes[alert.fingerprint] = episode
@@ -249,11 +251,11 @@ class Worker:
     def _is_late(self, delivery: _Waiting) -> bool:
         """Return whether a delivery has waited long enough. Setting the clock back does not reduce its time."""
         waited_s = max(time.monotonic() - delivery.since_s, (self._clock() - delivery.received_unix_ns) / 1e9)
-        return waited_s >= self._policy.enrich_within_s
+        return waited_s >= self._settings.enrich_within_s
 
-    def _facts(self, delivery: _Waiting, changes: _Changes) -> tuple[dict[str, Facts], frozenset[RunName]]:
+    def _facts(self, delivery: _Waiting, changes: _Changes) -> tuple[dict[str, RunFacts], frozenset[RunName]]:
         """Return facts by fingerprint for firing alerts that name a run, and the runs that have to be waited for."""
-        found: dict[str, Facts] = {}
+        found: dict[str, RunFacts] = {}
         missing: set[RunName] = set()
         if self._analyst is None:
             return found, frozenset()
@@ -267,6 +269,6 @@ class Worker:
                 if not late:
                     missing.add(named)
                     continue
-                facts = Facts(problem=f"the run was not analysed within {self._policy.enrich_within_s:g} s", late=True)
+                facts = RunFacts(problem=f"the run was not analysed within {self._settings.enrich_within_s:g} s", late=True)
             found[alert.fingerprint] = facts
         return found, frozenset(missing)

@@ -23,7 +23,7 @@ from rankscope.alerts.replay.result import Replay, Replayed, Spell
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.findings import candidates
 from rankscope.alerts.watch.following import Following
-from rankscope.alerts.watch.ledger import Ledger, Policy
+from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
 from rankscope.alerts.watch.runs import RESTART_GRACE_S
 from rankscope.alerts.watch.unreadable import why_unreadable
 from rankscope.alerts.watch.watcher import FORGET_AFTER_S, Options, Watcher
@@ -31,7 +31,7 @@ from rankscope.analysis.engine import analyze
 from rankscope.analysis.result.analysis import Analysis, Evidence, Finding
 from rankscope.base.errors import InputError
 
-DEFAULTS: Final = Options(policy=Policy(least_firing_s=60.0))
+DEFAULTS: Final = Options(policy=FiringPolicy(least_firing_s=60.0))
 """Settings of the watcher, with the defaults of ``rankscope alerts watch``."""
 IDLE_S: Final = 1200.0
 """Time without growth after which evaluations are skipped until the run grows or a timeout of the watcher expires."""

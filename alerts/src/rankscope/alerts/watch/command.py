@@ -135,7 +135,7 @@ def watch(
         from rankscope.alerts.deliver.signing import Secret
         from rankscope.alerts.deliver.target_file import Destinations, load_destinations
         from rankscope.alerts.deliver.targets import webhook_target
-        from rankscope.alerts.watch.ledger import Policy
+        from rankscope.alerts.watch.ledger import FiringPolicy
         from rankscope.alerts.watch.liveness_monitor import Patience
         from rankscope.alerts.watch.pace import Pace
         from rankscope.alerts.watch.runs import discover
@@ -157,7 +157,7 @@ def watch(
             path,
             destinations=destinations(),
             options=Options(
-                policy=Policy(fire_after or (1 if once else 3), resolve_after, least_firing),
+                policy=FiringPolicy(fire_after or (1 if once else 3), resolve_after, least_firing),
                 patience=Patience(silent_after_s=silent_after, silent_steps=silent_steps),
                 budgets=budgets(budget),
                 interval_s=interval,

@@ -25,7 +25,7 @@ from rankscope.alerts.watch.confirmation import Confirmation
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.dumps import Dumps
 from rankscope.alerts.watch.findings import candidates
-from rankscope.alerts.watch.ledger import Ledger, Policy
+from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
 from rankscope.alerts.watch.life_alerts import LifeAlerts
 from rankscope.alerts.watch.liveness_monitor import LivenessMonitor, Patience, gpus_of
 from rankscope.alerts.watch.pace import Pace
@@ -81,7 +81,7 @@ class Follow(Protocol):
 class Options:
     """Settings of a watcher. ``dashboard_url`` and ``runbook_url`` are the bases of the links in alerts."""
 
-    policy: Policy = field(default_factory=Policy)
+    policy: FiringPolicy = field(default_factory=FiringPolicy)
     patience: Patience = field(default_factory=Patience)
     budgets: Budgets = field(default_factory=Budgets)
     interval_s: float = 5.0
@@ -308,7 +308,7 @@ class Watcher:
         policy = self._options.policy
         if seen.ended:
             # All evidence is available: waiting adds nothing.
-            policy = Policy(fire_after=1, resolve_after=policy.resolve_after, least_firing_s=policy.least_firing_s)
+            policy = FiringPolicy(fire_after=1, resolve_after=policy.resolve_after, least_firing_s=policy.least_firing_s)
         attempt = analysis.ranks[0].attempt if analysis.ranks else 0
         unknown = ranks_within(run, attempt, analysis.source.unreadable)
         of = decided | {one.name for one in found}
@@ -368,7 +368,7 @@ class Watcher:
         run: Path,
         found: Sequence[Candidate],
         *,
-        policy: Policy,
+        policy: FiringPolicy,
         unknown: Collection[int],
         of: Collection[str],
         confirmation: Confirmation | None = None,
