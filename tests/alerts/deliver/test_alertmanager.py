@@ -27,7 +27,8 @@ from rankscope.alerts.rules.rule_file import runbooks
 from rankscope.alerts.watch.candidate import Subject
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
-from rankscope.alerts.watch.watcher import Options, Watcher
+from rankscope.alerts.watch.settings import WatcherSettings
+from rankscope.alerts.watch.watcher import Watcher
 
 CONFIG = Path(__file__).parents[3] / "alerts" / "alertmanager" / "alertmanager.yml"
 EXAMPLE = CONFIG.read_text()
@@ -112,7 +113,7 @@ def test_from_the_watcher_through_alertmanager_to_the_receiver(
             report=pytest.fail,
         ),
         ledger=Ledger(),
-        options=Options(policy=FiringPolicy(1, 1), dashboard_url="http://127.0.0.1:8050"),
+        options=WatcherSettings(policy=FiringPolicy(1, 1), dashboard_url="http://127.0.0.1:8050"),
         report=pytest.fail,
         emit=lambda _: None,
         save=lambda _: None,

@@ -82,7 +82,7 @@ def tls_port(authority: Path) -> Iterator[int]:
 
 
 @pytest.mark.usefixtures("names_of_this_machine")
-def test_an_alertmanager_that_asks_for_a_certificate_and_a_password_gets_them(authority: Path, tmp_path: Path) -> None:
+def test_an_alertmanager_gets_the_certificate_and_password_it_asks_for(authority: Path, tmp_path: Path) -> None:
     file = tmp_path / "alerts.toml"
     (tmp_path / "login").write_text("watcher:s3cr3t")
     with tls_server(authority, client_certificates=True) as port:
@@ -102,9 +102,7 @@ def test_an_alertmanager_that_asks_for_a_certificate_and_a_password_gets_them(au
     assert with_certificate.name == f"Alertmanager {tmp_path}/address"
 
 
-def test_a_password_of_an_alertmanager_comes_from_a_file_or_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_password_of_an_alertmanager_is_in_a_file_or_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
     def note(request: BaseHTTPRequestHandler, _: bytes) -> None:

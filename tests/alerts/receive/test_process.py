@@ -387,7 +387,7 @@ def test_a_hangup_reads_the_configuration_again(tmp_path: Path) -> None:
     assert [alert["labels"]["number"] for alert in second.alerts] == ["3"]
 
 
-def test_a_delivery_in_progress_is_not_repeated_when_the_configuration_is_read_again(tmp_path: Path) -> None:
+def test_a_reload_repeats_no_delivery_in_progress(tmp_path: Path) -> None:
     begun, go = threading.Event(), threading.Event()
     bodies: list[bytes] = []
 
@@ -410,9 +410,7 @@ def test_a_delivery_in_progress_is_not_repeated_when_the_configuration_is_read_a
     assert len(bodies) == 2
 
 
-def test_no_accepted_delivery_is_lost_or_sent_twice_while_the_configuration_is_read_again(
-    receiver: ReceiverProcess, target: Target
-) -> None:
+def test_reloads_lose_and_repeat_no_accepted_delivery(receiver: ReceiverProcess, target: Target) -> None:
     for number in range(40):
         assert receiver.post(firing(number)).status_code == 200
         if number % 4 == 0:

@@ -234,7 +234,7 @@ def test_a_body_is_read_only_of_senders_who_show_a_token_or_a_signature(tmp_path
     assert read == [BODY] * 3
 
 
-def test_a_file_system_that_does_not_answer_blocks_neither_health_checks_nor_known_secrets(
+def test_a_hung_file_system_blocks_neither_health_checks_nor_senders(
     tmp_path: Path, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "token").write_text(RIGHT)
@@ -320,7 +320,7 @@ def test_without_credentials_no_web_page_is_served(client: Client) -> None:
     assert client.request("GET", "/deliveries").json()["total"] == 3
 
 
-def test_with_credentials_a_receiver_may_have_any_name_and_serves_no_web_page(tmp_path: Path, inbox: Inbox) -> None:
+def test_with_credentials_any_host_is_served_but_no_web_page(tmp_path: Path, inbox: Inbox) -> None:
     (tmp_path / "token").write_text(RIGHT)
     asked = Asked(tmp_path, inbox, bearer=[{"file": "token"}])
     assert asked.post(bearer(RIGHT) | {"Host": "receiver.example"}) == 200

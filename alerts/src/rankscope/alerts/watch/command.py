@@ -139,8 +139,8 @@ def watch(
         from rankscope.alerts.watch.liveness_monitor import Patience
         from rankscope.alerts.watch.pace import Pace
         from rankscope.alerts.watch.runs import discover
+        from rankscope.alerts.watch.settings import WatcherSettings
         from rankscope.alerts.watch.setup import prepare
-        from rankscope.alerts.watch.watcher import Options
 
         def destinations() -> Destinations:
             configured = Destinations([], []) if config is None else load_destinations(config, absent=logger.warning)
@@ -156,7 +156,7 @@ def watch(
         watch = prepare(
             path,
             destinations=destinations(),
-            options=Options(
+            options=WatcherSettings(
                 policy=FiringPolicy(fire_after or (1 if once else 3), resolve_after, least_firing),
                 patience=Patience(silent_after_s=silent_after, silent_steps=silent_steps),
                 budgets=budgets(budget),

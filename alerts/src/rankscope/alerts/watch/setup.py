@@ -21,7 +21,8 @@ from rankscope.alerts.store.folders import watcher_state
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.following import Following
 from rankscope.alerts.watch.ledger import Ledger, load_ledger, save_ledger
-from rankscope.alerts.watch.watcher import Options, Watcher
+from rankscope.alerts.watch.settings import WatcherSettings
+from rankscope.alerts.watch.watcher import Watcher
 from rankscope.analysis.engine import analyze
 from rankscope.base.errors import InputError
 
@@ -41,7 +42,7 @@ class Watch:
     """A watcher with its store and the sender that delivers its alerts to the targets."""
 
     def __init__(
-        self, *, watcher: Watcher, delivery: Delivery, store: Store, destinations: Destinations, options: Options
+        self, *, watcher: Watcher, delivery: Delivery, store: Store, destinations: Destinations, options: WatcherSettings
     ) -> None:
         self.watcher = watcher
         self.once = options.once
@@ -89,7 +90,7 @@ def prepare(
     path: Path,
     *,
     destinations: Destinations,
-    options: Options,
+    options: WatcherSettings,
     state: Path | None,
     json_lines: bool,
     interruptible: Callable[[], AbstractContextManager[None]] = nullcontext,

@@ -11,30 +11,28 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
 from rankscope.alerts.output import Event
 from rankscope.alerts.owners import CRASHED, HISTORY_ALERTS, LIFE_ALERTS, RECORD_ALERTS
 from rankscope.alerts.watch.announcements import Announcer
-from rankscope.alerts.watch.budgets import Budgets
 from rankscope.alerts.watch.candidate import Candidate, Subject
 from rankscope.alerts.watch.collapsed import collapsed
 from rankscope.alerts.watch.confirmation import Confirmation
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.dumps import Dumps
 from rankscope.alerts.watch.findings import candidates
+from rankscope.alerts.watch.following import Follow
 from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
 from rankscope.alerts.watch.life_alerts import LifeAlerts
-from rankscope.alerts.watch.liveness_monitor import LivenessMonitor, Patience, gpus_of
-from rankscope.alerts.watch.pace import Pace
+from rankscope.alerts.watch.liveness_monitor import LivenessMonitor, gpus_of
 from rankscope.alerts.watch.page import Evaluation, WatcherPage
-from rankscope.alerts.watch.regressions import Regressions, StepPast
+from rankscope.alerts.watch.regressions import Regressions
 from rankscope.alerts.watch.runs import Glance, Glances, discover
+from rankscope.alerts.watch.settings import WatcherSettings
 from rankscope.alerts.watch.unreadable import Unreadable, ranks_within
-from rankscope.analysis.hang.result import HangReport
-from rankscope.analysis.online import RECENT_STEPS, NewSteps
+from rankscope.analysis.online import RECENT_STEPS
 from rankscope.analysis.result.analysis import Analysis, Cost
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.text import span
@@ -58,43 +56,6 @@ class Analyse(Protocol):
         """Analyse one run."""
 
 
-class Follow(Protocol):
-    """Interface of ``rankscope.alerts.watch.following.Following``: analyses of active runs. Raises ``RankscopeError``."""
-
-    def update(self, run: Path) -> Analysis:
-        """Analyse a run; only new records need to be read."""
-
-    def past(self, run: Path, /, *, read: bool = False) -> StepPast | None:
-        """Return the past steps of a run, ``None`` if unknown. ``read``: also for a run that is not followed."""
-
-    def judge_since(self, run: Path, step: int, /, *, at_least: int) -> NewSteps | None:
-        """Judge the steps of a run from ``step`` on, as last updated; ``None`` for fewer than ``at_least`` steps."""
-
-    def hang(self, run: Path, fresh: bool, /) -> HangReport | None:
-        """Diagnose a hang from the dumps in a run. ``fresh``: no rank has made a step since they were taken."""
-
-    def keep(self, runs: Collection[Path]) -> None:
-        """Forget all other runs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """Settings of a watcher. ``dashboard_url`` and ``runbook_url`` are the bases of the links in alerts."""
-
-    policy: FiringPolicy = field(default_factory=FiringPolicy)
-    patience: Patience = field(default_factory=Patience)
-    budgets: Budgets = field(default_factory=Budgets)
-    interval_s: float = 5.0
-    """Pause between two evaluations, at least as long as the last evaluation took."""
-    ask_for_dumps: bool = True
-    """Request Flight Recorder dumps from the ranks of a stalled run."""
-    pace: Pace = field(default_factory=lambda: Pace(0.0, 0.0))
-    once: bool = False
-    """Evaluate everything there is, also runs that are over, and end no alert because its run is over."""
-    dashboard_url: str | None = None
-    runbook_url: str | None = None
-
-
 class Watcher:
     """Watcher of ``path``: one run, or a folder in which runs appear and disappear.
 
@@ -111,7 +72,7 @@ class Watcher:
         follow: Follow,
         delivery: Delivery,
         ledger: Ledger,
-        options: Options,
+        options: WatcherSettings,
         report: Callable[[str], None],
         emit: Callable[[Event], None],
         save: Callable[[Ledger], None],
