@@ -47,7 +47,7 @@ from numpy.typing import NDArray
 from rankscope.alerts.owners import STRAGGLER
 from rankscope.alerts.watch.candidate import Candidate, Subject
 from rankscope.alerts.watch.confirmation import Confirmation, next_test
-from rankscope.alerts.watch.ledger import Ledger, Policy
+from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
 from rankscope.analysis.evidence.typical import WARM_UP, warm_up
 from rankscope.analysis.inference.judge import judge_ranks
 from rankscope.analysis.inference.moving import moving_waits
@@ -59,7 +59,7 @@ RANKS_PER_HOST = 8
 STEP_US = 1e6
 LOOK_EVERY = 5
 """Steps between two looks."""
-FIRE_AFTER = Policy().fire_after
+FIRE_AFTER = FiringPolicy().fire_after
 DAY = 86_400
 BIAS = 0.01
 MARGIN = 0.85
@@ -244,7 +244,11 @@ class Watch:
         firing = {id(entry) for entry in self._ledger.entries if entry.track.state == "firing"}
         confirmation = Confirmation(0, end, judge_since) if self._confirms else None
         self._ledger.update(
-            "run", candidates_of(slow), now_unix_ns=end * 10**9, policy=Policy(least_firing_s=60.0), confirmation=confirmation
+            "run",
+            candidates_of(slow),
+            now_unix_ns=end * 10**9,
+            policy=FiringPolicy(least_firing_s=60.0),
+            confirmation=confirmation,
         )
         self.suspicions += any(id(entry) not in pending for entry in self._ledger.entries)
         self._ledger.forget(lambda _entry: False)

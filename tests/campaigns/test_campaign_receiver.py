@@ -135,7 +135,7 @@ def test_a_thousand_alerts_at_once_and_a_target_that_is_away(
         until(lambda: receiver.count("waiting") == 0)
         mib = receiver.memory_mib()
         receiver.kill()
-        (tmp_path / "alerts.toml").write_text(CONFIG.format(receive="", url=target.url))
+        receiver.configure(CONFIG.format(receive="", url=target.url))
         receiver.start()
         until(lambda: len({alert["labels"]["number"] for alert in target.alerts}) == 1000)
     row("1,000 at once, target away", answered_s=round(answered_s, 2), rss_mib=round(mib), told=len(target.alerts))

@@ -159,6 +159,32 @@ def test_answers_go_nowhere_else_and_make_no_run_again(run: Path, tmp_path: Path
     assert not (tmp_path / "removed").exists()
 
 
+@pytest.mark.parametrize("rank", [None, 0])
+def test_a_link_in_place_of_the_folder_is_not_written_through(tmp_path: Path, rank: int | None) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    run = tmp_path / "run"
+    run.mkdir(mode=0o777)
+    (run / "control").symlink_to(elsewhere)
+    before = elsewhere.stat()
+    with pytest.raises(NotADirectoryError):
+        post(run, new_request("dump"))
+    with pytest.raises(NotADirectoryError):
+        answer(run, ControlAnswer(id=new_request("dump").id, accepted=True, answered_unix_ns=1), rank=rank)
+    assert list(elsewhere.iterdir()) == []
+    assert elsewhere.stat().st_mode == before.st_mode
+
+
+def test_a_link_in_place_of_a_request_is_replaced(run: Path, tmp_path: Path) -> None:
+    target, request = tmp_path / "target", new_request("dump")
+    target.write_bytes(b"precious")
+    (run / "control" / f"{request.id}.json").symlink_to(target)
+    post(run, request)
+    assert target.read_bytes() == b"precious"
+    assert not (run / "control" / f"{request.id}.json").is_symlink()
+    assert len(list((run / "control").iterdir())) == 1
+
+
 def answered(run: Path, made: int, number: int) -> None:
     """Write a request, its answers for the job and for one rank, and temporary files of a killed writer."""
     name = id_at(made, number)
@@ -428,7 +454,7 @@ def test_a_folder_of_another_group_is_not_opened_to_ours(tmp_path: Path, monkeyp
         raise PermissionError
 
     whose = run.stat()
-    monkeypatch.setattr(os, "chown", refuse)
+    monkeypatch.setattr(os, "fchown", refuse)
     stat_of = Path.stat
     another = os.stat_result((whose.st_mode, 0, 0, 0, whose.st_uid, whose.st_gid + 1, 0, 0, 0, 0))
     monkeypatch.setattr(Path, "stat", lambda path, **how: another if path == run else stat_of(path, **how))

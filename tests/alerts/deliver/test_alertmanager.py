@@ -15,30 +15,36 @@ import msgspec
 import pytest
 import yaml
 from tests.alerts.alertmanager_process import alertmanager_process
-from tests.alerts.receive.receiver_process import ReceiverProcess, Target
+from tests.alerts.receive.receiver_process import ReceiverProcess
 
 from rankscope.alerts.alert import Alert, Notice, fingerprint, unix_ns
-from rankscope.alerts.deliver.http import http_client
+from rankscope.alerts.deliver.endpoint import Endpoint
 from rankscope.alerts.deliver.receivers import Alertmanager
+from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.owners import ALERTS, HANG
 from rankscope.alerts.payload import NOT_ENDED
 from rankscope.alerts.rules.rule_file import runbooks
 from rankscope.alerts.watch.candidate import Subject
 from rankscope.alerts.watch.delivery import Delivery
-from rankscope.alerts.watch.ledger import Ledger, Policy
-from rankscope.alerts.watch.watcher import Options, Watcher
+from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
+from rankscope.alerts.watch.settings import WatcherSettings
+from rankscope.alerts.watch.watcher import Watcher
 
 CONFIG = Path(__file__).parents[3] / "alerts" / "alertmanager" / "alertmanager.yml"
 EXAMPLE = CONFIG.read_text()
 
 
+def endpoint(url: str) -> Endpoint:
+    return Endpoint(url=Secret(value=url))
+
+
 @pytest.fixture
 def alertmanager(
-    tmp_path: Path, target: Target, eventually: Callable[..., Any], require_program: Callable[[str], str]
+    tmp_path: Path, eventually: Callable[..., Any], require_program: Callable[[str], str]
 ) -> Iterator[tuple[str, str]]:
     """Addresses of a real Alertmanager (example configuration with shorter intervals) and of the real receiver behind it."""
     program = require_program("prometheus-alertmanager")
-    with ReceiverProcess(tmp_path, f'[[target]]\nname = "chat"\nurl = "{target.url}"\n') as receiver:
+    with ReceiverProcess(tmp_path, "") as receiver:
         quick = EXAMPLE.replace("127.0.0.1:9099", f"127.0.0.1:{receiver.port}")
         for name in ("group_wait: 30s", "group_wait: 10s", "group_interval: 5m"):
             quick = quick.replace(name, f"{name.partition(':')[0]}: 100ms")
@@ -95,53 +101,52 @@ def test_from_the_watcher_through_alertmanager_to_the_receiver(
     manager, receiver = alertmanager
     run = make_run()
     # Given a watcher over a live run whose rank 2 is a straggler
-    with http_client(manager) as client:
-        watcher = Watcher(
-            run.path,
-            analyse=lambda _: make_analysis(2),
-            follow=SimpleNamespace(
-                update=lambda _: make_analysis(2), keep=lambda _: None, past=lambda _, **_how: None, hang=lambda _, _fresh: None
-            ),
-            delivery=Delivery(
-                managers=[Alertmanager(manager, client, valid_s=240)],
-                interval_s=1,
-                report=pytest.fail,
-            ),
-            ledger=Ledger(),
-            options=Options(policy=Policy(1, 1), dashboard_url="http://127.0.0.1:8050"),
+    watcher = Watcher(
+        run.path,
+        analyse=lambda _: make_analysis(2),
+        follow=SimpleNamespace(
+            update=lambda _: make_analysis(2), keep=lambda _: None, past=lambda _, **_how: None, hang=lambda _, _fresh: None
+        ),
+        delivery=Delivery(
+            managers=[Alertmanager(endpoint(manager), valid_s=240)],
+            interval_s=1,
             report=pytest.fail,
-            emit=lambda _: None,
-            save=lambda _: None,
-        )
-        # When it evaluates the run
-        watcher.evaluate()
-        [entry] = watcher.ledger.entries
+        ),
+        ledger=Ledger(),
+        options=WatcherSettings(policy=FiringPolicy(1, 1), dashboard_url="http://127.0.0.1:8050"),
+        report=pytest.fail,
+        emit=lambda _: None,
+        save=lambda _: None,
+    )
+    # When it evaluates the run
+    watcher.evaluate()
+    [entry] = watcher.ledger.entries
 
-        # Then Alertmanager computes the same fingerprint for the alert
-        [known] = httpx.get(f"{manager}/api/v2/alerts").json()
-        assert known["fingerprint"] == entry.fingerprint
-        assert known["labels"] == entry.alert.labels
-        assert known["annotations"] == entry.alert.annotations
+    # Then Alertmanager computes the same fingerprint for the alert
+    [known] = httpx.get(f"{manager}/api/v2/alerts").json()
+    assert known["fingerprint"] == entry.fingerprint
+    assert known["labels"] == entry.alert.labels
+    assert known["annotations"] == entry.alert.annotations
 
-        # and forwards it as a payload that the receiver accepts
-        def arrived(status: str) -> list[Any]:
-            listing = httpx.get(f"{receiver}/deliveries").json()["deliveries"]
-            return [one["payload"] for one in listing if one["payload"]["status"] == status]
+    # and forwards it as a payload that the receiver accepts
+    def arrived(status: str) -> list[Any]:
+        listing = httpx.get(f"{receiver}/deliveries").json()["deliveries"]
+        return [one["payload"] for one in listing if one["payload"]["status"] == status]
 
-        payload = eventually(lambda: arrived("firing"))[0]
-        assert payload["receiver"] == "team"
-        assert payload["groupLabels"] == {"alertname": "TrainingStraggler", "run_id": "llama-1"}
-        [alert] = payload["alerts"]
-        assert alert["fingerprint"] == entry.fingerprint
-        assert alert["annotations"]["cause"] == "input"
-        assert alert["generatorURL"] == "http://127.0.0.1:8050/run/llama-1?rank=2"
+    payload = eventually(lambda: arrived("firing"))[0]
+    assert payload["receiver"] == "team"
+    assert payload["groupLabels"] == {"alertname": "TrainingStraggler", "run_id": "llama-1"}
+    [alert] = payload["alerts"]
+    assert alert["fingerprint"] == entry.fingerprint
+    assert alert["annotations"]["cause"] == "input"
+    assert alert["generatorURL"] == "http://127.0.0.1:8050/run/llama-1?rank=2"
 
-        # When the run ends, the receiver gets the alert as resolved
-        run.end()
-        assert watcher.evaluate()
-        payload = eventually(lambda: arrived("resolved"))[0]
-        assert payload["alerts"][0]["fingerprint"] == entry.fingerprint
-        assert payload["alerts"][0]["endsAt"] != NOT_ENDED
+    # When the run ends, the receiver gets the alert as resolved
+    run.end()
+    assert watcher.evaluate()
+    payload = eventually(lambda: arrived("resolved"))[0]
+    assert payload["alerts"][0]["fingerprint"] == entry.fingerprint
+    assert payload["alerts"][0]["endsAt"] != NOT_ENDED
 
 
 @pytest.mark.slow
@@ -156,15 +161,14 @@ def test_an_alertmanager_that_was_restarted_learns_what_fires_and_forgets_what_i
         name = "Alertmanager"
 
         def send(self, notices: Sequence[Notice], *, now_unix_ns: int) -> None:
-            with http_client(urls[-1]) as client:
-                Alertmanager(urls[-1], client, valid_s=5).send(notices, now_unix_ns=now_unix_ns)
+            Alertmanager(endpoint(urls[-1]), valid_s=5).send(notices, now_unix_ns=now_unix_ns)
 
     reports: list[str] = []
     delivery = Delivery(managers=[Restarted()], interval_s=0, report=reports.append)
     began = time.time_ns() - 3600 * 10**9
     found = Subject(run_id="r1").candidate(HANG, {"summary": "It stands still."})
     ledger = Ledger()
-    ledger.update("r1", [found], now_unix_ns=began, policy=Policy(1, 1))
+    ledger.update("r1", [found], now_unix_ns=began, policy=FiringPolicy(1, 1))
 
     def known() -> list[Any]:
         delivery.deliver(ledger, now_unix_ns=time.time_ns(), wait_s=10)
@@ -262,18 +266,17 @@ def test_fingerprints_and_inhibitions_agree_with_alertmanager(
         *("exporter there", "rank there", "lost in maintenance", "down in maintenance", "port in maintenance"),
         *("collector hangs", "link to it", "idle"),
     }
-    with http_client(manager) as client:
-        Alertmanager(manager, client, valid_s=240).send(
-            [
-                Notice(
-                    alert=Alert(labels=one, annotations={}),
-                    fingerprint=fingerprint(one),
-                    starts_at_unix_ns=1_700_000_000_000_000_000,
-                )
-                for one in labels.values()
-            ],
-            now_unix_ns=2_000_000_000_000_000_000,
-        )
+    Alertmanager(endpoint(manager), valid_s=240).send(
+        [
+            Notice(
+                alert=Alert(labels=one, annotations={}),
+                fingerprint=fingerprint(one),
+                starts_at_unix_ns=1_700_000_000_000_000_000,
+            )
+            for one in labels.values()
+        ],
+        now_unix_ns=2_000_000_000_000_000_000,
+    )
     known = httpx.get(f"{manager}/api/v2/alerts").json()
     # Then every fingerprint is the same
     assert {msgspec.json.encode(sorted(alert["labels"].items())): alert["fingerprint"] for alert in known} == {

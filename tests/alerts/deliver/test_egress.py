@@ -1,4 +1,4 @@
-"""Connections go only to hosts that the operator named, at the address that was checked, through the operator's proxy."""
+"""Connections: TLS for the name that the operator wrote, the operator's certificates, and the operator's proxy."""
 
 from __future__ import annotations
 
@@ -8,105 +8,31 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
+from tests.alerts.watch.test_delivery import notice
 from tests.local_http import answering, respond
 
-from rankscope.alerts.deliver.http import EgressError, PinnedTransport, check_address, http_client, proxy_for, resolve
-from rankscope.alerts.deliver.post import NoAnswerError, post
+from rankscope.alerts.deliver.http import http_client, proxy_for
+from rankscope.alerts.deliver.post import DeliveryError, NoAnswerError, post
+from rankscope.alerts.deliver.receivers import Alertmanager
+from rankscope.alerts.deliver.target_file import load_destinations
 from rankscope.base.errors import RankscopeError
 
 
-@pytest.mark.parametrize("address", ["10.0.0.1", "192.168.1.1", "127.0.0.1", "fd00::1", "8.8.8.8", "::1"])
-def test_what_the_operator_named_may_be_private(address: str) -> None:
-    check_address("hooks.internal", address)
-
-
-@pytest.mark.parametrize(
-    "address",
-    [
-        "169.254.169.254",
-        "fe80::1",
-        "fd00:ec2::254",
-        "::ffff:169.254.169.254",
-        "64:ff9b::a9fe:a9fe",
-        "2002:a9fe:a9fe::1",
-        "100.100.100.200",
-    ],
-)
-def test_a_name_never_leads_to_metadata_but_the_address_itself_may_be_written(address: str) -> None:
-    for name in ("metadata.evil.example", "2852039166", "0xa9fea9fe", "localhost"):
-        with pytest.raises(EgressError, match="link-local"):
-            check_address(name, address)
-    check_address(address, address)
-
-
 @pytest.fixture
-def resolver(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], list[str]]:
-    """Function that sets the next answers of the name server and returns the list of hosts that were looked up."""
+def names_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resolve all names under ``example`` to this machine."""
+    real = socket.getaddrinfo
 
-    def answer(addresses: list[str]) -> list[str]:
-        asked: list[str] = []
-        real = socket.getaddrinfo
+    def getaddrinfo(host: Any, *how: Any, **more: Any) -> Any:
+        return real("127.0.0.1" if str(host).endswith(".example") else host, *how, **more)
 
-        def getaddrinfo(host: str, port: int, *how: Any, **more: Any) -> list[Any]:
-            if host[0].isdigit():  # an address that was resolved already
-                return real(host, port, *how, **more)
-            asked.append(host)
-            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (addresses[min(len(asked), len(addresses)) - 1], port))]
-
-        monkeypatch.setattr("rankscope.alerts.deliver.http.socket.getaddrinfo", getaddrinfo)
-        return asked
-
-    return answer
-
-
-def test_the_address_that_was_checked_is_the_one_that_is_connected_to(resolver: Callable[[list[str]], list[str]]) -> None:
-    # Given a name that resolves to this machine first, and to another address on the second look-up
-    hosts: list[str] = []
-
-    def note(request: BaseHTTPRequestHandler, _: bytes) -> None:
-        hosts.append(request.headers["Host"])
-        respond(request, 200)
-
-    with answering(note) as url:
-        asked = resolver(["127.0.0.1", "169.254.169.254"])
-        port = url.rsplit(":", 1)[1]
-        address = f"http://hooks.example:{port}/"
-        with http_client(address, proxy="") as client:
-            assert post(client, address, b"{}").status == 200
-            with pytest.raises(NoAnswerError, match="link-local") as caught:
-                post(client, address, b"{}")
-    assert not caught.value.sent
-    assert (asked, hosts) == (["hooks.example"] * 2, [f"hooks.example:{port}"])
-
-
-def test_a_name_with_many_dead_addresses_takes_no_longer_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    addresses = [f"127.0.0.{number}" for number in range(2, 7)]
-    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80)) for address in addresses]
-    monkeypatch.setattr("rankscope.alerts.deliver.http.socket.getaddrinfo", lambda *_, **__: found)
-    tried: list[tuple[str, float]] = []
-
-    def dead(request: httpx.Request) -> httpx.Response:
-        tried.append((request.url.host, request.extensions["timeout"]["connect"]))
-        raise httpx.ConnectTimeout("")
-
-    transport = PinnedTransport(httpx.MockTransport(dead))
-    with httpx.Client(transport=transport, timeout=httpx.Timeout(7.0, connect=2.0)) as client, pytest.raises(NoAnswerError):
-        post(client, "http://many.example/", b"{}")
-    assert tried == [(address, 0.4) for address in addresses]
-
-
-def test_a_name_server_that_does_not_answer_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    release = threading.Event()
-    monkeypatch.setattr("rankscope.alerts.deliver.http.socket.getaddrinfo", lambda *_, **__: release.wait(30) and [])
-    with pytest.raises(EgressError, match="name server"):
-        resolve("slow.example", 80, timeout_s=0.05)
-    release.set()
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
 
 
 @pytest.fixture
@@ -120,8 +46,10 @@ def authority(tmp_path: Path) -> Path:
     return both
 
 
-@pytest.fixture
-def tls_port(authority: Path) -> Iterator[int]:
+@contextmanager
+def tls_server(authority: Path, *, client_certificates: bool = False) -> Iterator[int]:
+    """Yield the port of a server for HTTPS."""
+
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             respond(self, 200)
@@ -135,6 +63,9 @@ def tls_port(authority: Path) -> Iterator[int]:
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(authority)
+    if client_certificates:
+        context.load_verify_locations(authority)
+        context.verify_mode = ssl.CERT_REQUIRED
     with Server(("127.0.0.1", 0), Handler) as server:
         server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -144,10 +75,57 @@ def tls_port(authority: Path) -> Iterator[int]:
         thread.join()
 
 
-def test_tls_is_for_the_name_and_with_the_operators_authority(
-    resolver: Callable[[list[str]], list[str]], authority: Path, tls_port: int
-) -> None:
-    resolver(["127.0.0.1"])
+@pytest.fixture
+def tls_port(authority: Path) -> Iterator[int]:
+    with tls_server(authority) as port:
+        yield port
+
+
+@pytest.mark.usefixtures("names_of_this_machine")
+def test_an_alertmanager_gets_the_certificate_and_password_it_asks_for(authority: Path, tmp_path: Path) -> None:
+    file = tmp_path / "alerts.toml"
+    (tmp_path / "login").write_text("watcher:s3cr3t")
+    with tls_server(authority, client_certificates=True) as port:
+        (tmp_path / "address").write_text(f"https://hooks.example:{port}")
+        known = '[[alertmanager]]\nurl_file = "address"\nca_file = "both.pem"\nbasic = { file = "login" }\n'
+        file.write_text(f'{known}cert_file = "both.pem"\nkey_file = "both.pem"\n{known}')
+        with_certificate, without = (Alertmanager(endpoint, valid_s=None) for endpoint in load_destinations(file).alertmanagers)
+        alert = notice()
+        with_certificate.send([alert], now_unix_ns=0)
+        with pytest.raises(DeliveryError) as refused:
+            without.send([alert], now_unix_ns=0)
+        assert "s3cr3t" not in str(refused.value)
+        # a file that disappears, or is unusable, is a failed attempt
+        authority.write_text("nothing")
+        with pytest.raises(DeliveryError, match="cannot connect"):
+            with_certificate.send([alert], now_unix_ns=0)
+    assert with_certificate.name == f"Alertmanager {tmp_path}/address"
+
+
+def test_a_password_of_an_alertmanager_is_in_a_file_or_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def note(request: BaseHTTPRequestHandler, _: bytes) -> None:
+        seen.append(request.headers["Authorization"])
+        respond(request, 200)
+
+    monkeypatch.setenv("MANAGER_TOKEN", "s3cr3t")
+    (tmp_path / "login").write_text("me:s3cr3t")
+    with answering(note) as url:
+        (tmp_path / "alerts.toml").write_text(
+            f'[[alertmanager]]\nurl = "{url}"\nbearer = {{ env = "MANAGER_TOKEN" }}\n'
+            f'[[alertmanager]]\nurl = "{url}"\nbasic = {{ file = "login" }}\n'
+        )
+        for endpoint in load_destinations(tmp_path / "alerts.toml").alertmanagers:
+            Alertmanager(endpoint, valid_s=None).send([notice()], now_unix_ns=0)
+        # a replaced file is used by the next post
+        (tmp_path / "login").write_text("me:n3w")
+        Alertmanager(endpoint, valid_s=None).send([notice()], now_unix_ns=0)
+    assert seen == ["Bearer s3cr3t", "Basic bWU6czNjcjN0", "Basic bWU6bjN3"]
+
+
+@pytest.mark.usefixtures("names_of_this_machine")
+def test_tls_is_for_the_name_and_with_the_operators_authority(authority: Path, tls_port: int) -> None:
     for host, ca_file, good in (
         ("hooks.example", authority, True),
         ("other.example", authority, False),

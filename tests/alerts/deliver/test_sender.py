@@ -77,7 +77,10 @@ def test_it_is_delivered_once_with_its_id(world: World) -> None:
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 407, 408, 429, 500, 502, 503, 504])
-def test_a_busy_or_broken_receiver_is_tried_again_with_the_same_id_and_growing_pauses(world: World, status: int) -> None:
+def test_a_busy_or_broken_receiver_is_tried_again_with_the_same_id_and_growing_pauses(
+    world: World, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     world.receiver.behaviour = status
     world.box.put(about(notice(1)))
     assert world.after(0) == 1
@@ -87,7 +90,7 @@ def test_a_busy_or_broken_receiver_is_tried_again_with_the_same_id_and_growing_p
     world.after(121)
     assert set(world.receiver.tried) == set(world.receiver.ids)
     assert world.states() == {"delivered": 1}
-    failed, delivered = world.reports
+    [failed], [delivered] = world.reports, caplog.messages
     assert all(fact in failed for fact in ("hook: not delivered", str(status)))
     assert all(fact in delivered for fact in ("hook: delivered", "8 failed attempts"))
 
@@ -108,7 +111,9 @@ def test_after_an_hour_it_is_given_up_and_can_be_replayed(world: World) -> None:
     assert set(world.receiver.ids) == {one.id for one in dead}
 
 
-def test_a_fault_of_our_own_costs_no_alert(world: World) -> None:
+def test_a_fault_of_our_own_costs_no_alert(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+
     class Exhausted:
         """A courier whose first three attempts fail because the machine has no more threads."""
 
@@ -128,7 +133,7 @@ def test_a_fault_of_our_own_costs_no_alert(world: World) -> None:
         sender.run_due()
         world.clock.advance(30)
     assert world.states() == {"delivered": 1}
-    failed, delivered = world.reports
+    [failed], [delivered] = world.reports, caplog.messages
     assert all(fact in failed for fact in ("hook: not delivered", "RuntimeError"))
     assert all(fact in delivered for fact in ("hook: delivered", "3 failed attempts"))
 
@@ -454,7 +459,7 @@ def test_one_process_at_a_time_sends_from_a_file(receiver: WebhookReceiver, tmp_
     [report] = second.reports
     assert report.startswith(f"{tmp_path}/state/alerts.sqlite: another process")
     assert first.sender.run_due() == 1
-    first.sender.stop()
+    first.box.store.close()
     second.box.put(about(notice(2)))
     assert second.sender.run_due() == 1
 

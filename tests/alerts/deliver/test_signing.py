@@ -40,7 +40,7 @@ def test_we_can_verify_what_others_sign(body: str, key: bytes) -> None:
         {**headers, "webhook-timestamp": str(now + 1)},
         {**headers, "webhook-signature": signature[:-2]},
     ):
-        with pytest.raises(SignatureError, match="no signature matches"):
+        with pytest.raises(SignatureError, match="no signature"):
             verify([key], changed, body.encode(), now_s=now)
 
 
@@ -69,7 +69,7 @@ def test_a_time_that_is_none_is_refused(timestamp: str) -> None:
 
 def test_nothing_is_signed_by_nobody() -> None:
     headers = sign([KEY], message_id="msg_1", timestamp_s=10**9, body=b"{}")
-    with pytest.raises(SignatureError, match="no signature matches"):
+    with pytest.raises(SignatureError, match="no signature"):
         verify([], headers, b"{}", now_s=10**9)
     with pytest.raises(SignatureError, match="are required"):
         verify([KEY], {}, b"{}", now_s=10**9)

@@ -14,7 +14,7 @@ from tests.local_http import answering, respond
 from tests.webhook_receiver import about, notice
 
 from rankscope.alerts.alert import Alert, Notice
-from rankscope.alerts.deliver.courier import AppriseCourier, text_message
+from rankscope.alerts.deliver.apprise_courier import AppriseCourier, text_message
 from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.deliver.targets import Target
 from rankscope.alerts.deliver.templates import TEMPLATES

@@ -16,7 +16,7 @@ from rankscope.alerts.receive.config import ActionRule
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.forwarding import Forwarding
 from rankscope.alerts.receive.inbox import Inbox
-from rankscope.alerts.receive.worker import Policy, Worker
+from rankscope.alerts.receive.worker import Worker, WorkerSettings
 from rankscope.alerts.store.database import Store
 
 S = 10**9
@@ -36,7 +36,7 @@ class Heard:
         self.now_s = 1_000_000.0
         self.worker = Worker(
             self.inbox,
-            policy=Policy(repeat_after_s=4 * 3600, rules=rules),
+            settings=WorkerSettings(repeat_after_s=4 * 3600, rules=rules),
             counters=Counters(),
             report=pytest.fail,
             forwarding=Forwarding(outbox, targets={chat.name: 16}, routes=()),

@@ -19,6 +19,8 @@ import msgspec
 from tests.local_http import answering, respond
 
 PATIENCE_S = 180.0
+TOKEN = "a token of twenty-four b"
+JSON = {"Content-Type": "application/json"}
 
 
 class Target:
@@ -51,7 +53,8 @@ def listening_target() -> Iterator[Target]:
 class ReceiverProcess:
     """``rankscope alerts serve``, with one state folder, and the port that it chose at the first start.
 
-    As a context manager it is started on entry and killed on exit. ``settings`` are Python statements that run before it.
+    As a context manager it is started on entry and killed on exit. ``settings`` are Python statements that run before it. A
+    configuration with targets that names no credentials gets a token, which ``headers`` contains.
     """
 
     def __init__(self, folder: Path, config: str, *arguments: str, settings: str = "") -> None:
@@ -60,11 +63,21 @@ class ReceiverProcess:
         self.launch = ["-c", f"{settings}\nfrom rankscope.cli.main import main\nmain()"] if settings else ["-m", "rankscope"]
         self.errors = folder / "receiver.err"
         self.shown = folder / "receiver.out"
-        file = folder / "alerts.toml"
-        file.write_text(config)
-        self.arguments = ["--config", str(file), "--state", str(folder / "state"), *arguments]
+        self.headers = dict(JSON)
+        self.configure(config)
+        self.arguments = ["--config", str(folder / "alerts.toml"), "--state", str(folder / "state"), *arguments]
         self._process: subprocess.Popen[bytes] | None = None
         self._largest_file: int | None = None
+
+    def configure(self, config: str) -> None:
+        """Write the configuration, for the next start or reload."""
+        if "[[target]]" in config and not re.search("bearer|basic|_secrets", config):
+            (self.folder / "sender.token").write_text(TOKEN)
+            self.headers["Authorization"] = f"Bearer {TOKEN}"
+            if "[receive]" not in config:
+                config = f"[receive]\n{config}"
+            config = config.replace("[receive]\n", '[receive]\nbearer = [{ file = "sender.token" }]\n', 1)
+        (self.folder / "alerts.toml").write_text(config)
 
     @property
     def command(self) -> list[str]:
@@ -136,7 +149,25 @@ class ReceiverProcess:
     def post(self, *alerts: dict[str, Any], headers: dict[str, str] | None = None) -> httpx.Response:
         """Post one delivery of ``alerts``."""
         body = msgspec.json.encode({"version": "4", "status": "firing", "alerts": alerts})
-        return httpx.post(f"{self.url}/webhook", content=body, headers=headers, timeout=30)
+        return self.send(body, headers=headers)
+
+    def send(self, body: bytes, *, headers: dict[str, str] | None = None) -> httpx.Response:
+        """Post a body."""
+        return httpx.post(f"{self.url}/webhook", content=body, headers=self.headers | (headers or {}), timeout=30)
+
+    def deliveries(self) -> Any:
+        """Return the listing of the last deliveries."""
+        return httpx.get(f"{self.url}/deliveries", headers=self.headers, timeout=30).raise_for_status().json()
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def wait(self) -> int:
+        """Wait for the end of the process, and return its exit status."""
+        assert self._process is not None
+        return self._process.wait(PATIENCE_S)
 
     def count(self, name: str) -> float:
         """Return the sum of the series ``rankscope_receiver_{name}…`` of the metrics page, 0 without such series."""

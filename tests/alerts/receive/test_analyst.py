@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from tests.alerts.receive.receiver_process import until
 
-from rankscope.alerts.receive.analyst import MEMORY_BYTES, BoundedChild
+from rankscope.alerts.receive.bounded_child import MEMORY_BYTES, BoundedChild
 
 STARTED = """
 import os, sys, threading, time
-from rankscope.alerts.receive.analyst import BoundedChild
+from rankscope.alerts.receive.bounded_child import BoundedChild
 
 os.register_at_fork(after_in_child=lambda: print("Python ran between fork and exec", flush=True))
 

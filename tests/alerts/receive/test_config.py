@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.alerts.deliver.targets import load_targets
+from rankscope.alerts.deliver.target_file import load_targets
 from rankscope.alerts.receive.config import ActionRule, ReceiverConfig, ReceiveSection, action_rate, load_config, unknown_alerts
-from rankscope.alerts.receive.setup import load_credentials
+from rankscope.alerts.receive.settings import load_credentials
 from rankscope.base.errors import InputError
 
 GOOD = """
@@ -80,7 +80,7 @@ def test_the_file_of_the_documentation_works(tmp_path: Path, monkeypatch: pytest
     page = (Path(__file__).parents[3] / "docs" / "receiver.md").read_text()
     text = page.partition("```toml\n")[2].partition("```")[0]
     monkeypatch.setenv("RANKSCOPE_WEBHOOK_SECRET", "whsec_" + "c2VjcmV0" * 6)
-    for name, secret in (("receiver.token", "t"), ("chat.url", "https://chat.example/hook"), ("pager.key", "k")):
+    for name, secret in (("receiver.token", "t" * 32), ("chat.url", "https://chat.example/hook"), ("pager.key", "k")):
         (tmp_path / name).write_text(secret)
     config = load(tmp_path, text)
     assert [rule.do for rule in config.actions] == ["capture", "dump"]

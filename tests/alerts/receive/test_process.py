@@ -6,10 +6,14 @@ import base64
 import contextlib
 import os
 import random
+import signal
 import socket
 import ssl
 import subprocess
+import threading
+import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +21,12 @@ import httpx
 import msgspec
 import pytest
 from tests.alerts.alertmanager_process import alertmanager_process
-from tests.alerts.receive.receiver_process import ReceiverProcess, Target, straggler, until
+from tests.alerts.receive.receiver_process import TOKEN, ReceiverProcess, Target, listening_target, straggler, until
 from tests.alerts.receive.receiver_senders import firing, send_while_killed
 from tests.alerts.receive.test_refusals import largest_alert
+from tests.local_http import answering, respond
 
-from rankscope.alerts.receive.app import MAX_BODY_BYTES
+from rankscope.alerts.receive.bodies import MAX_BODY_BYTES
 
 pytestmark = pytest.mark.slow
 
@@ -72,8 +77,8 @@ def test_hostile_payloads_are_refused_or_passed_on_and_harm_nobody(
     receiver: ReceiverProcess, target: Target, tmp_path: Path
 ) -> None:
     for body in HOSTILE:
-        assert httpx.post(f"{receiver.url}/webhook", content=body, timeout=30).status_code == 400, body[:50]
-    assert httpx.post(f"{receiver.url}/webhook", content=b" " * (MAX_BODY_BYTES + 1), timeout=30).status_code == 413
+        assert receiver.send(body).status_code == 400, body[:50]
+    assert receiver.send(b" " * (MAX_BODY_BYTES + 1)).status_code == 413
     for labels in STRANGE_LABELS:
         alert = {"status": "firing", "labels": labels, "startsAt": "0001-01-01T00:00:00Z", "annotations": {"verdict": "<b>"}}
         assert receiver.post(alert).status_code == 200
@@ -87,7 +92,7 @@ def test_hostile_payloads_are_refused_or_passed_on_and_harm_nobody(
     shown = receiver.shown.read_text()
     assert "\x1b" not in shown
     assert "\x00" not in shown
-    listing = httpx.get(f"{receiver.url}/deliveries", timeout=30).json()
+    listing = receiver.deliveries()
     assert listing["total"] == len(STRANGE_LABELS) + 2
     assert "Traceback" not in receiver.errors.read_text()
 
@@ -154,12 +159,11 @@ def test_our_own_sender_is_known_by_its_signature(
 
 def test_a_share_and_a_secret_that_are_away_do_not_keep_it_from_telling_the_others(tmp_path: Path, target: Target) -> None:
     late = '[[target]]\nname = "late"\nurl_file = "away/url"\n'
-    (tmp_path / "short").write_text("secret")
-    receive = '[receive]\nruns = ["away"]\nbearer = [{ file = "short" }]\n[[action]]\nalert = "TrainingStragler"\ndo = "dump"\n'
+    receive = '[receive]\nruns = ["away"]\n[[action]]\nalert = "TrainingStragler"\ndo = "dump"\n'
     config = receive + CONFIG.format(url=target.url) + late
     settings = "import rankscope.alerts.deliver.retrying as retrying; retrying.FIRST_PAUSE_S = 0.1"
     with ReceiverProcess(tmp_path, config, settings=settings) as receiver:
-        receiver.post(straggler("r1"), headers={"Authorization": "Bearer secret"})
+        receiver.post(straggler("r1"))
         until(lambda: target.alerts)
         (told,) = target.alerts
         assert f"{tmp_path.name}/away" in told["annotations"]["no_verdict"]
@@ -170,7 +174,6 @@ def test_a_share_and_a_secret_that_are_away_do_not_keep_it_from_telling_the_othe
     # and all problems of the configuration were reported at the start
     doubts = [
         ("alerts.toml", "action[0].alert", "TrainingStragler", "TrainingStraggler?"),
-        (f"{tmp_path}/short", "24 characters"),
         (f"{tmp_path}/away", "No such file or directory"),
         ("late", f"{tmp_path}/away/url", "No such file or directory"),
     ]
@@ -223,7 +226,7 @@ receivers:
   - name: rankscope
     webhook_configs:
       - url: {url}/webhook
-        http_config: {{authorization: {{credentials: token}}}}
+        http_config: {{authorization: {{credentials: a token of Alertmanager}}}}
 """
 
 
@@ -232,7 +235,7 @@ def test_two_real_alertmanagers_that_both_send_are_told_on_once(
     tmp_path: Path, target: Target, require_program: Callable[[str], str], eventually: Callable[..., Any]
 ) -> None:
     program = require_program("prometheus-alertmanager")
-    (tmp_path / "token").write_text("token")
+    (tmp_path / "token").write_text("a token of Alertmanager")
     config = '[receive]\nbearer = [{ file = "token" }]\n'
     with contextlib.ExitStack() as stack:
         receiver = stack.enter_context(ReceiverProcess(tmp_path, config + CONFIG.format(url=target.url)))
@@ -261,7 +264,10 @@ INCIDENT = """
 route: {{receiver: rankscope, group_by: [run_id], group_wait: 5s, group_interval: 5s, repeat_interval: 1h}}
 receivers:
   - name: rankscope
-    webhook_configs: [{{url: {url}/webhook, max_alerts: 2000}}]
+    webhook_configs:
+      - url: {url}/webhook
+        max_alerts: 2000
+        http_config: {{authorization: {{credentials: {token}}}}}
 """
 
 
@@ -281,7 +287,7 @@ def test_a_thousand_critical_alerts_of_one_run_are_all_delivered(
     ]
     with ReceiverProcess(tmp_path, CONFIG.format(url=target.url)) as receiver:
         settings = tmp_path / "alertmanager.yml"
-        settings.write_text(INCIDENT.format(url=receiver.url))
+        settings.write_text(INCIDENT.format(url=receiver.url, token=TOKEN))
         with alertmanager_process(program, settings, tmp_path / "one", eventually) as url:
             assert httpx.post(f"{url}/api/v2/alerts", json=alerts, timeout=60).is_success
             until(lambda: len({alert["labels"]["rank"] for alert in target.alerts}) == 1000)
@@ -329,3 +335,86 @@ def test_tls(tmp_path: Path) -> None:
     assert done.returncode == 3
     assert len(done.stderr.splitlines()) == 1
     assert "no certificate with its key" in done.stderr
+
+
+def test_few_file_descriptors_are_enough_for_a_crowd(tmp_path: Path, target: Target) -> None:
+    settings = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
+    with contextlib.ExitStack() as crowd, ReceiverProcess(tmp_path, CONFIG.format(url=target.url), settings=settings) as receiver:
+        for _ in range(200):
+            crowd.enter_context(socket.create_connection(("127.0.0.1", receiver.port)))
+        for number in range(5):
+            until(lambda number=number: receiver.post(firing(number)).status_code == 200)
+        until(lambda: {alert["labels"]["number"] for alert in target.alerts} == set("01234"))
+        assert receiver.count("writable") == 1
+
+
+def test_a_hangup_reads_the_configuration_again(tmp_path: Path) -> None:
+    file = tmp_path / "alerts.toml"
+    with (
+        listening_target() as first,
+        listening_target() as second,
+        ReceiverProcess(tmp_path, CONFIG.format(url=first.url)) as receiver,
+    ):
+        before = file.read_text()
+        assert receiver.post(firing(1)).status_code == 200
+        until(lambda: first.alerts)
+        # an unusable file, or settings that would be unsafe, change nothing
+        for wrong in ("[receive", before.replace("sender.token", "nowhere"), CONFIG.format(url=second.url)):
+            file.write_text(wrong)
+            logged = receiver.errors.read_text().count("stays as it was")
+            receiver.signal(signal.SIGHUP)
+            until(lambda logged=logged: receiver.errors.read_text().count("stays as it was") > logged)
+            assert receiver.count("config_last_reload_successful") == 0
+            assert "internal fault" not in receiver.errors.read_text()
+        assert receiver.post(firing(2)).status_code == 200
+        until(lambda: len(first.alerts) == 2)
+        # another target and another token
+        (tmp_path / "new.token").write_text("another token of twenty-four")
+        file.write_text(before.replace(first.url, second.url).replace("sender.token", "new.token"))
+        receiver.signal(signal.SIGHUP)
+        until(lambda: receiver.count("config_last_reload_successful") == 1)
+        assert receiver.post(firing(3)).status_code == 401
+        receiver.headers["Authorization"] = "Bearer another token of twenty-four"
+        assert receiver.post(firing(3)).status_code == 200
+        until(lambda: second.alerts)
+        # what needs a restart is reported
+        file.write_text(file.read_text().replace("[receive]", '[receive]\ntls_cert = "cert.pem"\ntls_key = "key.pem"'))
+        receiver.signal(signal.SIGHUP)
+        until(lambda: "certificate has changed, which needs a restart" in receiver.errors.read_text())
+        receiver.signal(signal.SIGTERM)
+        assert receiver.wait() == 0
+    assert [alert["labels"]["number"] for alert in first.alerts] == ["1", "2"]
+    assert [alert["labels"]["number"] for alert in second.alerts] == ["3"]
+
+
+def test_a_reload_repeats_no_delivery_in_progress(tmp_path: Path) -> None:
+    begun, go = threading.Event(), threading.Event()
+    bodies: list[bytes] = []
+
+    def slow(request: BaseHTTPRequestHandler, body: bytes) -> None:
+        bodies.append(body)
+        begun.set()
+        go.wait(60)
+        respond(request, 200)
+
+    with answering(slow) as url, ReceiverProcess(tmp_path, CONFIG.format(url=url)) as receiver:
+        assert receiver.post(firing(1)).status_code == 200
+        assert begun.wait(60)
+        receiver.signal(signal.SIGHUP)
+        time.sleep(0.5)
+        assert receiver.post(firing(2)).status_code == 200  # accepted meanwhile
+        go.set()
+        until(lambda: len(bodies) == 2)
+        receiver.signal(signal.SIGTERM)
+        assert receiver.wait() == 0
+    assert len(bodies) == 2
+
+
+def test_reloads_lose_and_repeat_no_accepted_delivery(receiver: ReceiverProcess, target: Target) -> None:
+    for number in range(40):
+        assert receiver.post(firing(number)).status_code == 200
+        if number % 4 == 0:
+            receiver.signal(signal.SIGHUP)
+    until(lambda: {alert["labels"]["number"] for alert in target.alerts} == set(map(str, range(40))))
+    until(lambda: receiver.count("waiting") == 0)
+    assert len(target.alerts) == 40

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rankscope.alerts.receive import counters as shown_module
 from rankscope.alerts.receive import inbox as inbox_module
 from rankscope.alerts.receive.app import ReceiverApp
 from rankscope.alerts.receive.inbox import MAX_KEPT, Inbox
@@ -51,6 +50,14 @@ PAYLOAD: dict[str, Any] = {
 LINE = "FIRING   TrainingStraggler run llama rank 2 host n1: Rank 2 makes the others wait. [cause input, phase data]"
 
 
+def typed(headers: Any = None) -> Any:
+    """Return ``headers``, a mapping or pairs, with the content type of a delivery unless they have one."""
+    given = httpx.Headers(headers)
+    if "content-type" not in given:
+        given["Content-Type"] = "application/json"
+    return given
+
+
 class Client:
     """Requests to the application, without a socket."""
 
@@ -59,8 +66,8 @@ class Client:
 
     def request(self, method: str, path: str, content: Any = None, headers: dict[str, str] | None = None) -> httpx.Response:
         async def ask() -> httpx.Response:
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://receiver") as client:
-                return await client.request(method, path, content=content, headers=headers)
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://127.0.0.1") as client:
+                return await client.request(method, path, content=content, headers=typed(headers))
 
         return asyncio.run(ask())
 
@@ -207,30 +214,6 @@ def test_what_cannot_be_stored_is_asked_for_again(tmp_path: Path, shown: list[st
     assert client.request("GET", "/deliveries").json()["total"] == 0
 
 
-def test_lines_that_nobody_takes_hold_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shown_module, "MAX_WAITING", 3)
-    monkeypatch.setattr(shown_module, "CLOSE_S", 0.1)
-    free, written = threading.Event(), list[str]()
-
-    def write(line: str) -> None:
-        free.wait()
-        written.append(line)
-
-    # given a reader of the output that stops reading
-    lines = shown_module.LineQueue(write)
-    for number in range(100):
-        lines(str(number))
-    lines.close()
-    assert written == []
-    # when the reader resumes, it gets the number of lines it missed
-    free.set()
-    monkeypatch.setattr(shown_module, "CLOSE_S", 60.0)
-    lines.close()
-    kept = [line for line in written if line.isdecimal()]
-    assert kept == [str(number) for number in range(len(kept))]
-    assert any(line.startswith(f"… {100 - len(kept)} lines were dropped") for line in written)
-
-
 SHORT_DEADLINES = (
     "import rankscope.base.http_server as serve; serve.REQUEST_DEADLINE_S = serve.RESPONSE_DEADLINE_S = 0.5; "
     "from rankscope.cli.main import main; main()"
@@ -252,9 +235,10 @@ def serving(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[su
     )
     try:
         assert process.stderr is not None
-        listening = process.stderr.readline()
-        assert listening.startswith("listening on http://127.0.0.1:"), listening + process.communicate()[1]
-        yield process, listening.split()[-1].removesuffix("/webhook"), out
+        line = process.stderr.readline()
+        listening = re.fullmatch(r'ts=\S+ level=info component=receive msg="listening on (http://127.0.0.1:\d+)/webhook"\n', line)
+        assert listening, line + process.communicate()[1]
+        yield process, listening[1], out
     finally:
         process.kill()
         process.communicate()

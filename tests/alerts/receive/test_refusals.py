@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import contextlib
 import re
+import secrets
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote_plus
@@ -14,14 +19,19 @@ import httpx
 import msgspec
 import pytest
 import yaml
-from tests.alerts.receive.test_receiver import PAYLOAD, Client
+from tests.alerts.receive.test_receiver import PAYLOAD, Client, typed
 from tests.full_disk import disk_with_room_for
 
+from rankscope.alerts.deliver.signing import parse_secret, sign
 from rankscope.alerts.receive import app as app_module
-from rankscope.alerts.receive.app import MAX_BODIES_BYTES, MAX_BODY_BYTES, ReceiverApp
+from rankscope.alerts.receive import refusals as refusals_module
+from rankscope.alerts.receive.app import MAX_BODIES_BYTES, MAX_UNPROVEN_BODIES_BYTES, ReceiverApp
+from rankscope.alerts.receive.bodies import MAX_BODY_BYTES
+from rankscope.alerts.receive.config import ReceiveSection
 from rankscope.alerts.receive.inbox import Inbox
 from rankscope.alerts.receive.notification import MAX_ALERTS
 from rankscope.alerts.receive.server import receiver_endpoint
+from rankscope.alerts.receive.settings import load_credentials
 from rankscope.alerts.rules.rule_file import rules_text
 from rankscope.alerts.store.database import Store
 from rankscope.base.http_server import Server
@@ -35,6 +45,25 @@ def reports() -> list[str]:
 @pytest.fixture
 def client(reports: list[str], inbox: Inbox) -> Client:
     return Client(ReceiverApp(inbox, show=lambda _: None, report=reports.append))
+
+
+TOKEN = {"Authorization": "Bearer a token of a known sender"}
+SECRET, FORGED = (f"whsec_{base64.b64encode(bytes([number]) * 32).decode()}" for number in (1, 2))
+
+
+def signed(secret: str) -> dict[str, str]:
+    """Return the headers of a signed ``PAYLOAD``."""
+    body = msgspec.json.encode(PAYLOAD)
+    return sign([parse_secret(secret)], message_id=secrets.token_hex(8), timestamp_s=int(time.time()), body=body)
+
+
+def with_credentials(folder: Path, inbox: Inbox, kind: str) -> ReceiverApp:
+    """Return a receiver with a bearer token or a signing secret, or with ``none``."""
+    (folder / "bearer").write_text(TOKEN["Authorization"].removeprefix("Bearer "))
+    (folder / "webhook_secrets").write_text(SECRET)
+    section = msgspec.convert({} if kind == "none" else {kind: [{"file": kind}]}, ReceiveSection)
+    credentials = load_credentials(section, folder=folder, report=pytest.fail)
+    return ReceiverApp(inbox, show=lambda _: None, report=lambda _: None, credentials=credentials)
 
 
 async def until(question: Callable[[], bool]) -> None:
@@ -102,38 +131,111 @@ def test_a_large_body_is_refused_announced_or_not(client: Client, reports: list[
     assert 'rankscope_receiver_refused_total{reason="too_large"} 2' in client.request("GET", "/metrics").text
 
 
-def test_bodies_share_a_bounded_memory(client: Client) -> None:
+class Stalled:
+    """Senders that send nearly all of a body of the maximum size, and the rest when ``go`` is set."""
+
+    def __init__(self, sender: httpx.AsyncClient, headers: dict[str, str] | None = None) -> None:
+        self.go = asyncio.Event()
+        self._sender = sender
+        self._headers = headers
+        self.posts: list[asyncio.Task[httpx.Response]] = []
+
+    async def _body(self) -> AsyncIterator[bytes]:
+        yield b" " * (MAX_BODY_BYTES - 1)
+        await self.go.wait()
+        yield b" "
+
+    def send(self, count: int) -> None:
+        post = partial(self._sender.post, "/webhook", headers=typed(self._headers))
+        self.posts += [asyncio.create_task(post(content=self._body())) for _ in range(count)]
+
+
+@contextlib.asynccontextmanager
+async def sender_to(app: ReceiverApp, address: str = "127.0.0.1") -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app, client=(address, 1))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as sender:
+        yield sender
+
+
+def test_bodies_of_authenticated_senders_share_a_bounded_memory(tmp_path: Path, inbox: Inbox) -> None:
+    app = with_credentials(tmp_path, inbox, "bearer")
+
     async def post_all() -> list[int]:
-        arrived = asyncio.Event()
-
-        async def slow() -> AsyncIterator[bytes]:
-            yield b" " * (MAX_BODY_BYTES - 1)
-            await arrived.wait()
-            yield b" "
-
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(client.app), base_url="http://receiver") as sender:
-            most = MAX_BODIES_BYTES // MAX_BODY_BYTES
-            full = [asyncio.create_task(sender.post("/webhook", content=slow())) for _ in range(most)]
-            await until(lambda: client.app._bodies.bytes >= MAX_BODIES_BYTES - most)
-            refused = await sender.post("/webhook", json=PAYLOAD)
+        async with sender_to(app) as sender:
+            stalled, most = Stalled(sender, TOKEN), MAX_BODIES_BYTES // MAX_BODY_BYTES
+            stalled.send(most)
+            await until(lambda: app._bodies.used_bytes >= MAX_BODIES_BYTES - most)
+            refused = await sender.post("/webhook", json=PAYLOAD, headers=TOKEN)
             assert int(refused.headers["retry-after"]) > 0
-            arrived.set()
-            await asyncio.gather(*full)
-            accepted = await sender.post("/webhook", json=PAYLOAD)
+            stalled.go.set()
+            await asyncio.gather(*stalled.posts)
+            accepted = await sender.post("/webhook", json=PAYLOAD, headers=TOKEN)
             return [refused.status_code, accepted.status_code]
 
     assert asyncio.run(post_all()) == [503, 200]
 
 
+@pytest.mark.parametrize("credentials", ["none", "bearer", "webhook_secrets"])
+def test_senders_who_stall_keep_no_other_sender_out(tmp_path: Path, inbox: Inbox, credentials: str) -> None:
+    app = with_credentials(tmp_path, inbox, credentials)
+    body = msgspec.json.encode(PAYLOAD)
+    # given strangers who hold as much as they can, again and again, with headers of a signature that may fit if there are any
+    forged = signed(FORGED) if credentials == "webhook_secrets" else {}
+    genuine = {"none": {}, "bearer": TOKEN, "webhook_secrets": signed(SECRET)}[credentials]
+
+    async def post_all() -> list[int]:
+        async with sender_to(app, "192.0.2.1") as strange, sender_to(app) as sender:
+            stalled = Stalled(strange, forged)
+            answers = []
+            for _ in range(3):
+                stalled.send(5)
+                await asyncio.sleep(0.05)
+                answers.append((await sender.post("/webhook", content=body, headers=typed(genuine))).status_code)
+            assert app._bodies.used_bytes + app._unproven_bodies.used_bytes <= MAX_UNPROVEN_BODIES_BYTES
+            stalled.go.set()
+            assert {post.status_code for post in await asyncio.gather(*stalled.posts)} <= {400, 401, 503}
+            return answers
+
+    assert asyncio.run(post_all()) == [200] * 3
+
+
+def test_a_slow_sender_is_not_the_one_to_go_when_another_holds_more(tmp_path: Path, inbox: Inbox) -> None:
+    app = with_credentials(tmp_path, inbox, "webhook_secrets")
+    body = msgspec.json.encode(PAYLOAD)
+
+    async def post_all() -> int:
+        begun, go = asyncio.Event(), asyncio.Event()
+
+        async def slow() -> AsyncIterator[bytes]:
+            yield body[:9]
+            begun.set()
+            await go.wait()
+            yield body[9:]
+
+        async with sender_to(app, "192.0.2.1") as strange, sender_to(app) as sender:
+            post = asyncio.create_task(sender.post("/webhook", content=slow(), headers=typed(signed(SECRET))))
+            await begun.wait()
+            stalled = Stalled(strange, signed(FORGED))
+            stalled.send(6)
+            await asyncio.sleep(0.1)
+            go.set()
+            accepted = (await post).status_code
+            stalled.go.set()
+            await asyncio.gather(*stalled.posts)
+            return accepted
+
+    assert asyncio.run(post_all()) == 200
+
+
 def test_refusals_for_one_reason_are_reported_together(
     client: Client, reports: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app_module, "REFUSALS_S", 0.2)
+    monkeypatch.setattr(refusals_module, "REFUSALS_S", 0.2)
 
     async def post_all() -> None:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(client.app), base_url="http://receiver") as sender:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(client.app), base_url="http://127.0.0.1") as sender:
             for _ in range(5):
-                await sender.post("/webhook", content=b"no JSON")
+                await sender.post("/webhook", content=b"no JSON", headers=typed())
             await until(lambda: len(reports) == 2)
 
     asyncio.run(post_all())
@@ -204,7 +306,7 @@ def test_a_disk_that_has_room_again_is_noticed_without_a_delivery(
     out = tmp_path / "gone" / "out.jsonl"
 
     async def course(app: ReceiverApp) -> None:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://receiver") as client:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
 
             async def status(path: str) -> int:
                 return (await client.get(path)).status_code

@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
+import threading
 import time
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import click
+import httpx
 import msgspec
 import pytest
 from standardwebhooks import Webhook
-from tests.alerts.receive.test_receiver import PAYLOAD, Client
+from tests.alerts.receive.test_receiver import PAYLOAD, Client, typed
 
-from rankscope.alerts.receive import authentication
+from rankscope.alerts.deliver.signing import Secret
+from rankscope.alerts.receive import app as app_module
 from rankscope.alerts.receive.app import ReceiverApp
+from rankscope.alerts.receive.authentication import Credentials
 from rankscope.alerts.receive.config import ReceiveSection
 from rankscope.alerts.receive.inbox import Inbox
-from rankscope.alerts.receive.setup import load_credentials
+from rankscope.alerts.receive.settings import accepted_credentials, load_credentials, settings
 from rankscope.base.errors import InputError
 
 BODY = msgspec.json.encode(PAYLOAD)
+G = b"a secret of Grafana"
+RIGHT, WRONG = "the right token of a sender", "another token of a sender"
 OLD, NEW = (f"whsec_{base64.b64encode(bytes([number]) * 32).decode()}" for number in (1, 2))
+
+
+@pytest.fixture
+def client(inbox: Inbox) -> Client:
+    return Client(ReceiverApp(inbox, show=lambda _: None, report=lambda _: None))
 
 
 class Asked:
@@ -64,36 +78,37 @@ def grafana(secret: bytes, body: bytes = BODY, *, at: str | None = None) -> dict
 
 
 def test_a_token_lets_in_and_nothing_else_does(tmp_path: Path, inbox: Inbox) -> None:
-    (tmp_path / "token").write_text("right\n")
+    (tmp_path / "token").write_text(f"{RIGHT}\n")
     asked = Asked(tmp_path, inbox, bearer=[{"file": "token"}])
-    assert asked.post(bearer("right")) == 200
+    assert asked.post(bearer(RIGHT)) == 200
     wrong = [
         {},
-        bearer("wrong"),
+        bearer(WRONG),
         bearer(""),
-        bearer("right " + "x"),
-        basic("right:right"),
-        basic(":right"),
-        {"Authorization": "right"},
+        bearer(f"{RIGHT} x"),
+        basic(f"{RIGHT}:{RIGHT}"),
+        basic(f":{RIGHT}"),
+        {"Authorization": RIGHT},
     ]
     assert [asked.post(headers) for headers in wrong] == [401] * len(wrong)
     assert asked.list({}) == 401
-    assert asked.list(bearer("right")) == 200
+    assert asked.list(bearer(RIGHT)) == 200
     # health and metrics need no authentication
     for path in ("/-/healthy", "/-/ready", "/metrics"):
         assert asked.client.request("GET", path).status_code == 200
     # and only the first failure is reported, without the secret
     assert len(asked.said) == 1
-    assert "wrong" not in asked.said[0]
+    assert WRONG not in asked.said[0]
     assert inbox.kept()[0] == 1
 
 
 def test_passwords_are_looked_up_with_their_users(tmp_path: Path, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ONE", "pass:word")
-    monkeypatch.setenv("TWO", "other")
+    one, two = "a pass:word of a sender", "another password"
+    monkeypatch.setenv("ONE", one)
+    monkeypatch.setenv("TWO", two)
     users = [{"user": "am", "password": {"env": "ONE"}}, {"user": "grafana", "password": {"env": "TWO"}}]
     asked = Asked(tmp_path, inbox, basic=users)
-    given = ["am:pass:word", "grafana:other", "am:other", "grafana:pass:word", "am", "", "am:"]
+    given = [f"am:{one}", f"grafana:{two}", f"am:{two}", f"grafana:{one}", "am", "", "am:"]
     assert [asked.post(basic(text)) for text in given] == [200, 200, *[401] * 5]
     strange: Any = {"Authorization": b"Basic \xe9\xe9"}
     assert asked.post(strange) == 401
@@ -112,33 +127,34 @@ def test_signatures_of_standard_webhooks(tmp_path: Path, inbox: Inbox) -> None:
     # a repeated delivery counts once
     assert asked.post(signed(OLD)) == 200
     assert inbox.kept()[0] == 2
-    # and while one secret is being replaced the other one is valid
+    # and while one secret is being replaced its last value is valid
     (tmp_path / "new").write_text("whsec_")
-    assert [asked.post(signed(secret)) for secret in (OLD, NEW)] == [200, 401]
+    assert [asked.post(signed(secret)) for secret in (OLD, NEW)] == [200, 200]
+    assert "stays in use" in asked.said[-1]
 
 
 def test_signatures_of_grafana(tmp_path: Path, inbox: Inbox) -> None:
-    (tmp_path / "secret").write_text("g")
+    (tmp_path / "secret").write_text(G.decode())
     asked = Asked(tmp_path, inbox, grafana_secrets=[{"file": "secret"}])
-    assert asked.post(grafana(b"g")) == 200
-    assert asked.post(grafana(b"h")) == 401
-    assert asked.post(grafana(b"g", b"{}")) == 401
+    assert asked.post(grafana(G)) == 200
+    assert asked.post(grafana(b"h" * 16)) == 401
+    assert asked.post(grafana(G, b"{}")) == 401
     # with a timestamp, an old signature is refused
     timed = Asked(tmp_path, inbox, grafana_secrets=[{"file": "secret"}], grafana_timestamp_header="X-Grafana-Time")
     now = int(time.time())
-    given = [grafana(b"g", at=str(now)), grafana(b"g", at=str(now - 400)), grafana(b"g", at="soon"), grafana(b"g")]
+    given = [grafana(G, at=str(now)), grafana(G, at=str(now - 400)), grafana(G, at="soon"), grafana(G)]
     assert [timed.post(headers) for headers in given] == [200, 401, 401, 401]
 
 
 def test_a_secret_is_changed_without_a_restart(tmp_path: Path, inbox: Inbox) -> None:
     token = tmp_path / "token"
-    token.write_text("first")
+    token.write_text("the first token of a sender")
     asked = Asked(tmp_path, inbox, bearer=[{"file": "token"}])
-    token.write_text("second")
-    assert [asked.post(bearer(one)) for one in ("first", "second")] == [401, 200]
+    token.write_text("the second token of a sender")
+    assert [asked.post(bearer(one)) for one in ("the first token of a sender", "the second token of a sender")] == [401, 200]
     # while the file is missing, the last token stays valid
     token.unlink()
-    assert asked.post(bearer("second")) == 200
+    assert asked.post(bearer("the second token of a sender")) == 200
     assert "stays in use" in asked.said[-1]
 
 
@@ -149,66 +165,164 @@ def test_a_secret_is_changed_without_a_restart(tmp_path: Path, inbox: Inbox) -> 
         ({"bearer": [{"env": "NOT_SET_ANYWHERE"}]}, "not set"),
         ({"webhook_secrets": [{"file": "short"}]}, "24 to 64 bytes"),
         ({"basic": [{"user": "a", "password": {"file": "empty"}}]}, "empty"),
+        ({"bearer": [{"file": "guessed"}]}, "shorter than 16"),
+        ({"basic": [{"user": "a", "password": {"file": "guessed"}}]}, "shorter than 16"),
+        ({"grafana_secrets": [{"file": "guessed"}]}, "shorter than 16"),
     ],
 )
 def test_a_secret_that_is_none_is_an_error_at_the_start(tmp_path: Path, receive: dict[str, Any], why: str) -> None:
     (tmp_path / "short").write_text("whsec_c2hvcnQ=")
     (tmp_path / "empty").write_text("\n")
+    (tmp_path / "guessed").write_text("fifteen letters")
     with pytest.raises(InputError, match=why) as caught:
         load_credentials(msgspec.convert(receive, ReceiveSection), folder=tmp_path, report=lambda _: None)
-    assert "c2hvcnQ" not in str(caught.value)
+    assert not any(secret in str(caught.value) for secret in ("c2hvcnQ", "fifteen"))
 
 
 def test_a_header_that_comes_twice_names_nobody(tmp_path: Path, inbox: Inbox) -> None:
-    (tmp_path / "token").write_text("right")
+    (tmp_path / "token").write_text(RIGHT)
     asked = Asked(tmp_path, inbox, bearer=[{"file": "token"}])
-    twice: Any = [("Authorization", "Bearer wrong"), ("Authorization", "Bearer right")]
+    twice: Any = [("Authorization", f"Bearer {WRONG}"), ("Authorization", f"Bearer {RIGHT}")]
     assert asked.post(twice) == 401
 
 
-def test_who_guesses_is_not_heard_for_a_while_and_told_to_come_again(
-    tmp_path: Path, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "token").write_text("right")
-    asked = Asked(tmp_path, inbox, bearer=[{"file": "token"}])
-    now = [100.0]
-    failures = authentication.Failures(asked.said.append, clock=lambda: now[0])
-    monkeypatch.setattr(asked.client.app, "_failures", failures)
-    given = [asked.post(bearer("wrong")) for _ in range(25)]
-    assert given == [401] * 20 + [503] * 5
-    # a correct token gets 503 as well, so that the sender retries
-    assert asked.post(bearer("right")) == 503
-    now[0] += 61.0
-    assert asked.post(bearer("right")) == 200
-    assert len(asked.said) == 2
-    # but a sender with an unguessable secret is accepted, even from the same proxy's address
-    for _ in range(20):
-        asked.post(bearer("wrong"))
-    (tmp_path / "long").write_text("r" * 24)
-    (tmp_path / "signed").write_text(NEW)
-    long = [{"file": "long"}]
-    proxied = Asked(
+def test_guesses_never_lock_out_the_right_token(tmp_path: Path, inbox: Inbox) -> None:
+    (tmp_path / "token").write_text(RIGHT)
+    (tmp_path / "grafana").write_text(G.decode())
+    asked = Asked(tmp_path, inbox, bearer=[{"file": "token"}], grafana_secrets=[{"file": "grafana"}])
+    for _ in range(50):
+        assert asked.post(bearer(WRONG)) == asked.post(grafana(b"h" * 16)) == asked.post({}) == 401
+        assert asked.post(bearer(RIGHT)) == asked.post(grafana(G)) == asked.list(bearer(RIGHT)) == 200
+    # and guesses do not fill the log
+    assert len(asked.said) == 1
+
+
+def test_a_body_is_read_only_of_senders_who_show_a_token_or_a_signature(tmp_path: Path, inbox: Inbox) -> None:
+    for name, secret in (("token", RIGHT), ("signed", NEW), ("grafana", G.decode())):
+        (tmp_path / name).write_text(secret)
+    asked = Asked(
         tmp_path,
         inbox,
-        bearer=[{"file": "token"}, *long],
-        basic=[{"user": "am", "password": one} for one in ({"file": "token"}, *long)],
+        bearer=[{"file": "token"}],
         webhook_secrets=[{"file": "signed"}],
-        grafana_secrets=[{"file": "token"}, *long],
+        grafana_secrets=[{"file": "grafana"}],
+        grafana_timestamp_header="X-Grafana-Time",
     )
-    monkeypatch.setattr(proxied.client.app, "_failures", failures)
-    assert proxied.credentials.guessable == [str(tmp_path / "token")]
-    heard = (bearer("r" * 24), basic(f"am:{'r' * 24}"), signed(NEW), grafana(b"r" * 24))
-    assert [proxied.post(headers) for headers in heard] == [200] * 4
-    guessed: tuple[dict[str, str], ...] = (
-        bearer("right"),
-        basic("am:right"),
-        grafana(b"right"),
-        bearer("wrong"),
-        signed(OLD),
+    read: list[bytes] = []
+
+    async def body() -> AsyncIterator[bytes]:
+        read.append(BODY)
+        yield BODY
+
+    now = int(time.time())
+    strangers = [
         {},
-    )
-    assert [proxied.post(headers) for headers in guessed] == [503] * 6
-    # the number of addresses that are remembered is bounded
-    for number in range(3000):
-        failures.failed(str(number))
-    assert len(failures._counted) == authentication.MAX_ADDRESSES
+        bearer(WRONG),
+        signed(OLD, age_s=400),
+        signed(OLD) | {"webhook-signature": "v1,none"},
+        signed(OLD) | {"webhook-timestamp": ""},
+        grafana(b"h" * 16),
+        grafana(b"h" * 16, at=str(now - 400)),
+        grafana(b"h" * 16, at=str(now)) | {"X-Grafana-Alerting-Signature": "none"},
+    ]
+    for headers in strangers:
+        assert asked.client.request("POST", "/webhook", body(), headers).status_code == 401
+        assert asked.client.request("GET", "/deliveries", body(), headers).status_code == 401
+    assert read == []
+    for headers, status in ((signed(OLD), 401), (grafana(b"h" * 16, at=str(now)), 401), (signed(NEW), 200)):
+        assert asked.client.request("POST", "/webhook", body(), headers).status_code == status
+    assert read == [BODY] * 3
+
+
+def test_a_hung_file_system_blocks_neither_health_checks_nor_senders(
+    tmp_path: Path, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text(RIGHT)
+    asked = Asked(tmp_path, inbox, bearer=[{"file": "token"}])
+    monkeypatch.setattr(app_module, "SECRETS_S", 0.05)
+    answers = threading.Event()
+    read_again = Secret.read
+
+    def hang(secret: Secret) -> str:
+        answers.wait(60)
+        return read_again(secret)
+
+    monkeypatch.setattr(Secret, "read", hang)
+
+    async def course() -> list[int]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(asked.client.app), base_url="http://127.0.0.1") as client:
+            posts = [
+                asyncio.create_task(client.post("/webhook", content=BODY, headers=typed(bearer(token))))
+                for token in (RIGHT, WRONG)
+            ]
+            healthy = await client.get("/-/healthy")
+            done = [(await post).status_code for post in posts]
+            answers.set()
+            return [healthy.status_code, *done]
+
+    assert asyncio.run(course()) == [200, 200, 401]
+
+
+@pytest.mark.parametrize(
+    ("listen", "receive", "file", "why"),
+    [
+        ("0.0.0.0:9099", "", "", "where anyone could send"),
+        ("127.0.0.1:9099", "", '[[target]]\nname = "chat"\nurl = "http://h/"\n', "every user of this machine"),
+        ("127.0.0.1:9099", 'runs = ["."]', '[[action]]\nalert = "TrainingHang"\ndo = "dump"\n', "every user of this machine"),
+        ("0.0.0.0:9099", 'bearer = [{ file = "token" }]', "", "unencrypted"),
+        (":9099", 'basic = [{ user = "a", password = { file = "token" } }]', "", "unencrypted"),
+    ],
+)
+def test_settings_that_would_be_unsafe_are_refused(tmp_path: Path, listen: str, receive: str, file: str, why: str) -> None:
+    (tmp_path / "token").write_text(RIGHT)
+    with pytest.raises(click.UsageError, match=why):
+        accepted(tmp_path, f'[receive]\nlisten = "{listen}"\n{receive}\n{file}')
+
+
+@pytest.mark.parametrize(
+    "receive",
+    [
+        'listen = "127.0.0.1:9099"\nbearer = [{ file = "token" }]',
+        'listen = ":9099"\nbearer = [{ file = "token" }]\ntls_cert = "cert.pem"\ntls_key = "key.pem"',
+        'listen = ":9099"\ngrafana_secrets = [{ file = "token" }]',
+    ],
+)
+def test_settings_with_credentials_that_nobody_can_overhear_are_accepted(tmp_path: Path, receive: str) -> None:
+    (tmp_path / "token").write_text(RIGHT)
+    assert accepted(tmp_path, f'[receive]\n{receive}\n[[target]]\nname = "chat"\nurl = "http://h/"\n').any
+
+
+def accepted(folder: Path, text: str) -> Credentials:
+    (folder / "alerts.toml").write_text(text)
+    chosen = settings(folder / "alerts.toml", listen=None, runs=(), dashboard_url=None, state=None, out=None)
+    return accepted_credentials(chosen, report=pytest.fail)
+
+
+def test_without_credentials_no_web_page_is_served(client: Client) -> None:
+    body = msgspec.json.encode(PAYLOAD)
+    refused: list[tuple[dict[str, str], int]] = [
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://127.0.0.1:9099"}, 403),
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "127.0.0.1.evil.example:9099"}, 403),
+        ({"Host": "[::1"}, 403),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+        ({"Content-Type": "multipart/form-data; boundary=application/json"}, 415),
+    ]
+    for headers, status in refused:
+        assert client.request("POST", "/webhook", body, headers).status_code == status, headers
+    for headers in ({"Origin": "https://evil.example"}, {"Host": "evil.example"}):
+        assert client.request("GET", "/deliveries", headers=headers).status_code == 403
+    for headers in ({"Host": "localhost:9099"}, {"Host": "[::1]:9099"}, {"Content-Type": "Application/JSON; charset=utf-8"}):
+        assert client.request("POST", "/webhook", body, headers).status_code == 200
+    assert client.request("GET", "/deliveries").json()["total"] == 3
+
+
+def test_with_credentials_any_host_is_served_but_no_web_page(tmp_path: Path, inbox: Inbox) -> None:
+    (tmp_path / "token").write_text(RIGHT)
+    asked = Asked(tmp_path, inbox, bearer=[{"file": "token"}])
+    assert asked.post(bearer(RIGHT) | {"Host": "receiver.example"}) == 200
+    assert asked.post(bearer(RIGHT) | {"Origin": "https://receiver.example"}) == 403
+    assert asked.post(bearer(RIGHT) | {"Content-Type": "text/plain"}) == 415

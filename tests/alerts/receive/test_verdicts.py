@@ -13,11 +13,13 @@ from tests.alerts.receive.receiver_heard import Heard, S
 from rankscope.alerts.deliver.targets import TemplateName
 from rankscope.alerts.deliver.templates import TEMPLATES
 from rankscope.alerts.owners import ALERTS
-from rankscope.alerts.receive import forwarding as forwarding_module
+from rankscope.alerts.receive import late_verdicts as late_module
+from rankscope.alerts.receive import worker as worker_module
 from rankscope.alerts.receive.config import ActionRule
 from rankscope.alerts.receive.counters import Counters
-from rankscope.alerts.receive.facts import Facts, annotations_of, facts_of
-from rankscope.alerts.receive.forwarding import LateVerdicts
+from rankscope.alerts.receive.facts import RunFacts, annotations_of, facts_of
+from rankscope.alerts.receive.late_verdicts import LateVerdicts
+from rankscope.alerts.receive.notification import read_notification
 from rankscope.analysis.result.analysis import Analysis, Verdict
 
 
@@ -46,13 +48,41 @@ def test_an_alert_waits_for_a_verdict_and_not_for_long(heard: Heard) -> None:
     assert {alert["labels"]["run_id"] for alert in without} == {str(number) for number in range(1, 70)}
 
 
-VERDICT = Facts(run_id="r1", verdict=Verdict(kind="straggler", rank=1, cause="input", summary="Rank 1 waits for its data."))
+def test_a_backlog_is_decoded_once_however_often_it_is_looked_at(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    known: dict[str, RunFacts] = {}
+    heard.worker._analyst = SimpleNamespace(facts=lambda named: known.get(named.run_id))  # type: ignore[assignment]
+    decoded: list[bytes] = []
+
+    def read(body: bytes) -> Any:
+        decoded.append(body)
+        return read_notification(body)
+
+    monkeypatch.setattr(worker_module, "read_notification", read)
+    # given deliveries that wait for a verdict, and one about the same alert, which must not overtake the first
+    for number in range(5):
+        heard.hear(heard.alert(run_id=str(number)))
+    heard.hear(heard.alert("resolved", run_id="0"))
+    assert len(decoded) == 6
+    for _ in range(20):
+        assert heard.wait(0.5) == []
+    assert len(decoded) == 6
+    # when one verdict is there, only what it concerns is decoded again
+    known["0"] = msgspec.structs.replace(VERDICT, run_id="0")
+    assert heard.wait(0.5) == []  # it ended before it was sent
+    assert len(decoded) == 8
+    known["1"] = msgspec.structs.replace(VERDICT, run_id="1")
+    ((status, annotations),) = heard.wait(0.5)
+    assert (status, annotations["verdict"]) == ("firing", VERDICT.verdict.summary if VERDICT.verdict else "")
+    assert len(decoded) == 9
+
+
+VERDICT = RunFacts(run_id="r1", verdict=Verdict(kind="straggler", rank=1, cause="input", summary="Rank 1 waits for its data."))
 
 
 @pytest.fixture
-def late(heard: Heard) -> dict[str, Facts | None]:
-    """Facts by run id that the worker finds; empty at first, changed by the test."""
-    known: dict[str, Facts | None] = {}
+def late(heard: Heard) -> dict[str, RunFacts | None]:
+    """RunFacts by run id that the worker finds; empty at first, changed by the test."""
+    known: dict[str, RunFacts | None] = {}
     analyst: Any = SimpleNamespace(facts=lambda named: known.get(named.run_id))
     heard.worker._analyst = analyst
     forwarding: Any = heard.worker._forwarding
@@ -62,7 +92,7 @@ def late(heard: Heard) -> dict[str, Facts | None]:
     return known
 
 
-def test_a_verdict_that_is_late_follows_once_under_the_alerts_identity(heard: Heard, late: dict[str, Facts | None]) -> None:
+def test_a_verdict_that_is_late_follows_once_under_the_alerts_identity(heard: Heard, late: dict[str, RunFacts | None]) -> None:
     heard.hear(heard.alert())
     ((status, first),) = heard.wait(20)
     assert status == "firing"
@@ -78,14 +108,14 @@ def test_a_verdict_that_is_late_follows_once_under_the_alerts_identity(heard: He
 
 
 def test_nothing_follows_an_alert_that_is_over_nor_without_a_verdict_nor_after_long(
-    heard: Heard, late: dict[str, Facts | None]
+    heard: Heard, late: dict[str, RunFacts | None]
 ) -> None:
     for run in ("over", "damaged", "slow", "full"):
         heard.hear(heard.alert(run_id=run))
-    late["full"] = Facts(problem="alerts about too many runs arrived at once", late=True)
+    late["full"] = RunFacts(problem="alerts about too many runs arrived at once", late=True)
     assert len(heard.wait(20)) == 4
     heard.hear(heard.alert("resolved", run_id="over"))
-    late["over"], late["damaged"] = VERDICT, Facts(problem="it is damaged")
+    late["over"], late["damaged"] = VERDICT, RunFacts(problem="it is damaged")
     assert heard.wait(1) == []
     assert [action.run_id for action in heard.inbox.owed_verdicts()] == ["slow", "full"]
     late["slow"] = late["full"] = VERDICT
@@ -93,8 +123,8 @@ def test_nothing_follows_an_alert_that_is_over_nor_without_a_verdict_nor_after_l
     assert heard.inbox.owed_verdicts() == []
 
 
-def test_only_so_many_verdicts_are_owed(heard: Heard, late: dict[str, Facts | None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forwarding_module, "MOST_OWED", 3)
+def test_only_so_many_verdicts_are_owed(heard: Heard, late: dict[str, RunFacts | None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late_module, "MOST_OWED", 3)
     heard.hear(*(heard.alert(run_id=run) for run in ("a", "b")))
     heard.hear(*(heard.alert(run_id=run) for run in ("c", "d")))
     told = [words["no_verdict"] for _, words in heard.wait(20)]
@@ -103,7 +133,7 @@ def test_only_so_many_verdicts_are_owed(heard: Heard, late: dict[str, Facts | No
     assert len(heard.wait(1)) == 3
 
 
-def words_about(facts: Facts, **labels: str) -> dict[str, str]:
+def words_about(facts: RunFacts, **labels: str) -> dict[str, str]:
     return annotations_of(facts, labels, dashboard_url="https://d.example")
 
 
@@ -149,7 +179,7 @@ def test_a_verdict_explains_only_what_it_is_about(make_analysis: Callable[..., A
     ],
 )
 def test_what_bounds_a_run_explains_the_alert_about_it(kind: Any, names: list[str]) -> None:
-    facts = Facts(verdict=Verdict(kind=kind, cause="host", confidence=0.9, summary="It does.", next=["do"]))
+    facts = RunFacts(verdict=Verdict(kind=kind, cause="host", confidence=0.9, summary="It does.", next=["do"]))
     told = [name for name in (alert.alertname for alert in ALERTS) if "cause" in words_about(facts, alertname=name)]
     assert told == names
 
@@ -160,7 +190,7 @@ def test_people_are_told_the_verdict_and_what_was_asked(name: TemplateName) -> N
     verdict = Verdict(
         kind="straggler", rank=1, cause="input", summary="Rank 1 on host n1 waits for its data.", next=["look there"]
     )
-    facts = Facts(run_id="r1", simulated=True, coverage=1.0, verdict=verdict, hosts={1: "n1"}, gpu_uuids={1: "GPU-1"})
+    facts = RunFacts(run_id="r1", simulated=True, coverage=1.0, verdict=verdict, hosts={1: "n1"}, gpu_uuids={1: "GPU-1"})
     heard.worker._analyst = SimpleNamespace(facts=lambda _: facts)  # type: ignore[assignment]
     heard.hear(heard.alert())
     said = TEMPLATES[name](heard.delivered[0], "key").decode()

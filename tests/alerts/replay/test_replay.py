@@ -22,9 +22,9 @@ from rankscope.alerts.replay.growing_run import GrowingRun
 from rankscope.alerts.replay.replay import DEFAULTS, replay_run
 from rankscope.alerts.replay.result import Replayed, replay_text
 from rankscope.alerts.watch.budgets import Budgets
-from rankscope.alerts.watch.ledger import Policy
-from rankscope.alerts.watch.life import Patience
-from rankscope.alerts.watch.watcher import Options
+from rankscope.alerts.watch.ledger import FiringPolicy
+from rankscope.alerts.watch.liveness_monitor import Patience
+from rankscope.alerts.watch.settings import WatcherSettings
 from rankscope.base.errors import InputError
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
@@ -37,7 +37,7 @@ def everything(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def replayed(run: Path, options: Options = DEFAULTS) -> Replayed:
+def replayed(run: Path, options: WatcherSettings = DEFAULTS) -> Replayed:
     """Return the result of the straggler rule replayed over a run."""
     [rule] = replay_run(run, ["TrainingStraggler"], options=options).rules
     return rule
@@ -89,8 +89,8 @@ def test_the_policy_decides_when_it_fires(make_run: Callable[..., Any]) -> None:
     run.grow(540)
     run.end(end_unix_ns=START_NS + 60 * SECOND)
 
-    [eager] = replayed(run.path, Options(policy=Policy(fire_after=1))).spells
-    [calm] = replayed(run.path, Options(interval_s=10.0, policy=Policy(fire_after=4))).spells
+    [eager] = replayed(run.path, WatcherSettings(policy=FiringPolicy(fire_after=1))).spells
+    [calm] = replayed(run.path, WatcherSettings(interval_s=10.0, policy=FiringPolicy(fire_after=4))).spells
 
     # One evaluation for the suspicion, and one for the new steps that confirm it
     assert eager.fired_unix_ns == eager.pending_unix_ns + 5 * SECOND
@@ -103,7 +103,7 @@ def test_a_straggler_fires_once_32_new_steps_confirm_it(make_run: Callable[..., 
     run.grow(540)
     run.end(end_unix_ns=START_NS + 60 * SECOND)
 
-    [spell] = replayed(run.path, Options(interval_s=1.0)).spells
+    [spell] = replayed(run.path, WatcherSettings(interval_s=1.0)).spells
 
     # Then the fourth evaluation after the first verdict has 40 new steps
     assert spell.fired_unix_ns == spell.pending_unix_ns + 4 * SECOND
@@ -114,13 +114,13 @@ def test_the_patience_and_the_budgets_of_the_watcher_decide_what_is_found(make_r
     run = make_run(slow=None)
     run.grow(600)
 
-    def fired(options: Options) -> list[str]:
+    def fired(options: WatcherSettings) -> list[str]:
         results = replay_run(run.path, ["TrainingHang", "TrainingInputBound"], options=options).rules
         return [result.rule for result in results if any(spell.fired_unix_ns for spell in result.spells)]
 
     assert fired(DEFAULTS) == ["TrainingHang"]
-    assert fired(Options(patience=Patience(silent_after_s=1500.0))) == []
-    assert fired(Options(budgets=Budgets(input=0.02))) == ["TrainingHang", "TrainingInputBound"]
+    assert fired(WatcherSettings(patience=Patience(silent_after_s=1500.0))) == []
+    assert fired(WatcherSettings(budgets=Budgets(input=0.02))) == ["TrainingHang", "TrainingInputBound"]
 
 
 def test_a_run_that_was_well_would_not_have_woken_anybody(make_run: Callable[..., Any]) -> None:

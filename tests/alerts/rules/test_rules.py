@@ -14,7 +14,7 @@ from tests.alerts.external_metrics import EXTERNAL
 
 from rankscope.alerts.owners import ALERTS
 from rankscope.alerts.receive.counters import GAUGES, REFUSALS, Counters
-from rankscope.alerts.rules.export import WRITTEN_FILE, export
+from rankscope.alerts.rules.export import export
 from rankscope.alerts.rules.rule_file import rules_text, runbooks
 from rankscope.alerts.rules.thresholds import DEFAULTS, Tables, thresholds
 from rankscope.alerts.watch.page import Evaluation, WatcherPage
@@ -305,7 +305,7 @@ def test_maintenance_counts_what_the_example_for_alertmanager_keeps_back() -> No
 def test_exporting_puts_the_operators_addresses_in(tmp_path: Path) -> None:
     written = export(tmp_path, dashboard_url="https://rankscope.example/", runbook_url="https://wiki.example/gpu/")
     assert {path.name for path in written} == {"rankscope.rules.yaml", *(f"{name}.md" for name in runbooks())}
-    assert {path.name for path in tmp_path.iterdir()} == {"rankscope.rules.yaml", "runbooks", WRITTEN_FILE}
+    assert {path.name for path in tmp_path.iterdir()} == {"rankscope.rules.yaml", "runbooks"}
     text = (tmp_path / "rankscope.rules.yaml").read_text()
     [link] = [
         rule["annotations"]["dashboard_url"]
@@ -332,25 +332,14 @@ def test_links_to_a_run_quote_its_name_as_the_dashboard_does() -> None:
     assert all(quoting in link for link in links)
 
 
-def test_what_somebody_changed_is_not_replaced_unasked(tmp_path: Path) -> None:
-    # Given an export that is repeated with other settings, and then again with the first ones
-    for url in ("https://a.example", "https://b.example", "https://a.example"):
-        export(tmp_path, dashboard_url=url)
-    # When the user adds a line to a runbook
-    page, rules = tmp_path / "runbooks" / "GpuDown.md", tmp_path / "rankscope.rules.yaml"
-    page.write_text(f"{page.read_text()}\nCall the data centre first.\n")
-    before = rules.read_text()
-    # Then the next export writes nothing and reports why
-    with pytest.raises(InputError, match=r"GpuDown.md: .*--force"):
-        export(tmp_path, dashboard_url="https://c.example")
-    assert "Call the data centre" in page.read_text()
-    assert rules.read_text() == before
-    # With --force it is replaced; without a valid record of written files the export refuses again
-    export(tmp_path, dashboard_url="https://c.example", force=True)
+def test_an_export_replaces_what_is_there(tmp_path: Path) -> None:
+    export(tmp_path, dashboard_url="https://a.example")
+    page = tmp_path / "runbooks" / "GpuDown.md"
+    page.write_text("another text")
+    export(tmp_path, dashboard_url="https://b.example")
     assert page.read_text() == runbooks()["GpuDown"]
-    (tmp_path / WRITTEN_FILE).write_text("{")
-    with pytest.raises(InputError, match=r"rankscope.rules.yaml: .*--force"):
-        export(tmp_path)
+    assert "https://b.example" in (tmp_path / "rankscope.rules.yaml").read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {"runbooks", "rankscope.rules.yaml"}
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_all_parts_share_one_file_for_its_owner_only(folder: Path) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     store.close()
     with Store(folder, report=pytest.fail) as again:
-        assert len(Inbox(again).waiting(9)) == 1
+        assert len(Inbox(again).waiting()) == 1
         assert Outbox(again).counts() == {("hook", "waiting"): 20}
         assert load_ledger(again).active == ["/runs/one"]
 

@@ -15,9 +15,10 @@ from tests.alerts.watch.watched_world import Told, World, past_of
 from rankscope.alerts.owners import HANG, STRAGGLER
 from rankscope.alerts.watch.budgets import Budgets, budgets_of
 from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
-from rankscope.alerts.watch.findings import FEW_RANKS, MOST_RANKS, candidates, collapsed
-from rankscope.alerts.watch.following import LONGEST_PAUSE_S, Pace
-from rankscope.alerts.watch.ledger import Ledger, Policy
+from rankscope.alerts.watch.collapsed import FEW_RANKS, MOST_RANKS, collapsed
+from rankscope.alerts.watch.findings import candidates
+from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
+from rankscope.alerts.watch.pace import LONGEST_PAUSE_S, Pace
 from rankscope.alerts.watch.regressions import Regressions
 from rankscope.analysis.result.analysis import Analysis, Cost, Evidence, Finding, RareSteps
 from rankscope.analysis.result.costs import MEANING, Waterfall, WaterfallPart
@@ -226,7 +227,7 @@ def test_what_is_lost_adds_up_while_it_lasts() -> None:
     found = SUBJECT.candidate(HANG, {"summary": "s"}, loss=loss)
     ledger = Ledger()
     for minutes in (0, 10, 20, 20 + 24 * 60):  # the last gap is as of a clock that was set, or a watcher that was stopped
-        ledger.update("x", [found], now_unix_ns=10**18 + minutes * HOUR_NS // 60, policy=Policy(1, 1))
+        ledger.update("x", [found], now_unix_ns=10**18 + minutes * HOUR_NS // 60, policy=FiringPolicy(1, 1))
         ledger = msgspec.json.decode(msgspec.json.encode(ledger), type=Ledger)
     [entry] = ledger.entries
     assert entry.gpu_hours_lost == pytest.approx(1 + 2 + 6)
@@ -257,17 +258,17 @@ def test_around_the_limit_alerts_do_not_come_and_go() -> None:
 
 def test_an_alert_about_many_ranks_stays_while_one_of_them_is_not_known() -> None:
     ledger = Ledger()
-    ledger.update("x", collapsed(of_ranks(40)), now_unix_ns=1, policy=Policy(1, 1))
+    ledger.update("x", collapsed(of_ranks(40)), now_unix_ns=1, policy=FiringPolicy(1, 1))
     assert ledger.names("x", together=True) == {"TrainingStraggler"}
     [entry] = ledger.entries
-    ledger.update("x", [], now_unix_ns=2, policy=Policy(1, 1), unknown=[17])
+    ledger.update("x", [], now_unix_ns=2, policy=FiringPolicy(1, 1), unknown=[17])
     assert entry.ends_at_unix_ns is None
-    ledger.update("x", [], now_unix_ns=3, policy=Policy(1, 1), unknown=[41])
+    ledger.update("x", [], now_unix_ns=3, policy=FiringPolicy(1, 1), unknown=[41])
     assert entry.ends_at_unix_ns == 3
 
 
 def test_an_alert_fires_for_a_while_at_least() -> None:
-    ledger, policy = Ledger(), Policy(1, 1, least_firing_s=60)
+    ledger, policy = Ledger(), FiringPolicy(1, 1, least_firing_s=60)
     found = of_ranks(1)
     ledger.update("x", found, now_unix_ns=0, policy=policy)
     [entry] = ledger.entries

@@ -14,8 +14,9 @@ from rankscope.alerts.owners import STRAGGLER
 from rankscope.alerts.payload import PayloadAlert, payload_alert
 from rankscope.alerts.receive.facts import annotations_of, facts_of
 from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
-from rankscope.alerts.watch.findings import FEW_RANKS, MOST_RANKS, candidates, collapsed
-from rankscope.alerts.watch.ledger import Ledger, Policy
+from rankscope.alerts.watch.collapsed import FEW_RANKS, MOST_RANKS, collapsed
+from rankscope.alerts.watch.findings import candidates
+from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
 from rankscope.analysis.result.analysis import Analysis
 
 Make = Callable[..., Analysis]
@@ -134,7 +135,7 @@ def test_after_its_host_a_rank_that_stays_slow_has_its_own_alert(make_run: Any, 
 
 
 def test_an_alert_about_many_ranks_ends_when_all_their_hosts_have_theirs() -> None:
-    ledger, policy = Ledger(), Policy(1, 3)
+    ledger, policy = Ledger(), FiringPolicy(1, 3)
     ranks = [SUBJECT.candidate(STRAGGLER, {"summary": "s"}, rank=rank, host=f"n{rank // 8}") for rank in range(40)]
     ledger.update("x", collapsed(ranks), now_unix_ns=1, policy=policy)
     hosts = hosts_alerts(5)
@@ -159,7 +160,7 @@ def hosts_alerts(count: int) -> list[Candidate]:
 
 def test_hosts_do_not_count_as_alerts_about_many_ranks() -> None:
     ledger = Ledger()
-    ledger.update("x", hosts_alerts(2), now_unix_ns=1, policy=Policy(1, 1))
+    ledger.update("x", hosts_alerts(2), now_unix_ns=1, policy=FiringPolicy(1, 1))
     assert ledger.names("x") == {"TrainingStraggler"}
     assert ledger.names("x", together=True) == set()
 
@@ -175,10 +176,10 @@ def test_very_many_hosts_have_one_alert_together() -> None:
 
 def test_the_alert_of_a_host_stays_while_one_of_its_ranks_cannot_be_read() -> None:
     ledger = Ledger()
-    ledger.update("x", hosts_alerts(1), now_unix_ns=1, policy=Policy(1, 1))
-    ledger.update("x", [], now_unix_ns=2, policy=Policy(1, 1), unknown=[7])
+    ledger.update("x", hosts_alerts(1), now_unix_ns=1, policy=FiringPolicy(1, 1))
+    ledger.update("x", [], now_unix_ns=2, policy=FiringPolicy(1, 1), unknown=[7])
     assert ledger.entries[0].ends_at_unix_ns is None
-    ledger.update("x", [], now_unix_ns=3, policy=Policy(1, 1), unknown=[8])
+    ledger.update("x", [], now_unix_ns=3, policy=FiringPolicy(1, 1), unknown=[8])
     assert ledger.entries[0].ends_at_unix_ns == 3
 
 

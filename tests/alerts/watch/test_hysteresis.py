@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.alerts.watch.ledger import Policy, Track, advance
+from rankscope.alerts.watch.ledger import FiringPolicy, Track, advance
 
-policies = st.builds(Policy, fire_after=st.integers(1, 5), resolve_after=st.integers(1, 5))
+policies = st.builds(FiringPolicy, fire_after=st.integers(1, 5), resolve_after=st.integers(1, 5))
 histories = st.lists(st.booleans(), max_size=60)
 
 
-def follow(history: list[bool], policy: Policy) -> list[Track | None]:
+def follow(history: list[bool], policy: FiringPolicy) -> list[Track | None]:
     track: Track | None = None
     tracks = []
     for present in history:
@@ -24,7 +24,7 @@ def follow(history: list[bool], policy: Policy) -> list[Track | None]:
 
 
 @given(histories, policies)
-def test_it_starts_to_fire_only_after_enough_consecutive_findings(history: list[bool], policy: Policy) -> None:
+def test_it_starts_to_fire_only_after_enough_consecutive_findings(history: list[bool], policy: FiringPolicy) -> None:
     tracks = [None, *follow(history, policy)]
     for index, (before, after) in enumerate(pairwise(tracks)):
         if after and after.state == "firing" and not (before and before.state == "firing"):
@@ -33,7 +33,7 @@ def test_it_starts_to_fire_only_after_enough_consecutive_findings(history: list[
 
 
 @given(histories, policies)
-def test_it_resolves_only_after_enough_consecutive_evaluations_without(history: list[bool], policy: Policy) -> None:
+def test_it_resolves_only_after_enough_consecutive_evaluations_without(history: list[bool], policy: FiringPolicy) -> None:
     tracks = [None, *follow(history, policy)]
     for index, (before, after) in enumerate(pairwise(tracks)):
         if before and before.state == "firing" and (after is None or after.state != "firing"):
@@ -43,7 +43,7 @@ def test_it_resolves_only_after_enough_consecutive_evaluations_without(history: 
 
 
 @given(histories, policies)
-def test_a_long_enough_history_decides_whatever_came_before(history: list[bool], policy: Policy) -> None:
+def test_a_long_enough_history_decides_whatever_came_before(history: list[bool], policy: FiringPolicy) -> None:
     fired = follow([*history, *[True] * policy.fire_after], policy)[-1]
     quiet = follow([*history, *[False] * policy.resolve_after], policy)[-1]
     assert fired is not None
@@ -54,4 +54,4 @@ def test_a_long_enough_history_decides_whatever_came_before(history: list[bool],
 @pytest.mark.parametrize("bad", [(0, 1), (1, 0), (-1, 3)])
 def test_a_policy_that_could_never_work_is_refused(bad: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
-        Policy(*bad)
+        FiringPolicy(*bad)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +17,8 @@ from tests.alerts.watch.watched_world import Told, World
 from rankscope.alerts.watch import announcements as announcing
 from rankscope.alerts.watch.announcements import FINDING_SCHEMA, FindingRecord, append_finding, is_logged
 from rankscope.alerts.watch.ledger import Ledger
+
+RECORD = FindingRecord(schema=FINDING_SCHEMA, time_unix_ns=7, status="firing", fingerprint="f", labels={"a": "b"}, annotations={})
 
 
 class KilledError(BaseException):
@@ -100,17 +104,50 @@ def test_killed_at_any_moment_it_notes_every_change_once_and_tells_it(
 
 def test_what_a_full_disk_cut_short_takes_no_other_line_with_it(make_run: Any) -> None:
     run = make_run().path
-    record = FindingRecord(
-        schema=FINDING_SCHEMA, time_unix_ns=7, status="firing", fingerprint="f", labels={"a": "b"}, annotations={}
-    )
     (run / "findings.jsonl").write_bytes(b'{"schema": "rankscope.fin')
-    append_finding(run, record)
-    append_finding(run, record)
+    append_finding(run, RECORD)
+    append_finding(run, RECORD)
     torn, *whole = (run / "findings.jsonl").read_bytes().splitlines()
     assert torn == b'{"schema": "rankscope.fin'
-    assert [msgspec.json.decode(line, type=FindingRecord) for line in whole] == [record, record]
-    assert is_logged(run, record)
-    assert not is_logged(run, msgspec.structs.replace(record, status="resolved"))
+    assert [msgspec.json.decode(line, type=FindingRecord) for line in whole] == [RECORD, RECORD]
+    assert is_logged(run, RECORD)
+    assert not is_logged(run, msgspec.structs.replace(RECORD, status="resolved"))
+
+
+def put_link(path: Path, target: Path) -> None:
+    path.symlink_to(target)
+
+
+def put_pipe(path: Path, _target: Path) -> None:
+    os.mkfifo(path)
+
+
+def put_folder(path: Path, _target: Path) -> None:
+    path.mkdir()
+
+
+@pytest.mark.parametrize("put", [put_link, put_pipe, put_folder])
+def test_another_users_link_or_pipe_in_a_run_is_not_written_to(
+    make_run: Any, make_analysis: Any, tmp_path: Path, put: Callable[[Path, Path], None]
+) -> None:
+    run, told = make_run(), Told()
+    target = tmp_path / "target"
+    target.write_bytes(b"precious")
+    put(run.path / "findings.jsonl", target)
+    world = World(run.path, receiver=told)
+    for _ in range(4):
+        world.evaluate(make_analysis(2), run)
+    assert told.heard == [("firing", "2")]
+    assert target.read_bytes() == b"precious"
+    [line] = world.reports
+    assert "findings.jsonl cannot be written" in line
+
+
+def test_findings_are_readable_by_those_who_may_read_the_run(make_run: Any) -> None:
+    run = make_run().path
+    run.chmod(0o750)
+    append_finding(run, RECORD)
+    assert stat.S_IMODE((run / "findings.jsonl").stat().st_mode) == 0o640
 
 
 @pytest.mark.slow

@@ -15,7 +15,8 @@ from rankscope.alerts.store.database import Store
 from rankscope.alerts.store.folders import STORE_FILE
 from rankscope.alerts.watch.following import Following
 from rankscope.alerts.watch.ledger import Ledger, load_ledger, read_entries, save_ledger
-from rankscope.alerts.watch.runs import RESTART_GRACE_S, SHOWN, Glance, Glances
+from rankscope.alerts.watch.runs import RESTART_GRACE_S, Glance, Glances
+from rankscope.alerts.watch.unreadable import SHOWN
 from rankscope.alerts.watch.watcher import FINAL_TRIES, FORGET_AFTER_S
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import InputError
@@ -157,8 +158,9 @@ def test_a_restart_keeps_start_time_and_identity_and_tells_nobody_twice(
 
 
 def test_a_failed_delivery_is_reported_once_and_tried_again_at_the_next_evaluation(
-    make_run: Any, make_analysis: Any, told: Told
+    make_run: Any, make_analysis: Any, told: Told, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     run = make_run()
     world = World(run.path, receiver=told)
     told.broken = True
@@ -170,7 +172,7 @@ def test_a_failed_delivery_is_reported_once_and_tried_again_at_the_next_evaluati
     for _ in range(4):
         world.evaluate(make_analysis(2), run)
     assert told.heard == [("firing", "2")]
-    assert "delivered after" in world.reports[-1]
+    assert "delivered after" in caplog.messages[-1]
     assert world.watcher.flush() == []
 
 
@@ -305,7 +307,10 @@ def test_a_run_that_vanishes_is_reported_and_forgotten_after_a_while(make_run: A
     assert any(str(run.path) in line and "no new record for 60 min" in line for line in world.reports)
 
 
-def test_a_followed_run_whose_folder_vanishes_is_waited_for(make_run: Any, make_analysis: Any, told: Told) -> None:
+def test_a_followed_run_whose_folder_vanishes_is_waited_for(
+    make_run: Any, make_analysis: Any, told: Told, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     run = make_run()
     world = World(run.path, receiver=told)
     for _ in range(2):
@@ -318,7 +323,8 @@ def test_a_followed_run_whose_folder_vanishes_is_waited_for(make_run: Any, make_
     run.end()
     assert world.evaluate()
     assert told.heard == [("firing", "2"), ("resolved", "2")]
-    assert world.reports[1:] == [f"{run.path}: readable again"]
+    assert len(world.reports) == 1
+    assert caplog.messages == [f"{run.path}: readable again"]
 
 
 def test_in_a_folder_of_runs_an_unreadable_one_costs_only_itself(make_run: Any, make_analysis: Any, told: Told) -> None:

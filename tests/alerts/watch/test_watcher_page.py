@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -94,7 +95,7 @@ def test_a_watcher_of_one_run_stays_for_the_scrape_that_reports_the_end(
     with subprocess.Popen([*command, "--state", tmp_path / "state.json"], stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
-            url = next(line.split()[-1] for line in process.stderr if "metrics at" in line)
+            url = next(found[0] for line in process.stderr if (found := re.search(r"http://\S+/metrics", line)))
 
             def shows(value: str) -> bool:
                 return value in httpx.get(url, trust_env=False).text

@@ -13,9 +13,10 @@ from rankscope.alerts.alert import Notice
 from rankscope.alerts.deliver.post import DeliveryError
 from rankscope.alerts.output import Event
 from rankscope.alerts.watch.delivery import Delivery
-from rankscope.alerts.watch.ledger import Ledger, Policy
+from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
 from rankscope.alerts.watch.regressions import StepPast
-from rankscope.alerts.watch.watcher import Options, Watcher
+from rankscope.alerts.watch.settings import WatcherSettings
+from rankscope.alerts.watch.watcher import Watcher
 from rankscope.analysis.evidence.rank_columns import RankColumns
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.online import NewSteps
@@ -80,7 +81,7 @@ class World:
             follow=self,
             delivery=Delivery(receivers=[receiver], interval_s=5, report=self.reports.append),
             ledger=ledger or Ledger(),
-            options=Options(**{"policy": Policy(fire_after, 2), "once": once, **options}),
+            options=WatcherSettings(**{"policy": FiringPolicy(fire_after, 2), "once": once, **options}),
             report=self.reports.append,
             emit=self.events.append,
             save=lambda ledger: self.saved.append(msgspec.json.encode(ledger)),

@@ -12,7 +12,7 @@ import pytest
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.report.terminal import SHOWN_RANKS, render_text
 from rankscope.analysis.result.analysis import RareSteps
-from rankscope.base.text import duration
+from rankscope.base.text import format_duration
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.writer import write_record
@@ -28,7 +28,7 @@ def test_the_sentence_the_ranks_the_wait_and_what_to_do_next(synthetic: Callable
     assert re.search(r"^ +2  n1 +\d+ ms +\d", text, re.MULTILINE)
     assert "imposed wait, summed over the ranks that waited (from step records)" in text
     wait = {one.name: one.value for one in analysis.findings[0].evidence}["imposed_wait"]
-    assert f"imposed wait of rank 2: {duration(wait)} per step and waiting rank" in text
+    assert f"imposed wait of rank 2: {format_duration(wait)} per step and waiting rank" in text
     assert re.search(rf"next\n(  .*\n)*  rankscope dashboard\s+{re.escape(str(run.path))}$", text)
 
 
@@ -116,7 +116,7 @@ def test_nothing_known_is_still_an_answer(synthetic: Callable[..., Any]) -> None
 
 
 def test_durations_for_people() -> None:
-    assert [duration(us) for us in (0, 217, 999.9, 1500, 61_234, 999_999, 1_300_000, 93e6, 6e10)] == [
+    assert [format_duration(us) for us in (0, 217, 999.9, 1500, 61_234, 999_999, 1_300_000, 93e6, 6e10)] == [
         "0 µs",
         "217 µs",
         "1.0 ms",

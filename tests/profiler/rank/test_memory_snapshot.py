@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -58,6 +59,20 @@ def test_a_snapshot_that_cannot_be_written_does_not_hide_the_scripts_own_error(
     record_memory(str(tmp_path / "file"))
     observers[0](0, 1, 1, 0)
     assert "no snapshot of GPU memory: NotADirectoryError" in capsys.readouterr().err
+
+
+def test_a_link_of_another_user_is_not_written_through(tmp_path: Path, observers: list[OutOfMemory]) -> None:
+    from rankscope.profiler.rank.memory_snapshot import record_memory
+
+    folder, target = tmp_path / "memory", tmp_path / "target"
+    folder.mkdir()
+    target.write_bytes(b"precious")
+    for name in (f"rank-00000-{os.getpid()}.pickle", f".rank-00000-{os.getpid()}.pickle"):
+        (folder / name).symlink_to(target)
+    record_memory(str(tmp_path))
+    observers[0](0, 1, 1, 0)
+    assert target.read_bytes() == b"precious"
+    assert not (folder / f"rank-00000-{os.getpid()}.pickle").is_symlink()
 
 
 def test_a_torch_that_cannot_record_memory_trains_on(

@@ -1,4 +1,4 @@
-"""Output of the watcher: one line per event, as text or JSON, and progress lines."""
+"""Output of the watcher: one line per event, as text or JSON, progress lines, and the options of the log."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import click
 import msgspec
 
 from rankscope.alerts.alert import rfc3339
+from rankscope.base.logs import FORMATS, LEVELS
 from rankscope.base.text import one_line
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -74,9 +77,15 @@ def print_line(line: str, *, err: bool = False) -> OSError | None:
     return None
 
 
-def report_line(line: str) -> None:
-    """Print a message on one line of standard error."""
-    print_line(f"rankscope: {one_line(' '.join(line.split()))}", err=True)
+def log_options(command: _Command) -> _Command:
+    """Add ``--log-level`` and ``--log-format`` to a command."""
+    level = click.option(
+        "--log-level", type=click.Choice(LEVELS), default="info", show_default=True, help="Least severe level to log."
+    )
+    style = click.option(
+        "--log-format", type=click.Choice(FORMATS), help="Format of the log.  [default: text on a terminal, else logfmt]"
+    )
+    return level(style(command))
 
 
 @contextmanager

@@ -13,7 +13,6 @@ import msgspec
 import msgspec.inspect
 
 from rankscope.base.errors import InputError
-from rankscope.base.options import parse_duration
 from rankscope.base.text import one_line
 from rankscope.runs.segments import open_regular
 
@@ -151,11 +150,6 @@ def _has_nul(value: object) -> bool:
     if isinstance(value, dict):
         return any(map(_has_nul, (*value, *value.values())))
     return any(map(_has_nul, value)) if isinstance(value, list) else isinstance(value, str) and "\0" in value
-
-
-def duration(text: str) -> float:
-    """Parse ``5s``, ``10m`` or ``4h`` into seconds. Raises ``ValueError``, also for a number without a unit."""
-    return parse_duration(text, needs_unit=True)
 
 
 def converted(path: Path, value: object, kind: type[_T], *, section: str = "") -> _T:

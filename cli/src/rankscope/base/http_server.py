@@ -329,14 +329,25 @@ def _affordable_connections() -> int:
     return MAX_CONNECTIONS if limit == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, limit // 2))
 
 
-def serve_until_signal(endpoints: list[Endpoint], *, grace_s: float, started: Callable[[], object] = lambda: None) -> None:
-    """Serve in the main thread until SIGTERM or SIGINT. ``started`` is called once the server accepts connections."""
+def serve_until_signal(
+    endpoints: list[Endpoint],
+    *,
+    grace_s: float,
+    started: Callable[[], object] = lambda: None,
+    reload: Callable[[], object] | None = None,
+) -> None:
+    """Serve in the main thread until SIGTERM or SIGINT.
+
+    ``started`` is called once the server accepts connections, ``reload`` in the event loop at SIGHUP; it must not block.
+    """
 
     async def serve() -> None:
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, ended.set)
+        if reload is not None:
+            loop.add_signal_handler(signal.SIGHUP, reload)
         server = Server(endpoints)
         server.start()
         started()

@@ -23,7 +23,7 @@ def shortened(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
-def duration(us: float) -> str:
+def format_duration(us: float) -> str:
     """Format microseconds with a unit: ``217 µs``, ``61 ms``, ``1.3 s``, ``16.7 h``."""
     for limit, divisor, unit in ((1e3, 1, "µs"), (1e6, 1e3, "ms"), (7.2e9, 1e6, "s"), (float("inf"), 3.6e9, "h")):
         if us < limit * 0.9995:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import click
 
+from rankscope.base.logs import FORMATS, LEVELS, default_style
 from rankscope.base.options import Duration, ListenAddress
 from rankscope.exporter.catalogue import COLLECTORS
 from rankscope.exporter.config_file import load_config
@@ -209,7 +210,7 @@ def _collector_options(command: Any) -> Any:
 @_daemon(
     "--log.level",
     "log_level",
-    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
+    type=click.Choice(LEVELS, case_sensitive=False),
     default="info",
     show_default=True,
     help="Least severe level to log.",
@@ -217,7 +218,7 @@ def _collector_options(command: Any) -> Any:
 @_daemon(
     "--log.format",
     "log_format",
-    type=click.Choice(["text", "logfmt", "json"], case_sensitive=False),
+    type=click.Choice(FORMATS, case_sensitive=False),
     help="Format of the log.  [default: text on a terminal, else logfmt]",
 )
 @_daemon("--once", is_flag=True, help="Print one page and exit.")
@@ -266,8 +267,6 @@ def _read_again(arguments: tuple[str, ...]) -> Settings:
 
 
 def _settings(given: dict[str, Any]) -> Settings:
-    from rankscope.exporter.logs import default_style
-
     given = dict(given)
     named = {name: given.pop(f"collect_{name}") for name in COLLECTORS}
     collectors = _collectors(named, disable=given.pop("disable_defaults"))

@@ -10,8 +10,8 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
+from rankscope.base import logs
 from rankscope.base.http import open_listener
-from rankscope.exporter import logs
 from rankscope.exporter.fleet.nursery import Nursery
 from rankscope.exporter.pages.dcgm_counters import counters_of, with_collectors
 from rankscope.exporter.settings import Settings
@@ -38,7 +38,7 @@ def run(
         sockets = [opened.enter_context(open_listener(host, port)) for host, port in settings.listen]
         compatible = [opened.enter_context(open_listener(host, port)) for host, port in settings.compat_listen]
         nursery = _nursery(settings)
-        logs.never_wait()
+        logs.set_nonblocking()
         # Imported after the fork: modules imported earlier would use memory in every GPU's process.
         from rankscope.exporter.serving import serve
 
@@ -55,7 +55,7 @@ def render_once(settings: Settings, *, remarks: Sequence[str] = ()) -> str:
     counters = counters_of(settings)
     settings = with_collectors(settings, counters)
     nursery = _nursery(settings)
-    logs.never_wait()
+    logs.set_nonblocking()
     from rankscope.exporter.assembly import Assembly
     from rankscope.exporter.pages.dcgm import DcgmPage
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from rankscope.exporter.logs import ProblemLog
+from rankscope.base.logs import ProblemLog
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import click
 
-from rankscope.exporter import logs
+from rankscope.base import logs
 from rankscope.exporter.settings import RELOADED, Settings
 from rankscope.exporter.web.access import WebAccess
 

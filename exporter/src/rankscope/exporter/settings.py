@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final, Literal
 
-LogFormat = Literal["text", "logfmt", "json"]
-LogLevel = Literal["debug", "info", "warning", "error"]
+from rankscope.base.logs import LogFormat, LogLevel
+
 Address = tuple[str, int]
 
 DEFAULT_PORT: Final = 9838

@@ -26,7 +26,7 @@ import msgspec
 from rankscope.base.text import one_line
 from rankscope.runs.control_names import MAX_ENTRIES, REQUEST_ID, answer_name, made_ns, remove_old, request_name
 from rankscope.runs.paths import control_dir
-from rankscope.runs.writer import write_record
+from rankscope.runs.writer import replace_in
 
 CONTROL_SCHEMA: Final = "rankscope.control/1"
 
@@ -126,9 +126,9 @@ def _asker() -> str:
 def post(run: Path, request: ControlRequest) -> Path:
     """Write a request into the run and return the path of its file. Raises ``OSError``."""
     make_control_dir(run)
-    path = control_dir(run) / request_name(request.id)
-    write_record(path, request)
-    return path
+    with _opened(control_dir(run)) as folder:
+        _write(folder, request_name(request.id), request)
+    return control_dir(run) / request_name(request.id)
 
 
 def answer(run: Path, given: ControlAnswer, *, rank: int | None = None) -> None:
@@ -136,12 +136,19 @@ def answer(run: Path, given: ControlAnswer, *, rank: int | None = None) -> None:
 
     Raises ``OSError``, also where ``control`` is missing: then the run was removed.
     """
-    path = control_dir(run) / answer_name(given.id, rank)
-    if rank is not None:
-        _make_like(path.parent, control_dir(run))
-    if not stat.S_ISDIR(path.parent.lstat().st_mode):
-        raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path.parent))
-    write_record(path, given)
+    name = answer_name(given.id, rank)
+    with _opened(control_dir(run)) as folder:
+        if rank is None:
+            _write(folder, name, given)
+            return
+        within, _, name = name.rpartition("/")
+        _make_like(within, folder, os.fstat(folder))
+        with _opened(within, folder) as answers:
+            _write(answers, name, given)
+
+
+def _write(folder: int, name: str, record: ControlRequest | ControlAnswer) -> None:
+    replace_in(folder, name, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
 
 
 def read_answer(run: Path, request_id: str, *, rank: int | None = None) -> ControlAnswer | None:
@@ -165,21 +172,23 @@ def _read_answer(folder: int, request_id: str, rank: int | None) -> ControlAnswe
 
 def make_control_dir(run: Path) -> None:
     """Create ``control`` unless it exists, with the group and permissions of the run's folder. Raises ``OSError``."""
-    _make_like(control_dir(run), run)
+    _make_like(control_dir(run), None, run.stat())
 
 
-def _make_like(folder: Path, parent: Path) -> None:
+def _make_like(folder: Path | str, parent: int | None, like: os.stat_result) -> None:
+    """Create ``folder`` unless it exists, with the group and permissions of ``like``."""
     try:
-        folder.mkdir()
+        os.mkdir(folder, dir_fd=parent)  # relative to a descriptor
     except FileExistsError:
         return
-    whose = parent.stat()
-    with suppress(OSError):
-        os.chown(folder, -1, whose.st_gid)
-    mode = stat.S_IMODE(whose.st_mode)
-    if folder.stat().st_gid != whose.st_gid:
-        mode &= ~stat.S_IRWXG  # chown failed: the permissions are not meant for this group
-    folder.chmod(mode)
+    # Through a descriptor, because another user may put a link in its place.
+    with _opened(folder, parent) as made:
+        with suppress(OSError):
+            os.fchown(made, -1, like.st_gid)
+        mode = stat.S_IMODE(like.st_mode)
+        if os.fstat(made).st_gid != like.st_gid:
+            mode &= ~stat.S_IRWXG  # fchown failed: the permissions are not meant for this group
+        os.fchmod(made, mode)
 
 
 class Inbox:

@@ -156,26 +156,58 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
 
 
-def append_whole(path: Path, data: bytes) -> None:
-    """Append ``data`` to a regular file, all of it or nothing. Never blocks on a FIFO.
+def open_to_append(path: Path) -> BinaryIO:
+    """Open a regular file for reading and appending, unbuffered; create it with the read permissions of its folder.
 
-    For a file with one writer in a folder that other users may write to, so a link or a FIFO in its place is rejected. A new
-    file gets the read permissions of its folder. The folder is not created. Raises ``OSError``.
+    For a folder that other users may write to: a link, a FIFO or a device in its place is rejected, and opening never blocks.
+    The folder is not created. Raises ``OSError``.
     """
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    file = os.fdopen(os.open(path, flags, 0o600), "r+b", buffering=0)
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode):
+        file.close()
+        raise IrregularFileError(path)
+    if not status.st_size:
+        _share(file, path.parent)
+    return file
+
+
+def append_whole(path: Path, data: bytes) -> None:
+    """Append ``data`` to a file that ``open_to_append`` opens, all of it or nothing. For a file with one writer.
+
+    Raises ``OSError``.
+    """
     # Closed before this returns, so that errors which a filesystem reports only then are raised, too.
-    with os.fdopen(os.open(path, flags, 0o600), "wb", buffering=0) as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise IrregularFileError(path)
-        if not found.st_size:
-            _share(file, path.parent)
+    with open_to_append(path) as file:
+        size = os.fstat(file.fileno()).st_size
         try:
             _write_all(file, data)
         except OSError:
             with suppress(OSError):
-                file.truncate(found.st_size)
+                file.truncate(size)
             raise
+
+
+def replace_in(folder: int, name: str, data: bytes) -> None:
+    """Write ``data`` to ``name`` in the opened ``folder`` so that a reader sees the old file or the new one, never a part.
+
+    A link of that name is replaced and not followed. The file gets the read permissions of the folder. Raises ``OSError``.
+    """
+    temporary = f".{name}.{os.getpid()}-{secrets.token_hex(6)}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with os.fdopen(os.open(temporary, flags, 0o600, dir_fd=folder), "wb") as file:
+            with suppress(OSError):
+                os.fchmod(file.fileno(), 0o600 | (os.fstat(folder).st_mode & 0o044))
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary, dir_fd=folder)
+        raise
 
 
 def _write_all(file: BinaryIO, data: bytes) -> None:

@@ -2,6 +2,6 @@
 
 Path of an alert: ``receivers`` (Alertmanager's API, or the outbox) → ``message`` (a payload small enough for its target)
 → ``outbox`` (in the store) → ``sender`` (a thread per target) → ``templates`` (the target's format) → ``signing``
-→ ``courier`` (one attempt) → ``retrying`` (delivered, retried or given up). ``targets`` is the operator's configuration; ``http``
-and ``post`` limit the time and destination of a request; ``outbox_command`` and ``trial`` are the command line.
+→ ``http_courier`` or ``apprise_courier`` (one attempt) → ``retrying`` (delivered, retried or given up). ``target_file`` reads the
+operator's ``targets``; ``endpoint``, ``http`` and ``post`` make requests; ``outbox_command`` and ``trial`` are the command line.
 """

@@ -15,6 +15,7 @@ import msgspec
 
 from rankscope.alerts.alert import Notice
 from rankscope.alerts.payload import MAX_ALERTS, Payload, PayloadAlert, build_payload, common, group_key, payload_alert
+from rankscope.base.text import shortened
 
 MAX_PAYLOAD_BYTES: Final = 18_000
 """Some receivers refuse 20 kB, and a template adds text."""
@@ -133,11 +134,6 @@ def too_large(payload: Payload) -> bool:
     return len(msgspec.json.encode(payload)) > MAX_PAYLOAD_BYTES
 
 
-def cut(text: str, most: int) -> str:
-    """Truncate ``text`` to ``most`` characters; the last one is then ``…``."""
-    return text if len(text) <= most else text[: most - 1] + _CUT
-
-
 def _message(target: str, payload: Payload, revision: str) -> Message:
     alerts = tuple(
         AlertState(fingerprint=alert.fingerprint, starts_at=alert.starts_at, status=alert.status, revision=revision)
@@ -165,9 +161,9 @@ def _small_enough(payload: Payload, alert: PayloadAlert) -> PayloadAlert:
             labels=labels,
             annotations=dict(_cut_all(alert.annotations, cap)[:most]),
             generator_url=alert.generator_url if len(alert.generator_url) <= _LONGEST_URL else "",
-            fingerprint=cut(alert.fingerprint, _LONGEST_NAME),
-            starts_at=cut(alert.starts_at, _LONGEST_NAME),
-            ends_at=cut(alert.ends_at, _LONGEST_NAME),
+            fingerprint=shortened(alert.fingerprint, _LONGEST_NAME),
+            starts_at=shortened(alert.starts_at, _LONGEST_NAME),
+            ends_at=shortened(alert.ends_at, _LONGEST_NAME),
         )
     return alert
 
@@ -180,11 +176,11 @@ def _small_head(payload: Payload) -> Payload:
     return msgspec.structs.replace(
         payload,
         group_key=group,
-        receiver=cut(payload.receiver, _LONGEST_NAME),
+        receiver=shortened(payload.receiver, _LONGEST_NAME),
         group_labels=dict(_cut_all(payload.group_labels, _LONGEST_NAME)[:16]),
         external_url=payload.external_url if len(payload.external_url) <= _LONGEST_URL else "",
     )
 
 
 def _cut_all(texts: dict[str, str], most: int) -> list[tuple[str, str]]:
-    return [(cut(name, most), cut(text, most)) for name, text in texts.items()]
+    return [(shortened(name, most), shortened(text, most)) for name, text in texts.items()]

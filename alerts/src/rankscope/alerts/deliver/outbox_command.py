@@ -14,7 +14,7 @@ from rankscope.alerts.deliver.message import MessageSummary, State
 from rankscope.alerts.store.folders import STORE_FILE, default_folders
 from rankscope.base.errors import InputError
 from rankscope.base.options import format_option
-from rankscope.base.text import duration, one_line
+from rankscope.base.text import format_duration, one_line
 
 if TYPE_CHECKING:
     from rankscope.alerts.deliver.outbox import Outbox
@@ -198,7 +198,7 @@ def _line(message: MessageSummary) -> str:
     head = f"{message.state:<9} {rfc3339(message.created_unix_ns)} {message.id} {message.target}"
     parts = [f"{head}: {message.about}{when}", f"{message.attempts} attempt{'' if message.attempts == 1 else 's'}"]
     if message.next_attempt_s is not None:
-        parts.append(f"next in {duration(message.next_attempt_s * 1e6)}" if message.next_attempt_s else "due")
+        parts.append(f"next in {format_duration(message.next_attempt_s * 1e6)}" if message.next_attempt_s else "due")
     if message.last_error:
         parts.append(message.last_error)
     return one_line(", ".join(parts))

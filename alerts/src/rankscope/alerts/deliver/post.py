@@ -100,9 +100,9 @@ def redact(url: str) -> str:
     return f"{parts.scheme}://{host}{port}{rest}"
 
 
-ATTEMPT_S: Final = 10.0
-"""Seconds for a whole attempt, however many reads it takes."""
-_JSON: Final = {"Content-Type": "application/json"}
+ATTEMPT_S: Final = 15.0
+"""Seconds for one attempt, up to the headers of the answer."""
+JSON: Final = {"Content-Type": "application/json"}
 
 
 class DeliveryError(Exception):
@@ -128,7 +128,7 @@ class Answer:
 
 
 def post(
-    client: httpx.Client, url: str, body: bytes, *, headers: Mapping[str, str] = _JSON, attempt_s: float = ATTEMPT_S
+    client: httpx.Client, url: str, body: bytes, *, headers: Mapping[str, str] = JSON, attempt_s: float = ATTEMPT_S
 ) -> Answer:
     """POST ``body`` once. Raises ``NoAnswerError``, and ``DeliveryError`` for a request that cannot be made."""
     with Deadline(attempt_s) as deadline:
@@ -144,13 +144,15 @@ def post(
         except httpx.TransportError as error:
             late = deadline.passed or isinstance(error, httpx.TimeoutException)
             raise NoAnswerError(error_text(error, url, late=late), sent=True, late=late) from error
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # UnicodeError: not a host name
             raise DeliveryError(type(error).__name__) from error
 
 
-def post_json(client: httpx.Client, url: str, body: bytes, *, attempt_s: float = ATTEMPT_S) -> None:
+def post_json(
+    client: httpx.Client, url: str, body: bytes, *, headers: Mapping[str, str] = JSON, attempt_s: float = ATTEMPT_S
+) -> None:
     """POST ``body`` once. Raises ``DeliveryError`` unless it was accepted (2xx)."""
-    judgement = judge_status(post(client, url, body, attempt_s=attempt_s).status)
+    judgement = judge_status(post(client, url, body, headers=headers, attempt_s=attempt_s).status)
     if judgement.kind != "delivered":
         raise DeliveryError(judgement.reason)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import httpx
 import msgspec
 
 from rankscope.alerts.alert import Notice, rfc3339
+from rankscope.alerts.deliver.endpoint import Endpoint, connected
 from rankscope.alerts.deliver.message import messages_about
 from rankscope.alerts.deliver.outbox import Outbox
-from rankscope.alerts.deliver.post import DeliveryError, post_json, redact
+from rankscope.alerts.deliver.post import JSON, DeliveryError, post_json, redact
 from rankscope.alerts.deliver.targets import Target
 from rankscope.alerts.store.database import StoreError
 
@@ -20,22 +20,26 @@ MOST_ALERTS: Final = 256
 
 
 class Alertmanager:
-    """One Alertmanager at ``url`` (``http://host:9093``; the API's path is added).
+    """One Alertmanager at the address of ``endpoint`` (``http://host:9093``; the API's path is added).
 
     A firing alert that is not posted again ends after ``valid_s``; ``None`` leaves it to Alertmanager's ``resolve_timeout``.
     """
 
-    def __init__(self, url: str, client: httpx.Client, *, valid_s: float | None) -> None:
-        self.name = f"Alertmanager {redact(url)}"
+    def __init__(self, endpoint: Endpoint, *, valid_s: float | None) -> None:
+        url = endpoint.url
+        self.name = f"Alertmanager {url.where if url.value is None else redact(url.value)}"
         self._valid_s = valid_s
-        self._client = client
-        self._url = url.rstrip("/") + "/api/v2/alerts"
+        self._endpoint = endpoint
 
     def send(self, notices: Sequence[Notice], *, now_unix_ns: int) -> None:
         """Post firing and resolved alerts. Repeated posts are safe. Raises ``DeliveryError``."""
-        for begin in range(0, len(notices), MOST_ALERTS):
-            alerts = [self._post_alert(notice, now_unix_ns) for notice in notices[begin : begin + MOST_ALERTS]]
-            post_json(self._client, self._url, msgspec.json.encode(alerts))
+        with connected(self._endpoint) as connection:
+            url = connection.url.rstrip("/") + "/api/v2/alerts"
+            headers = {**JSON, **connection.headers}
+            for begin in range(0, len(notices), MOST_ALERTS):
+                alerts = [self._post_alert(notice, now_unix_ns) for notice in notices[begin : begin + MOST_ALERTS]]
+                body = msgspec.json.encode(alerts)
+                post_json(connection.client, url, body, headers=headers, attempt_s=self._endpoint.timeout_s)
 
     def _post_alert(self, notice: Notice, now_unix_ns: int) -> dict[str, object]:
         posted: dict[str, object] = {

@@ -7,7 +7,7 @@ from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Final, Literal
 
-from rankscope.alerts.deliver.message import cut
+from rankscope.base.text import shortened
 
 FIRST_PAUSE_S: Final = 5.0
 LONGEST_PAUSE_S: Final = 120.0
@@ -57,7 +57,7 @@ def judge_status(status: int, *, retry_after: str = "", date: str = "", wall_s: 
 
 def not_answered(reason: str, *, sent: bool, late: bool = False) -> Judgement:
     """Judge an attempt without an answer. ``late``: it timed out."""
-    return Judgement(kind="retry", reason=cut(reason, _REASON_CHARACTERS), received=sent, throttle=late or not sent)
+    return Judgement(kind="retry", reason=shortened(reason, _REASON_CHARACTERS), received=sent, throttle=late or not sent)
 
 
 def retry_after_s(header: str, *, date: str, wall_s: float) -> float | None:

@@ -6,37 +6,52 @@ fails as a whole, single messages probe it.
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
-from rankscope.alerts.deliver.courier import AppriseCourier, Courier, HttpCourier
+from rankscope.alerts.deliver.apprise_courier import AppriseCourier
+from rankscope.alerts.deliver.http_courier import HttpCourier
 from rankscope.alerts.deliver.outbox import ClaimedMessage, Outbox
 from rankscope.alerts.deliver.retrying import RETRY_FOR_S, Judgement, pause_s
 from rankscope.alerts.deliver.targets import Target
 from rankscope.alerts.store.database import StoreError
-from rankscope.base.text import duration
+from rankscope.base.text import format_duration
 from rankscope.runs.decoders import make_decoders
+
+logger = logging.getLogger(__name__)
 
 POLL_S: Final = 1.0
 """Poll interval for messages of other processes; ``wake`` announces those of this process."""
 SHORTEST_S: Final = 0.01
 TIDY_S: Final = 60.0
+STOP_S: Final = 10.0
+"""Time for attempts in progress at the end: a message whose answer is not awaited is sent again after the next start."""
+REPLACE_S: Final = 90.0
+"""The same before another sender of this process takes over: longer than any attempt may take."""
 TOLERATED: Final = 3
 """After this many failures in a row, of any messages, the target counts as failing."""
+
+
+class Courier(Protocol):
+    """Transport that delivers messages to one target."""
+
+    def attempt(self, message_id: str, payload: bytes) -> Judgement:
+        """Attempt delivery once. Failures of the receiver, the network or a secret's file are returned, never raised."""
 
 
 class TargetSender:
     """Sender of one target's messages. ``report`` takes one line when something changes; ``chance`` is the jitter of pauses."""
 
     def __init__(
-        self, target: Target, outbox: Outbox, courier: Courier, *, report: Callable[[str], None], chance: Callable[[], float]
+        self, target: Target, outbox: Outbox, courier: Courier, *, report: Callable[[str], object], chance: Callable[[], float]
     ) -> None:
         self.target = target
         self.lost = 0
@@ -127,7 +142,7 @@ class TargetSender:
         failures, self._failures, self._pauses, self._not_before_ns = self._failures, 0, 0, 0
         if judgement.kind == "delivered":
             if failures and self._reported:
-                self._report(f"{self.target.label}: delivered after {failures} failed attempts")
+                logger.info("%s: delivered after %d failed attempts", self.target.label, failures)
             self._reported = ""
             self._unrecorded = partial(self._outbox.record, message, "delivered", received=True)
             return
@@ -169,7 +184,7 @@ class TargetSender:
         self._report_once(f"not delivered: {reason}" + (f"; kept{see}" if see else ""))
 
     def _too_long(self) -> str:
-        return f"not accepted within {duration(self.target.retry_for_s * 1e6)}: {self._reason}"
+        return f"not accepted within {format_duration(self.target.retry_for_s * 1e6)}: {self._reason}"
 
     def _wait_ns(self, failures: int, judgement: Judgement) -> int:
         return int(max(pause_s(failures, chance=self._chance()), judgement.wait_s or 0.0) * 1e9)
@@ -197,7 +212,7 @@ class Sender:
         outbox: Outbox,
         targets: Sequence[Target],
         *,
-        report: Callable[[str], None],
+        report: Callable[[str], object],
         courier: Callable[[Target], Courier] = courier_for,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -221,15 +236,16 @@ class Sender:
             thread.start()
             self._threads.append(thread)
 
-    def stop(self, timeout_s: float = 2.0) -> None:
-        """Stop, waiting up to ``timeout_s`` for attempts in progress. Undelivered messages stay in the outbox."""
+    def stop(self, timeout_s: float = STOP_S) -> None:
+        """Stop, waiting up to ``timeout_s`` for attempts in progress. Undelivered messages stay in the outbox.
+
+        The store stays locked until it is closed.
+        """
         self._stopping.set()
         self.wake()
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        if not any(thread.is_alive() for thread in self._threads):
-            self._outbox.store.release()
 
     def wake(self) -> None:
         """Announce that messages were put."""

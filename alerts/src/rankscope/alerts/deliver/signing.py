@@ -30,6 +30,8 @@ _PREFIX: Final = "whsec_"
 _SHORTEST: Final = 24
 _LONGEST: Final = 64
 _MOST_SIGNATURES: Final = 16
+_SIGNATURE_LENGTH: Final = 44
+"""Characters of an HMAC-SHA256 in base64."""
 
 
 class SecretError(ValueError):
@@ -66,20 +68,29 @@ def verify(keys: Sequence[bytes], headers: Mapping[str, str], body: bytes, *, no
 
     ``headers`` have lower-case names. Signatures are compared in constant time. Raises ``SignatureError``.
     """
-    message_id, timestamp = headers.get(ID_HEADER, ""), headers.get(TIMESTAMP_HEADER, "")
-    if not message_id or not timestamp or SIGNATURE_HEADER not in headers:
+    signatures = signatures_in(headers, now_s=now_s)
+    message_id, timestamp = headers[ID_HEADER], headers[TIMESTAMP_HEADER]
+    expected = [_signature(key, message_id, timestamp, body).encode() for key in keys]
+    matches = [hmac.compare_digest(given, other) for given in signatures for other in expected]
+    if not any(matches):
+        raise SignatureError("no signature matches")
+    return message_id
+
+
+def signatures_in(headers: Mapping[str, str], *, now_s: float) -> list[bytes]:
+    """Return the signatures in ``headers``, at least one. Raises ``SignatureError``, also for an old timestamp."""
+    timestamp = headers.get(TIMESTAMP_HEADER, "")
+    if not headers.get(ID_HEADER) or not timestamp or SIGNATURE_HEADER not in headers:
         raise SignatureError(f"{ID_HEADER}, {TIMESTAMP_HEADER} and {SIGNATURE_HEADER} are required")
     if not timestamp.isascii() or not timestamp.isdigit() or len(timestamp) > 12:
         raise SignatureError(f"{TIMESTAMP_HEADER} is not a number of seconds")
     if abs(int(timestamp) - now_s) > TOLERANCE_S:
         raise SignatureError(f"{TIMESTAMP_HEADER} is more than {TOLERANCE_S} s from our clock")
-    signatures = [word.removeprefix("v1,") for word in headers[SIGNATURE_HEADER].split() if word.startswith("v1,")]
-    expected = [_signature(key, message_id, timestamp, body).encode() for key in keys]
-    found = [one.encode(errors="replace") for one in signatures[:_MOST_SIGNATURES]]
-    matches = [hmac.compare_digest(one, other) for one in found for other in expected]
-    if not any(matches):
-        raise SignatureError("no signature matches")
-    return message_id
+    words = [word.removeprefix("v1,") for word in headers[SIGNATURE_HEADER].split() if word.startswith("v1,")]
+    signatures = [word.encode(errors="replace") for word in words[:_MOST_SIGNATURES] if len(word) == _SIGNATURE_LENGTH]
+    if not signatures:
+        raise SignatureError(f"{SIGNATURE_HEADER} has no signature of version 1")
+    return signatures
 
 
 def _signature(key: bytes, message_id: str, timestamp: str, body: bytes) -> str:

@@ -71,7 +71,8 @@ def test_webhook(
 
     Exit status: 0 delivered, 1 not delivered, 3 the file cannot be read.
     """  # noqa: D301 - \b is for click
-    from rankscope.alerts.deliver.targets import load_targets, webhook_target
+    from rankscope.alerts.deliver.target_file import load_targets
+    from rankscope.alerts.deliver.targets import webhook_target
 
     if config is None and (webhook is None or target is not None):
         raise click.UsageError("name a target: --config FILE, or --webhook URL (without --target)")

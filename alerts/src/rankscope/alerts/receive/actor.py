@@ -22,7 +22,7 @@ import msgspec
 
 from rankscope.alerts.alert import UPDATED_AT, rfc3339
 from rankscope.alerts.output import alert_line
-from rankscope.alerts.receive.analyst import BoundedChild, ChildResult
+from rankscope.alerts.receive.bounded_child import BoundedChild, ChildResult
 from rankscope.alerts.receive.captured import (
     ActionResult,
     capture_result,
@@ -41,7 +41,7 @@ from rankscope.alerts.receive.inbox import Action, Inbox
 from rankscope.alerts.receive.known_runs import KnownRun, KnownRuns, RunName, UnknownRunError, run_named
 from rankscope.alerts.receive.notification import ReceivedAlert, payload_alert
 from rankscope.alerts.store.database import StoreError
-from rankscope.alerts.toml_file import duration
+from rankscope.base.options import parse_duration
 from rankscope.runs.control import MAX_AGE_SECONDS
 from rankscope.runs.control_names import made_ns
 
@@ -172,7 +172,7 @@ class Actor:
             action = self._inbox.move(action, "requested", request_id=request_id)
         # An expired request is checked once more: it may have been answered.
         void = abs(time.time_ns() - made_ns(str(action.request_id))) > MAX_AGE_SECONDS * 1e9
-        wait_s = 1.0 if void else duration(rule.wait)
+        wait_s = 1.0 if void else parse_duration(rule.wait, needs_unit=True)
         how = ["--steps", str(action.steps)] if action.kind == "capture" else ["--flight-recorder"]
         note = f"requested because of the alert {alert.labels.get('alertname', '')}"[:200]
         arguments = ["capture", str(run.path), *how, "--request", str(action.request_id), "--wait", f"{wait_s:g}"]

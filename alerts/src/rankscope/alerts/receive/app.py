@@ -8,45 +8,43 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import shutil
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.output import alert_line
-from rankscope.alerts.receive.authentication import UNGUESSABLE, Credentials, Failures, Headers
+from rankscope.alerts.receive.authentication import Credentials, Headers
+from rankscope.alerts.receive.bodies import MAX_BODY_BYTES, BodyBudget, Receive, Scope
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.inbox import BusyError, Inbox
 from rankscope.alerts.receive.notification import Notification, NotUnderstoodError, read_notification
+from rankscope.alerts.receive.refusals import CLOSE, EVICTED, RefusalLog, Refused, retry_after
 from rankscope.alerts.store.database import StoreError
+from rankscope.base.http import is_loopback
 from rankscope.base.text import one_line
 
-MAX_BODY_BYTES: Final = 16 * 2**20
-"""2,000 of the largest alerts of our own rules, with long labels, weigh 11 MiB: tests/alerts/receive/test_refusals.py."""
+logger = logging.getLogger(__name__)
+
 MAX_BODIES_BYTES: Final = 64 * 2**20
-"""Total size of the bodies of all open requests; further senders get 503."""
-BODY_TIMEOUT_S: Final = 15.0
+"""Total size of the bodies of all open requests of authenticated senders; further ones get 503."""
+MAX_UNPROVEN_BODIES_BYTES: Final = 32 * 2**20
+"""The same for senders who prove who they are by a signature over the body, or not at all."""
 PROBE_S: Final = 5.0
 """After a delivery that could not be stored, the disk is probed this often until it can be written."""
-REFUSALS_S: Final = 60.0
-"""Further refusals for one reason are reported together after this long."""
+SECRETS_S: Final = 1.0
+"""Longest wait for the files of secrets; then their last values are used."""
 CHALLENGE: Final = b'Bearer, Basic realm="rankscope"'
 
-REPORTED_FAILURES: Final = ("not_authenticated", "failed_attempts")
-"""Reported by ``authentication.Failures``, by address."""
-
-EVICTED: Final = "evicted"
-"""Reason of a connection that was closed before its answer, to make room for another."""
-
-_Scope = MutableMapping[str, Any]
-_Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 _Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _T = TypeVar("_T")
@@ -76,70 +74,6 @@ class Deliveries(msgspec.Struct, frozen=True, kw_only=True):
     deliveries: list[AcceptedPayload]
 
 
-class _Refused(Exception):  # noqa: N818 - an HTTP answer, not an error
-    """Refusal of a request, with a status and one line of text."""
-
-    def __init__(self, status: int, reason: str, text: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
-        super().__init__(text)
-        self.status = status
-        self.reason = reason
-        """Label of the counter."""
-        self.text = text
-        self.headers = headers
-
-
-class _Refusals:
-    """Reports refused deliveries: the first for a reason at once, the number of further ones after ``REFUSALS_S``."""
-
-    def __init__(self, report: Callable[[str], object]) -> None:
-        self._report = report
-        self._further: dict[str, int] = {}
-
-    def add(self, refused: _Refused, client: str) -> None:
-        """Report a refusal. Runs in the event loop."""
-        self._add(refused.reason, client, f"with {refused.status} ({refused.reason}): {refused.text}")
-
-    def add_evicted(self, client: str) -> None:
-        """Report a connection that was closed before its answer. Runs in the event loop."""
-        self._add(EVICTED, client, f"without an answer ({EVICTED}): too many connections are open, the sender has to try again")
-
-    def _add(self, reason: str, client: str, how: str) -> None:
-        if reason in self._further:
-            self._further[reason] += 1
-            return
-        self._further[reason] = 0
-        self._report(f"refused a delivery from {one_line(client) or 'an unknown address'} {how}")
-        asyncio.get_running_loop().call_later(REFUSALS_S, self._summarise, reason)
-
-    def _summarise(self, reason: str) -> None:
-        if further := self._further.pop(reason):
-            self._report(f"refused {further} more deliveries within {REFUSALS_S:g} s ({reason})")
-
-
-class _Bodies:
-    """Memory used by the bodies of all open requests."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-
-    @contextmanager
-    def one(self) -> Iterator[Callable[[int], None]]:
-        """Reserve memory for one body, chunk by chunk, until its request is answered."""
-        reserved = 0
-
-        def reserve(size: int) -> None:
-            nonlocal reserved
-            reserved += size
-            self.bytes += size
-            if self.bytes > MAX_BODIES_BYTES:
-                raise _Refused(503, "busy", "too many large deliveries arrive at once; try again", (_CLOSE, *_later(1)))
-
-        try:
-            yield reserve
-        finally:
-            self.bytes -= reserved
-
-
 class ReceiverApp:
     """The ASGI application.
 
@@ -166,27 +100,32 @@ class ReceiverApp:
         self._show = show
         self._report = report
         self._out = out
-        self._credentials = credentials or Credentials()
-        self._failures = Failures(report)
+        self.credentials = credentials or Credentials()
+        """Accepted credentials; they may be replaced."""
+        self.reloaded = True
+        """The last SIGHUP could read the configuration."""
         self._counters = counters or Counters()
         self._accepted = accepted
         self._clock = clock
         # A slow disk must not block the event loop.
         self._keeper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inbox")
+        self._secrets = ThreadPoolExecutor(max_workers=1, thread_name_prefix="secrets")
+        self._reading_secrets: asyncio.Future[None] | None = None
         self._writable = True
-        self._refusals = _Refusals(report)
-        self._bodies = _Bodies()
+        self._refusals = RefusalLog(report)
+        self._bodies = BodyBudget(MAX_BODIES_BYTES, evicts=False)
+        self._unproven_bodies = BodyBudget(MAX_UNPROVEN_BODIES_BYTES, evicts=True)
         self._probe: asyncio.Task[None] | None = None
 
-    async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: _Send) -> None:
         """Answer one request."""
         try:
             status, kind, body = await self._answer(scope, receive)
             headers: tuple[tuple[bytes, bytes], ...] = ()
-        except _Refused as refused:
+        except Refused as refused:
             self._counters.add("refused", reason=refused.reason)
-            if scope["path"] == "/webhook" and refused.reason not in REPORTED_FAILURES:
-                self._refusals.add(refused, (scope.get("client") or ("",))[0])
+            if scope["path"] == "/webhook" or refused.reason == "not_authenticated":
+                self._refusals.add(refused, _address(scope))
             status, kind, body = refused.status, _TEXT, f"{refused.text}\n".encode()
             headers = refused.headers
         start = [
@@ -204,53 +143,64 @@ class ReceiverApp:
         self._counters.add("refused", reason=EVICTED)
         self._refusals.add_evicted(address)
 
-    async def _answer(self, scope: _Scope, receive: _Receive) -> tuple[int, bytes, bytes]:
+    async def _answer(self, scope: Scope, receive: Receive) -> tuple[int, bytes, bytes]:
         method, path = scope["method"], scope["path"]
         allowed = _PATHS.get(path)
         if allowed is None:
-            raise _Refused(404, "not_found", "POST /webhook, GET /deliveries, /metrics, /-/healthy, /-/ready")
+            raise Refused(404, "not_found", "POST /webhook, GET /deliveries, /metrics, /-/healthy, /-/ready")
         if method not in allowed:
-            raise _Refused(405, "method", f"only {', '.join(allowed)}", ((b"allow", ", ".join(allowed).encode()),))
+            raise Refused(405, "method", f"only {', '.join(allowed)}", ((b"allow", ", ".join(allowed).encode()),))
+        headers = _headers(scope)
+        if b"origin" in dict(scope["headers"]):
+            raise Refused(403, "cross_site", "web pages may not send requests here")
         match path:
             case "/webhook":
-                with self._bodies.one() as reserve:
-                    headers, body = await self._authenticated(scope, receive, reserve, with_body=True)
+                if headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != b"application/json":
+                    raise Refused(415, "content_type", "only Content-Type: application/json", (CLOSE,))
+                async with self._authenticated(scope, receive, headers) as body:
                     return await self._take(headers, body)
             case "/deliveries":
-                with self._bodies.one() as reserve:
-                    await self._authenticated(scope, receive, reserve, with_body=False)
-                return 200, b"application/json", msgspec.json.encode(await self._off_loop(self._listing))
+                async with self._authenticated(scope, receive, headers):
+                    return 200, b"application/json", msgspec.json.encode(await self._off_loop(self._listing))
             case "/metrics":
                 return 200, b"text/plain; version=0.0.4; charset=utf-8", await self._off_loop(self._metrics)
             case "/-/ready":
                 if not self._writable:
-                    raise _Refused(503, "not_ready", "the last delivery could not be stored", _later(PROBE_S))
+                    raise Refused(503, "not_ready", "the last delivery could not be stored", retry_after(PROBE_S))
                 return 200, _TEXT, b"ready\n"
         return 200, _TEXT, b"ok\n"
 
-    async def _authenticated(
-        self, scope: _Scope, receive: _Receive, reserve: Callable[[int], None], *, with_body: bool
-    ) -> tuple[Headers, bytes]:
-        """Authenticate a request, and return its headers and body. Raises ``_Refused``."""
-        address = (scope.get("client") or ("",))[0]
-        left_s = self._failures.blocked_s(address) if self._credentials.any else 0.0
-        shortest = UNGUESSABLE if left_s else 0
-        times = Counter(name for name, _ in scope["headers"])
-        headers = {name: value for name, value in scope["headers"] if times[name] == 1}
-        known = not self._credentials.any or self._credentials.by_header(headers, shortest=shortest)
-        if not known and not (self._credentials.signed or self._credentials.grafana):
-            raise self._stranger(address, left_s)
-        body = await _body(scope, receive, reserve) if with_body or not known else b""
-        if not known and not self._credentials.by_signature(headers, body, now_s=time.time(), shortest=shortest):
-            raise self._stranger(address, left_s)
-        return headers, body
+    @asynccontextmanager
+    async def _authenticated(self, scope: Scope, receive: Receive, headers: Headers) -> AsyncIterator[bytes]:
+        """Authenticate a request, and yield its body. Raises ``Refused``.
 
-    def _stranger(self, address: str, left_s: float) -> _Refused:
-        if left_s:
-            return _Refused(503, "failed_attempts", "too many failed attempts from this address", _later(left_s))
-        self._failures.failed(address)
-        headers = ((b"www-authenticate", CHALLENGE), (b"connection", b"close"))
-        return _Refused(401, "not_authenticated", "credentials are missing or wrong", headers)
+        Nothing of the body is read before its sender has shown a secret, or headers of a signature that may fit.
+        """
+        if not self.credentials.any:
+            if not is_loopback(_host(headers)):
+                # A web page whose name has been made to resolve to this machine would be taken for one of ours by the browser.
+                raise Refused(403, "cross_site", "without credentials, only requests to localhost are accepted", (CLOSE,))
+            known = True
+        else:
+            await self._read_secrets()
+            known = self.credentials.by_header(headers)
+            if not known and not self.credentials.may_be_signed(headers, now_s=time.time()):
+                raise _unauthenticated()
+        proven = known and self.credentials.any
+        budget = self._bodies if proven else self._unproven_bodies
+        with budget.body(_address(scope)) as body:
+            data = await budget.read(scope, receive, body)
+            # In a thread: the hash of a large body takes a while.
+            if not known and not await asyncio.to_thread(self.credentials.by_signature, headers, data, now_s=time.time()):
+                raise _unauthenticated()
+            yield data
+
+    async def _read_secrets(self) -> None:
+        """Read the secrets in a thread: a file system that does not answer must not block the event loop."""
+        if self._reading_secrets is None or self._reading_secrets.done():
+            loop = asyncio.get_running_loop()
+            self._reading_secrets = loop.run_in_executor(self._secrets, self.credentials.read_again)
+        await asyncio.wait({self._reading_secrets}, timeout=SECRETS_S)
 
     async def _take(self, headers: Headers, body: bytes) -> tuple[int, bytes, bytes]:
         notification, new = await self._off_loop(lambda: self._keep(headers.get(b"webhook-id"), body))
@@ -270,7 +220,7 @@ class ReceiverApp:
         try:
             new = self._inbox.accept(body, key=key, now_unix_ns=now, also=lambda: self._append(body, now))
         except BusyError as error:
-            raise _Refused(503, "busy", f"busy: {error}; try again", _later(10)) from error
+            raise Refused(503, "busy", f"busy: {error}; try again", retry_after(10)) from error
         except StoreError as error:
             raise self._not_stored(str(error)) from error
         except OSError as error:
@@ -283,16 +233,16 @@ class ReceiverApp:
             with self._out.open("ab") as file:
                 file.write(msgspec.json.encode(AcceptedPayload(received_unix_ns=now_unix_ns, payload=msgspec.Raw(body))) + b"\n")
 
-    def _not_stored(self, reason: str) -> _Refused:
+    def _not_stored(self, reason: str) -> Refused:
         if self._writable:
             self._writable = False
             self._report(f"{reason}; senders get 503 and retry")
-        return _Refused(503, "not_stored", "cannot store the delivery", _later(5))
+        return Refused(503, "not_stored", "cannot store the delivery", retry_after(5))
 
     def _stored(self) -> None:
         if not self._writable:
             self._writable = True
-            self._report("deliveries can be stored again")
+            logger.info("deliveries can be stored again")
 
     def _show_alerts(self, notification: Notification) -> None:
         for alert in notification.alerts:
@@ -315,6 +265,7 @@ class ReceiverApp:
             undelivered_messages=undelivered,
             oldest_undelivered_seconds=undelivered_s,
             writable=int(self._writable),
+            config_last_reload_successful=int(self.reloaded),
         )
 
     async def _probe_disk(self) -> None:
@@ -336,7 +287,7 @@ class ReceiverApp:
         try:
             return await loop.run_in_executor(self._keeper, work)
         except StoreError as error:
-            raise _Refused(503, "not_ready", str(error), _later(5)) from error
+            raise Refused(503, "not_ready", str(error), retry_after(5)) from error
         finally:
             if not self._writable and (self._probe is None or self._probe.done()):
                 self._probe = loop.create_task(self._probe_disk())
@@ -350,11 +301,26 @@ def _may_grow(out: Path) -> bool:
         return False
 
 
-_CLOSE: Final = (b"connection", b"close")
+def _address(scope: Scope) -> str:
+    return (scope.get("client") or ("",))[0]
 
 
-def _later(seconds: float) -> tuple[tuple[bytes, bytes], ...]:
-    return ((b"retry-after", b"%d" % max(1, round(seconds))),)
+def _headers(scope: Scope) -> Headers:
+    times = Counter(name for name, _ in scope["headers"])
+    return {name: value for name, value in scope["headers"] if times[name] == 1}
+
+
+def _host(headers: Headers) -> str:
+    """Return the host of the ``Host`` header, without its port; empty if there is none."""
+    try:
+        return urlsplit(f"//{headers.get(b'host', b'').decode('latin-1')}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _unauthenticated() -> Refused:
+    headers = ((b"www-authenticate", CHALLENGE), CLOSE)
+    return Refused(401, "not_authenticated", "credentials are missing or wrong", headers)
 
 
 def _read(body: bytes) -> tuple[Notification, bytes]:
@@ -362,30 +328,6 @@ def _read(body: bytes) -> tuple[Notification, bytes]:
     try:
         return read_notification(body), msgspec.json.format(body, indent=-1)
     except NotUnderstoodError as error:
-        raise _Refused(400, "not_understood", str(error)) from error
+        raise Refused(400, "not_understood", str(error)) from error
     except (msgspec.DecodeError, RecursionError) as error:
-        raise _Refused(400, "not_understood", "not a webhook payload: nested too deeply, or no JSON") from error
-
-
-async def _body(scope: _Scope, receive: _Receive, reserve: Callable[[int], None]) -> bytes:
-    advice = f"the body is larger than {MAX_BODY_BYTES} bytes; set max_alerts in Alertmanager's webhook_configs"
-    too_large = _Refused(413, "too_large", advice, (_CLOSE,))
-    length = dict(scope["headers"]).get(b"content-length", b"")
-    if length.isdigit() and int(length) > MAX_BODY_BYTES:
-        raise too_large
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise _Refused(400, "cut_off", "the connection was closed early")
-                chunk = message.get("body", b"")
-                reserve(len(chunk))
-                body += chunk
-                if len(body) > MAX_BODY_BYTES:
-                    raise too_large
-                if not message.get("more_body", False):
-                    return bytes(body)
-    except TimeoutError as error:
-        raise _Refused(408, "slow", "the body did not arrive in time", (_CLOSE,)) from error
+        raise Refused(400, "not_understood", "not a webhook payload: nested too deeply, or no JSON") from error

@@ -8,15 +8,15 @@ from typing import Any, Literal
 
 import msgspec
 
-from rankscope.alerts.receive.analyst import ChildResult
+from rankscope.alerts.receive.bounded_child import ChildResult
 from rankscope.alerts.receive.facts import MAX_TEXT, by_name_only
 from rankscope.alerts.receive.known_runs import KnownRun
 from rankscope.alerts.watch.findings import reading
-from rankscope.alerts.watch.standstill import PIDS, concrete, is_stack, stacks
+from rankscope.alerts.watch.life_alerts import PIDS, concrete, is_stack, stacks
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import InputError
-from rankscope.base.text import duration, one_line
+from rankscope.base.text import format_duration, one_line
 from rankscope.runs.links import overview_url, window_url
 from rankscope.runs.reader import RunReader
 
@@ -189,7 +189,7 @@ def _imposed(found: Analysis) -> str:
     worst = found.imposed_wait[0]
     share = "" if worst.share is None else f", {worst.share:.0%} of all waiting"
     steps = max(1, found.source.steps)
-    return f"the others waited {duration(worst.imposed_us / steps)} per step for rank {worst.rank}{share}"
+    return f"the others waited {format_duration(worst.imposed_us / steps)} per step for rank {worst.rank}{share}"
 
 
 def _collectives(found: Analysis) -> str:

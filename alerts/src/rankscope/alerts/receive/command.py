@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from rankscope.alerts.output import log_options
+from rankscope.base.logs import LogFormat, LogLevel, daemon_log
 from rankscope.base.options import ListenAddress, link_url
 
 
@@ -40,6 +42,7 @@ Exit status: 0 ended by SIGTERM or Ctrl-C, 2 usage, 3 a file, folder or address 
     help="Folder of deliveries and messages.  [default: with --config, ~/.local/state/rankscope/receiver]",
 )
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Append every delivery to this file (JSON Lines).")
+@log_options
 def serve(
     *,
     config: Path | None,
@@ -48,6 +51,8 @@ def serve(
     dashboard_url: str | None,
     state: Path | None,
     out: Path | None,
+    log_level: LogLevel,
+    log_format: LogFormat | None,
 ) -> None:
     """Receive webhooks of Alertmanager and Grafana: show, enrich, forward, act.
 
@@ -59,9 +64,14 @@ def serve(
     GET  /-/ready      200 while it can store deliveries
 
     Each alert is printed in one line. With --config or --state, accepted deliveries survive a killed process; without either
-    they are kept in memory. On an address that other machines can reach, [receive] in the file must set credentials of senders.
+    they are kept in memory. Targets, actions, and an address that other machines can reach need credentials of senders in
+    [receive]. SIGHUP reads the file again.
     """  # noqa: D301 - \b is for click
-    from rankscope.alerts.receive.setup import Receiver, settings
+    from rankscope.alerts.receive.settings import Settings, settings
+    from rankscope.alerts.receive.setup import Receiver
 
-    chosen = settings(config, listen=listen, runs=runs, dashboard_url=dashboard_url, state=state, out=out)
-    Receiver(chosen).serve()
+    def read() -> Settings:
+        return settings(config, listen=listen, runs=runs, dashboard_url=dashboard_url, state=state, out=out)
+
+    with daemon_log(log_level, log_format):
+        Receiver(read(), read_again=read).serve()

@@ -12,12 +12,12 @@ import msgspec
 
 from rankscope.alerts.deliver.signing import SecretPlace
 from rankscope.alerts.rules.rule_file import runbooks
-from rankscope.alerts.toml_file import converted, duration, read_toml
+from rankscope.alerts.toml_file import converted, read_toml
 from rankscope.base.errors import InputError
-from rankscope.base.options import ListenAddress, link_url, parse_rate
+from rankscope.base.options import ListenAddress, link_url, parse_duration, parse_rate
 from rankscope.runs.control import MAX_AGE_SECONDS, MAX_STEPS
 
-SECTIONS: Final = ("receive", "route", "action", "target")
+SECTIONS: Final = ("receive", "route", "action", "target", "alertmanager")
 
 _T = TypeVar("_T")
 
@@ -64,7 +64,7 @@ class ReceiveSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         for name in ("repeat_after", "enrich_within"):
-            duration(getattr(self, name))
+            parse_duration(getattr(self, name), needs_unit=True)
         if self.listen is not None:
             _checked(lambda text: ListenAddress().convert(text, None, None), self.listen)
         if self.dashboard_url is not None:
@@ -101,7 +101,7 @@ class ActionRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def __post_init__(self) -> None:
         action_rate(self.at_most)
         action_rate(self.at_most_overall)
-        if duration(self.wait) > 86_400:
+        if parse_duration(self.wait, needs_unit=True) > 86_400:
             raise ValueError(f"wait: a result is waited for at most a day, and a request is void after {MAX_AGE_SECONDS:.0f} s")
 
     def applies(self, labels: dict[str, str]) -> bool:

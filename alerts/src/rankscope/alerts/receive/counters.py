@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections import Counter
-from collections.abc import Callable
 from typing import Final
 
 _HELP: Final = {
@@ -25,13 +23,15 @@ _HELP: Final = {
         "gauge",
         "How long the oldest of them has waited; 0 when there is none.",
     ),
+    "rankscope_receiver_config_last_reload_successful": ("gauge", "Whether the last SIGHUP could read the configuration."),
     "rankscope_receiver_writable": ("gauge", "Whether the last delivery could be stored."),
 }
 GAUGES: Final = tuple(name.removeprefix("rankscope_receiver_") for name, (kind, _) in _HELP.items() if kind == "gauge")
 """Arguments of ``Counters.page``."""
 _Key = tuple[str, tuple[tuple[str, str], ...]]
 REFUSALS: Final = (
-    "too_large", "not_understood", "not_authenticated", "failed_attempts", "slow", "cut_off", "busy", "not_stored", "evicted",
+    "too_large", "not_understood", "not_authenticated", "cross_site", "content_type", "slow", "cut_off", "busy", "not_stored",
+    "evicted",
 )  # fmt: skip
 """Reasons for refusing a delivery. They start at 0: Prometheus sees no increase in a counter whose first value is 1."""
 
@@ -62,41 +62,3 @@ class Counters:
                 pairs = ",".join(f'{label}="{text}"' for label, text in labels)
                 lines.append(f"{name}{{{pairs}}} {value}" if pairs else f"{name} {value}")
         return ("\n".join(lines) + "\n").encode()
-
-
-MAX_WAITING: Final = 10_000
-"""Queued lines. Further lines are dropped, and their number is written."""
-CLOSE_S: Final = 2.0
-
-
-class LineQueue:
-    """Queue of lines from any thread, which never blocks. One thread passes them to ``write``."""
-
-    def __init__(self, write: Callable[[str], object]) -> None:
-        self._write = write
-        self._lines: queue.Queue[str | None] = queue.Queue(MAX_WAITING)
-        self._lost = 0
-        self._thread = threading.Thread(target=self._run, name="lines", daemon=True)
-        self._thread.start()
-
-    def __call__(self, line: str) -> None:
-        """Queue a line."""
-        try:
-            self._lines.put_nowait(line)
-        except queue.Full:
-            self._lost += 1
-
-    def close(self) -> None:
-        """Write the queued lines, waiting a few seconds at most."""
-        try:
-            self._lines.put(None, timeout=CLOSE_S)
-        except queue.Full:
-            return
-        self._thread.join(CLOSE_S)
-
-    def _run(self) -> None:
-        while (line := self._lines.get()) is not None:
-            self._write(line)
-            if self._lost:
-                lost, self._lost = self._lost, 0
-                self._write(f"… {lost} lines were dropped: they came faster than they could be printed")

@@ -22,7 +22,7 @@ _ALERTS_OF_KIND: Final[dict[str, tuple[str, ...]]] = {
 """Alerts by the kind of finding that they are about."""
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Part of an analysis that alerts include; or the reason why there is none."""
 
     problem: str = ""
@@ -41,12 +41,12 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     hosts: dict[int, str] = {}
 
 
-def facts_of(analysis: Analysis) -> Facts:
+def facts_of(analysis: Analysis) -> RunFacts:
     """Extract the part of an analysis that is kept."""
     findings = analysis.findings[:_FINDINGS]
     named = {analysis.verdict.rank, *(finding.rank for finding in findings)}
     ranks = [row for row in analysis.ranks if row.rank in named]
-    return Facts(
+    return RunFacts(
         run_id=analysis.source.run_id or "",
         simulated=analysis.source.simulated,
         coverage=analysis.source.coverage,
@@ -62,7 +62,7 @@ def by_name_only(run_id: str) -> str:
     return f"Run {run_id}, the only live one of that name: "
 
 
-def annotations_of(facts: Facts, labels: dict[str, str], *, dashboard_url: str | None) -> dict[str, str]:
+def annotations_of(facts: RunFacts, labels: dict[str, str], *, dashboard_url: str | None) -> dict[str, str]:
     """Return the annotations that the facts add to an alert with these labels.
 
     ``verdict`` is the sentence about the run; ``no_verdict`` is the reason if there is none. Cause, cost, rank and next steps are
@@ -116,7 +116,7 @@ def annotations_of(facts: Facts, labels: dict[str, str], *, dashboard_url: str |
     return {name: _text(text) for name, text in texts.items() if text}
 
 
-def _about(facts: Facts, alertname: str, rank: int | None, host: str | None) -> Verdict | Finding | None:
+def _about(facts: RunFacts, alertname: str, rank: int | None, host: str | None) -> Verdict | Finding | None:
     """Return the verdict, or else the costliest finding, that an alert of this name is about.
 
     ``rank``: that of the alert; ``host``: that of an alert about a host as a whole.

@@ -1,9 +1,8 @@
-"""Forwarding of alerts: their targets, the messages for the outbox, and verdicts that follow later."""
+"""Forwarding of alerts: their targets, and the messages for the outbox."""
 
 from __future__ import annotations
 
 import hashlib
-import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,13 +14,8 @@ from rankscope.alerts.alert import UPDATED_AT, rfc3339
 from rankscope.alerts.deliver.message import Message, messages
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.payload import PayloadAlert, build_payload, group_key
-from rankscope.alerts.receive.analyst import Analyst
 from rankscope.alerts.receive.config import Route
-from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.episodes import Episode
-from rankscope.alerts.receive.facts import annotations_of
-from rankscope.alerts.receive.inbox import Action, Inbox
-from rankscope.alerts.receive.known_runs import run_named
 from rankscope.alerts.receive.notification import ReceivedAlert, payload_alert
 
 _OWN: Final = frozenset(
@@ -119,71 +113,3 @@ class Forwarding:
 def _group(alert: PayloadAlert) -> str:
     key = group_key(alert.labels)
     return key if len(key) <= _LONGEST_GROUP else hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
-
-
-MOST_OWED: Final = 200
-"""Limit, because each stores its alert and is checked at every event. Further alerts get no late verdict."""
-TOO_LATE_S: Final = 1800.0
-"""An older verdict is no longer useful."""
-
-
-class LateVerdicts:
-    """Verdicts that are owed to alerts. All methods raise ``StoreError``."""
-
-    def __init__(
-        self,
-        inbox: Inbox,
-        analyst: Analyst,
-        forwarding: Forwarding,
-        *,
-        counters: Counters,
-        dashboard_url: str | None,
-        clock: Callable[[], int] = time.time_ns,
-    ) -> None:
-        self._inbox = inbox
-        self._analyst = analyst
-        self._forwarding = forwarding
-        self._counters = counters
-        self._dashboard_url = dashboard_url
-        self._clock = clock
-
-    def owed(self, alert: ReceivedAlert, episode: Episode, *, new: int) -> Action | None:
-        """Build the inbox entry of an owed verdict; ``None`` at the limit. ``new``: number of new entries of the delivery."""
-        if self._inbox.owed_verdict_count() + new >= MOST_OWED:
-            return None
-        return Action(
-            kind="verdict",
-            fingerprint=alert.fingerprint,
-            starts_unix_ns=episode.starts_unix_ns,
-            run_id=alert.labels.get("run_id", ""),
-            created_unix_ns=self._clock(),
-            steps=0,
-            alert=msgspec.json.encode(alert),
-        )
-
-    def run_due(self) -> None:
-        """Forward the verdicts that are ready."""
-        for action in self._inbox.owed_verdicts():
-            if self._settled(action):
-                self._inbox.forget(action)
-
-    def _settled(self, action: Action) -> bool:
-        """Forward a verdict if it is ready. Returns ``False`` if it may still come, ``True`` if the entry can be deleted."""
-        if abs(self._clock() - action.created_unix_ns) > TOO_LATE_S * 1e9:
-            return True
-        episode = self._inbox.episode(action.fingerprint)
-        if episode is None or episode.status == "resolved" or episode.starts_unix_ns != action.starts_unix_ns:
-            return True
-        alert = msgspec.json.decode(action.alert, type=ReceivedAlert)
-        named = run_named(alert.labels)
-        assert named is not None, "a verdict is owed about a run"
-        facts = self._analyst.facts(named)
-        if facts is None or facts.late:
-            return False
-        self._counters.add("late_verdicts", outcome="no_verdict" if facts.verdict is None else "verdict")
-        if facts.verdict is not None:
-            annotations = annotations_of(facts, alert.labels, dashboard_url=self._dashboard_url)
-            annotations[UPDATED_AT] = rfc3339(self._clock())
-            follow_up = forwarded(alert, episode, annotations, revision=f"verdict-{action.number}")
-            self._counters.add("forwarded", self._forwarding.put([follow_up]))
-        return True

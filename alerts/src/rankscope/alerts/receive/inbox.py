@@ -83,14 +83,16 @@ class Inbox:
             also()
         return True
 
-    def waiting(self, most: int, *, after: int = 0) -> list[Delivery]:
-        """Return the oldest unprocessed deliveries with a number greater than ``after``."""
-        rows = self.store.query(
-            "SELECT number, received_unix_ns, body FROM deliveries WHERE done_unix_ns IS NULL AND number > ? "
-            "ORDER BY number LIMIT ?",
-            (after, most),
-        )
-        return [Delivery(number=number, received_unix_ns=received, body=body) for number, received, body in rows]
+    def waiting(self) -> list[tuple[int, int]]:
+        """Return number and time of arrival of the unprocessed deliveries, oldest first."""
+        rows = self.store.query("SELECT number, received_unix_ns FROM deliveries WHERE done_unix_ns IS NULL ORDER BY number")
+        return [(number, received) for number, received in rows]
+
+    def body(self, number: int) -> bytes:
+        """Return the body of an unprocessed delivery."""
+        [[body]] = self.store.query("SELECT body FROM deliveries WHERE number = ?", (number,))
+        assert isinstance(body, bytes)
+        return body
 
     def waiting_count(self) -> tuple[int, int | None]:
         """Return the number of unprocessed deliveries, and when the oldest was accepted."""

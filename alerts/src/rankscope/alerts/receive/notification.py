@@ -7,8 +7,8 @@ from typing import Final, Literal
 import msgspec
 
 from rankscope.alerts.alert import fingerprint, is_rfc3339, unix_ns
-from rankscope.alerts.deliver.message import cut
 from rankscope.alerts.payload import NOT_ENDED, PayloadAlert
+from rankscope.base.text import shortened
 
 MAX_ALERTS: Final = 2_000
 """Alerts that are processed per delivery. The rest is counted with those that the sender left out."""
@@ -77,7 +77,9 @@ def read_notification(body: bytes) -> Notification:
     for number, alert in enumerate(read.alerts[:MAX_ALERTS]):
         for name, moment in (("startsAt", alert.starts_at), ("endsAt", alert.ends_at)):
             if moment and not is_rfc3339(moment):
-                raise NotUnderstoodError(f"not a webhook payload: alerts[{number}].{name} is not a time: {cut(moment, 40)!r}")
+                raise NotUnderstoodError(
+                    f"not a webhook payload: alerts[{number}].{name} is not a time: {shortened(moment, 40)!r}"
+                )
     left_out = max(0, len(read.alerts) - MAX_ALERTS)
     return Notification(
         source="alertmanager" if read.version == "4" else "grafana",

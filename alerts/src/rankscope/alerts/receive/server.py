@@ -24,11 +24,12 @@ def serve(
     certificate: tuple[Path, Path] | None = None,
     report: Callable[[str], object] = lambda _: None,
     begins: Callable[[], object] = lambda: None,
+    reload: Callable[[], object] = lambda: None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, with TLS if files of a certificate and its key are given.
 
-    A renewed certificate is used from the next handshake. ``begins`` is called when the receiver accepts connections; ``report``
-    takes problems with the certificate. Raises ``InputError`` for files that are no certificate and key.
+    A renewed certificate is used from the next handshake. ``begins`` is called when the receiver accepts connections, ``reload``
+    at SIGHUP; ``report`` takes problems with the certificate. Raises ``InputError`` for files that are no certificate and key.
     """
     if certificate is None:
         endpoint = receiver_endpoint(app, sock)
@@ -43,7 +44,7 @@ def serve(
 
         followed = FollowedFiles(lambda: (_context(file, key), certificate), changed=lambda _: complaints.clear(), failed=failed)
         endpoint = receiver_endpoint(app, sock, tls=followed.get)
-    serve_until_signal([endpoint], grace_s=STOP_S, started=begins)
+    serve_until_signal([endpoint], grace_s=STOP_S, started=begins, reload=reload)
 
 
 def receiver_endpoint(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -19,10 +20,11 @@ from rankscope.alerts.receive.analyst import Analyst
 from rankscope.alerts.receive.config import ActionRule
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.episodes import Change, Episode, next_episode
-from rankscope.alerts.receive.facts import Facts, annotations_of
-from rankscope.alerts.receive.forwarding import ForwardedAlert, Forwarding, LateVerdicts, forwarded
-from rankscope.alerts.receive.inbox import Action, Delivery, Inbox
-from rankscope.alerts.receive.known_runs import run_named
+from rankscope.alerts.receive.facts import RunFacts, annotations_of
+from rankscope.alerts.receive.forwarding import ForwardedAlert, Forwarding, forwarded
+from rankscope.alerts.receive.inbox import Action, Inbox
+from rankscope.alerts.receive.known_runs import RunName, run_named
+from rankscope.alerts.receive.late_verdicts import LateVerdicts
 from rankscope.alerts.receive.notification import Notification, NotUnderstoodError, ReceivedAlert, read_notification
 from rankscope.alerts.store.database import StoreError
 
@@ -34,7 +36,7 @@ POISON_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class WorkerSettings:
     """Settings for the processing of alerts."""
 
     repeat_after_s: float = 4 * 3600.0
@@ -52,6 +54,23 @@ class _Changes:
     kinds: list[str] = field(default_factory=list)
 
 
+@dataclass(slots=True, kw_only=True)
+class _Waiting:
+    """What is known about a delivery that has to wait, so that its body need not be decoded at every look."""
+
+    received_unix_ns: int
+    """When it arrived, or this process started."""
+    since_s: float = field(default_factory=time.monotonic)
+    """Monotonic time of the first look."""
+    fingerprints: array[int] = field(default_factory=lambda: array("Q"))
+    runs: frozenset[RunName] = frozenset()
+    """Runs whose verdicts it waits for."""
+    blocked: bool = False
+    """An earlier delivery about one of its alerts waits."""
+    not_before_s: float = 0.0
+    """Monotonic time of the next attempt after an internal fault; 0 without one."""
+
+
 class Worker:
     """Processor of the inbox. Without ``forwarding`` no alert is forwarded; without ``analyst`` none is enriched.
 
@@ -62,7 +81,7 @@ class Worker:
         self,
         inbox: Inbox,
         *,
-        policy: Policy,
+        settings: WorkerSettings,
         counters: Counters,
         report: Callable[[str], object],
         forwarding: Forwarding | None = None,
@@ -72,7 +91,7 @@ class Worker:
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
         self._inbox = inbox
-        self._policy = policy
+        self._settings = settings
         self._counters = counters
         self._report = report
         self._forwarding = forwarding
@@ -81,12 +100,9 @@ class Worker:
         self._on_action = on_action
         self._clock = clock
         self._began_unix_ns = clock()
-        self._waits: dict[int, float] = {}
-        """Deliveries that wait for an analysis, and the monotonic time of the first look."""
+        self._waiting: dict[int, _Waiting] = {}
         self._pruned = -math.inf
         self._since_pruned = 0
-        self._poison: dict[int, float] = {}
-        """Deliveries that caused an internal fault, and when."""
 
     def run(self, woken: threading.Event, stopping: threading.Event) -> None:
         """Run until ``stopping`` is set; ``woken`` announces work."""
@@ -99,13 +115,7 @@ class Worker:
 
     def run_due(self) -> bool:
         """Process the deliveries that need not wait; returns ``True`` if there were any. Raises ``StoreError``."""
-        held: set[str] = set()
-        done = 0
-        last = 0
-        # One at a time to limit memory: each may have the maximum size of a body.
-        while batch := self._inbox.waiting(1, after=last):
-            done += sum([self._process_delivery(delivery, held) for delivery in batch])
-            last = batch[-1].number
+        done = self._process_waiting()
         if self._late is not None:
             self._late.run_due()
         self._since_pruned += done
@@ -114,42 +124,69 @@ class Worker:
             self._pruned, self._since_pruned = time.monotonic(), 0
         return done > 0
 
-    def _process_delivery(self, delivery: Delivery, held: set[str]) -> bool:
-        """Process a delivery, unless it has to wait. No later delivery about the same alerts may overtake it."""
-        try:
-            notification = read_notification(delivery.body)
-        except NotUnderstoodError as error:  # accepted by another version of rankscope
-            self._report(f"delivery {delivery.number} was accepted and is not understood: {error}")
-            notification = Notification(source="alertmanager")
-        about = {alert.fingerprint for alert in notification.alerts}
-        if about & held or not self._process_safely(delivery, notification):
-            held |= about
-            return False
-        self._waits.pop(delivery.number, None)
-        return True
+    def _process_waiting(self) -> int:
+        """Process the deliveries that need not wait; returns their number."""
+        waiting = self._inbox.waiting()
+        known = {number: self._waiting[number] for number, _ in waiting if number in self._waiting}
+        self._waiting = known
+        if len(known) == len(waiting) and not any(not one.blocked and self._may_proceed(one) for one in known.values()):
+            return 0
+        held: set[int] = set()
+        done = 0
+        for number, received_unix_ns in waiting:
+            delivery = known.get(number)
+            if delivery is None or (held.isdisjoint(delivery.fingerprints) and self._may_proceed(delivery)):
+                # One body at a time to limit memory: each may have the maximum size.
+                delivery = self._process_delivery(number, received_unix_ns, held)
+                if delivery is None:
+                    known.pop(number, None)
+                    done += 1
+                    continue
+                known[number] = delivery
+            # No later delivery about the same alerts may overtake this one.
+            delivery.blocked = not held.isdisjoint(delivery.fingerprints)
+            held.update(delivery.fingerprints)
+        return done
 
-    def _process_safely(self, delivery: Delivery, notification: Notification) -> bool:
-        """Process a delivery. One that causes an internal fault stays in the inbox and does not block the others."""
-        if time.monotonic() - self._poison.get(delivery.number, -math.inf) < POISON_S:
+    def _may_proceed(self, delivery: _Waiting) -> bool:
+        """Return whether a delivery that had to wait can be processed now."""
+        if time.monotonic() < delivery.not_before_s:
             return False
+        analyst = self._analyst
+        return self._is_late(delivery) or analyst is None or all(analyst.facts(named) is not None for named in delivery.runs)
+
+    def _process_delivery(self, number: int, received_unix_ns: int, held: set[int]) -> _Waiting | None:
+        """Process a delivery, unless it has to wait; returns what to keep about one that waits.
+
+        One that causes an internal fault stays in the inbox and does not block the others.
+        """
+        delivery = self._waiting.get(number) or _Waiting(received_unix_ns=max(received_unix_ns, self._began_unix_ns))
         try:
-            done = self._process(delivery, notification)
+            notification = read_notification(self._inbox.body(number))
+        except NotUnderstoodError as error:  # accepted by another version of rankscope
+            self._report(f"delivery {number} was accepted and is not understood: {error}")
+            notification = Notification(source="alertmanager")
+        delivery.fingerprints = array("Q", (int(alert.fingerprint, 16) for alert in notification.alerts))
+        if not held.isdisjoint(delivery.fingerprints):
+            return delivery
+        try:
+            delivery.runs = self._process(number, delivery, notification)
         except (StoreError, OSError):
             raise
         except Exception as error:  # noqa: BLE001 - a bug must not stop the alerts of other deliveries
-            if delivery.number not in self._poison:
-                self._report(f"internal fault: delivery {delivery.number} is left for later: {type(error).__name__}: {error}")
-            self._poison[delivery.number] = time.monotonic()
-            return False
-        self._poison.pop(delivery.number, None)
-        return done
+            if not delivery.not_before_s:
+                self._report(f"internal fault: delivery {number} is left for later: {type(error).__name__}: {error}")
+            delivery.not_before_s = time.monotonic() + POISON_S
+            return delivery
+        return delivery if delivery.runs else None
 
-    def _process(self, delivery: Delivery, notification: Notification) -> bool:
+    def _process(self, number: int, delivery: _Waiting, notification: Notification) -> frozenset[RunName]:
+        """Process a delivery; returns the runs whose verdicts it has to wait for, empty if it was processed."""
         now = self._clock()
         changes = self._changes(notification.alerts, now)
-        facts = self._facts(delivery, changes)
-        if facts is None:
-            return False
+        facts, missing = self._facts(delivery, changes)
+        if missing:
+            return missing
         actions: list[Action] = []
         alerts: list[ForwardedAlert] = []
         for alert, episode, kind in changes.alerts:
@@ -161,25 +198,27 @@ class Worker:
         with self._inbox.store.transaction():
             if self._forwarding is not None and alerts:
                 forwarded_count = self._forwarding.put(alerts)
-            self._inbox.settle(delivery.number, list(changes.episodes.values()), actions, now_unix_ns=now)
+            self._inbox.settle(number, list(changes.episodes.values()), actions, now_unix_ns=now)
         self._counters.add("forwarded", forwarded_count)
         for counted in changes.kinds:
             self._counters.add("alerts", what=counted)
         self._counters.add("truncated_alerts", notification.truncated_alerts)
         if actions:
             self._on_action()
-        return True
+        return frozenset()
 
-    def _annotations(self, alert: ReceivedAlert, episode: Episode, known: Facts | None, actions: list[Action]) -> dict[str, str]:
+    def _annotations(
+        self, alert: ReceivedAlert, episode: Episode, known: RunFacts | None, actions: list[Action]
+    ) -> dict[str, str]:
         """Return our annotations of an alert; append the actions that it calls for to ``actions``."""
         annotations: dict[str, str] = {}
         if known is not None:
-            annotations = annotations_of(known, alert.labels, dashboard_url=self._policy.dashboard_url)
+            annotations = annotations_of(known, alert.labels, dashboard_url=self._settings.dashboard_url)
             self._counters.add("enriched", outcome="no_verdict" if known.verdict is None else "verdict")
             if known.late and self._late is not None and (owed := self._late.owed(alert, episode, new=len(actions))):
                 annotations["no_verdict"] += "; it follows when it is ready"
                 actions.append(owed)
-        rules = () if known is not None and known.unknown else self._policy.rules
+        rules = () if known is not None and known.unknown else self._settings.rules
         run_id = "" if known is None else known.run_id
         now = self._clock()
         for kind, text, action in wanted_actions(rules, alert, episode, self._inbox, actions, run_id=run_id, now_unix_ns=now):
@@ -200,7 +239,7 @@ class Worker:
                 status=alert.status,
                 starts_unix_ns=alert.starts_unix_ns,
                 now_unix_ns=now_unix_ns,
-                repeat_after_s=self._policy.repeat_after_s,
+                repeat_after_s=self._settings.repeat_after_s,
                 updated_unix_ns=unix_ns(alert.annotations.get(UPDATED_AT, "")),
             )
             changes.episodes[alert.fingerprint] = episode
@@ -209,19 +248,18 @@ class Worker:
                 changes.alerts.append((alert, episode, kind))
         return changes
 
-    def _waited_s(self, delivery: Delivery) -> float:
-        """Return the seconds since a delivery arrived or this process started. Setting the clock back does not reduce them."""
-        since = self._waits.setdefault(delivery.number, time.monotonic())
-        came = max(delivery.received_unix_ns, self._began_unix_ns)
-        return max(time.monotonic() - since, (self._clock() - came) / 1e9)
+    def _is_late(self, delivery: _Waiting) -> bool:
+        """Return whether a delivery has waited long enough. Setting the clock back does not reduce its time."""
+        waited_s = max(time.monotonic() - delivery.since_s, (self._clock() - delivery.received_unix_ns) / 1e9)
+        return waited_s >= self._settings.enrich_within_s
 
-    def _facts(self, delivery: Delivery, changes: _Changes) -> dict[str, Facts] | None:
-        """Return facts by fingerprint for firing alerts that name a run; ``None`` while the delivery has to wait."""
+    def _facts(self, delivery: _Waiting, changes: _Changes) -> tuple[dict[str, RunFacts], frozenset[RunName]]:
+        """Return facts by fingerprint for firing alerts that name a run, and the runs that have to be waited for."""
+        found: dict[str, RunFacts] = {}
+        missing: set[RunName] = set()
         if self._analyst is None:
-            return {}
-        late = self._waited_s(delivery) >= self._policy.enrich_within_s
-        found: dict[str, Facts] = {}
-        waits = False
+            return found, frozenset()
+        late = self._is_late(delivery)
         for alert, _, _ in changes.alerts:
             named = run_named(alert.labels)
             if named is None or alert.status != "firing":
@@ -229,8 +267,8 @@ class Worker:
             facts = self._analyst.facts(named)
             if facts is None:
                 if not late:
-                    waits = True
+                    missing.add(named)
                     continue
-                facts = Facts(problem=f"the run was not analysed within {self._policy.enrich_within_s:g} s", late=True)
+                facts = RunFacts(problem=f"the run was not analysed within {self._settings.enrich_within_s:g} s", late=True)
             found[alert.fingerprint] = facts
-        return None if waits else found
+        return found, frozenset(missing)

@@ -57,17 +57,17 @@ def replay(
     from rankscope.alerts.owners import WATCHER_ALERTS
     from rankscope.alerts.replay.replay import replay_run
     from rankscope.alerts.replay.result import replay_text
-    from rankscope.alerts.watch.ledger import Policy
-    from rankscope.alerts.watch.life import Patience
-    from rankscope.alerts.watch.watcher import Options
+    from rankscope.alerts.watch.ledger import FiringPolicy
+    from rankscope.alerts.watch.liveness_monitor import Patience
+    from rankscope.alerts.watch.settings import WatcherSettings
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # as for Ctrl-C: the copy of the run is removed
         signal.signal(number, signal.default_int_handler)
     if unknown := [rule for rule in rules if rule not in WATCHER_ALERTS]:
         raise click.UsageError(f"the watcher has no alert {unknown[0]!r}; it has {', '.join(WATCHER_ALERTS)}")
     with progress_line() as show:
-        options = Options(
-            policy=Policy(fire_after, resolve_after, least_firing),
+        options = WatcherSettings(
+            policy=FiringPolicy(fire_after, resolve_after, least_firing),
             patience=Patience(silent_after_s=silent_after, silent_steps=silent_steps),
             budgets=budgets(budget),
             interval_s=interval,

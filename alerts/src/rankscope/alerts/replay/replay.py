@@ -23,21 +23,27 @@ from rankscope.alerts.replay.result import Replay, Replayed, Spell
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.findings import candidates
 from rankscope.alerts.watch.following import Following
-from rankscope.alerts.watch.ledger import Ledger, Policy
-from rankscope.alerts.watch.runs import RESTART_GRACE_S, why_unreadable
-from rankscope.alerts.watch.watcher import FORGET_AFTER_S, Options, Watcher
+from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
+from rankscope.alerts.watch.runs import RESTART_GRACE_S
+from rankscope.alerts.watch.settings import WatcherSettings
+from rankscope.alerts.watch.unreadable import why_unreadable
+from rankscope.alerts.watch.watcher import FORGET_AFTER_S, Watcher
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.result.analysis import Analysis, Evidence, Finding
 from rankscope.base.errors import InputError
 
-DEFAULTS: Final = Options(policy=Policy(least_firing_s=60.0))
+DEFAULTS: Final = WatcherSettings(policy=FiringPolicy(least_firing_s=60.0))
 """Settings of the watcher, with the defaults of ``rankscope alerts watch``."""
 IDLE_S: Final = 1200.0
 """Time without growth after which evaluations are skipped until the run grows or a timeout of the watcher expires."""
 
 
 def replay_run(
-    run: Path, rules: Sequence[str] = (), *, options: Options = DEFAULTS, progress: Callable[[int], None] = lambda _percent: None
+    run: Path,
+    rules: Sequence[str] = (),
+    *,
+    options: WatcherSettings = DEFAULTS,
+    progress: Callable[[int], None] = lambda _percent: None,
 ) -> Replay:
     """Replay the watcher's alerts ``rules`` over a run (default: all). Raises ``RankscopeError``.
 
@@ -65,7 +71,7 @@ def naming_the_folder() -> Iterator[None]:
 class _Replaying:
     """A watcher, its simulated clock, and the spells so far."""
 
-    def __init__(self, run: Path, growing: GrowingRun, options: Options, progress: Callable[[int], None]) -> None:
+    def __init__(self, run: Path, growing: GrowingRun, options: WatcherSettings, progress: Callable[[int], None]) -> None:
         self._run = run
         self._growing = growing
         self._options = options

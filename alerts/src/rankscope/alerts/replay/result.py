@@ -10,7 +10,7 @@ import msgspec
 from rankscope.alerts.alert import rfc3339
 from rankscope.alerts.watch.findings import reading
 from rankscope.analysis.result.analysis import Evidence
-from rankscope.base.text import duration, one_line
+from rankscope.base.text import format_duration, one_line
 
 REPLAY_SCHEMA: Final = "rankscope.replay/1"
 
@@ -90,7 +90,7 @@ def _spell(spell: Spell) -> Iterator[str]:
     if spell.fired_unix_ns is None:
         yield f"  pending {rfc3339(spell.pending_unix_ns)} {ended}: {_about(spell)}"
         return
-    after = duration((spell.fired_unix_ns - spell.pending_unix_ns) / 1e3)
+    after = format_duration((spell.fired_unix_ns - spell.pending_unix_ns) / 1e3)
     since = f", {after} after it was first seen" if spell.fired_unix_ns > spell.pending_unix_ns else ""
     yield f"  FIRED   {rfc3339(spell.fired_unix_ns)} {ended}{since}: {_about(spell)}"
     if summary := spell.annotations.get("summary"):

@@ -44,11 +44,10 @@ def rules() -> None:
 @rules.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
 @_addressed
-@click.option("--force", is_flag=True, help="Replace also files that were edited after an export.")
-def export(folder: Path, *, thresholds: Path | None, dashboard_url: str, runbook_url: str, force: bool) -> None:
+def export(folder: Path, *, thresholds: Path | None, dashboard_url: str, runbook_url: str) -> None:
     """Write the rule file and one runbook per alert into DIR.
 
-    Files of an earlier export are replaced. If one of them was edited since, nothing is written; --force replaces it, too.
+    Files of an earlier export are replaced, also edited ones: keep your own changes in --thresholds.
 
     \b
     Examples:
@@ -56,14 +55,14 @@ def export(folder: Path, *, thresholds: Path | None, dashboard_url: str, runbook
       rankscope alerts rules export rules --thresholds ours.toml
       rankscope alerts rules export rules --dashboard-url https://gpu.example
 
-    Exit status: 0 done, 2 usage, 3 the file of thresholds is wrong, DIR cannot be written, or a file in it was edited.
+    Exit status: 0 done, 2 usage, 3 the file of thresholds is wrong, or DIR cannot be written.
     """  # noqa: D301 - \b is for click
     from rankscope.alerts.rules.export import export as write
     from rankscope.alerts.rules.thresholds import thresholds as read
 
     settings = read(thresholds)
     try:
-        written = write(folder, dashboard_url=dashboard_url, runbook_url=runbook_url, settings=settings, force=force)
+        written = write(folder, dashboard_url=dashboard_url, runbook_url=runbook_url, settings=settings)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     for path in written:

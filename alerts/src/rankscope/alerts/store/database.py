@@ -111,10 +111,10 @@ class Store:
             if self._depth:
                 yield self._connection
                 return
-            self._connection.execute("BEGIN IMMEDIATE")
             self._depth += 1
             self._writer = threading.get_ident()
             try:
+                self._connection.execute("BEGIN IMMEDIATE")
                 yield self._connection
                 self._connection.execute("COMMIT")
             except BaseException:

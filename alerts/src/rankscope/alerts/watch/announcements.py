@@ -17,6 +17,7 @@ from rankscope.alerts.watch.ledger import Entry, Ledger, Status
 from rankscope.analysis.result.analysis import Finding
 from rankscope.runs.paths import findings_file
 from rankscope.runs.segments import open_regular
+from rankscope.runs.writer import open_to_append
 
 FINDING_SCHEMA: Final = "rankscope.finding/1"
 TAIL_BYTES: Final = 4 * 2**20
@@ -40,20 +41,17 @@ def append_finding(run: Path, record: FindingRecord) -> None:
     """Append one line in a single write, so that lines of two watchers never mix. Raises ``OSError``."""
     line = msgspec.json.encode(record) + b"\n"
     # Does not create the folder: a removed run stays removed.
-    handle = os.open(findings_file(run), os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        size = os.fstat(handle).st_size
+    with open_to_append(findings_file(run)) as file:
+        size = os.fstat(file.fileno()).st_size
         # A line that a full disk cut short must not corrupt this one.
-        torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
-        os.write(handle, b"\n" + line if torn else line)
-    finally:
-        os.close(handle)
+        torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
+        file.write(b"\n" + line if torn else line)
 
 
 def is_logged(run: Path, record: FindingRecord) -> bool:
     """Return whether the end of ``findings.jsonl`` holds this record; ``False`` if it cannot be read."""
     try:
-        with open_regular(findings_file(run)) as file:
+        with open_regular(findings_file(run), links=False) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
             tail = file.read(TAIL_BYTES)
     except OSError:

@@ -2,40 +2,52 @@
 
 from __future__ import annotations
 
-import signal
+import logging
 import time
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from types import FrameType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
 
 import click
 
 from rankscope.alerts.deliver.trial import targets_option
-from rankscope.alerts.output import report_line
+from rankscope.alerts.output import log_options
 from rankscope.alerts.watch.options import budgets, judging_options
+from rankscope.alerts.watch.signals import Signals, StoppedError
 from rankscope.analysis.trace.locations import local_path
-from rankscope.base.errors import InputError
+from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.http import host_port
+from rankscope.base.logs import LogFormat, LogLevel, daemon_log
 from rankscope.base.options import Duration, ListenAddress, format_option, http_url, link_url
+
+if TYPE_CHECKING:
+    from rankscope.alerts.deliver.target_file import Destinations
+    from rankscope.alerts.watch.setup import Watch
 
 LAST_SCRAPE_S = 120.0
 """Longest wait for a last scrape after the followed run is over, if a client scrapes the watcher."""
 
 
-class _Stop(BaseException):
-    """SIGTERM or SIGINT. Not an ``Exception``, so that no handler in between catches it."""
+logger = logging.getLogger(__name__)
 
 
-def _stop(_signal: int, _frame: FrameType | None) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the clean-up
-    raise _Stop
+def _without_user(_context: click.Context, _option: click.Parameter, urls: tuple[str, ...]) -> tuple[str, ...]:
+    for url in urls:
+        if "@" in urlsplit(http_url(url)).netloc:
+            raise click.BadParameter("a password on the command line is visible to all users; use [[alertmanager]] in --config")
+    return urls
 
 
 @click.command()
 @click.argument("path", metavar="RUN|ROOT", callback=lambda _context, _option, value: local_path(value))
 @click.option(
-    "--alertmanager", multiple=True, type=http_url, metavar="URL", help="Alertmanager to send to, http://host:9093. Repeatable."
+    "--alertmanager",
+    multiple=True,
+    callback=_without_user,
+    metavar="URL",
+    help="Alertmanager to send to, http://host:9093. Repeatable; with credentials or certificates: [[alertmanager]] in --config.",
 )
 @click.option(
     "--webhook",
@@ -76,6 +88,7 @@ def _stop(_signal: int, _frame: FrameType | None) -> None:
     help="Serve the watcher's own /metrics and /-/healthy.  [default: no server]",
 )
 @format_option("json: one object per line.")
+@log_options
 @click.pass_context
 def watch(
     ctx: click.Context,
@@ -98,6 +111,8 @@ def watch(
     state: Path | None,
     listen: tuple[str, int] | None,
     format_: Literal["text", "json"],
+    log_level: LogLevel,
+    log_format: LogFormat | None,
 ) -> None:
     """Follow a run, or all runs in a folder, and send alerts about lasting problems.
 
@@ -111,65 +126,102 @@ def watch(
       rankscope alerts watch runs --config alerts.toml
       rankscope alerts watch runs/llama --once --format json
 
+    SIGHUP reads --config again.
+
     Exit status: 0 done, 1 something could not be delivered or evaluated, 3 PATH cannot be read.
     """  # noqa: D301 - \b is for click
-    from rankscope.alerts.deliver.targets import load_targets, webhook_target
-    from rankscope.alerts.watch.following import Pace
-    from rankscope.alerts.watch.ledger import Policy
-    from rankscope.alerts.watch.life import Patience
-    from rankscope.alerts.watch.runs import discover
-    from rankscope.alerts.watch.setup import prepare
-    from rankscope.alerts.watch.watcher import Options
+    with daemon_log(log_level, log_format), Signals() as signals:
+        from rankscope.alerts.deliver.endpoint import Endpoint
+        from rankscope.alerts.deliver.signing import Secret
+        from rankscope.alerts.deliver.target_file import Destinations, load_destinations
+        from rankscope.alerts.deliver.targets import webhook_target
+        from rankscope.alerts.watch.ledger import FiringPolicy
+        from rankscope.alerts.watch.liveness_monitor import Patience
+        from rankscope.alerts.watch.pace import Pace
+        from rankscope.alerts.watch.runs import discover
+        from rankscope.alerts.watch.settings import WatcherSettings
+        from rankscope.alerts.watch.setup import prepare
 
-    try:
-        runs = discover(path)
-    except OSError as error:
-        raise InputError(path, error.strerror or str(error)) from error
-    configured = () if config is None else load_targets(config, absent=report_line)
-    targets = (*map(webhook_target, dict.fromkeys(webhook)), *configured)
-    watch = prepare(
-        path,
-        alertmanagers=alertmanager,
-        targets=targets,
-        options=Options(
-            policy=Policy(fire_after or (1 if once else 3), resolve_after, least_firing),
-            patience=Patience(silent_after_s=silent_after, silent_steps=silent_steps),
-            budgets=budgets(budget),
-            interval_s=interval,
-            ask_for_dumps=ask_for_dumps,
-            pace=Pace(),
-            once=once,
-            dashboard_url=dashboard_url,
-            runbook_url=runbook_url,
-        ),
-        state=state,
-        json_lines=format_ == "json",
-    )
-    if not once:
-        there = "" if runs == [path] else f", {len(runs)} run{'' if len(runs) == 1 else 's'} in it by now"
-        report_line(f"watching {path}{there}")
-    if listen is not None:
-        port = watch.watcher.page.serve(*listen)
-        report_line(f"metrics at http://{host_port(listen[0], port)}/metrics")
-    previous = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        watch.sender.start()
+        def destinations() -> Destinations:
+            configured = Destinations([], []) if config is None else load_destinations(config, absent=logger.warning)
+            managers = [Endpoint(url=Secret(value=url)) for url in dict.fromkeys(alertmanager)]
+            return Destinations(
+                [*map(webhook_target, dict.fromkeys(webhook)), *configured.targets], [*managers, *configured.alertmanagers]
+            )
+
+        try:
+            runs = discover(path)
+        except OSError as error:
+            raise InputError(path, error.strerror or str(error)) from error
+        watch = prepare(
+            path,
+            destinations=destinations(),
+            options=WatcherSettings(
+                policy=FiringPolicy(fire_after or (1 if once else 3), resolve_after, least_firing),
+                patience=Patience(silent_after_s=silent_after, silent_steps=silent_steps),
+                budgets=budgets(budget),
+                interval_s=interval,
+                ask_for_dumps=ask_for_dumps,
+                pace=Pace(),
+                once=once,
+                dashboard_url=dashboard_url,
+                runbook_url=runbook_url,
+            ),
+            state=state,
+            json_lines=format_ == "json",
+            interruptible=signals.interruptible,
+        )
+        if not once:
+            there = "" if runs == [path] else f", {len(runs)} run{'' if len(runs) == 1 else 's'} in it by now"
+            logger.info("watching %s%s", path, there)
+        if listen is not None:
+            port = watch.watcher.page.serve(*listen)
+            logger.info("metrics at http://%s/metrics", host_port(listen[0], port))
+        undelivered: list[str] = []
+        with closing(watch):
+            try:
+                follow(watch, signals, interval_s=interval, reread=None if config is None else destinations)
+                undelivered = watch.finish(stopping=lambda: signals.stopping)
+                with signals.interruptible():
+                    scraped = listen is None or once or watch.watcher.page.finish(LAST_SCRAPE_S)
+                if not scraped:
+                    logger.warning("the end of the run was not scraped in time; silence WatcherSilent for this instance")
+            except StoppedError:
+                watch.watcher.save()
+                ctx.exit(0)
+        if undelivered:
+            logger.error("not delivered to %s", ", ".join(undelivered))
+        if undelivered or watch.watcher.has_problems:
+            ctx.exit(1)
+
+
+def follow(watch: Watch, signals: Signals, *, interval_s: float, reread: Callable[[], Destinations] | None) -> None:
+    """Evaluate until the followed run is over; once if ``watch.once``. ``reread`` returns the destinations after a SIGHUP.
+
+    Raises ``StoppedError`` after SIGTERM or SIGINT.
+    """
+    watch.sender.start()
+    began = time.monotonic()
+    while not watch.watcher.evaluate() and not watch.once:
+        # Analysis takes at most half of the time, however large the run becomes.
+        due = time.monotonic() + max(interval_s, time.monotonic() - began)
+        while (remaining := due - time.monotonic()) > 0:
+            if signals.take_reload():
+                _reload(watch, reread)
+            if signals.stopping:
+                raise StoppedError
+            signals.wait(remaining)
         began = time.monotonic()
-        while not watch.watcher.evaluate() and not once:
-            # Analysis takes at most half of the time, however large the run becomes.
-            time.sleep(max(interval, time.monotonic() - began))
-            began = time.monotonic()
-        undelivered = watch.finish()
-        if listen is not None and not once and not watch.watcher.page.finish(LAST_SCRAPE_S):
-            report_line("the end of the run was not scraped in time; silence WatcherSilent for this instance")
-    except _Stop:
-        watch.watcher.save()
-        ctx.exit(0)
-    finally:
-        watch.sender.stop()
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-    if undelivered:
-        report_line(f"not delivered to {', '.join(undelivered)}")
-    if undelivered or watch.watcher.has_problems:
-        ctx.exit(1)
+
+
+def _reload(watch: Watch, reread: Callable[[], Destinations] | None) -> None:
+    if reread is None:
+        logger.info("SIGHUP: there is no --config to read again")
+        return
+    try:
+        destinations = reread()
+    except (RankscopeError, click.ClickException) as error:
+        logger.warning("the configuration stays as it was: %s", error)
+        return
+    watch.change(destinations)
+    logger.info("the configuration was read again")

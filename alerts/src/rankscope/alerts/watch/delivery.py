@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,8 @@ from rankscope.alerts.alert import Notice
 from rankscope.alerts.deliver.post import DeliveryError
 from rankscope.alerts.owners import CRASHED
 from rankscope.alerts.watch.ledger import Entry, Ledger, Status
+
+logger = logging.getLogger(__name__)
 
 WAIT_S: Final = 0.5
 """Time that an evaluation waits for the response of an Alertmanager; the next evaluation processes a later one."""
@@ -60,8 +63,17 @@ class Delivery:
         report: Callable[[str], None],
         elapsed: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._posts = [_Posts(manager, interval_s, _Failures(manager.name, report), elapsed) for manager in managers]
-        self._receivers = [(receiver, _Failures(receiver.name, report)) for receiver in receivers]
+        self._interval_s = interval_s
+        self._report = report
+        self._elapsed = elapsed
+        self.deliver_to(managers=managers, receivers=receivers)
+
+    def deliver_to(self, *, managers: Sequence[Manager], receivers: Sequence[Receiver]) -> None:
+        """Replace the receivers."""
+        self._posts = [
+            _Posts(manager, self._interval_s, _Failures(manager.name, self._report), self._elapsed) for manager in managers
+        ]
+        self._receivers = [(receiver, _Failures(receiver.name, self._report)) for receiver in receivers]
 
     def deliver(self, ledger: Ledger, *, now_unix_ns: int, wait_s: float = WAIT_S) -> None:
         """Send what is due, wait for the responses of Alertmanagers, then drop resolved alerts that need no more delivery."""
@@ -106,7 +118,7 @@ class _Failures:
     def end(self) -> None:
         """Reset after a successful delivery."""
         if self._reason is not None:
-            self._report(f"{self._name}: delivered after {self.count} failed attempts")
+            logger.info("%s: delivered after %d failed attempts", self._name, self.count)
         self._reason, self.count = None, 0
 
 

@@ -24,7 +24,7 @@ _Files = frozenset[tuple[str, int, int]]
 
 
 @dataclass(slots=True)
-class _Standstill:
+class _StalledRun:
     """State of one stalled run."""
 
     request: str | None = None
@@ -53,7 +53,7 @@ class Dumps:
         self._diagnose = diagnose
         self._ask = ask
         self._report = report
-        self._standing: dict[Path, _Standstill] = {}
+        self._stalled: dict[Path, _StalledRun] = {}
         self._last_request_s: dict[Path, float] = {}
 
     def look(self, run: Path, attempt: int, ranks: list[int], now_s: float) -> tuple[HangReport | None, str | None]:
@@ -61,54 +61,54 @@ class Dumps:
 
         The reason is ``None`` while dumps may still arrive, and empty with a report.
         """
-        standing = self._standing.setdefault(run, _Standstill())
+        stalled = self._stalled.setdefault(run, _StalledRun())
         too_soon = now_s - self._last_request_s.get(run, -AGAIN_S) < AGAIN_S
-        if self._ask and not too_soon and standing.request is None and not standing.refused:
-            self._leave_request(run, standing, now_s)
+        if self._ask and not too_soon and stalled.request is None and not stalled.refused:
+            self._leave_request(run, stalled, now_s)
         files = _files(flight_dir(run, attempt))
-        settled = files == standing.files
-        standing.files = files
-        if settled and files and files != standing.read:
-            standing.read = files
-            standing.report = self._read(run, standing) or standing.report
-        request = standing.request
+        settled = files == stalled.files
+        stalled.files = files
+        if settled and files and files != stalled.read:
+            stalled.read = files
+            stalled.report = self._read(run, stalled) or stalled.report
+        request = stalled.request
         # Judged too early, ranks whose dumps are still to come would be blamed.
         complete = request is None or len(_answered(run, request, ranks)) == len(ranks) or read_answer(run, request) is not None
-        waiting = not complete and now_s - standing.requested_s < WAIT_S
+        waiting = not complete and now_s - stalled.requested_s < WAIT_S
         if waiting or not settled:
             return None, None
-        if standing.report is not None:
-            return standing.report, ""
+        if stalled.report is not None:
+            return stalled.report, ""
         if request is None:
             requested_before = "dumps were requested a short while ago" if self._ask and too_soon else ""
-            return None, standing.refused or requested_before or "no Flight Recorder dump in the run names the culprit"
+            return None, stalled.refused or requested_before or "no Flight Recorder dump in the run names the culprit"
         return None, "Flight Recorder dumps were requested, and none that arrived names the culprit"
 
     def answered(self, run: Path, ranks: Iterable[int]) -> set[int] | None:
         """Return which of ``ranks`` answered the request; ``None`` if there was none, or one answer covers all ranks."""
-        standing = self._standing.get(run)
-        request = None if standing is None else standing.request
+        stalled = self._stalled.get(run)
+        request = None if stalled is None else stalled.request
         if request is None or read_answer(run, request) is not None:
             return None
         return _answered(run, request, ranks)
 
     def over(self, run: Path) -> None:
         """Forget a run that makes progress again or has ended."""
-        self._standing.pop(run, None)
+        self._stalled.pop(run, None)
 
-    def _leave_request(self, run: Path, standing: _Standstill, now_s: float) -> None:
+    def _leave_request(self, run: Path, stalled: _StalledRun, now_s: float) -> None:
         request = new_request("dump", note="no rank finishes a step")
         try:
             post(run, request)
         except OSError as error:
-            standing.refused = f"dumps cannot be requested: {error.strerror or error}"
-            self._report(f"{run}: {standing.refused}")
+            stalled.refused = f"dumps cannot be requested: {error.strerror or error}"
+            self._report(f"{run}: {stalled.refused}")
             return
-        standing.request, standing.requested_s = request.id, now_s
+        stalled.request, stalled.requested_s = request.id, now_s
         self._last_request_s[run] = now_s
 
-    def _read(self, run: Path, standing: _Standstill) -> HangReport | None:
-        fresh = standing.request is not None and any(standing.request in name for name, _, _ in standing.files)
+    def _read(self, run: Path, stalled: _StalledRun) -> HangReport | None:
+        fresh = stalled.request is not None and any(stalled.request in name for name, _, _ in stalled.files)
         try:
             return self._diagnose(run, fresh)
         except RankscopeError as error:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 
-from rankscope.alerts.alert import Alert, fingerprint, ranks_of
 from rankscope.alerts.owners import ALERT_OF_KIND
 from rankscope.alerts.watch.budgets import PARTS, SAYS, Budgets
 from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
 from rankscope.analysis.result.analysis import Analysis, Cost, Evidence, Finding, Verdict
-from rankscope.analysis.result.text import first_of, is_about_rare, is_of_equal_ranks
-from rankscope.base.text import duration, factor
+from rankscope.analysis.result.text import is_about_rare, is_of_equal_ranks
+from rankscope.base.text import factor, format_duration
 
 _HOUR_US: Final = 3.6e9
 
@@ -184,7 +182,7 @@ def reading(item: Evidence) -> tuple[str, str]:
         case "us":
             sign = "-" if item.value < 0 else ""
             # Below the resolution of the clocks.
-            return name, f"{sign}{duration(abs(item.value))}" if abs(item.value) >= 0.5 else "none"
+            return name, f"{sign}{format_duration(abs(item.value))}" if abs(item.value) >= 0.5 else "none"
         case "ratio":
             return name, f"{item.value:.1%}" if 0 < abs(item.value) < 0.0995 else f"{item.value:.0%}"
         case "probability":
@@ -200,54 +198,3 @@ def _evidence(finding: Finding) -> list[str]:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
-
-
-MOST_RANKS: Final = 32
-"""More ranks than this with the same alert share one alert."""
-FEW_RANKS: Final = 16
-"""A shared alert is split again when at most this many ranks are left."""
-_SHOWN: Final = 8
-
-
-def collapsed(found: Iterable[Candidate], *, together: Collection[str] = ()) -> list[Candidate]:
-    """Merge alerts of the same name about many ranks or whole hosts into one alert.
-
-    ``together``: names of alerts that are merged already, for which ``FEW_RANKS`` applies instead of ``MOST_RANKS``.
-    """
-    by_name: dict[str, list[Candidate]] = defaultdict(list)
-    for candidate in found:
-        by_name[candidate.name].append(candidate)
-    kept: list[Candidate] = []
-    for name, candidates in by_name.items():
-        of_units = [one for one in candidates if {"rank", "host"} & one.alert.labels.keys()]
-        most = FEW_RANKS if name in together else MOST_RANKS
-        if len(of_units) <= most:
-            kept += candidates
-            continue
-        kept += [one for one in candidates if one not in of_units]
-        kept.append(_of_all(of_units))
-    return kept
-
-
-def _of_all(candidates: list[Candidate]) -> Candidate:
-    """Build one alert without a rank and a host from those of all: the text of the first, and the highest loss."""
-    first = candidates[0]
-    labels = {name: value for name, value in first.alert.labels.items() if name not in ("rank", "host")}
-    ranks = sorted({rank for one in candidates for rank in ranks_of(one.alert)})
-    hosts = sorted({one.alert.labels["host"] for one in candidates if "host" in one.alert.labels})
-    where = f" on {len(hosts)} hosts" if len(hosts) > 1 else f" on {hosts[0]}" if hosts else ""
-    texts = dict(first.alert.annotations)
-    texts["summary"] = f"{len(ranks)} ranks{where}: {first_of(ranks, _SHOWN)}. Of one of them: {texts.get('summary', '')}"
-    texts["ranks"] = ",".join(map(str, ranks))
-    if hosts:
-        texts["hosts"] = ",".join(hosts)
-    losses = [one.loss for one in candidates if one.loss is not None]
-    loss = None
-    if losses:
-        # Losses by different ranks may be the same hours, so only the highest is certain.
-        hours, per_hour = max(one.gpu_hours for one in losses), max(one.per_hour for one in losses)
-        loss = msgspec.structs.replace(losses[0], gpu_hours=hours, per_hour=per_hour)
-    alert = Alert(labels=labels, annotations=texts, generator_url=first.alert.generator_url.partition("?")[0])
-    if "dashboard_url" in texts:
-        texts["dashboard_url"] = alert.generator_url
-    return Candidate(alert=alert, fingerprint=fingerprint(labels), finding=first.finding, loss=loss)

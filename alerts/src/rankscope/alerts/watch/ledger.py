@@ -24,7 +24,7 @@ from rankscope.base.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class FiringPolicy:
     """Consecutive evaluations with the finding to fire, and without it to resolve; both at least 1."""
 
     fire_after: int = 3
@@ -48,7 +48,7 @@ class Track(msgspec.Struct, frozen=True):
 
 
 def advance(
-    track: Track | None, *, present: bool, policy: Policy, firing_s: float = float("inf"), held: bool = False
+    track: Track | None, *, present: bool, policy: FiringPolicy, firing_s: float = float("inf"), held: bool = False
 ) -> Track | None:
     """Return the next state after an evaluation with or without the finding; ``None`` drops the finding.
 
@@ -172,7 +172,7 @@ class Ledger(msgspec.Struct, kw_only=True):
         found: Iterable[Candidate],
         *,
         now_unix_ns: int,
-        policy: Policy,
+        policy: FiringPolicy,
         unknown: Collection[int] = (),
         of: Collection[str] | None = None,
         confirmation: Confirmation | None = None,
@@ -205,7 +205,7 @@ class Ledger(msgspec.Struct, kw_only=True):
             self._advance(entry, present.get(key), now_unix_ns=now_unix_ns, policy=policy, confirmation=confirmation)
 
     def _advance(
-        self, entry: Entry, found: Candidate | None, *, now_unix_ns: int, policy: Policy, confirmation: Confirmation | None
+        self, entry: Entry, found: Candidate | None, *, now_unix_ns: int, policy: FiringPolicy, confirmation: Confirmation | None
     ) -> None:
         """Advance an alert by an evaluation that found its condition, or did not (``None``)."""
         before, held = entry.track.state, False
@@ -295,7 +295,7 @@ def _covering(entry: Entry, present: Iterable[Entry]) -> list[Entry]:
     return hosts if ranks and ranks <= set().union(*(ranks_of(one.alert) for one in hosts)) else []
 
 
-def _absorb(entry: Entry, hosts: Iterable[Entry], *, now_unix_ns: int, policy: Policy) -> None:
+def _absorb(entry: Entry, hosts: Iterable[Entry], *, now_unix_ns: int, policy: FiringPolicy) -> None:
     """End an alert whose ranks are those of ``hosts`` once all of these fire; until then it alone is about the condition."""
     if all(host.track.state == "firing" for host in hosts) and entry.firing_s(now_unix_ns) >= policy.least_firing_s:
         names = ", ".join(sorted(host.alert.labels["host"] for host in hosts))

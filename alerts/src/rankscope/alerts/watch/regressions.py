@@ -22,7 +22,7 @@ from rankscope.analysis.evidence.liveness import LONG_TAGS
 from rankscope.analysis.evidence.rank_columns import RankColumns
 from rankscope.analysis.evidence.rank_files import load_ranks
 from rankscope.analysis.inference.change_points import change_points
-from rankscope.base.text import duration, factor
+from rankscope.base.text import factor, format_duration
 from rankscope.runs.reader import RunReader
 
 USUAL_STEPS: Final = 200
@@ -234,7 +234,8 @@ class Regressions:
         walls, steps = past.walls_us(), past.steps
         found = find_slowdown(walls, walls, steps)
         if found is not None and found.rise >= at_least:
-            what = f"Steps take {duration(found.after_us)}, {found.rise:.0%} longer than the {duration(found.before_us)} before"
+            before = format_duration(found.before_us)
+            what = f"Steps take {format_duration(found.after_us)}, {found.rise:.0%} longer than the {before} before"
             return [self._candidate(REGRESSION, what, found)]
         work = past.us_per_work()
         found = None if work is None else find_slowdown(work[1], walls, steps)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from rankscope.runs.paths import RUN_FILE, attempt_dir, rank_dir, ranks_dir
+from rankscope.runs.paths import RUN_FILE, attempt_dir, rank_dir
 from rankscope.runs.reader import RunReader, is_run
 from rankscope.runs.records import RankInfo, RunInfo
-from rankscope.runs.segments import list_streams, open_regular
+from rankscope.runs.segments import list_streams
 
 WHOLE_LOOKS: Final = 12
 """Looks after which a folder is scanned again, because modification times of file systems are coarse or wrong."""
@@ -91,8 +91,6 @@ class RankLook:
 
 RESTART_GRACE_S: Final = 30.0
 """Time after ranks died in which an elastic job may start its next attempt; without one, the run is over."""
-SHOWN: Final = 5
-"""Most unreadable files of a run to name: an unavailable file server makes thousands unreadable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,45 +189,3 @@ def discover(path: Path) -> list[Path]:
     # Paths of thousands of runs take longer to make than to look at.
     names = [name for name in os.listdir(path) if os.path.isfile(f"{path}/{name}/{RUN_FILE}")]  # noqa: PTH113, PTH208
     return [path / name for name in sorted(names)]
-
-
-def why_unreadable(path: Path) -> str:
-    """Return the reason why a file or folder cannot be read: the error of opening it, or ``damaged``."""
-    try:
-        if path.suffix:
-            open_regular(path).close()
-        else:
-            os.scandir(path).close()
-    except OSError as error:
-        return error.strerror or str(error)
-    return "damaged"
-
-
-class Unreadable:
-    """Reporter of unreadable files and folders: once each with the reason, and again after they were readable."""
-
-    def __init__(self, report: Callable[[str], None]) -> None:
-        self._report = report
-        self._known: dict[Path, frozenset[str]] = {}
-
-    def report(self, run: Path, paths: Sequence[str]) -> None:
-        """Report ``paths`` inside ``run`` that cannot be read now."""
-        known = self._known.get(run, frozenset())
-        everything = set(paths)
-        new = [path for path in paths if path not in known and everything.isdisjoint(map(str, Path(path).parents))]
-        for path in new[:SHOWN]:
-            self._report(f"{run / path}: {why_unreadable(run / path)}; left out, the rest of the run is followed")
-        if len(new) > SHOWN:
-            self._report(f"{run}: {len(new) - SHOWN} more files and folders cannot be read, and are left out")
-        self._known[run] = frozenset(paths)
-
-    def keep(self, runs: Collection[Path]) -> None:
-        """Forget all other runs."""
-        self._known = {run: known for run, known in self._known.items() if run in runs}
-
-
-def ranks_within(run: Path, attempt: int, paths: Iterable[str]) -> set[int]:
-    """Return the ranks of ``attempt`` that ``paths`` inside the run belong to."""
-    folder = ranks_dir(run, attempt)
-    inside = [(run / path).relative_to(folder).parts for path in paths if (run / path).is_relative_to(folder)]
-    return {int(parts[0]) for parts in inside if parts and parts[0].isdecimal()}

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from rankscope.alerts.deliver.http import http_client
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.receivers import Alertmanager, Webhook
-from rankscope.alerts.deliver.sender import Sender
-from rankscope.alerts.deliver.targets import Target
-from rankscope.alerts.output import Event, as_json, as_text, print_line, report_line
+from rankscope.alerts.deliver.sender import REPLACE_S, Sender
+from rankscope.alerts.deliver.target_file import Destinations
+from rankscope.alerts.output import Event, as_json, as_text, print_line
 from rankscope.alerts.store.database import Store, StoreError
 from rankscope.alerts.store.folders import watcher_state
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.following import Following
 from rankscope.alerts.watch.ledger import Ledger, load_ledger, save_ledger
-from rankscope.alerts.watch.watcher import Options, Watcher
+from rankscope.alerts.watch.settings import WatcherSettings
+from rankscope.alerts.watch.watcher import Watcher
 from rankscope.analysis.engine import analyze
 from rankscope.base.errors import InputError
+
+logger = logging.getLogger(__name__)
 
 VALID_INTERVALS: Final = 4
 """Intervals after which a firing alert that is not posted again ends in Alertmanager, as with Prometheus."""
@@ -35,55 +38,85 @@ DRAIN_S: Final = 60.0
 ONCE_DRAIN_S: Final = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """A watcher, and the sender that delivers its alerts to the targets."""
+    """A watcher with its store and the sender that delivers its alerts to the targets."""
 
-    watcher: Watcher
-    sender: Sender
-    once: bool
+    def __init__(
+        self, *, watcher: Watcher, delivery: Delivery, store: Store, destinations: Destinations, options: WatcherSettings
+    ) -> None:
+        self.watcher = watcher
+        self.once = options.once
+        self._delivery = delivery
+        self._store = store
+        self._outbox = Outbox(store)
+        self._options = options
+        self.sender = self._connect(destinations)
 
-    def finish(self) -> list[str]:
+    def change(self, destinations: Destinations) -> None:
+        """Deliver to other destinations from now on. What an Alertmanager gets is posted to all of them again."""
+        self.sender.stop(REPLACE_S)
+        self.sender = self._connect(destinations)
+        self.sender.start()
+
+    def finish(self, *, stopping: Callable[[], bool] = lambda: False) -> list[str]:
         """Deliver outstanding alerts for a limited time; return the names of the receivers without a delivery."""
         deadline = time.monotonic() + (ONCE_DRAIN_S if self.once else DRAIN_S)
         while True:
             undelivered = [*self.watcher.flush(), *self.sender.drain(0.2)]
-            if not undelivered or time.monotonic() >= deadline:
+            if not undelivered or time.monotonic() >= deadline or stopping():
                 return list(dict.fromkeys([*undelivered, *self.sender.lost()]))
+
+    def close(self) -> None:
+        """Stop sending, and release the store."""
+        self.sender.stop()
+        self._store.close()
+
+    def _connect(self, destinations: Destinations) -> Sender:
+        options = self._options
+        sender = Sender(self._outbox, destinations.targets, report=logger.warning)
+        # With ``once`` an alert is not posted again: it ends by Alertmanager's own resolve_timeout.
+        valid_s = None if options.once else VALID_INTERVALS * max(LEAST_INTERVAL_S, options.interval_s)
+        self._delivery.deliver_to(
+            managers=[Alertmanager(endpoint, valid_s=valid_s) for endpoint in destinations.alertmanagers],
+            receivers=[
+                Webhook(target, self._outbox, wake=sender.wake, external_url=options.dashboard_url or "")
+                for target in destinations.targets
+            ],
+        )
+        return sender
 
 
 def prepare(
     path: Path,
     *,
-    alertmanagers: Sequence[str],
-    targets: Sequence[Target],
-    options: Options,
+    destinations: Destinations,
+    options: WatcherSettings,
     state: Path | None,
     json_lines: bool,
+    interruptible: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Watch:
-    """Build a watcher of ``path`` with output, delivery and store. Raises ``InputError`` for an unusable state folder."""
+    """Build a watcher of ``path`` with output, delivery and store. Raises ``InputError`` for an unusable state folder.
+
+    An analysis runs within ``interruptible``.
+    """
     # The absolute path identifies the state folder and its entries, independent of the current directory.
     path = path.resolve()
     store = _store(state or watcher_state(path), path, once=options.once)
-    ledger = load_ledger(store)
-    outbox = Outbox(store)
-    sender = Sender(outbox, targets, report=report_line)
-    # With ``once`` an alert is not posted again: it ends by Alertmanager's own resolve_timeout.
-    valid_s = None if options.once else VALID_INTERVALS * max(LEAST_INTERVAL_S, options.interval_s)
-    managers = [Alertmanager(url, http_client(url), valid_s=valid_s) for url in dict.fromkeys(alertmanagers)]
-    webhooks = [Webhook(target, outbox, wake=sender.wake, external_url=options.dashboard_url or "") for target in targets]
+    delivery = Delivery(interval_s=options.interval_s, report=logger.warning)
+    only_output = not (destinations.targets or destinations.alertmanagers)
     watcher = Watcher(
         path,
         analyse=analyze,
         follow=Following(),
-        delivery=Delivery(managers=managers, receivers=webhooks, interval_s=options.interval_s, report=report_line),
-        ledger=ledger,
+        delivery=delivery,
+        ledger=load_ledger(store),
         options=options,
-        report=report_line,
-        emit=_printer(as_json if json_lines else as_text, needed=not (managers or webhooks)),
+        report=logger.warning,
+        emit=_printer(as_json if json_lines else as_text, needed=only_output),
         save=_saver(store),
+        interruptible=interruptible,
     )
-    return Watch(watcher=watcher, sender=sender, once=options.once)
+    return Watch(watcher=watcher, delivery=delivery, store=store, destinations=destinations, options=options)
 
 
 def _store(folder: Path, watched: Path, *, once: bool) -> Store:
@@ -92,11 +125,13 @@ def _store(folder: Path, watched: Path, *, once: bool) -> Store:
     Raises ``InputError`` if another watcher holds the store, except with ``once``, which shares it.
     """
     try:
-        store = Store(folder, report=report_line)
+        store = Store(folder, report=logger.warning)
         if once or store.hold():
             return store
     except StoreError as error:
-        report_line(f"{error}; alerts are sent, but undelivered ones are lost at the end, and may be sent again after a restart")
+        logger.warning(
+            "%s; alerts are sent, but undelivered ones are lost at the end, and may be sent again after a restart", error
+        )
         return Store(None)
     store.close()
     raise InputError(watched, f"another watcher with the state folder {folder} follows it; --state names another folder")
@@ -116,7 +151,7 @@ def _printer(render: Callable[[Event], str], *, needed: bool) -> Callable[[Event
         if needed:
             raise error
         if not failed:
-            report_line(f"standard output cannot be written: {error.strerror or error}; alerts are delivered all the same")
+            logger.warning("standard output cannot be written: %s; alerts are delivered all the same", error.strerror or error)
             failed.append(error)
 
     return emit
@@ -136,7 +171,7 @@ def _saver(store: Store) -> Callable[[Ledger], None]:
         except StoreError as error:
             if not failed:
                 failed.append(str(error))
-                report_line(f"{error}; after a restart alerts may be sent again")
+                logger.warning("%s; after a restart alerts may be sent again", error)
             return
         last[0] = data
 

@@ -6,34 +6,38 @@ unchanged, because its state is unknown.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Final, Protocol
 
 from rankscope.alerts.output import Event
 from rankscope.alerts.owners import CRASHED, HISTORY_ALERTS, LIFE_ALERTS, RECORD_ALERTS
 from rankscope.alerts.watch.announcements import Announcer
-from rankscope.alerts.watch.budgets import Budgets
 from rankscope.alerts.watch.candidate import Candidate, Subject
+from rankscope.alerts.watch.collapsed import collapsed
 from rankscope.alerts.watch.confirmation import Confirmation
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.dumps import Dumps
-from rankscope.alerts.watch.findings import candidates, collapsed
-from rankscope.alerts.watch.following import Pace
-from rankscope.alerts.watch.ledger import Ledger, Policy
-from rankscope.alerts.watch.life import Lives, Patience, gpus_of
+from rankscope.alerts.watch.findings import candidates
+from rankscope.alerts.watch.following import Follow
+from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
+from rankscope.alerts.watch.life_alerts import LifeAlerts
+from rankscope.alerts.watch.liveness_monitor import LivenessMonitor, gpus_of
 from rankscope.alerts.watch.page import Evaluation, WatcherPage
-from rankscope.alerts.watch.regressions import Regressions, StepPast
-from rankscope.alerts.watch.runs import Glance, Glances, Unreadable, discover, ranks_within
-from rankscope.alerts.watch.standstill import Standing
-from rankscope.analysis.hang.result import HangReport
-from rankscope.analysis.online import RECENT_STEPS, NewSteps
+from rankscope.alerts.watch.regressions import Regressions
+from rankscope.alerts.watch.runs import Glance, Glances, discover
+from rankscope.alerts.watch.settings import WatcherSettings
+from rankscope.alerts.watch.unreadable import Unreadable, ranks_within
+from rankscope.analysis.online import RECENT_STEPS
 from rankscope.analysis.result.analysis import Analysis, Cost
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.text import span
+
+logger = logging.getLogger(__name__)
 
 FINAL_TRIES: Final = 5
 """Attempts at the last evaluation of a run that is over, one per interval: a file server may recover soon."""
@@ -52,43 +56,6 @@ class Analyse(Protocol):
         """Analyse one run."""
 
 
-class Follow(Protocol):
-    """Interface of ``rankscope.alerts.watch.following.Following``: analyses of active runs. Raises ``RankscopeError``."""
-
-    def update(self, run: Path) -> Analysis:
-        """Analyse a run; only new records need to be read."""
-
-    def past(self, run: Path, /, *, read: bool = False) -> StepPast | None:
-        """Return the past steps of a run, ``None`` if unknown. ``read``: also for a run that is not followed."""
-
-    def judge_since(self, run: Path, step: int, /, *, at_least: int) -> NewSteps | None:
-        """Judge the steps of a run from ``step`` on, as last updated; ``None`` for fewer than ``at_least`` steps."""
-
-    def hang(self, run: Path, fresh: bool, /) -> HangReport | None:
-        """Diagnose a hang from the dumps in a run. ``fresh``: no rank has made a step since they were taken."""
-
-    def keep(self, runs: Collection[Path]) -> None:
-        """Forget all other runs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """Settings of a watcher. ``dashboard_url`` and ``runbook_url`` are the bases of the links in alerts."""
-
-    policy: Policy = field(default_factory=Policy)
-    patience: Patience = field(default_factory=Patience)
-    budgets: Budgets = field(default_factory=Budgets)
-    interval_s: float = 5.0
-    """Pause between two evaluations, at least as long as the last evaluation took."""
-    ask_for_dumps: bool = True
-    """Request Flight Recorder dumps from the ranks of a stalled run."""
-    pace: Pace = field(default_factory=lambda: Pace(0.0, 0.0))
-    once: bool = False
-    """Evaluate everything there is, also runs that are over, and end no alert because its run is over."""
-    dashboard_url: str | None = None
-    runbook_url: str | None = None
-
-
 class Watcher:
     """Watcher of ``path``: one run, or a folder in which runs appear and disappear.
 
@@ -105,14 +72,16 @@ class Watcher:
         follow: Follow,
         delivery: Delivery,
         ledger: Ledger,
-        options: Options,
+        options: WatcherSettings,
         report: Callable[[str], None],
         emit: Callable[[Event], None],
         save: Callable[[Ledger], None],
         clock: Callable[[], int] = time.time_ns,
         elapsed: Callable[[], float] = time.monotonic,
+        interruptible: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._path = path
+        self._interruptible = interruptible
         self._analyse = analyse
         self._follow = follow
         self._delivery = delivery
@@ -128,7 +97,9 @@ class Watcher:
         self._announcer = Announcer(ledger, emit=emit, report=report, save=save)
         self._glances = Glances()
         dumps = Dumps(follow.hang, ask=options.ask_for_dumps, report=report)
-        self._lives = Lives(patience=options.patience, interval_s=options.interval_s, dumps=dumps, elapsed=elapsed, clock=clock)
+        self._liveness = LivenessMonitor(
+            patience=options.patience, interval_s=options.interval_s, dumps=dumps, elapsed=elapsed, clock=clock
+        )
         self._seen: dict[Path, Glance] = {}
         self._over: dict[Path, Glance] = {}
         self._final_failures: Counter[Path] = Counter()
@@ -141,11 +112,11 @@ class Watcher:
     def evaluate(self) -> bool:
         """Evaluate all runs once; return whether the watch is complete, which is so when its single run is over."""
         self._announcer.announce()  # left over from a watcher that was killed
-        self._lives.tick()
+        self._liveness.tick()
         runs = self._runs()
         ended = [run for run in runs if self._evaluate_run(run, runs)]
         going = {run for run in runs if run not in self._over}
-        for keeping in (self._follow, self._glances, self._lives, self._options.pace, self._unreadable):
+        for keeping in (self._follow, self._glances, self._liveness, self._options.pace, self._unreadable):
             keeping.keep(going)
         self._forget_lost()
         # Deliver before ending anything: a receiver must get the beginning before the end.
@@ -195,7 +166,7 @@ class Watcher:
         if self._single is not None and not runs:
             self._report_problem("list", self._path, f"{self._path}: the run has disappeared; its alerts stay unchanged")
         elif self._problems.pop(("list", self._path), None) is not None:
-            self._report(f"{self._path}: readable again")
+            logger.info("%s: readable again", self._path)
         if self._options.once and not runs:
             raise InputError(self._path, "no run in it (no run.json)")
         return runs
@@ -264,7 +235,9 @@ class Watcher:
         """Analyse a run and update its alerts; return whether that succeeded."""
         began = time.process_time()
         try:
-            analysis = self._analyse([run]) if seen.ended or self._options.once else self._follow.update(run)
+            # Only here: an interruption anywhere else could cut a change of the ledger or the store in two.
+            with self._interruptible():
+                analysis = self._analyse([run]) if seen.ended or self._options.once else self._follow.update(run)
         except RankscopeError as error:
             self._report_problem("analyse", run, str(error), error)
             return False
@@ -296,7 +269,7 @@ class Watcher:
         policy = self._options.policy
         if seen.ended:
             # All evidence is available: waiting adds nothing.
-            policy = Policy(fire_after=1, resolve_after=policy.resolve_after, least_firing_s=policy.least_firing_s)
+            policy = FiringPolicy(fire_after=1, resolve_after=policy.resolve_after, least_firing_s=policy.least_firing_s)
         attempt = analysis.ranks[0].attempt if analysis.ranks else 0
         unknown = ranks_within(run, attempt, analysis.source.unreadable)
         of = decided | {one.name for one in found}
@@ -335,14 +308,14 @@ class Watcher:
         if slower is not None:
             decided |= {*HISTORY_ALERTS}
             found += slower
-        standing = Standing(run=run, subject=subject, infos=seen.infos)
-        if seen.ended and (crashed := standing.crashed()) is not None:
+        alerts = LifeAlerts(run=run, subject=subject, infos=seen.infos)
+        if seen.ended and (crashed := alerts.crashed()) is not None:
             found.append(crashed)
         return found, decided
 
     def _look_for_life(self, run: Path, seen: Glance, *, news: bool) -> None:
         try:
-            report = self._lives.look(run, seen, self._follow.past(run), subject=self._subject(seen), news=news)
+            report = self._liveness.look(run, seen, self._follow.past(run), subject=self._subject(seen), news=news)
         except Exception as error:  # noqa: BLE001 - as in ``_judge``
             self._report_problem("look", run, f"{run}: cannot be looked at: {type(error).__name__}: {error}")
             return
@@ -356,7 +329,7 @@ class Watcher:
         run: Path,
         found: Sequence[Candidate],
         *,
-        policy: Policy,
+        policy: FiringPolicy,
         unknown: Collection[int],
         of: Collection[str],
         confirmation: Confirmation | None = None,

@@ -16,8 +16,8 @@ import msgspec
 
 from rankscope.base.formats import unread_format
 from rankscope.base.locks import lock_file
+from rankscope.base.logs import ProblemLog
 from rankscope.base.process import boot_id
-from rankscope.exporter.logs import ProblemLog
 from rankscope.exporter.source import GpuIdentity
 
 logger = logging.getLogger(__name__)

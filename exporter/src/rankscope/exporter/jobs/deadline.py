@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from rankscope.base.logs import ProblemLog
 from rankscope.exporter.jobs.party import Hold
-from rankscope.exporter.logs import ProblemLog
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import click
 
 from rankscope.base.http import FollowedFiles, Request, Response, basic_credentials
-from rankscope.exporter.logs import ProblemLog
+from rankscope.base.logs import ProblemLog
 from rankscope.exporter.web.config import WebConfig, load_web_config
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from rankscope.exporter.logs import ProblemLog
+from rankscope.base.logs import ProblemLog
 from rankscope.exporter.source import FleetState, GpuIdentity, Series, XidEvent
 from rankscope.exporter.xid.journal import XidJournal
 from rankscope.exporter.xid.kernel_log import KernelLog

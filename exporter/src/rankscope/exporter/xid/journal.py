@@ -17,8 +17,8 @@ from typing import Final
 
 import msgspec
 
+from rankscope.base.logs import ProblemLog
 from rankscope.base.process import boot_id as this_boot_id
-from rankscope.exporter.logs import ProblemLog
 from rankscope.exporter.source import GpuIdentity, Series, XidEvent
 from rankscope.exporter.xid.entry import SCHEMA, KernelXid, Snapshot, Tally, XidEntry
 from rankscope.exporter.xid.journal_file import JournalError, JournalFile, Loaded

@@ -16,7 +16,7 @@ from rankscope.analysis.evidence.typical import TypicalSteps, after_warm_up
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.inference.significance import LIMIT
 from rankscope.analysis.result.analysis import RareSteps
-from rankscope.base.text import duration
+from rankscope.base.text import format_duration
 
 MATTERS: Final = 0.05
 """Share of the run's time from which rare steps are reported."""
@@ -154,9 +154,9 @@ _NOUNS: Final = {row.cause: row.noun for row in CAUSES if row.noun}
 
 
 def _sentence(rare: RareSteps, costliest: int) -> str:
-    took = duration(rare.longest_us)
+    took = format_duration(rare.longest_us)
     which = f"Step {costliest} took {took}" if rare.count == 1 else f"{rare.count:,} of {rare.of_steps:,} steps took up to {took}"
-    text = f"{which}, the typical one {duration(rare.typical_us)}: {rare.share:.0%} of the run's time"
+    text = f"{which}, the typical one {format_duration(rare.typical_us)}: {rare.share:.0%} of the run's time"
     if rare.rank is not None:
         text += f", in which the others waited for rank {rare.rank}"
     elif rare.moves and rare.count > 1:

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.base.text import duration
+from rankscope.base.text import format_duration
 from rankscope.runs.follow import last_rows
 from rankscope.runs.paths import attempt_dir, rank_dir
 from rankscope.runs.reader import RunReader
@@ -30,7 +30,7 @@ def slowest_attempt(reader: RunReader) -> str | None:
     others_us = float(np.median([usual for attempt, usual in times.items() if attempt != slowest]))
     if times[slowest] < _SLOWER * others_us:
         return None
-    step_times = f"{duration(times[slowest])} per step, the others {duration(others_us)}"
+    step_times = f"{format_duration(times[slowest])} per step, the others {format_duration(others_us)}"
     return f"attempt {slowest} was the slowest of {len(times)}: {step_times}; analyse {attempt_dir(reader.path, slowest)}"
 
 

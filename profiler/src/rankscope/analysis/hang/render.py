@@ -9,7 +9,7 @@ from typing import Final
 from rankscope.analysis.hang.result import HangReport, Operation, StandingRank, Waiting
 from rankscope.analysis.hang.wording import doing_text, operation_text
 from rankscope.analysis.result.text import GREEN, RED, YELLOW, counted, listing, page, warning_lines, wrapped
-from rankscope.base.text import duration, ranks_text, span
+from rankscope.base.text import format_duration, ranks_text, span
 
 SHOWN: Final = 8
 """Maximum number of culprits, places where ranks wait, and links of the chain; the JSON has them all."""
@@ -139,7 +139,7 @@ def _activity(report: HangReport, width: int) -> str:
 
 def _since(rows: list[Waiting]) -> str:
     longest = max((row.waited_s for row in rows if row.waited_s is not None), default=None)
-    return "" if longest is None else f", {duration(longest * 1e6)} when it was dumped"
+    return "" if longest is None else f", {format_duration(longest * 1e6)} when it was dumped"
 
 
 def _described(operation: Operation) -> str:

@@ -13,7 +13,7 @@ from rankscope.analysis.inference.diagnosis import Diagnosis
 from rankscope.analysis.remedies import remedy
 from rankscope.analysis.result.analysis import Evidence
 from rankscope.analysis.statistics import middle
-from rankscope.base.text import duration, one_line, shortened
+from rankscope.base.text import format_duration, one_line, shortened
 
 KERNEL_REMEDY: Final = remedy(
     "kernels_of_rank",
@@ -73,7 +73,7 @@ def _kernel_evidence(comparison: KernelComparison) -> list[Evidence]:
         )
     ]
     for kernel in comparison.longer[:_SHOWN]:
-        took = f"{duration(kernel.median_us)} against {duration(kernel.usual_us)}"
+        took = f"{format_duration(kernel.median_us)} against {format_duration(kernel.usual_us)}"
         detail = f"{_called(kernel.name)}, grid {shortened(kernel.grid, 40)}: {took}"
         rows.append(Evidence(name="kernel_longer", value=kernel.ratio, unit="ratio", detail=detail))
     rows += [

@@ -34,7 +34,7 @@ from rankscope.analysis.result.text import (
     warning_lines,
 )
 from rankscope.analysis.verdict.bottleneck import HOST_OR_INPUT
-from rankscope.base.text import duration, factor, ranges_text, shortened
+from rankscope.base.text import factor, format_duration, ranges_text, shortened
 
 SHOWN_RANKS: Final = 16
 """Number of ranks shown at most; the JSON has all of them."""
@@ -169,8 +169,8 @@ def _host_row(row: HostResult, *, stepped: bool) -> list[str]:
     name = shortened(row.host, 24) + (f" {_AT_FAULT}" if row.at_fault else "")
     cells = [name, ranges_text(row.ranks, most=3), cell(row.imposed_share, ".1%")]
     if stepped:
-        slowest = cell(row.slowest, lambda rank: f"{rank}: {cell(row.slowest_own_us, duration)}")
-        cells += [cell(row.own_us, duration), slowest, cell(row.blocked_us, duration)]
+        slowest = cell(row.slowest, lambda rank: f"{rank}: {cell(row.slowest_own_us, format_duration)}")
+        cells += [cell(row.own_us, format_duration), slowest, cell(row.blocked_us, format_duration)]
     return cells
 
 
@@ -192,7 +192,7 @@ def _rank_table(analysis: Analysis, width: int) -> str:
             parts = (row.compute_us, row.overlap_us, row.exposed_communication_us, row.exposed_memcpy_us, row.idle_us)
             cells += [*(share_cell(part, row.window_us) for part in parts), cell(row.overlap_ratio, ".0%")]
         if stepped:
-            cells += [cell(row.own_us, duration), cell(row.blocked_us, duration)]
+            cells += [cell(row.own_us, format_duration), cell(row.blocked_us, format_duration)]
         rows.append(cells)
     rows = fitting(rows, width, _DISPENSABLE)
     lines = aligned(rows, left=(1,))
@@ -239,7 +239,7 @@ def _imposed_table(analysis: Analysis, width: int) -> str:
         return ""
     cells = [["rank", "imposed", "exposed", "share"]]
     for row in rows[:SHOWN_IMPOSING]:
-        times = (cell(row.imposed_us, duration), cell(row.imposed_exposed_us, duration))
+        times = (cell(row.imposed_us, format_duration), cell(row.imposed_exposed_us, format_duration))
         cells.append([str(row.rank), *times, cell(row.share, ".1%")])
     sources = {
         "steps": "step records",
@@ -252,7 +252,7 @@ def _imposed_table(analysis: Analysis, width: int) -> str:
     lines += textwrap.wrap(_imposed_per_step(analysis), width)
     if analysis.collectives.matched:
         residual = analysis.collectives.clock_residual_us
-        agree = f"; ends agree within {duration(residual)}" if residual is not None else ""
+        agree = f"; ends agree within {format_duration(residual)}" if residual is not None else ""
         matched = f"{counted(analysis.collectives.matched, 'collective')} matched, {analysis.collectives.unmatched} not{agree}"
         matched += _clocks(analysis)
         lines += textwrap.wrap(matched, width)
@@ -267,7 +267,7 @@ def _imposed_per_step(analysis: Analysis) -> str:
         return ""
     hosts = {row.rank: row.host for row in analysis.ranks if row.host is not None}
     whose = units_text(verdict.ranks, hosts, verdict.hosts)
-    return f"imposed wait of {whose}: {duration(found.value)} {found.detail} (from step records)"
+    return f"imposed wait of {whose}: {format_duration(found.value)} {found.detail} (from step records)"
 
 
 def _clocks(analysis: Analysis) -> str:
@@ -285,7 +285,8 @@ def _pipeline_table(analysis: Analysis, width: int) -> str:
         return ""
     cells = [["stage", "ranks", "busy/step", "waits"]]
     cells += [
-        [str(one.stage), str(len(one.ranks)), duration(one.busy_us), f"{one.bubble:.1%}"] for one in found.stages[:SHOWN_RANKS]
+        [str(one.stage), str(len(one.ranks)), format_duration(one.busy_us), f"{one.bubble:.1%}"]
+        for one in found.stages[:SHOWN_RANKS]
     ]
     schedule = found.schedule or "of an unknown schedule"
     of = f", {found.microbatches} micro-batches" if found.microbatches is not None else ""
@@ -307,7 +308,7 @@ def _ledger_table(analysis: Analysis, width: int) -> str:
     victims = sorted(list(dict.fromkeys(victim for origin, victim in waited if origin in origins))[:SHOWN_VICTIMS])
     cells = [
         ["", *(f"rank {victim}" for victim in victims)],
-        *([f"rank {origin}", *(cell(waited.get((origin, victim)), duration) for victim in victims)] for origin in origins),
+        *([f"rank {origin}", *(cell(waited.get((origin, victim)), format_duration) for victim in victims)] for origin in origins),
     ]
     while len(cells[0]) > 2 and max(map(len, aligned(cells))) > width:
         cells = [row[:-1] for row in cells]
@@ -319,7 +320,7 @@ def _ledger_table(analysis: Analysis, width: int) -> str:
     if ledger.groups > 1:
         for group in [one for one in ledger.by_group if one.worst is not None][:SHOWN_ORIGINS]:
             members = ", ".join(map(str, group.ranks[:8])) + (", …" if group.size > 8 else "")
-            text = f"group {group.group or UNKNOWN} ({members}): {duration(group.imposed_exposed_us)}"
+            text = f"group {group.group or UNKNOWN} ({members}): {format_duration(group.imposed_exposed_us)}"
             lines += textwrap.wrap(f"{text}, most because of rank {group.worst}", width, subsequent_indent="  ")
     return "\n".join(lines)
 

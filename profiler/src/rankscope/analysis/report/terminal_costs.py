@@ -9,7 +9,7 @@ from rankscope.analysis.result.analysis import Analysis, CollectiveMatching
 from rankscope.analysis.result.collectives import CollectiveBandwidth, DirectedWait
 from rankscope.analysis.result.costs import WaterfallPart
 from rankscope.analysis.result.text import aligned, cell, counted, fitting, reasons_text, size, wrapped
-from rankscope.base.text import duration, shortened
+from rankscope.base.text import format_duration, shortened
 
 BARS: Final = 24
 """Width of the whole step in the waterfall, in columns."""
@@ -27,8 +27,10 @@ def waterfall_text(analysis: Analysis, width: int) -> str:
     typical = "" if analysis.rare_steps is None else "typical "
     count = f"mean of {found.steps:,} {typical}steps" if found.unit == "step" else "mean over the ranks"
     if found.extent_us is not None and found.extent_us > _CLEARLY * found.step_us:
-        count += f"; {duration(found.extent_us)} from the first start on any to the last end on any"
-    lines = textwrap.wrap(f"where the {found.unit} goes: {duration(found.step_us)} ({count})", width, subsequent_indent="  ")
+        count += f"; {format_duration(found.extent_us)} from the first start on any to the last end on any"
+    lines = textwrap.wrap(
+        f"where the {found.unit} goes: {format_duration(found.step_us)} ({count})", width, subsequent_indent="  "
+    )
     shown = [part for part in found.parts if part.us is not None and (part.share or 0) >= 0.0005]
     label = max((len(_label(part)) for part in shown), default=0)
     before = 0.0
@@ -38,7 +40,9 @@ def waterfall_text(analysis: Analysis, width: int) -> str:
         bar = " " * start + "#" * (end - start)
         before += share
         source = "" if part.source is None else f"  {part.source}"
-        lines.append(f"  {_label(part).ljust(label)}  {share:6.1%}  {duration(part.us or 0.0):>7}  |{bar.ljust(BARS)}|{source}")
+        lines.append(
+            f"  {_label(part).ljust(label)}  {share:6.1%}  {format_duration(part.us or 0.0):>7}  |{bar.ljust(BARS)}|{source}"
+        )
     unknown = [part for part in found.parts if part.us is None and part.name not in ("pipeline_bubble", "ideal")]
     if unknown:
         names = ", ".join(_label(part) for part in unknown)
@@ -163,8 +167,8 @@ def _figures(row: CollectiveBandwidth) -> list[str]:
         cell(row.group_size),
         cell(row.bytes, size),
         str(row.count),
-        cell(row.transfer_us, duration),
-        cell(row.wait_us, duration),
+        cell(row.transfer_us, format_duration),
+        cell(row.wait_us, format_duration),
         at_least if row.bus_gb_s is None else f"{row.bus_gb_s:.3g}",
         cell(row.expected_gb_s, ".4g"),
         "short" if row.bound_by == "latency" else cell(row.share, ".0%"),
@@ -176,7 +180,7 @@ def _waits(waits: list[DirectedWait], width: int) -> list[str]:
     for row in waits[:SHOWN_WAITS]:
         times = "once" if row.count == 1 else f"{row.count} times"
         lines += textwrap.wrap(
-            f"{row.op}: rank {row.waiter} waited {duration(row.wait_us)} for rank {row.origin}, {times}", width
+            f"{row.op}: rank {row.waiter} waited {format_duration(row.wait_us)} for rank {row.origin}, {times}", width
         )
     if len(waits) > SHOWN_WAITS:
         lines += textwrap.wrap(f"and {counted(len(waits) - SHOWN_WAITS, 'more pair')} of ranks", width)

@@ -8,7 +8,7 @@ from typing import Final
 from rankscope.analysis.result.analysis import Analysis, RankResult
 from rankscope.analysis.result.detail import CommunicationPart, Contention, CopyPart, LaunchPart, RankDetail, Recompute
 from rankscope.analysis.result.text import UNKNOWN, aligned, cell, counted, share_cell, size, table
-from rankscope.base.text import duration, shortened
+from rankscope.base.text import format_duration, shortened
 
 SHOWN_RANKS: Final = 2
 SHOWN_ROWS: Final = 12
@@ -35,7 +35,7 @@ def _rank(row: RankResult, detail: RankDetail, width: int) -> str:
         *_contention(detail.contention),
     )
     parts = [
-        f"rank {row.rank} in detail, a window of {duration(detail.window_us)}",
+        f"rank {row.rank} in detail, a window of {format_duration(detail.window_us)}",
         _devices(detail) if len(detail.devices) > 1 else "",
         _streams(detail),
         _classes(detail),
@@ -51,15 +51,17 @@ def _recorded(row: RankResult, width: int) -> str:
     """Render the details that the windows of a run keep."""
     total = row.window_us or 0.0
     rows = [["class", "busy", "of window"]]
-    rows += [[name, duration(busy), share_cell(busy, total)] for name, busy in list((row.class_us or {}).items())[:SHOWN_ROWS]]
+    rows += [
+        [name, format_duration(busy), share_cell(busy, total)] for name, busy in list((row.class_us or {}).items())[:SHOWN_ROWS]
+    ]
     facts = (
         (row.recompute_us, "computed again for activation checkpointing"),
         (row.idle_starved_us, "idle as nothing was launched"),
         (row.idle_queued_us, "idle with work queued"),
     )
-    times = ", ".join(f"{duration(value)} {what}" for value, what in facts if value is not None)
+    times = ", ".join(f"{format_duration(value)} {what}" for value, what in facts if value is not None)
     parts = [
-        f"rank {row.rank} in detail, profiled windows of {duration(total)} in all",
+        f"rank {row.rank} in detail, profiled windows of {format_duration(total)} in all",
         "\n".join(table(rows, len(row.class_us or {}), left=(0,))),
         textwrap.fill(times, width, subsequent_indent="  "),
     ]
@@ -79,8 +81,12 @@ def _streams(detail: RankDetail) -> str:
     many = len(detail.devices) > 1
     for stream in detail.streams[:SHOWN_ROWS]:
         name = f"{cell(stream.device)}/{cell(stream.stream)}" if many else cell(stream.stream)
-        times = (duration(stream.busy_us), share_cell(stream.busy_us, detail.window_us), duration(stream.overlapped_us))
-        rows.append([name, _KINDS[stream.kind], str(stream.events), *times, duration(stream.exposed_us)])
+        times = (
+            format_duration(stream.busy_us),
+            share_cell(stream.busy_us, detail.window_us),
+            format_duration(stream.overlapped_us),
+        )
+        rows.append([name, _KINDS[stream.kind], str(stream.events), *times, format_duration(stream.exposed_us)])
     return "\n".join(table(rows, len(detail.streams), left=(1,)))
 
 
@@ -90,8 +96,10 @@ _KINDS: Final = {"compute": "compute", "communication": "communication", "memcpy
 def _classes(detail: RankDetail) -> str:
     rows = [["class", "events", "busy", "of window", "under communication"]]
     for part in detail.classes[:SHOWN_ROWS]:
-        hidden = f"{duration(part.overlapped_us)}{' of compute' if part.name == 'communication' else ''}"
-        rows.append([part.name, str(part.events), duration(part.busy_us), share_cell(part.busy_us, detail.window_us), hidden])
+        hidden = f"{format_duration(part.overlapped_us)}{' of compute' if part.name == 'communication' else ''}"
+        rows.append(
+            [part.name, str(part.events), format_duration(part.busy_us), share_cell(part.busy_us, detail.window_us), hidden]
+        )
     return "\n".join(table(rows, len(detail.classes), left=(0,)))
 
 
@@ -99,7 +107,7 @@ def _copies(detail: RankDetail) -> str:
     rows = [["copies", "memory", "events", "busy", "exposed", "size", "GB/s"]]
     for copy in detail.copies[:SHOWN_ROWS]:
         name = f"{copy.direction}, collective" if copy.collective else copy.direction
-        times = (duration(copy.busy_us), duration(copy.exposed_us))
+        times = (format_duration(copy.busy_us), format_duration(copy.exposed_us))
         rate = cell(copy.bytes_per_second, lambda rate: f"{rate / 1e9:.3g}")
         rows.append([name, copy.memory or UNKNOWN, str(copy.events), *times, _size(copy), rate])
     return "\n".join(table(rows, len(detail.copies), left=(0, 1)))
@@ -118,7 +126,13 @@ def _unclassified(detail: RankDetail, width: int) -> str:
     title = "kernels of unknown kind beside the main stream; where they communicate, say so by --communication-pattern REGEX"
     rows = [["stream", "events", "busy", "longest", "name"]]
     rows += [
-        [cell(kernel.stream), str(kernel.events), duration(kernel.busy_us), duration(kernel.longest_us), kernel.name]
+        [
+            cell(kernel.stream),
+            str(kernel.events),
+            format_duration(kernel.busy_us),
+            format_duration(kernel.longest_us),
+            kernel.name,
+        ]
         for kernel in detail.unclassified[:SHOWN_ROWS]
     ]
     return "\n".join([*textwrap.wrap(title, width), *(shortened(line, width) for line in aligned(rows, left=(4,)))])
@@ -130,7 +144,7 @@ def _steps(detail: RankDetail) -> str:
         total = step.window_us
         sums = [sum(getattr(device, name) for device in step.devices) / len(step.devices) for name in _PARTS]
         starved = share_cell(None if step.launch is None else step.launch.idle_starved_us, total)
-        rows.append([cell(step.step), duration(total), *(share_cell(part, total) for part in sums), starved])
+        rows.append([cell(step.step), format_duration(total), *(share_cell(part, total) for part in sums), starved])
     return "\n".join(table(rows, len(detail.steps)))
 
 
@@ -142,8 +156,8 @@ def _communication(part: CommunicationPart | None) -> list[str]:
         return []
     transfer, wait = part.transfer_overlap_us + part.transfer_exposed_us, part.wait_overlap_us + part.wait_exposed_us
     hidden, waited = share_cell(part.transfer_overlap_us, transfer), share_cell(part.wait_overlap_us, wait)
-    moving = f"{duration(transfer)} transferring, {hidden} of it under compute"
-    return [f"communication: {moving}; {duration(wait)} waiting for later ranks, {waited} of it under compute"]
+    moving = f"{format_duration(transfer)} transferring, {hidden} of it under compute"
+    return [f"communication: {moving}; {format_duration(wait)} waiting for later ranks, {waited} of it under compute"]
 
 
 def _launches(launch: LaunchPart | None) -> list[str]:
@@ -157,10 +171,10 @@ def _launches(launch: LaunchPart | None) -> list[str]:
         (launch.idle_unknown_us, "before work whose launch is not in the trace"),
     )
     shares = ", ".join(f"{share_cell(part, idle)} {reason}" for part, reason in reasons if part)
-    sentences = [f"idle {duration(idle)}{': ' if shares else ''}{shares}"]
+    sentences = [f"idle {format_duration(idle)}{': ' if shares else ''}{shares}"]
     if launch.queue_delay:
         delays = (
-            f"{_KINDS[delay.kind]} {duration(delay.median_us)} (90% within {duration(delay.p90_us)})"
+            f"{_KINDS[delay.kind]} {format_duration(delay.median_us)} (90% within {format_duration(delay.p90_us)})"
             for delay in launch.queue_delay
         )
         sentences.append(f"from launch to start, median: {', '.join(delays)}")
@@ -174,7 +188,7 @@ def _recompute(part: Recompute | None) -> list[str]:
     if part is None or not part.operators:
         return []
     share = "" if part.compute_share is None else f", {part.compute_share:.1%} of compute"
-    return [f"recompute: {duration(part.busy_us)}{share}, by {part.operators} forward operators inside backward"]
+    return [f"recompute: {format_duration(part.busy_us)}{share}, by {part.operators} forward operators inside backward"]
 
 
 def _contention(part: Contention | None) -> list[str]:

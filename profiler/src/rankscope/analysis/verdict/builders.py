@@ -22,7 +22,7 @@ from rankscope.analysis.result.text import units_text
 from rankscope.analysis.verdict.advice import Subject, next_actions, reason_of
 from rankscope.analysis.verdict.advice_rows import ROTATING
 from rankscope.analysis.verdict.bottleneck import SHOWN, exposed_transfer, largest_besides_compute, limit_of, unknown_share
-from rankscope.base.text import duration, ranks_text, share_bound
+from rankscope.base.text import format_duration, ranks_text, share_bound
 from rankscope.runs.durations import DURATION_SOURCES, DurationSource
 
 EvidenceSource = Literal["steps", "windows", "traces", DurationSource]
@@ -341,9 +341,9 @@ def loss(gain_us: float, setting: Setting) -> tuple[float | None, Cost | None]:
 
 def _sentence(diagnosis: Diagnosis, setting: Setting, first: Sequence[int] = ()) -> str:
     """Return the sentence about slow ranks. ``first``: those that it begins with, of several units."""
-    whole = f"the window's {duration(diagnosis.step_us)}" if setting.unit == "window" else f"the {setting.unit}"
+    whole = f"the window's {format_duration(diagnosis.step_us)}" if setting.unit == "window" else f"the {setting.unit}"
     share = f"{diagnosis.wait_us / diagnosis.step_us:.0%} of {whole}" if diagnosis.step_us > 0 else ""
-    per = f"{duration(diagnosis.wait_us)} {diagnosis.at_hand or f'per {setting.unit}'} ({share})"
+    per = f"{format_duration(diagnosis.wait_us)} {diagnosis.at_hand or f'per {setting.unit}'} ({share})"
     sure = f"{diagnosis.confidence:.0%} sure"
     victims = setting.world_size - len(diagnosis.ranks)
     others = "the other rank" if victims == 1 else f"the other {victims} ranks"

@@ -23,7 +23,7 @@ from rankscope.analysis.result.analysis import Evidence
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.verdict.builders import Missing, Setting, among, ranks_were
 from rankscope.analysis.verdict.job_verdict import Case, with_judgement
-from rankscope.base.text import duration, ranks_text
+from rankscope.base.text import format_duration, ranks_text
 from rankscope.runs.durations import SourceOfDurations
 
 _MOST: Final = 0.8
@@ -238,7 +238,7 @@ def _untested(evidence: DurationEvidence) -> str | None:
 def _nobody_unclear(evidence: DurationEvidence) -> str | None:
     """Return why the durations do not prove that no rank is late; ``None`` where they do."""
     if evidence.gathers and (late := find_late(evidence.matched.blame, evidence.window_us / _HIDDEN)) is not None:
-        least = duration(late.gain_us / max(1, len(evidence.matched.blame.steps)))
+        least = format_duration(late.gain_us / max(1, len(evidence.matched.blame.steps)))
         return (
             f"{ranks_were(late.ranks)} last at collectives beside compute, by at least {least} per step, but durations do not "
             f"show how much more of the waiting there delays the others; {evidence.source.more_evidence}, or trace some steps"

@@ -31,7 +31,7 @@ from rankscope.analysis.verdict.builders import Missing, Setting, among, finding
 from rankscope.analysis.verdict.endings import endings
 from rankscope.analysis.verdict.job_verdict import Answer, Case, verdict_of, with_judgement
 from rankscope.analysis.verdict.reasons import diagnosis_of_moving, diagnosis_of_slow, signals_beside_windows
-from rankscope.base.text import duration, ranks_text, share_bound
+from rankscope.base.text import format_duration, ranks_text, share_bound
 
 CAPTURE: Final = 20
 """Number of steps to profile for a verdict from windows: more than ``profiled.ENOUGH_STEPS``, as some steps may show nothing."""
@@ -212,8 +212,8 @@ def _costless(groups: Sequence[GroupJudgement[StepOwnTimes]]) -> str:
         return ""
     slow = max(slow_ranks, key=lambda slow: slow.gain_us)
     return (
-        f" ({ranks_text(slow.ranks)} {'takes' if len(slow.ranks) == 1 else 'take'} {duration(slow.excess_us)} longer than others "
-        "of the same stage, but the pipeline's schedule leaves time for it: it costs "
+        f" ({ranks_text(slow.ranks)} {'takes' if len(slow.ranks) == 1 else 'take'} {format_duration(slow.excess_us)} longer than "
+        "others of the same stage, but the pipeline's schedule leaves time for it: it costs "
         f"less than {MINIMUM_EFFECT:.0%} of the step)"
     )
 

@@ -15,7 +15,7 @@ from rankscope.analysis.evidence.unknown_kernels import RankKernels, kernels_wit
 from rankscope.analysis.result.analysis import UnknownKernel, Verdict
 from rankscope.analysis.trace.classify import function_of, last_part
 from rankscope.analysis.verdict.builders import Missing, Setting, insufficient
-from rankscope.base.text import duration, shortened
+from rankscope.base.text import format_duration, shortened
 
 NO_COMMUNICATION: Final = (
     "no kernel in the traces is known to be communication: either its name is unknown, or the traces have none"
@@ -56,6 +56,6 @@ def _unnamed(
 def _described(kernel: UnknownKernel) -> str:
     name = shortened(last_part(function_of(kernel.name)) or kernel.name, _NAME_WIDTH)
     where = "on a stream of its own, " if kernel.own_stream else ""
-    least, most = duration(kernel.least_us), duration(kernel.most_us)
+    least, most = format_duration(kernel.least_us), format_duration(kernel.most_us)
     times = most if least == most else f"{least} to {most} by rank"
     return f"{name} ({where}{kernel.share:.0%} of the window, {times})"

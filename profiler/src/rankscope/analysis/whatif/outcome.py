@@ -28,7 +28,7 @@ from rankscope.analysis.whatif.result import (
     WhatIf,
     WhatIfSource,
 )
-from rankscope.base.text import duration
+from rankscope.base.text import format_duration
 
 SLOWEST_PERCENT: Final = 3
 """Percentage of the ranks, rounded up, that ``m_worker`` makes ideal; as in the paper."""
@@ -315,4 +315,4 @@ def _of_slowest(result: WhatIf, actual: float, ideal: float, step: str, share: f
 
 
 def _time(seconds: float) -> str:
-    return duration(seconds * 1e6)
+    return format_duration(seconds * 1e6)

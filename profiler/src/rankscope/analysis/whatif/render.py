@@ -23,7 +23,7 @@ from rankscope.analysis.result.text import (
 )
 from rankscope.analysis.whatif.outcome import loss_beyond_graph
 from rankscope.analysis.whatif.result import CauseEffect, Effect, WhatIf
-from rankscope.base.text import duration, factor, share_bound
+from rankscope.base.text import factor, format_duration, share_bound
 
 SHOWN: Final = 9
 """Maximum rows of a table in a terminal; the JSON has all rows."""
@@ -89,7 +89,7 @@ def _source(result: WhatIf, width: int) -> str:
     if source.evidence is not None:
         about += f", from {_EVIDENCE[source.evidence]}"
     if result.measured_step_seconds is not None and result.step_seconds is not None:
-        measured, played = duration(result.measured_step_seconds * 1e6), duration(result.step_seconds * 1e6)
+        measured, played = format_duration(result.measured_step_seconds * 1e6), format_duration(result.step_seconds * 1e6)
         about += f"; a step took {measured}, the graph plays {played}"
     if source.estimated_share:
         about += f"; {share_bound(source.estimated_share, upper=True)} of the ranks' steps are not recorded, and estimated"
@@ -113,9 +113,9 @@ def _table(title: str, rows: Sequence[tuple[str, Effect]], width: int) -> str:
     shares = [row.lost_share if isinstance(row, CauseEffect) else row.share for row in effects]
     columns = {
         title: [name for name, _ in shown],
-        "lost to it": [duration(seconds * 1e6) for seconds in lost] or [UNKNOWN] * len(shown),
+        "lost to it": [format_duration(seconds * 1e6) for seconds in lost] or [UNKNOWN] * len(shown),
         "slowdown": [factor(row.slowdown) for row in effects],
-        "step without": [duration(row.without_step_seconds * 1e6) for row in effects],
+        "step without": [format_duration(row.without_step_seconds * 1e6) for row in effects],
         "saved": [_signed(row.saved_seconds) for row in effects],
         "share": [UNKNOWN if share is None else f"{share:.1%}" for share in shares],
         "GPU-hours": [UNKNOWN if row.gpu_hours_lost is None else hours_text(row.gpu_hours_lost) for row in effects],
@@ -150,7 +150,7 @@ def _causes(result: WhatIf) -> list[CauseEffect]:
 
 
 def _signed(seconds: float) -> str:
-    return f"-{duration(-seconds * 1e6)}" if seconds < 0 else duration(seconds * 1e6)
+    return f"-{format_duration(-seconds * 1e6)}" if seconds < 0 else format_duration(seconds * 1e6)
 
 
 def _legend(result: WhatIf, width: int) -> str:

@@ -13,6 +13,7 @@ from typing import Final
 import torch
 
 from rankscope.runs.paths import memory_dir
+from rankscope.runs.writer import replacing
 
 ENTRIES: Final = 100_000
 """Number of latest allocations and frees that torch keeps, with the Python stack of each."""
@@ -57,13 +58,8 @@ def write_snapshot(run_dir: Path) -> None:
     folder = memory_dir(run_dir)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"rank-{rank:05d}-{os.getpid()}.pickle"
-    partial = path.with_name(f".{path.name}")
-    try:
-        with partial.open("wb") as file:
-            pickle.dump(snapshot, file)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(path) as file:
+        pickle.dump(snapshot, file)
 
 
 def _say(text: str) -> None:

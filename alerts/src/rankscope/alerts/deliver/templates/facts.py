@@ -10,10 +10,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from rankscope.alerts.alert import UPDATED_AT, rfc3339, unix_ns
-from rankscope.alerts.deliver.message import cut
 from rankscope.alerts.payload import Payload, PayloadAlert
 from rankscope.analysis.result.text import first_of
-from rankscope.base.text import one_line, span
+from rankscope.base.text import one_line, shortened, span
 
 MAX_BODY_BYTES: Final = 20_000
 _CAPS: Final = (1000, 400, 150, 60)
@@ -115,7 +114,7 @@ class Facts:
     @property
     def heading(self) -> str:
         """``FIRING warning TrainingStraggler: run llama, rank 2, host node1``, prefixed if GPUs were simulated."""
-        state = _WORDS[self.state] + (f" ({cut(self.why_ended, _LONGEST_WHY)})" if self.why_ended else "")
+        state = _WORDS[self.state] + (f" ({shortened(self.why_ended, _LONGEST_WHY)})" if self.why_ended else "")
         words = [state, *([self.severity] if self.severity else []), self.name]
         where = _joined(self.place)
         return ("[simulated] " if self.simulated else "") + " ".join(words) + (f": {where}" if where else "")
@@ -134,7 +133,7 @@ def facts(alert: PayloadAlert, cap: int) -> Facts:
         severity=_line(alert.labels.get("severity", ""), cap),
         simulated=known.get("simulated", "").lower() in ("true", "1", "yes") or summary.startswith("[simulated"),
         summary=_line(summary, cap),
-        description="\n".join(_line(line, cap) for line in cut(alert.annotations.get("description", ""), cap).splitlines()),
+        description="\n".join(_line(line, cap) for line in shortened(alert.annotations.get("description", ""), cap).splitlines()),
         when=_when(alert),
         place=_found(_PLACE, known, cap),
         run_id=_line(known.get("run_id", ""), cap) if known.get("run", "") not in ("", known.get("run_id")) else "",
@@ -227,7 +226,7 @@ def _joined(place: Iterable[tuple[str, str]]) -> str:
 
 
 def _line(text: str, cap: int) -> str:
-    return cut(one_line(text), cap)
+    return shortened(one_line(text), cap)
 
 
 def _is_link(text: str) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rankscope.alerts.deliver.message import cut
 from rankscope.alerts.deliver.templates.facts import Facts, facts, fitted
 from rankscope.alerts.payload import Payload
+from rankscope.base.text import shortened
 
 _SEVERITY: Final = {
     "critical": "critical",
@@ -30,19 +30,19 @@ def _event(payload: Payload, cap: int, routing_key: str) -> dict[str, Any]:
     alert = facts(original, cap)
     place = dict(alert.place)
     fields = {
-        "summary": cut(_summary(alert), _MOST_OF_SUMMARY),
-        "source": cut(place.get("host") or place.get("run") or "rankscope", _MOST_OF_NAME),
+        "summary": shortened(_summary(alert), _MOST_OF_SUMMARY),
+        "source": shortened(place.get("host") or place.get("run") or "rankscope", _MOST_OF_NAME),
         "severity": _SEVERITY.get(alert.severity.lower(), "warning"),
-        "timestamp": cut(original.starts_at, 40),
-        "component": cut(", ".join(f"{name} {place[name]}" for name in ("rank", "GPU") if name in place), _MOST_OF_NAME),
-        "group": cut(alert.run_id or place.get("run", ""), _MOST_OF_NAME),
-        "class": cut(alert.name, _MOST_OF_NAME),
+        "timestamp": shortened(original.starts_at, 40),
+        "component": shortened(", ".join(f"{name} {place[name]}" for name in ("rank", "GPU") if name in place), _MOST_OF_NAME),
+        "group": shortened(alert.run_id or place.get("run", ""), _MOST_OF_NAME),
+        "class": shortened(alert.name, _MOST_OF_NAME),
         "custom_details": _details(alert),
     }
     return {
         "routing_key": routing_key,
         "event_action": "resolve" if alert.over else "trigger",
-        "dedup_key": cut(original.fingerprint, _MOST_OF_NAME),
+        "dedup_key": shortened(original.fingerprint, _MOST_OF_NAME),
         "payload": {name: value for name, value in fields.items() if value},
         "client": "rankscope",
         "links": [{"href": address, "text": words} for words, address in alert.links],

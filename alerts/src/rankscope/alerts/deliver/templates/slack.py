@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rankscope.alerts.deliver.message import cut
 from rankscope.alerts.deliver.templates.facts import Facts, State, command_in, facts, fitted, headline
 from rankscope.alerts.payload import Payload
+from rankscope.base.text import shortened
 
 _MOST_OF_BLOCK: Final = 2_900
 """Slack takes 3,000 characters."""
@@ -59,7 +59,7 @@ def _section(text: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(text: str, most: int) -> dict[str, Any]:
-    return {"type": "plain_text", "text": cut(text, most), "emoji": False}
+    return {"type": "plain_text", "text": shortened(text, most), "emoji": False}
 
 
 def _ours(commands: list[str], links: str) -> dict[str, Any]:

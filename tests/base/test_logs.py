@@ -7,14 +7,14 @@ import json
 import logging
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 from tests.command_line import logging_kept
 
-from rankscope.exporter import logs
-from rankscope.exporter.log_writer import NeverWaitingHandler
-from rankscope.exporter.settings import LogFormat
+from rankscope.base import logs
+from rankscope.base.logs import LogFormat
 
 HOSTILE = 'a\nlevel=error msg="forged" \x1b[31m \u202e \\ "'
 
@@ -35,20 +35,40 @@ def written() -> Iterator[Callable[[LogFormat], str]]:
         yield write
 
 
-def test_another_format_is_taken_over_by_the_thread_that_writes(written: Callable[[LogFormat], str]) -> None:
+def test_another_format_is_taken_over_by_the_thread_that_writes(
+    written: Callable[[LogFormat], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     written("text")
     reader, writer = os.pipe()
-    handler = NeverWaitingHandler(writer)
-    logging.getLogger().handlers[:] = [handler]
+    with open(writer, "w") as stderr:  # noqa: PTH123  a descriptor
+        monkeypatch.setattr(sys, "stderr", stderr)
+        logs.set_nonblocking()
+        handlers = list(logging.getLogger().handlers)
 
-    logs.set_up("info", "json")
-    logging.getLogger("rankscope.exporter.web").info("reloaded")
-    logs.flush()
+        logs.set_up("info", "json")
+        logging.getLogger("rankscope.exporter.web").info("reloaded")
+        logs.flush()
 
-    assert logging.getLogger().handlers == [handler]
-    assert json.loads(os.read(reader, 4096))["msg"] == "reloaded"
+        assert logging.getLogger().handlers == handlers
+        assert json.loads(os.read(reader, 4096))["msg"] == "reloaded"
     os.close(reader)
-    os.close(writer)
+
+
+@pytest.mark.parametrize(
+    ("name", "component"),
+    [
+        ("rankscope.exporter.fleet.nvml_fleet", "fleet"),
+        ("rankscope.alerts.receive.app", "receive"),
+        ("rankscope.base.http_server.protocol", "http_server"),
+        ("asyncio", "asyncio"),
+    ],
+)
+def test_a_record_names_its_part_of_the_program(written: Callable[[LogFormat], str], name: str, component: str) -> None:
+    stream = io.StringIO()
+    written("json")
+    logs.set_up("info", "json", stream)
+    logging.getLogger(name).error("what happened")
+    assert json.loads(stream.getvalue())["component"] == component
 
 
 def test_json_gives_back_what_was_said(written: Callable[[LogFormat], str]) -> None:

@@ -1,4 +1,4 @@
-"""The log: one line per event on stderr, as logfmt, JSON, or plain text.
+"""The log of a daemon: one line per event on stderr, as logfmt, JSON, or plain text.
 
 A record's fields come from ``logger.info("message", extra={"gpu": uuid})``. Values are escaped: a record is always one line and
 cannot imitate another field or record.
@@ -11,18 +11,45 @@ import logging
 import re
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any, Final, TextIO
+from typing import Any, Final, Literal, TextIO
 
-from rankscope.exporter.log_writer import NeverWaitingHandler
-from rankscope.exporter.settings import LogFormat, LogLevel
+from rankscope.base.line_writer import LineWriter
 
-ROOT: Final = "rankscope.exporter"
+LogFormat = Literal["text", "logfmt", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+LEVELS: Final[tuple[LogLevel, ...]] = ("debug", "info", "warning", "error")
+FORMATS: Final[tuple[LogFormat, ...]] = ("text", "logfmt", "json")
+
+ROOT: Final = "rankscope"
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _LEVELS: Final = {"WARNING": "warn", "CRITICAL": "error"}
 _BARE: Final = re.compile(r"[A-Za-z0-9_./:+@%,\[\]()-]+", re.ASCII)
 _MAX_VALUE: Final = 4000
+
+
+class _NonBlockingHandler(logging.Handler):
+    """Handler that writes through a ``LineWriter``, so that a blocked pipe does not block the process."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__()
+        self._writer = LineWriter(fd, dropped=self._dropped)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._writer.write(self.format(record))
+        except Exception:  # noqa: BLE001  as in logging's own handlers
+            self.handleError(record)
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def _dropped(self, count: int) -> str:
+        text = "log lines were dropped, because the pipe was full: %d"
+        return self.format(logging.LogRecord(__name__, logging.WARNING, "", 0, text, (count,), None))
 
 
 class ProblemLog:
@@ -51,10 +78,10 @@ class ProblemLog:
 def set_up(level: LogLevel, style: LogFormat, stream: TextIO | None = None) -> None:
     """Configure logging to ``stream`` (default: stderr).
 
-    A later call without ``stream`` changes level and format only; a handler installed by ``never_wait`` stays.
+    A later call without ``stream`` changes level and format only; a handler installed by ``set_nonblocking`` stays.
     """
     root = logging.getLogger()
-    if stream is not None or not any(isinstance(handler, NeverWaitingHandler) for handler in root.handlers):
+    if stream is not None or not any(isinstance(handler, _NonBlockingHandler) for handler in root.handlers):
         root.handlers[:] = [logging.StreamHandler(stream or sys.stderr)]
     for handler in root.handlers:
         handler.setFormatter(_FORMATTERS[style]())
@@ -64,14 +91,25 @@ def set_up(level: LogLevel, style: LogFormat, stream: TextIO | None = None) -> N
     logging.raiseExceptions = False  # a full disk or a closed pipe behind stderr must not cause more output there
 
 
-def never_wait() -> None:
-    """Write to stderr in a thread from now on, so that a blocked pipe does not block the exporter. Call after the last fork."""
+def set_nonblocking() -> None:
+    """Write to stderr in a thread from now on, so that a blocked pipe does not block the process. Call after the last fork."""
     if sys.stderr is None:  # closed by the parent process; descriptor 2 may be another file by now
         return
     root = logging.getLogger()
-    handler = NeverWaitingHandler(sys.stderr.fileno())
+    handler = _NonBlockingHandler(sys.stderr.fileno())
     handler.setFormatter(root.handlers[0].formatter)
     root.handlers[:] = [handler]
+
+
+@contextmanager
+def daemon_log(level: LogLevel, style: LogFormat | None) -> Iterator[None]:
+    """Log to stderr without blocking; write what is queued at the end. ``style`` None: ``default_style``."""
+    set_up(level, style or default_style())
+    set_nonblocking()
+    try:
+        yield
+    finally:
+        flush()
 
 
 def flush() -> None:
@@ -87,11 +125,11 @@ def default_style(stream: TextIO | None = None) -> LogFormat:
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     """Return time, level, component, message, and the caller's ``extra`` fields of a record."""
-    component = record.name.removeprefix(ROOT).strip(".").partition(".")[0] or "main"
+    part, _, name = record.name.removeprefix(f"{ROOT}.").partition(".")
     fields: dict[str, Any] = {
         "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "level": _LEVELS.get(record.levelname, record.levelname.lower()),
-        "component": component if record.name.startswith(ROOT) else record.name,
+        "component": (name.partition(".")[0] or part) if record.name.startswith(f"{ROOT}.") else record.name,
         "msg": record.getMessage(),
     }
     fields |= {name: value for name, value in vars(record).items() if name not in _STANDARD and value is not None}

@@ -10,11 +10,11 @@ from typing import Final
 from rankscope.alerts.owners import HANG, RANK_LOST
 from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
 from rankscope.alerts.watch.dumps import Dumps
+from rankscope.alerts.watch.life_alerts import LifeAlerts
+from rankscope.alerts.watch.liveness import AttemptLiveness, WatchedTime
 from rankscope.alerts.watch.outage import LastSteps, Outage, find_outage, shortest_wait_s
 from rankscope.alerts.watch.regressions import StepPast
 from rankscope.alerts.watch.runs import Glance
-from rankscope.alerts.watch.signs import Life, WatchedTime
-from rankscope.alerts.watch.standstill import Standing
 from rankscope.analysis.evidence.liveness import SILENT_SECONDS, SILENT_STEPS, patience_s
 from rankscope.analysis.hang.activity import Activities, read_activities
 from rankscope.base.errors import InputError
@@ -53,7 +53,7 @@ class LifeReport:
     """The run has made a step since the watcher started."""
 
 
-class Lives:
+class LivenessMonitor:
     """Liveness of all followed runs. ``elapsed`` returns seconds of a monotonic clock, ``clock`` Unix nanoseconds."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Lives:
         self._elapsed = elapsed
         self._clock = clock
         self._time = WatchedTime(interval_s)
-        self._lives: dict[Path, tuple[Life, LastSteps]] = {}
+        self._attempts: dict[Path, tuple[AttemptLiveness, LastSteps]] = {}
 
     def tick(self) -> None:
         """Begin an evaluation."""
@@ -73,41 +73,43 @@ class Lives:
     def look(self, run: Path, seen: Glance, past: StepPast | None, *, subject: Subject, news: bool) -> LifeReport:
         """Look at a run. ``news``: report also what happened before the watcher started."""
         now_s = self._time.s
-        life, last_steps = self._life(run, seen.attempt)
-        life.look(seen.ranks, now_s)
+        liveness, last_steps = self._attempt(run, seen.attempt)
+        liveness.look(seen.ranks, now_s)
         patience_s = self._patience.seconds(past)
-        signs = life.judge(seen.ranks, float("inf") if patience_s is None else patience_s, now_s, news=news)
-        standing = Standing(
+        verdict = liveness.judge(seen.ranks, float("inf") if patience_s is None else patience_s, now_s, news=news)
+        alerts = LifeAlerts(
             run=run,
             subject=subject,
             infos=seen.infos,
             usual_us=None if past is None else past.usual_us(),
             gpus=gpus_of(seen),
         )
-        if signs.stalled is False:
+        if verdict.stalled is False:
             self._dumps.over(run)
         outage = None
-        if signs.ended and patience_s is not None:
-            outage = find_outage(run, seen, signs.live, last_steps)
-        quiet = outage is not None and outage.is_within(signs.quiet)
-        stalled = bool(signs.stalled) and (news or life.moved)
+        if verdict.ended and patience_s is not None:
+            outage = find_outage(run, seen, verdict.live, last_steps)
+        quiet = outage is not None and outage.is_within(verdict.quiet)
+        stalled = bool(verdict.stalled) and (news or liveness.moved)
         # Without a reason why dumps are missing, they may still arrive.
-        hung, missing = self._dumps.look(run, seen.attempt, signs.live, now_s) if quiet or stalled else (None, None)
-        decided = quiet and missing is not None and bool(signs.gone)
+        hung, missing = self._dumps.look(run, seen.attempt, verdict.live, now_s) if quiet or stalled else (None, None)
+        decided = quiet and missing is not None and bool(verdict.gone)
         if outage is not None and not decided and outage.waited_s >= shortest_wait_s(past, asked=True):
             # Whether the ranks without an end are silent shows later, as does an elastic restart.
-            found = standing.lost(signs.silent)
-            return LifeReport(found=found, of={RANK_LOST.alertname}, unknown=signs.unknown | {*signs.gone}, moved=life.moved)
+            found = alerts.lost(verdict.silent)
+            return LifeReport(
+                found=found, of={RANK_LOST.alertname}, unknown=verdict.unknown | {*verdict.gone}, moved=liveness.moved
+            )
         lost, first = self._lost(run, outage, past) if outage is not None and decided else (None, False)
-        found, of = standing.lost(signs.silent, {} if first else signs.gone), {RANK_LOST.alertname}
+        found, of = alerts.lost(verdict.silent, {} if first else verdict.gone), {RANK_LOST.alertname}
         if lost is not None:
-            found += standing.outage(lost, {rank: life.silence_s(rank, now_s) for rank in lost.silent}, first=first)
-        if signs.stalled is False or (lost is not None and lost.silent.keys() >= {*signs.live}):
+            found += alerts.outage(lost, {rank: liveness.silence_s(rank, now_s) for rank in lost.silent}, first=first)
+        if verdict.stalled is False or (lost is not None and lost.silent.keys() >= {*verdict.live}):
             of.add(HANG.alertname)
         elif stalled and missing is not None:
-            found.append(standing.hang(signs, hung, missing=missing, activities=self._activities(run, seen)))
+            found.append(alerts.hang(verdict, hung, missing=missing, activities=self._activities(run, seen)))
             of.add(HANG.alertname)
-        return LifeReport(found=found, of=of, unknown=signs.unknown, moved=life.moved)
+        return LifeReport(found=found, of=of, unknown=verdict.unknown, moved=liveness.moved)
 
     def _activities(self, run: Path, seen: Glance) -> Activities | None:
         """Return what the ranks of a stalled run are doing; ``None``: not known."""
@@ -116,10 +118,10 @@ class Lives:
         except InputError:
             return None  # removed since
 
-    def _life(self, run: Path, attempt: int) -> tuple[Life, LastSteps]:
-        known = self._lives.get(run)
+    def _attempt(self, run: Path, attempt: int) -> tuple[AttemptLiveness, LastSteps]:
+        known = self._attempts.get(run)
         if known is None or known[0].attempt != attempt:
-            known = self._lives[run] = (Life(attempt), LastSteps())
+            known = self._attempts[run] = (AttemptLiveness(attempt), LastSteps())
             self._dumps.over(run)
         return known
 
@@ -132,8 +134,8 @@ class Lives:
 
     def keep(self, runs: Collection[Path]) -> None:
         """Forget all other runs."""
-        for run in self._lives.keys() - set(runs):
-            del self._lives[run]
+        for run in self._attempts.keys() - set(runs):
+            del self._attempts[run]
             self._dumps.over(run)
 
 

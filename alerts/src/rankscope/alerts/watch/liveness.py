@@ -34,12 +34,12 @@ class WatchedTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Signs:
+class LivenessVerdict:
     """State of the ranks of a run that has not ended."""
 
     stalled: bool | None
     """No rank has finished a step for longer than the patience; ``None``: not known (yet)."""
-    standing_s: float
+    stalled_s: float
     """Watched seconds since the last step of any rank."""
     silent: list[int]
     """Ranks without a step for longer than the patience, while others are active."""
@@ -66,7 +66,7 @@ class _Rank:
 
 
 @dataclass(slots=True)
-class Life:
+class AttemptLiveness:
     """The ranks of one attempt while they are watched."""
 
     attempt: int
@@ -86,7 +86,7 @@ class Life:
             if known.gone_s is None and _is_gone(one):
                 known.gone_s = now_s
 
-    def judge(self, seen: Mapping[int, RankSeen], patience_s: float, now_s: float, *, news: bool = True) -> Signs:
+    def judge(self, seen: Mapping[int, RankSeen], patience_s: float, now_s: float, *, news: bool = True) -> LivenessVerdict:
         """Judge which ranks are silent or gone; ``seen`` is that of the last ``look``.
 
         ``news``: report events before the first look even if no rank has made a step since.
@@ -96,7 +96,7 @@ class Life:
         silence = {rank: now_s - self._ranks[rank].moved_s for rank in there}
         going = [rank for rank in there if self._ranks[rank].moved and silence[rank] <= GOING * patience_s]
         quiet = [rank for rank in there if silence[rank] >= patience_s]
-        standing = min(silence.values(), default=0.0)
+        stalled_s = min(silence.values(), default=0.0)
         stalled: bool | None = None
         if any(self._ranks[rank].moved and silence[rank] < patience_s for rank in there):
             stalled = False
@@ -112,9 +112,9 @@ class Life:
         ended = bool(live) and any(self._is_news(rank, news=news or self.moved) for rank in seen)
         others = (rank for rank, one in seen.items() if one.info is not None and not _is_live(one) and not _is_gone(one))
         certain = {*going, *silent, *gone, *others}
-        return Signs(
+        return LivenessVerdict(
             stalled=stalled,
-            standing_s=standing,
+            stalled_s=stalled_s,
             silent=silent,
             quiet=quiet,
             gone=gone,

@@ -16,13 +16,13 @@ import msgspec
 from rankscope.alerts.alert import rfc3339
 from rankscope.alerts.owners import CRASHED, HANG, RANK_LOST
 from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
+from rankscope.alerts.watch.liveness import LivenessVerdict
 from rankscope.alerts.watch.outage import LastStep, Outage
-from rankscope.alerts.watch.signs import Signs
 from rankscope.analysis.hang.activity import Activities, hang_by_activity, with_activity
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.hang.wording import operation_text
 from rankscope.analysis.verdict.endings import endings
-from rankscope.base.text import duration, ranks_text, span
+from rankscope.base.text import format_duration, ranks_text, span
 from rankscope.runs.records import RankInfo
 
 CHAIN: Final = 4
@@ -34,7 +34,7 @@ PIDS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class LifeAlerts:
     """A run with ranks that stopped or ended."""
 
     run: Path
@@ -118,7 +118,7 @@ class Standing:
         )
 
     def hang(
-        self, signs: Signs, report: HangReport | None, *, missing: str = "", activities: Activities | None = None
+        self, liveness: LivenessVerdict, report: HangReport | None, *, missing: str = "", activities: Activities | None = None
     ) -> Candidate:
         """Build the alert about a stalled run.
 
@@ -126,17 +126,17 @@ class Standing:
         """
         if activities is not None:
             report = hang_by_activity(activities) if report is None else with_activity(report, activities)
-        usual = "" if self.usual_us is None else f" (usually {duration(self.usual_us)} each)"
+        usual = "" if self.usual_us is None else f" (usually {format_duration(self.usual_us)} each)"
         lost = None
         if self.gpus is not None:
-            lost = msgspec.structs.replace(self.gpus, gpu_hours=self.gpus.per_hour * signs.standing_s / 3600)
-        summary = f"No rank of run {self.subject.title} has finished a step for {span(signs.standing_s)}{usual}"
-        reason = report.summary if report is not None else f"its {len(signs.live)} ranks hang, or are gone."
+            lost = msgspec.structs.replace(self.gpus, gpu_hours=self.gpus.per_hour * liveness.stalled_s / 3600)
+        summary = f"No rank of run {self.subject.title} has finished a step for {span(liveness.stalled_s)}{usual}"
+        reason = report.summary if report is not None else f"its {len(liveness.live)} ranks hang, or are gone."
         texts = {
             "summary": f"{summary}: {reason}",
             **({} if report is None else self._culprit(report)),
             "evidence": "; ".join(filter(None, [*([] if report is None else _evidence(report)), missing])),
-            "next": "\n".join(self._next(signs, report)),
+            "next": "\n".join(self._next(liveness, report)),
         }
         return self.subject.candidate(HANG, texts, loss=lost)
 
@@ -155,9 +155,9 @@ class Standing:
             "confidence": "" if not report.evidence else "certain" if all(one.certain for one in report.evidence) else "probable",
         }
 
-    def _next(self, signs: Signs, report: HangReport | None) -> list[str]:
+    def _next(self, liveness: LivenessVerdict, report: HangReport | None) -> list[str]:
         if report is None:
-            return [*self._stacks(signs.live), f"rankscope capture {self._quoted} --flight-recorder"]
+            return [*self._stacks(liveness.live), f"rankscope capture {self._quoted} --flight-recorder"]
         told = [step for step in report.next if not step.startswith(("rankscope analyze", "rankscope hang"))]
         return concrete([f"rankscope hang {self._quoted}", *self._stacks(report.culprits), *told])
 

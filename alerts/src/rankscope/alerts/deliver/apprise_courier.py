@@ -1,91 +1,18 @@
-"""One attempt to deliver a message to a target, over HTTP or through Apprise."""
+"""One attempt to deliver a message through Apprise, in a process of its own."""
 
 from __future__ import annotations
 
-import base64
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
-import click
-import httpx
 import msgspec
 
-from rankscope.alerts.deliver.http import CONNECT_S, http_client
-from rankscope.alerts.deliver.post import DeliveryError, NoAnswerError, post
-from rankscope.alerts.deliver.retrying import Judgement, judge_status, not_answered
-from rankscope.alerts.deliver.signing import ID_HEADER, SecretError, SecretUnavailableError, parse_secret, sign
+from rankscope.alerts.deliver.retrying import Judgement, not_answered
+from rankscope.alerts.deliver.signing import SecretUnavailableError
 from rankscope.alerts.deliver.targets import Target
-from rankscope.alerts.deliver.templates import TEMPLATES
 from rankscope.alerts.deliver.templates.facts import Facts, facts, headline
 from rankscope.alerts.payload import Payload
-from rankscope.base.errors import RankscopeError
-from rankscope.base.options import http_url
-
-
-class Courier(Protocol):
-    """Transport that delivers messages to one target."""
-
-    def attempt(self, message_id: str, payload: bytes) -> Judgement:
-        """Attempt delivery once. Failures of the receiver, the network or a secret's file are returned, never raised."""
-
-
-class HttpCourier:
-    """Deliver messages to a target over HTTP. ``wall`` returns seconds since 1970."""
-
-    def __init__(self, target: Target, *, wall: Callable[[], float] = time.time) -> None:
-        self._target = target
-        self._wall = wall
-
-    def attempt(self, message_id: str, payload: bytes) -> Judgement:
-        """POST the rendered and signed message. Secrets are read for each attempt, so they can be rotated without a restart."""
-        target = self._target
-        try:
-            url = self._url()
-            key = "" if target.routing_key is None else target.routing_key.read()
-            body = TEMPLATES[target.template](payload, key)
-            headers = self._headers(message_id, body)
-        except (SecretUnavailableError, SecretError) as error:
-            return not_answered(str(error), sent=False)
-        timeout = httpx.Timeout(target.timeout_s, connect=min(CONNECT_S, target.timeout_s))
-        try:
-            client = http_client(url, timeout=timeout, ca_file=target.ca_file, proxy=target.proxy)
-        except RankscopeError as error:  # the proxy is unusable
-            return not_answered(f"cannot connect: {error}", sent=False)
-        except (OSError, ValueError) as error:  # the CA file is unusable
-            return not_answered(f"cannot connect: {getattr(error, 'strerror', None) or type(error).__name__}", sent=False)
-        try:
-            with client:
-                answer = post(client, url, body, headers=headers, attempt_s=target.timeout_s)
-        except NoAnswerError as error:
-            return not_answered(str(error), sent=error.sent, late=error.late)
-        except DeliveryError as error:
-            return not_answered(str(error), sent=False)
-        return judge_status(answer.status, retry_after=answer.retry_after, date=answer.date, wall_s=self._wall())
-
-    def _url(self) -> str:
-        url = self._target.url
-        try:
-            return http_url(url.read())
-        except click.BadParameter as error:  # the file may be corrected before the next attempt
-            raise SecretUnavailableError(url.where, error.message) from error
-
-    def _headers(self, message_id: str, body: bytes) -> dict[str, str]:
-        target = self._target
-        headers = {"Content-Type": "application/json"}
-        if target.secrets:
-            keys = [parse_secret(secret.read()) for secret in target.secrets]
-            headers |= sign(keys, message_id=message_id, timestamp_s=int(self._wall()), body=body)
-        else:
-            headers[ID_HEADER] = message_id
-        if target.bearer is not None:
-            headers["Authorization"] = f"Bearer {target.bearer.read()}"
-        if target.basic is not None:
-            headers["Authorization"] = f"Basic {base64.b64encode(target.basic.read().encode()).decode()}"
-        return headers
-
 
 _CAP: Final = 300
 _MOST_BYTES: Final = 15_000

@@ -1,0 +1,143 @@
+"""Signals to the watcher: SIGTERM and SIGINT at any moment cut no change in two, SIGHUP reads the configuration again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.alerts.receive.receiver_process import listening_target
+
+from rankscope.alerts.watch.signals import Signals, StoppedError
+
+
+def test_a_signal_interrupts_only_what_changes_nothing() -> None:
+    done: list[str] = []
+    with Signals() as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        done.append("a change")
+        assert signals.stopping
+        with pytest.raises(StoppedError), signals.interruptible():
+            done.append("not reached")
+    with Signals() as signals:
+        with pytest.raises(StoppedError), signals.interruptible():
+            signal.raise_signal(signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)  # a second one does not interrupt what follows
+    assert done == ["a change"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_pause(number: signal.Signals) -> None:
+    with Signals() as signals:
+        began = time.monotonic()
+        threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
+        signals.wait(60)
+        assert time.monotonic() - began < 30
+        assert (signals.stopping, signals.take_reload()) == (number == signal.SIGTERM, number == signal.SIGHUP)
+        assert not signals.take_reload()
+
+
+class Moments:
+    """Sends this process a signal after the statement ``at`` of the main thread, counted from 1."""
+
+    def __init__(self) -> None:
+        self.at = 0
+        self.count = 0
+
+    def connection(self) -> type[sqlite3.Connection]:
+        moments = self
+
+        class Connection(sqlite3.Connection):
+            def execute(self, *statement: Any) -> sqlite3.Cursor:
+                done = super().execute(*statement)
+                if threading.current_thread() is threading.main_thread():
+                    moments.count += 1
+                    if moments.count == moments.at:
+                        os.kill(os.getpid(), signal.SIGTERM)
+                return done
+
+        return Connection
+
+
+@pytest.mark.slow
+def test_a_signal_at_any_statement_of_a_transaction_sends_nothing_twice(
+    make_run: Any, cli: Callable[..., Any], sink: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moments = Moments()
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *how, **more: connect(*how, **more, factory=moments.connection()))
+    run = make_run(slow=2)
+    run.end()
+
+    def watch(state: str, at: int) -> None:
+        moments.at, moments.count = at, 0
+        done = cli("alerts", "watch", run.path, "--webhook", sink.url, "--state", tmp_path / state)
+        assert done.returncode == 0, done.stderr
+        assert "level=warn" not in done.stderr
+
+    watch("never", 0)
+    assert moments.count > 30
+    for at in range(1, moments.count, 7):
+        sink.accepted.clear()
+        for moment in (at, 0):
+            watch(f"at-{at}", moment)
+        alerts = [alert for payload in sink.accepted for alert in payload["alerts"]]
+        told = Counter((alert["fingerprint"], alert["startsAt"], alert["status"]) for alert in alerts)
+        assert set(told.values()) <= {1}, at
+
+
+@pytest.mark.slow
+def test_a_hangup_reads_the_targets_again(make_run: Any, tmp_path: Path, eventually: Callable[..., Any]) -> None:
+    run, config = make_run(slow=2), tmp_path / "alerts.toml"
+    command = [sys.executable, "-m", "rankscope", "alerts", "watch", run.path, "--interval", "100ms", "--fire-after", "1"]
+    errors = tmp_path / "errors"
+    with listening_target() as first, listening_target() as second, errors.open("w") as err:
+        config.write_text(f'[[target]]\nname = "chat"\nurl = "{first.url}"\n')
+        with subprocess.Popen([*command, "--config", config, "--state", tmp_path / "state"], stderr=err) as process:
+            try:
+
+                def firing() -> bool:
+                    run.grow(2)
+                    return bool(first.alerts)
+
+                eventually(firing)
+                # an unusable file changes nothing
+                config.write_text("[[target]")
+                process.send_signal(signal.SIGHUP)
+                eventually(lambda: "stays as it was" in errors.read_text())
+                config.write_text(f'[[target]]\nname = "chat"\nurl = "{second.url}"\n')
+                process.send_signal(signal.SIGHUP)
+                eventually(lambda: "was read again" in errors.read_text())
+                run.end()
+                assert process.wait(120) == 0
+            finally:
+                process.kill()
+        assert [alert["status"] for alert in first.alerts] == ["firing"]
+        assert [alert["status"] for alert in second.alerts] == ["resolved"]
+
+
+@pytest.mark.slow
+def test_a_hangup_without_a_configuration_ends_nothing(make_run: Any, tmp_path: Path, eventually: Callable[..., Any]) -> None:
+    run, errors = make_run(slow=None), tmp_path / "errors"
+    command = [sys.executable, "-m", "rankscope", "alerts", "watch", run.path, "--interval", "100ms"]
+    with (
+        errors.open("w") as err,
+        subprocess.Popen([*command, "--log-format", "json", "--state", tmp_path / "state"], stderr=err) as process,
+    ):
+        try:
+            eventually(lambda: "watching" in errors.read_text())
+            process.send_signal(signal.SIGHUP)
+            eventually(lambda: '"level": "info"' in errors.read_text() and "no --config" in errors.read_text())
+            process.terminate()
+            assert process.wait(120) == 0
+        finally:
+            process.kill()
