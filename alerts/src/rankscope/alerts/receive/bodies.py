@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from rankscope.alerts.receive.refusals import CLOSE, Refused, retry_after
 
-MAX_BODY_BYTES: Final = 16 * 2**20
+MAX_BODY_BYTES: Final = 20 * 2**20
 """2,000 of the largest alerts of our own rules, with long labels, weigh 11 MiB: tests/alerts/receive/test_refusals.py."""
 BODY_TIMEOUT_S: Final = 15.0
 
