@@ -400,10 +400,12 @@ def test_a_helper_that_is_killed(tmp_path: Path, plain: Outcome) -> None:
     nothing_changed(plain, recorded)
     for rank in (0, 1):
         said_once(recorded, rank, "helper")
-        assert rank_info(job.run_dir, rank).end_reason == "disabled"
+        assert rank_info(job.run_dir, rank).end_reason == "exit"
         numbers = recorded_steps(job.run_dir, rank)
-        assert numbers == list(range(numbers[0], numbers[-1] + 1))
-        assert numbers[-1] >= STEPS // 2
+        # those that the killed helper held are lost
+        assert numbers == sorted(set(numbers))
+        assert numbers[-1] == STEPS - 1
+        assert len(numbers) >= STEPS - 40
 
 
 def test_an_exporter_that_goes(tmp_path: Path, plain: Outcome) -> None:

@@ -80,7 +80,8 @@ class WindowCoordinator:
             append_whole(self._plan_file, msgspec.json.encode(window) + b"\n")
         except OSError as error:
             reason = f"the window cannot be announced in {self._plan_file}: {error.strerror or error}"
-            if not self._complained:
+            # A run that was removed is reported by the writer of its records.
+            if not self._complained and not isinstance(error, FileNotFoundError):
                 self._complained = True
                 self._context.report(reason)
             return reason
