@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 from unittest.mock import patch
 
+from rankscope.base.logs import ROOT
 from rankscope.cli.main import main
 
 Result = subprocess.CompletedProcess[str]
@@ -93,8 +94,8 @@ def _signal_handlers_kept() -> Iterator[None]:
 
 @contextmanager
 def logging_kept() -> Iterator[None]:
-    """Put back what ``rankscope exporter`` changes about logging."""
-    root, own = logging.getLogger(), logging.getLogger("rankscope.exporter")
+    """Put back what daemons change about logging."""
+    root, own = logging.getLogger(), logging.getLogger(ROOT)
     before = (root.handlers[:], root.level, own.level, logging.raiseExceptions)
     try:
         yield
