@@ -36,6 +36,7 @@ def traces(require_torch: None, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_every_step_has_its_compute_and_its_collectives(traces: Path, rank: int) -> None:
@@ -49,6 +50,7 @@ def test_every_step_has_its_compute_and_its_collectives(traces: Path, rank: int)
     assert {row.name for row in reduction.kernels} >= {"gloo:all_reduce", "aten::linear"}
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_rank_that_sleeps_imposes_the_wait(traces: Path) -> None:
     analysis = analyze([traces])

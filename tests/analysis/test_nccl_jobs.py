@@ -271,6 +271,7 @@ def test_dumps_do_not_say_that_nobody_is_slow_where_compute_may_hide_it(tmp_path
     assert "were last at collectives beside compute, by at least" in verdict.summary
 
 
+@pytest.mark.full
 def test_pauses_of_other_ranks_do_not_hide_a_slow_one_in_a_large_job(tmp_path: Path) -> None:
     """In each step five of 256 ranks pause, some as long as the slow one takes longer in all. Both delay the others."""
     job = LayoutJob(LARGE["fsdp of 256"], FAULTS["slow device"], late=117, steps=8)

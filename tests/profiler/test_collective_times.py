@@ -33,7 +33,10 @@ def recorded(run: Path, kind: str, *options: str, steps: int) -> subprocess.Comp
     )
 
 
-@pytest.mark.parametrize(("kind", "source", "steps"), [("inspector", "nccl_inspector", 60), ("flight", "flight_recorder", 140)])
+@pytest.mark.parametrize(
+    ("kind", "source", "steps"),
+    [("inspector", "nccl_inspector", 60), pytest.param("flight", "flight_recorder", 140, marks=pytest.mark.full)],
+)
 def test_a_recorded_job_names_the_rank_by_durations_of_collectives(tmp_path: Path, kind: str, source: str, steps: int) -> None:
     run, plugin = tmp_path / "run", tmp_path / "libnccl-profiler-inspector.so"
     plugin.touch()
@@ -70,6 +73,7 @@ def test_a_plugin_that_does_not_exist_ends_the_launch(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 def test_a_plugin_that_writes_nothing_is_reported_once(tmp_path: Path) -> None:
     (tmp_path / "plugin.so").touch()
     done = recorded(tmp_path / "run", "nothing", "--nccl-inspector", str(tmp_path / "plugin.so"), steps=10)

@@ -63,6 +63,7 @@ def test_steps_that_do_not_fit_are_counted_and_the_job_has_ended(
     assert capfd.readouterr().err.count("steps (No space left on device)") == 2
 
 
+@pytest.mark.full
 def test_where_nothing_fits_the_disk_is_the_reason(
     record: Callable[[Path], LaunchResult], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

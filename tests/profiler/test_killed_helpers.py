@@ -43,7 +43,7 @@ def helpers_in(scratch: Path, rank: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("kills", [1, 3])
+@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.full)])
 def test_a_job_whose_helper_is_killed_goes_on_and_so_does_its_recording(
     torch_ranks: PreloadedTorch, tmp_path: Path, kills: int
 ) -> None:

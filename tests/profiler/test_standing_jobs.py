@@ -69,10 +69,10 @@ def hang(cli: Cli, run: Path) -> dict[str, Any]:
     ("fault", "late", "others"),
     [
         ("data", ("data", None, None), "backward"),
-        ("forward", ("forward", None, None), "backward"),
-        ("checkpoint", ("between_steps", "checkpoint", None), "backward"),
+        pytest.param("forward", ("forward", None, None), "backward", marks=pytest.mark.full),
+        pytest.param("checkpoint", ("between_steps", "checkpoint", None), "backward", marks=pytest.mark.full),
         ("stopped", ("forward", None, "stopped"), "backward"),
-        ("gather", ("forward", None, None), "forward"),
+        pytest.param("gather", ("forward", None, None), "forward", marks=pytest.mark.full),
     ],
 )
 def test_the_rank_that_does_not_wait_is_named(

@@ -139,7 +139,8 @@ def test_a_rank_that_may_not_write_says_so_once_and_the_others_record(
     run.chmod(0o755)
     assert Rank(shared, run, 0, user=ALICE, umask=0o077).end() == ""
     said = Rank(shared, run, 1, user=BOB, umask=0o022).end()
-    assert said.count("Permission denied") == 1
+    assert said.count("cannot write to") == 1
+    assert "gave up writing the last 20 steps (Permission denied)" in said
     assert "rank 1: cannot write to" in said
     # Every reader of the folder may read its files, despite the umask of their writer.
     assert read_as(STRANGER, run) == {"steps": {"0": 20}, "infos": [0], "unusable": []}
