@@ -195,6 +195,7 @@ def test_an_idle_connection_ends_after_its_last_request(monkeypatch: pytest.Monk
     run(main)
 
 
+@pytest.mark.slow
 def test_a_response_under_way_ends_before_the_server_does() -> None:
     begun, may_end = asyncio.Event(), asyncio.Event()
 

@@ -207,6 +207,7 @@ def test_help_names_every_collector_and_section(cli: Callable[..., subprocess.Co
         assert f"\n{heading}\n" in text
 
 
+@pytest.mark.slow
 def test_a_forgotten_gpu_is_not_missed(
     start_exporter: Callable[..., RunningExporter],
     fake_nvml: FakeDriver,

@@ -126,6 +126,7 @@ def test_guesses_without_end_do_not_starve_a_right_password_of_the_same_network(
     play(story)
 
 
+@pytest.mark.slow
 def test_many_waiting_clients_of_one_network_wait_about_as_long_as_one(play: Callable[..., None]) -> None:
     async def story(client: Client) -> None:
         assert await client.log_in("guess") == 401

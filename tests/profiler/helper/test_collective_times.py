@@ -383,6 +383,7 @@ def test_overwritten_operations_are_counted_and_said_once(recorder: Helper) -> N
     assert len(recorder.said) == 1
 
 
+@pytest.mark.slow
 def test_dumps_are_rarer_where_they_are_costly(recorder: Helper) -> None:
     number, asked = 0, []
     for _ in range(2 * 300):

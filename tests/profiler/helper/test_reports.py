@@ -49,6 +49,7 @@ def test_after_a_window_a_report_comes_soon_but_not_for_each_of_many(tmp_path: P
     assert len(times_written(tmp_path, 60, windows_at=tuple(range(60)))) <= 20
 
 
+@pytest.mark.slow
 def test_the_ranks_of_a_large_job_do_not_stay_in_step(tmp_path: Path) -> None:
     writes = [second for rank in range(64) for second in times_written(tmp_path, 900, world_size=1024, rank=rank)]
     late = [writes.count(second) for second in range(600, 900)]
@@ -124,6 +125,7 @@ def test_an_unusable_report_is_ignored_and_the_reason_given_once(tmp_path: Path,
     assert messages[0].isprintable()
 
 
+@pytest.mark.slow
 def test_reading_the_reports_of_a_thousand_ranks_takes_little_time(tmp_path: Path) -> None:
     for rank in range(1, 1024):
         ReportWriter(tmp_path, rank, 1024, after_windows=True).offer(msgspec.structs.replace(REPORT, rank=rank), 0, 0.0)
