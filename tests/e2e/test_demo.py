@@ -110,6 +110,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.full
 def test_a_person_sees_the_straggler_in_a_browser_and_ctrl_c_leaves_nothing(
     browser: Browser, live_demo: tuple[subprocess.Popen[str], dict[str, str]]
 ) -> None:

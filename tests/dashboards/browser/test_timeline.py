@@ -73,6 +73,7 @@ def click_open(page: Page) -> None:
     region(page, "Open in Perfetto").get_by_role("button", name="Open in Perfetto").click()
 
 
+@pytest.mark.full
 def test_a_window_is_opened_in_perfetto(
     tmp_path: Path, write_run: Callable[..., Path], opened: Opened, serve: Callable[..., str]
 ) -> None:
@@ -101,6 +102,7 @@ def test_a_window_is_opened_in_perfetto(
             expect(page.get_by_role("button", name="Save the window")).to_be_enabled()
 
 
+@pytest.mark.full
 def test_another_origin_than_the_configured_one_gets_nothing(
     tmp_path: Path, write_run: Callable[..., Path], opened: Opened, serve: Callable[..., str]
 ) -> None:

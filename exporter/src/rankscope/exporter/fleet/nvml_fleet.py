@@ -334,7 +334,9 @@ class NvmlFleet:
         present = frozenset(
             slot.identity.uuid
             for slot in self._slots.values()
-            if slot.identity is not None and (slot.down is None or slot.pci_bus_id in shown)
+            if slot.identity is not None
+            # What the node shows may be older than the driver's answer that the GPU is gone.
+            and (slot.down is None or (slot.pci_bus_id in shown and slot.down.reason != "missing"))
         )
         self._inventory.pass_time(now - self._tidied_at, present)
         self._inventory.take_over_changes(present)
