@@ -174,6 +174,7 @@ def test_a_watcher_tells_the_targets_of_its_configuration_and_what_waited_before
     assert len(receiver.accepted) == 2
 
 
+@pytest.mark.slow
 def test_a_secret_that_is_away_keeps_a_watcher_from_telling_nobody_else(
     cli: Callable[..., Any], make_run: Any, receiver: WebhookReceiver, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -183,6 +183,7 @@ DAMAGES: Final = st.builds(
 
 @settings(max_examples=50, derandomize=True)
 @given(fault=st.sampled_from(["device", "host"]), numbered=st.booleans(), has_steps=st.booleans(), damage=DAMAGES)
+@pytest.mark.slow
 def test_no_other_rank_of_a_damaged_job_is_named(
     tmp_path_factory: pytest.TempPathFactory, fault: str, damage: Damage, *, numbered: bool, has_steps: bool
 ) -> None:

@@ -229,6 +229,7 @@ def test_a_redirect_is_not_followed_and_no_credential_goes_with_it(hostile: Host
     assert [path for path, _, _ in hostile.requests] == ["/api/v1/alerts"]
 
 
+@pytest.mark.slow
 def test_an_answer_that_never_ends_is_cut_off(hostile: Hostile) -> None:
     hostile.answer = never_end
 

@@ -117,6 +117,7 @@ def test_a_script_that_is_none_of_ours_is_not_there(memory_runs: Any) -> None:
     assert (answer.status_code, answer.text) == (404, "There is no such file.\n")
 
 
+@pytest.mark.slow
 def test_what_is_cached_and_damaged_is_made_anew_whatever_file_it_is(tmp_path: Path, write_run: WriteRun) -> None:
     write_run(tmp_path / "runs" / "run", steps=32)
     cache = Store(tmp_path / "cache")

@@ -181,6 +181,7 @@ def test_a_capture_reaches_the_ranks_it_is_for_once(tmp_path: Path, ranks: list[
     assert not [message for rank in ranks for message in rank.messages]
 
 
+@pytest.mark.slow
 def test_the_first_window_on_devices_is_announced_once_the_budget_covers_it(tmp_path: Path, attempt: Path) -> None:
     assert attempt.is_dir()
     ranks = [Rank(tmp_path, rank, device="cuda") for rank in (0, 1)]
@@ -263,6 +264,7 @@ def test_a_capture_is_passed_on_once(ranks: list[Rank]) -> None:
     assert ranks[1].captures == 1
 
 
+@pytest.mark.slow
 def test_a_window_that_cannot_be_announced_is_left_out_and_the_request_refused(tmp_path: Path, attempt: Path) -> None:
     rank = Rank(tmp_path, 0, since=40)
     rank.begun = False  # the test turns the coordinator itself

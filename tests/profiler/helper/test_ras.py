@@ -84,6 +84,7 @@ def test_a_requested_dump_brings_two_answers_of_nccl_ras_into_the_run(
     assert [one.text for one in found] == [given.decode()] * 2
 
 
+@pytest.mark.slow
 def test_a_dump_of_torchs_watchdog_brings_them_too(
     run: Path, tmp_path: Path, helper: Helper, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -264,6 +264,7 @@ def test_a_window_on_a_device_follows_a_warm_up_and_has_the_whole_work_of_its_st
     assert [kind for kind, _ in messages(ring) if kind] == [MessageKind.WINDOW, MessageKind.WINDOW]
 
 
+@pytest.mark.slow
 def test_the_cost_of_a_window_on_a_device_has_the_loading_of_the_profiler_but_no_wait_for_the_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], device: type[OnDevice]
 ) -> None:
