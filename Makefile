@@ -66,7 +66,7 @@ check:
 	$(BIN)/lint-imports
 	@[ ! -x $(BIN)/hadolint ] || $(BIN)/hadolint */docker/Dockerfile
 	$(BIN)/mypy $(FOLDERS) & types=$$!; \
-	$(BIN)/python -m pytest -q -n auto -m "not slow and not gpu and not full and not campaign" -p no:cacheprovider; \
+	$(BIN)/python -m pytest -q -n 3 -m "not slow and not gpu and not full and not campaign" -p no:cacheprovider; \
 	tests=$$?; wait $$types && exit $$tests
 
 format:
