@@ -223,6 +223,8 @@ def test_what_a_silent_rank_is_doing_is_read_again_but_no_sign_of_progress(tmp_p
     assert len({before.revision, appeared.revision, refreshed.revision}) == 3
     assert before.newest_unix_ns == appeared.newest_unix_ns == refreshed.newest_unix_ns, "the run is as silent as before"
     assert appeared.standing == refreshed.standing
+    (rank_dir(run, 0, 1) / "stacks-000000.jsonl").write_text("{}\n")
+    assert footprint(run).newest_unix_ns == before.newest_unix_ns, "a hung rank is sampled, too"
 
 
 def test_the_table_of_ranks_says_what_a_silent_rank_is_doing(tmp_path: Path, write_run: WriteRun) -> None:
