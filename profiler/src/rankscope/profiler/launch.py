@@ -154,11 +154,11 @@ def launch(command: Sequence[str], options: LaunchOptions) -> LaunchResult:
 
 def _memory_snapshots(run_dir: Path) -> set[tuple[Path, int]]:
     """Return path and modification time of the snapshots in ``run_dir``; a rank may replace one of an earlier start."""
-    found = set[tuple[Path, int]]()
+    snapshots = set[tuple[Path, int]]()
     for path in memory_dir(run_dir).glob("rank-*.pickle"):
         with suppress(OSError):
-            found.add((path, path.stat().st_mtime_ns))
-    return found
+            snapshots.add((path, path.stat().st_mtime_ns))
+    return snapshots
 
 
 def _check_name(folder: str) -> None:

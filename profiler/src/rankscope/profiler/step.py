@@ -47,7 +47,7 @@ def _settings(
     """Return the settings of these arguments. Raises ``ValueError`` or ``TypeError`` for one that does not fit."""
     name = name or Path(sys.argv[0]).stem or "run"
     spool = options.get("spool_dir") or default_spool_dir()
-    told: dict[str, object] = options | {
+    values: dict[str, object] = options | {
         "run_dir": _folder("run_dir", run_dir),
         # Every rank proposes an id; the run keeps that of the rank that creates it.
         "run_id": f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
@@ -57,7 +57,7 @@ def _settings(
         "budget": as_share(options.get("budget", BUDGET)),
     }
     # The constructor would not check the types.
-    settings = msgspec.convert(told, RecorderSettings).with_overrides(os.environ)
+    settings = msgspec.convert(values, RecorderSettings).with_overrides(os.environ)
     place = _as_text(coordinates)
     return settings if place is None else msgspec.structs.replace(settings, coordinates=place)
 
@@ -109,8 +109,8 @@ class StepProfiler:
 
     Steps end where ``step`` is called; phases and waiting are detected as without it. Under ``rankscope run`` the launcher's run
     directory and settings replace the arguments of the first ``StepProfiler``. A rank is in a run only once, so a later
-    ``StepProfiler`` uses its own arguments. One that is entered while another recording is active adds nothing to it. Like all of
-    the recorder it never raises: errors are reported once on stderr and training goes on. An invalid argument disables recording.
+    ``StepProfiler`` uses its own arguments. One that is entered while another recording is active adds nothing to it. Errors
+    are reported once on stderr, and training goes on. An invalid value disables recording; an unknown option raises.
 
     ``run_dir`` must be the same folder on all ranks and hold no earlier run of this script.
     ``coordinates``: this rank's place in the parallel layout, ``{"dp": 3, "tp": 0}`` or ``"dp=3,tp=0"``, where the process groups

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 MAX_BODIES_BYTES: Final = 80 * 2**20
 """Total size of the bodies of all open requests of authenticated senders; further ones get 503."""
 MAX_UNPROVEN_BODIES_BYTES: Final = 40 * 2**20
-"""The same for senders who prove who they are by a signature over the body, or not at all."""
+"""The same for all others: those with a signature over the body, which is checked afterwards, and those without any proof."""
 PROBE_S: Final = 5.0
 """After a delivery that could not be stored, the disk is probed this often until it can be written."""
 SECRETS_S: Final = 1.0

@@ -111,9 +111,9 @@ def _all_wait(doing: Mapping[int, RankActivity]) -> _Accusation:
 
 def _on_devices(doing: Mapping[int, RankActivity]) -> _Accusation:
     """On devices the host does not wait where the rank does: name the few that load data or write a checkpoint."""
-    held = [rank for rank, row in doing.items() if row.phase == "data" or row.section == "checkpoint"]
-    if held and 2 * len(held) < len(doing):
-        return _Accusation("hang", "not_arrived", held)
+    on_host = [rank for rank, row in doing.items() if row.phase == "data" or row.section == "checkpoint"]
+    if on_host and 2 * len(on_host) < len(doing):
+        return _Accusation("hang", "not_arrived", on_host)
     return _Accusation("insufficient_data")
 
 

@@ -66,6 +66,13 @@ def has_other_place(hello: Hello) -> bool:
     return hello.attempt.backend is not None or place != (hello.rank.rank, hello.rank.world_size)
 
 
+def own_rank() -> int:
+    """Return the rank of this process: that of its process group, else as its launcher says, else 0."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank()
+    return place_in_job(os.environ).rank or 0
+
+
 def identify(settings: RecorderSettings, parameters: Collection[torch.device] = (), *, optimizer: object = None) -> Hello:
     """Return the description of this process for the helper. ``parameters``: devices of its parameters, as far as known.
 
@@ -73,7 +80,7 @@ def identify(settings: RecorderSettings, parameters: Collection[torch.device] = 
     """
     initialised = dist.is_available() and dist.is_initialized()
     place = place_in_job(os.environ)
-    rank = dist.get_rank() if initialised else place.rank or 0
+    rank = own_rank()
     world_size = dist.get_world_size() if initialised else place.world_size or 1
     backend = str(dist.get_backend()) if initialised else None
     attempt = settings.elastic_attempt(os.environ)

@@ -12,6 +12,7 @@ from typing import Final
 
 import torch
 
+from rankscope.profiler.rank.identity import own_rank
 from rankscope.runs.paths import memory_dir
 from rankscope.runs.writer import replacing
 
@@ -54,10 +55,9 @@ def _begin(run_dir: Path) -> None:
 def write_snapshot(run_dir: Path) -> None:
     """Write torch's snapshot as ``memory/rank-RRRRR-PID.pickle``. Raises ``OSError`` if the folder cannot be written."""
     snapshot = torch.cuda.memory._snapshot()  # noqa: SLF001
-    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else int(os.environ.get("RANK", "0"))
     folder = memory_dir(run_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"rank-{rank:05d}-{os.getpid()}.pickle"
+    path = folder / f"rank-{own_rank():05d}-{os.getpid()}.pickle"
     with replacing(path) as file:
         pickle.dump(snapshot, file)
 
