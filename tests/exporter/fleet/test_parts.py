@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,16 +15,16 @@ from rankscope.exporter.catalogue import BY_NAME, CATALOGUE
 from rankscope.exporter.fleet import pci
 from rankscope.exporter.fleet.call_board import CallBoard, new_board
 from rankscope.exporter.fleet.changes import Changes, merged
-from rankscope.exporter.fleet.children import Child
+from rankscope.exporter.fleet.children import Child, Children
 from rankscope.exporter.fleet.counters import ADDED_UP_BY_PROCESS, Continuity
 from rankscope.exporter.fleet.gpu_slot import GpuSlot
 from rankscope.exporter.fleet.inventory import Inventory, Meter, forget
 from rankscope.exporter.fleet.patience import Patience
 from rankscope.exporter.fleet.survey import Survey
-from rankscope.exporter.fleet.wire import Failed, FrameReader, Opened, Sampled, send_frame
+from rankscope.exporter.fleet.wire import Done, DriverFound, Failed, FrameReader, Listed, Opened, Sampled, send_frame
 from rankscope.exporter.fleet.worker import work
 from rankscope.exporter.nvml.gpm import Gpm, PcieBytes
-from rankscope.exporter.source import GpuIdentity, GpuSample, Reading, SourceError
+from rankscope.exporter.source import Driver, GpuIdentity, GpuSample, Reading, SourceError
 
 BUSY = "gpu_busy_seconds_total"
 DAY_S = 86400.0
@@ -60,6 +60,54 @@ def test_no_gpu_on_a_bus_that_nobody_shows_is_no_count(tmp_path: Path) -> None:
     assert survey.pci_count == 0
     survey.devices = (*survey.devices, pci.PciDevice("00000000:1a:00.0", "gpu", None))
     assert survey.pci_count == 1
+
+
+def test_a_gpu_that_the_last_listing_skipped_is_not_missing_while_the_next_one_runs(tmp_path: Path) -> None:
+    """Else a GPU that had hung would count as reset, and its Xid alerts would end."""
+    children = _Probes()
+    survey = Survey(cast(Children, children), pci_root=tmp_path, patience=Patience(survey_s=1.0))
+
+    def listing(now: float, *indexes: int, skip: frozenset[int]) -> Child:
+        survey.step(now, skip=skip, paused=False)
+        probe = children.last
+        survey.handle(probe, DriverFound(Driver("580.65.06", "12.580", "13.0"), 2), now)
+        for index in indexes:
+            survey.handle(probe, Listed(index, f"00000000:{0x1A + index:02x}:00.0"), now)
+        return probe
+
+    first = listing(1.0, 0, skip=frozenset({1}))
+    survey.handle(first, Done(), 1.0)
+    survey.ended(first, "exited", 1.0)
+    assert survey.absent("00000000:1b:00.0") is None
+
+    second = listing(2.0, 0, skip=frozenset())
+    assert survey.absent("00000000:1b:00.0") is None
+
+    survey.handle(second, Done(), 2.1)
+    assert (survey.absent("00000000:1b:00.0") or ("", ""))[0] == "missing"
+    children.close()
+
+
+class _Probes:
+    """``Children`` without processes."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[Child, socket.socket]] = []
+
+    @property
+    def last(self) -> Child:
+        return self._open[-1][0]
+
+    def spawn(self, _request: object, _now: float) -> Child:
+        child, theirs, _ = _child()
+        self._open.append((child, theirs))
+        return child
+
+    def close(self) -> None:
+        for child, theirs in self._open:
+            assert child.connection is not None
+            child.connection.close()
+            theirs.close()
 
 
 def test_a_release_that_did_not_come_about_leaves_nothing_released() -> None:

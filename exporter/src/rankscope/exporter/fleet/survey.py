@@ -49,6 +49,7 @@ class Survey:
         self._probe_at = 0.0
         self._failures = 0
         self._listed: dict[int, str] | None = None
+        self._listed_without: frozenset[int] = frozenset()
         self._listing: dict[int, str] = {}
         self._list_unless = -1
         self._to_list = range(0)
@@ -77,7 +78,7 @@ class Survey:
         """Number of GPUs that the driver counts without a known PCI bus id."""
         if self._listed is None:
             return 0
-        return len(self._skipped) + sum(not bus_id for bus_id in self._listed.values())
+        return len(self._listed_without) + sum(not bus_id for bus_id in self._listed.values())
 
     @property
     def pci_count(self) -> int | None:
@@ -215,9 +216,9 @@ class Survey:
 
     def _succeeded(self, now: float) -> None:
         if self.count != self._list_unless:
-            self._listed = self._listing
+            self._listed, self._listed_without = self._listing, self._skipped
         else:
-            self._listed, self._skipped = None, frozenset()
+            self._listed, self._listed_without = None, frozenset()
         if self.problem not in (None, _NOT_ASKED):
             logger.info("the driver answers again")
         self.problem, self.done, self._answered, self._failures = None, True, True, 0
