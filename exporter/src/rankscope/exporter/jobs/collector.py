@@ -237,8 +237,8 @@ class _Node:
 
     def _answer(self, gpu: GpuState, mig: str | None, holders: list[Identity], names: dict[int, str]) -> _DeviceAnswer:
         processes = gpu.sample.processes if gpu.sample is not None else None
-        own = [] if processes is None else [process for process in processes if mig is None or process.uuid == mig]
-        pids = None if processes is None else {process.pid for process in own}
+        own = None if processes is None else [process for process in processes if mig is None or process.uuid == mig]
+        pids = None if own is None else {process.pid for process in own}
         uuid = mig or gpu.identity.uuid
         # Without a holder or a process on the device, a rank that claims it is out of date.
         claims = [] if pids == set() and not holders else self._claims.get(bare(uuid), [])
@@ -250,7 +250,8 @@ class _Node:
             names=names,
         )
         # The only party of a device has all of it: series of the device itself say how much that is.
-        shared = processes is not None and answer.parties > 1
-        tenants = tenants_of(holders, own, self._uses, jobs=self._jobs, names=names, hidden=self._hidden) if shared else []
+        tenants: list[Tenant] = []
+        if answer.parties > 1:
+            tenants = tenants_of(holders, own, self._uses, jobs=self._jobs, names=names, hidden=self._hidden)
         allocated = True if holders else (False if self._complete else None)
         return uuid, answer, tenants, allocated, bool(pids) if pids is not None else None

@@ -27,7 +27,7 @@ class Tenant(msgspec.Struct, frozen=True):
 
 def tenants_of(
     holders: Sequence[Identity],
-    processes: Sequence[GpuProcess],
+    processes: Sequence[GpuProcess] | None,
     uses: Mapping[int, Use],
     *,
     jobs: Mapping[str, Identity],
@@ -36,14 +36,16 @@ def tenants_of(
 ) -> list[Tenant]:
     """Return the tenants of a device. One without labels, which are unknown or ``hidden``, is left out.
 
-    ``processes`` are those on the device, ``uses`` what is known about them by pid. See ``join`` for ``jobs`` and ``names``.
+    ``processes`` are those on the device, None while it does not answer; ``uses`` is what is known about them by pid.
+    See ``join`` for ``jobs`` and ``names``.
     """
+    complete, processes = processes is not None, processes or ()
     own = [uses[pid] for pid in {process.pid for process in processes} if pid in uses and not uses[pid].service]
     groups = uses_by_party(holders, own, jobs)
     identities = {holder.party: holder for holder in holders}
     identities |= {party: identity_of(group[0], jobs, names) for party, group in groups.items() if party not in identities}
     # A process of an unknown party may belong to any holder without a process of its own.
-    attributed = all(process.pid in uses for process in processes) and not any(map(is_unnamed, groups))
+    attributed = complete and all(process.pid in uses for process in processes) and not any(map(is_unnamed, groups))
     sampled = any(process.sm_ratio is not None for process in processes)
     by_labels: dict[Labels, list[Tenant]] = {}
     for party, identity in identities.items():
