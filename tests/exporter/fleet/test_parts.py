@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -20,6 +21,7 @@ from rankscope.exporter.fleet.counters import ADDED_UP_BY_PROCESS, Continuity
 from rankscope.exporter.fleet.gpu_slot import GpuSlot
 from rankscope.exporter.fleet.inventory import Inventory, Meter, forget
 from rankscope.exporter.fleet.patience import Patience
+from rankscope.exporter.fleet.probe import probe
 from rankscope.exporter.fleet.survey import Survey
 from rankscope.exporter.fleet.wire import Done, DriverFound, Failed, FrameReader, Listed, Opened, Sampled, send_frame
 from rankscope.exporter.fleet.worker import work
@@ -86,6 +88,85 @@ def test_a_gpu_that_the_last_listing_skipped_is_not_missing_while_the_next_one_r
     survey.handle(second, Done(), 2.1)
     assert (survey.absent("00000000:1b:00.0") or ("", ""))[0] == "missing"
     children.close()
+
+
+class _Nvml:
+    """The calls of a probe, with answers by name; an exception is raised."""
+
+    NVML_ERROR_LIBRARY_NOT_FOUND = 12
+    NVML_ERROR_DRIVER_NOT_LOADED = 9
+
+    class NVMLError(Exception):
+        value = 999
+
+    def __init__(self, **answers: object) -> None:
+        usual = {
+            "nvmlSystemGetDriverVersion": "580.65.06",
+            "nvmlSystemGetNVMLVersion": "13.580.65.06",
+            "nvmlSystemGetCudaDriverVersion": 13000,
+            "nvmlDeviceGetCount": 2,
+            "nvmlDeviceGetPciInfo": SimpleNamespace(busId=b"00000000:1A:00.0"),
+        }
+        self._answers = {**usual, **answers}
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("nvml"):
+            raise AttributeError(name)
+
+        def call(*_: object) -> object:
+            answer = self._answers.get(name)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return call
+
+
+def _probed(nvml: _Nvml) -> list[Any]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        fd = new_board()
+        board = CallBoard(fd)
+        os.close(fd)
+        probe(theirs, board, nvml, list_unless=-1, skip=frozenset())
+        board.close()
+        return FrameReader().feed(ours.recv(1 << 16))
+
+
+@pytest.mark.parametrize("count", [2**32 - 1, 2**31, 100_000])
+def test_a_number_of_gpus_that_cannot_be_is_a_failure_of_the_driver(count: int) -> None:
+    (failed,) = _probed(_Nvml(nvmlDeviceGetCount=count))
+
+    assert isinstance(failed, Failed)
+    assert failed.reason == "nvml_error"
+    assert "nvmlDeviceGetCount" in failed.text
+    assert str(count) in failed.text
+
+
+@pytest.mark.parametrize("address", [b"\xff" * 13, "FFFFFFFF:FF:1F.7", b"", "nonsense"])
+def test_a_gpu_with_an_address_that_cannot_be_has_none(address: bytes | str) -> None:
+    _, *listed, done = _probed(_Nvml(nvmlDeviceGetPciInfo=SimpleNamespace(busId=address)))
+
+    assert listed == [Listed(0, ""), Listed(1, "")]
+    assert done == Done()
+
+
+def test_versions_that_cannot_be_are_unknown() -> None:
+    undecodable = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+    nvml = _Nvml(
+        nvmlSystemGetDriverVersion=undecodable, nvmlSystemGetNVMLVersion="\x7f\x01", nvmlSystemGetCudaDriverVersion=2**32 - 1
+    )
+
+    found, *_ = _probed(nvml)
+
+    assert found == DriverFound(Driver("", "", ""), 2)
+
+
+def test_a_probe_that_meets_a_defect_says_in_which_call() -> None:
+    (failed,) = _probed(_Nvml(nvmlDeviceGetCount=TypeError("no integer")))
+
+    assert isinstance(failed, Failed)
+    assert "TypeError in nvmlDeviceGetCount" in failed.text
 
 
 class _Probes:

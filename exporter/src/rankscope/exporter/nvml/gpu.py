@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from rankscope.exporter.catalogue import BY_NAME, COLLECTORS
 from rankscope.exporter.errors import DEFECT, ExporterMissingError
-from rankscope.exporter.nvml.calls import NvmlCalls, is_lasting, is_trouble
+from rankscope.exporter.nvml.calls import IMPLAUSIBLE, NvmlCalls, is_lasting, is_trouble
 from rankscope.exporter.nvml.cooling import Fans, Margin
 from rankscope.exporter.nvml.fields import FieldBatches
 from rankscope.exporter.nvml.gpm import Gpm, PcieBytes
@@ -199,12 +199,14 @@ class NvmlGpu:
 
     def _identify(self) -> GpuIdentity:
         nvml, gpu = self._nvml, self._nvml.handle
-        bus = nvml("nvmlDeviceGetPciInfo", gpu).busId
+        uuid: str = nvml("nvmlDeviceGetUUID", gpu)
+        if not uuid or not uuid.isprintable():
+            raise SourceError("nvml_error", f"nvmlDeviceGetUUID: {uuid!r} is no uuid ({IMPLAUSIBLE})")
         return GpuIdentity(
-            uuid=nvml("nvmlDeviceGetUUID", gpu),
+            uuid=uuid,
             index=nvml("nvmlDeviceGetIndex", gpu),
             model=nvml("nvmlDeviceGetName", gpu),
-            pci_bus_id=(bus.decode() if isinstance(bus, bytes) else bus).lower(),
+            pci_bus_id=self._pci_bus_id,
             serial=self._if_any("nvmlDeviceGetSerial"),
             vbios_version=self._if_any("nvmlDeviceGetVbiosVersion"),
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from ctypes import byref, c_uint
 from typing import Any, Final
 
+from rankscope.exporter.nvml.calls import NvmlCalls
 from rankscope.exporter.nvml.one_pass import Pass, Topic
 from rankscope.exporter.nvml.rows import RARELY, SOMETIMES, Field, Out
 from rankscope.exporter.source import Absent, Reading
@@ -18,6 +20,7 @@ _ACTIONS: Final = (
     "bus_reset",
     "system_reboot",
 )
+_MOST_PAGES: Final = 1 << 20
 _MODES: Final = ("none", "passthrough", "vgpu", "host_vgpu", "host_vsga")
 
 
@@ -37,7 +40,7 @@ RECOVERY_ACTION: Final = RecoveryAction(230, Out("gpu_recovery_action"), every_s
 
 
 class RetiredPages(Topic):
-    """Number of retired pages by cause, counted from the list of addresses that NVML returns."""
+    """Number of retired pages by cause."""
 
     metrics = ("gpu_retired_pages",)
 
@@ -49,10 +52,19 @@ class RetiredPages(Topic):
         """Emit one reading per cause."""
         if self._due_s <= sample_pass.now_s:
             for number, cause in enumerate(("multiple_single_bit", "double_bit")):
-                self._pages[cause] = len(sample_pass.nvml("nvmlDeviceGetRetiredPages", sample_pass.nvml.handle, number))
+                self._pages[cause] = _retired(sample_pass.nvml, number)
             self._due_s = sample_pass.now_s + SOMETIMES
         for cause, pages in self._pages.items():
             sample_pass.emit("gpu_retired_pages", pages, (("cause", cause),))
+
+
+def _retired(nvml: NvmlCalls, cause: int) -> int:
+    """Return the number of pages; without room for their addresses, NVML returns that only."""
+    count = c_uint(0)
+    code = nvml.call("nvmlDeviceGetRetiredPages", nvml.handle, cause, byref(count), None)
+    if code not in (nvml.binding.NVML_SUCCESS, nvml.binding.NVML_ERROR_INSUFFICIENT_SIZE):
+        raise nvml.binding.NVMLError(code)
+    return nvml.check_count(count.value, _MOST_PAGES)
 
 
 class Virtualization(Topic):
