@@ -90,6 +90,28 @@ def test_a_gpu_that_the_last_listing_skipped_is_not_missing_while_the_next_one_r
     children.close()
 
 
+def test_a_driver_that_does_not_tell_its_version_once_was_not_exchanged(tmp_path: Path) -> None:
+    """Else all GPUs would count as reset."""
+    children = _Probes()
+    survey = Survey(cast(Children, children), pci_root=tmp_path, patience=Patience(survey_s=1.0))
+
+    def probed(now: float, *versions: str) -> str | None:
+        survey.step(now, skip=frozenset(), paused=False)
+        probe = children.last
+        news = survey.handle(probe, DriverFound(Driver(*versions), 0), now)
+        survey.handle(probe, Done(), now)
+        survey.ended(probe, "exited", now)
+        return news
+
+    assert probed(1.0, "580.65.06", "", "13.0") == "returned"
+    assert probed(2.0, "", "13.580", "") is None
+    assert survey.driver == Driver("580.65.06", "13.580", "13.0")
+    assert probed(3.0, "580.65.06", "13.580", "13.0") is None
+    assert probed(4.0, "590.44.01", "13.580", "") == "exchanged"
+    assert survey.driver == Driver("590.44.01", "13.580", "")
+    children.close()
+
+
 class _Nvml:
     """The calls of a probe, with answers by name; an exception is raised."""
 
@@ -206,14 +228,14 @@ def test_a_release_that_did_not_come_about_leaves_nothing_released() -> None:
     def why() -> str | None:
         return slot.down.reason if slot.down is not None else None
 
-    slot.release(time.monotonic() + 60)
+    slot.release(time.monotonic(), 60)
     assert why() == "released"
     slot.give_up_release(time.monotonic())
     assert why() == "starting"
 
     child, theirs, _ = _child()
     slot.child, slot.state, child.pid = child, "sampling", 7
-    slot.release(time.monotonic() + 60)
+    slot.release(time.monotonic(), 60)
     slot.give_up_release(time.monotonic())
     assert why() == "stuck"
     assert child.connection is not None
@@ -253,11 +275,11 @@ def test_a_smaller_energy_counter_of_a_new_process_is_a_reset() -> None:
     process(5.0, 1.0, uuid=1)  # another GPU in its place
     assert len(resets) == 2
 
-    # A reset while no exporter ran is dated at the last reading before it
+    # A reset while no exporter ran
     slot.remember(_identity(1, bus=0), Meter(900.0, "boot", 0.5))
     slot._readings = ()
     process(6.0, None, 30.0, uuid=1)
-    assert resets[2:] == [("GPU-1", 0.5)]
+    assert resets[2:] == [("GPU-1", 6.0)]
     assert child.connection is not None
     child.connection.close()
     theirs.close()

@@ -45,7 +45,7 @@ class NvmlFleet:
         expected_gpus: number of GPUs the operator expects (``--expected-gpus``).
         on_xid: called once with each Xid.
         on_reset: called when a GPU answers again after a reset (a release, a reload of the driver, a loss), with the monotonic
-            time at which it was opened.
+            time of the reset.
         on_fatal: called once with an exit status and a reason, if only a restart of the exporter can help.
         exit_when_stale: call ``on_fatal`` when the loaded driver no longer matches its library and no GPU answers.
     """
@@ -141,7 +141,7 @@ class NvmlFleet:
         with self._changed:
             slots = self._find(gpu)
             for slot in slots:
-                slot.release(time.monotonic() + ttl_s)
+                slot.release(time.monotonic(), ttl_s)
             self._changed.notify_all()
             os.eventfd_write(self._wake, 1)
             if self._changed.wait_for(
@@ -268,7 +268,7 @@ class NvmlFleet:
             before = slot.identity
             slot.handle(message, now)
             if slot.identity is not None and (slot.identity != before or isinstance(message, Opened)):
-                self._recognise(slot, slot.identity)
+                self._recognise(slot, slot.identity, now)
             if isinstance(message, Failed) and message.reason in _ABOUT_THE_NODE:
                 self._survey.soon(now)
         self._changed.notify_all()
@@ -358,11 +358,11 @@ class NvmlFleet:
             elif news == "returned":
                 slot.try_again(now)
 
-    def _recognise(self, slot: GpuSlot, identity: GpuIdentity) -> None:
+    def _recognise(self, slot: GpuSlot, identity: GpuIdentity, now: float) -> None:
         self._inventory.see(identity)
         for other in self._slots.values():
             if other is not slot and other.identity is not None and other.identity.uuid == identity.uuid:
-                slot.move_from(other)
+                slot.move_from(other, now)
 
     def _slot(self, pci_bus_id: str) -> GpuSlot:
         slot = self._slots.get(pci_bus_id)

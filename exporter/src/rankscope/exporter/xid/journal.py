@@ -107,7 +107,7 @@ class XidJournal:
         self._observe(seen, uuid)
 
     def record_reset(self, uuid: str, pci_bus_id: str, boot_s: float) -> None:
-        """Record that the GPU was opened after a reset, at ``boot_s`` on the monotonic clock."""
+        """Record that the GPU was reset at ``boot_s`` on the monotonic clock."""
         unix_s = self._now() - (self._monotonic() - boot_s)
         with self._memory:
             entry = XidEntry(
