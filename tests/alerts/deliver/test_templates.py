@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from tests.local_http import answering, respond
 from tests.webhook_receiver import about, notice
 
-from rankscope.alerts.alert import Alert, Notice
+from rankscope.alerts.alert import Alert, Notice, host_of
 from rankscope.alerts.deliver.apprise_courier import AppriseCourier, text_message
 from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.deliver.targets import Target
 from rankscope.alerts.deliver.templates import TEMPLATES
+from rankscope.alerts.deliver.templates.facts import facts
+from rankscope.alerts.payload import PayloadAlert
 
 FULL = {
     "summary": "[simulated GPUs] Rank 2 makes the others wait.",
@@ -59,6 +61,23 @@ def test_each_says_what_matters(name: Any) -> None:
     assert missing == []
     assert "rankscope.example/run/r1?rank=2" in everything
     assert "https://wiki.example/TrainingStraggler.md" in everything
+
+
+@pytest.mark.parametrize(
+    ("labels", "host"),
+    [
+        ({"instance": "n1:9838"}, "n1"),
+        ({"instance": "n1"}, "n1"),
+        ({"instance": "[fd00::1]:9838"}, "[fd00::1]"),
+        ({"instance": "10.0.0.7:9838", "host": "n1"}, "n1"),
+    ],
+)
+def test_an_instance_names_the_host_with_a_port_and_without(labels: dict[str, str], host: str) -> None:
+    alert = PayloadAlert(
+        status="firing", labels={"alertname": "ExporterSlow", **labels}, annotations={}, starts_at="2026-01-01T00:00:00Z"
+    )
+
+    assert (host_of(labels), dict(facts(alert, 100).place)["host"]) == (host, host)
 
 
 @pytest.mark.parametrize("name", ["slack", "teams", "pagerduty"])

@@ -6,6 +6,7 @@ Labels identify the alert, so a value that changes between evaluations must be a
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -17,6 +18,7 @@ _FNV_OFFSET: Final = 14695981039346656037
 _FNV_PRIME: Final = 1099511628211
 _SEPARATOR: Final = b"\xff"
 _DATE_AND_TIME: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d")
+_PORT: Final = re.compile(r":[0-9]+$")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -50,6 +52,11 @@ def ranks_of(alert: Alert) -> set[int]:
 def is_of_host(alert: Alert) -> bool:
     """Return whether an alert is about a host as a whole."""
     return "host" in alert.labels and "rank" not in alert.labels and "ranks" in alert.annotations
+
+
+def host_of(labels: Mapping[str, str]) -> str:
+    """Return the host that an alert is about: without a label, the instance, a node's name or an address, without its port."""
+    return labels.get("host") or _PORT.sub("", labels.get("instance", ""))
 
 
 def fingerprint(labels: dict[str, str]) -> str:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from rankscope.alerts.alert import host_of
 from rankscope.alerts.store.folders import watcher_state
 from rankscope.alerts.watch.announcements import FindingRecord
 from rankscope.alerts.watch.ledger import Entry, read_entries
@@ -270,8 +271,7 @@ def about_run(found: AlertsFound, run_id: str, *, gpus: Container[str], hosts: C
         if alert.run_id is not None:
             return alert.run_id == run_id
         labels = alert.labels
-        host = labels.get("host") or labels.get("instance", "").rpartition(":")[0] or labels.get("instance", "")
-        return labels.get("uuid", "") in gpus or ("uuid" not in labels and host in hosts)
+        return labels.get("uuid", "") in gpus or ("uuid" not in labels and host_of(labels) in hosts)
 
     return AlertsFound([alert for alert in found.alerts if concerns(alert)], found.problems)
 

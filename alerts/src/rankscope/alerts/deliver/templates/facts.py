@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from rankscope.alerts.alert import UPDATED_AT, rfc3339, unix_ns
+from rankscope.alerts.alert import UPDATED_AT, host_of, rfc3339, unix_ns
 from rankscope.alerts.payload import Payload, PayloadAlert
 from rankscope.analysis.result.text import first_of
 from rankscope.base.text import one_line, shortened, span
@@ -123,6 +123,8 @@ class Facts:
 def facts(alert: PayloadAlert, cap: int) -> Facts:
     """Convert an alert to texts of at most ``cap`` characters per text."""
     known = {**alert.annotations, **alert.labels}
+    if "instance" in known:
+        known["instance"] = host_of({"instance": known["instance"]})
     summary, evidence = (alert.annotations.get(name, "") for name in ("summary", "evidence"))
     links = tuple((words, known[name]) for words, name in _LINKS if _is_link(known.get(name, "")))
     return Facts(
