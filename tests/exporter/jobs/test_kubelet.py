@@ -19,7 +19,7 @@ from tests.exporter.fake_driver import FakeDriver, build_library, h100_state, uu
 
 from rankscope.exporter.errors import ExporterMissingError
 from rankscope.exporter.jobs import kubelet as kubelet_module
-from rankscope.exporter.jobs.deadline import KEEP_S, HoldSource
+from rankscope.exporter.jobs.hold_source import KEEP_S, HoldSource
 from rankscope.exporter.jobs.kubelet import Kubelet, KubeletError
 from rankscope.exporter.jobs.party import Device, Hold, Identity
 

@@ -1,4 +1,4 @@
-"""One answer per GPU or MIG device from its holders, its processes and the claims of ranks in the spool."""
+"""Who is on a GPU or MIG device: from its holders, its processes and the claims of ranks in the spool."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Claim(msgspec.Struct, frozen=True):
     silent: bool = False
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Occupancy(msgspec.Struct, frozen=True):
     """Jobs and users on a device: the known labels in the catalogue's order, and the number of jobs, pods and other users."""
 
     labels: Labels
@@ -47,7 +47,7 @@ def join(
     jobs: Mapping[str, Identity],
     claims: Sequence[Claim],
     names: Mapping[int, str],
-) -> Answer:
+) -> Occupancy:
     """Combine the holders of a device with the processes that use it.
 
     Holders supply job, user, account, partition and pod. Processes supply the rank, and the other labels only on a device without
@@ -81,7 +81,7 @@ def join(
     labels = tuple((LABEL.get(name, name), value) for name, value in ordered if value is not None)
     # A pod of which only the uid is known may be one of the holders, which are known by name; the count is a lower bound.
     known = len(named) + max(0, len(unnamed) - len(idle_pods))
-    return Answer(labels, known or len(claimed))
+    return Occupancy(labels, known or len(claimed))
 
 
 def uses_by_party(holders: Sequence[Identity], uses: Iterable[Use], jobs: Mapping[str, Identity]) -> dict[str, list[Use]]:
