@@ -253,6 +253,8 @@ class _Node:
         # The only party of a device has all of it: series of the device itself say how much that is.
         tenants: list[Tenant] = []
         if occupancy.parties > 1:
-            tenants = tenants_of(holders, own, self._uses, jobs=self._jobs, names=names, hidden=self._hidden)
+            tenants = tenants_of(
+                holders, own, self._uses, jobs=self._jobs, names=names, hidden=self._hidden, is_mig=mig is not None
+            )
         allocated = True if holders else (False if self._complete else None)
         return uuid, occupancy, tenants, allocated, bool(pids) if pids is not None else None

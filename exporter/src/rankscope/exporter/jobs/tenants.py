@@ -33,6 +33,7 @@ def tenants_of(
     jobs: Mapping[str, Identity],
     names: Mapping[int, str],
     hidden: frozenset[str],
+    is_mig: bool,
 ) -> list[Tenant]:
     """Return the tenants of a device. One without labels, which are unknown or ``hidden``, is left out.
 
@@ -46,7 +47,8 @@ def tenants_of(
     identities |= {party: identity_of(group[0], jobs, names) for party, group in groups.items() if party not in identities}
     # A process of an unknown party may belong to any holder without a process of its own.
     attributed = complete and all(process.pid in uses for process in processes) and not any(map(is_unnamed, groups))
-    sampled = any(process.sm_ratio is not None for process in processes)
+    # On a MIG device, drivers report no share of the SMs; without a process it is 0.
+    sampled = any(process.sm_ratio is not None for process in processes) or not (processes or is_mig)
     by_labels: dict[Labels, list[Tenant]] = {}
     for party, identity in identities.items():
         values = ((LABEL.get(name, name), getattr(identity, name)) for name in _SHOWN)
