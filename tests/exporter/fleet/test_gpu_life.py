@@ -251,7 +251,22 @@ def test_a_gpu_that_was_only_out_of_sight_was_not_reset(reason: DownReason, joul
 
     story.until_read_again(joules, 100)
 
+    if joules == 0:  # no counter on this board any more
+        story.now += 61
+        story.hear(story.sample(0, 100))
     assert len(story.resets) == resets
+
+
+def test_an_energy_counter_that_is_not_read_at_once_is_awaited() -> None:
+    for readings, resets in (((0, 0, 1_000_900), 0), ((0, 300), 1), ((0, 0), 0), ((0,) * 8, 1)):
+        story = Story()
+        story.until_sampling(1_000_000, 100)
+        story.hear(Failed("no_driver", "x"))
+        story.until_read_again(readings[0], 100)
+        for joules in readings[1:]:
+            story.now += 10
+            story.hear(story.sample(joules, 100))
+        assert len(story.resets) == resets, readings
 
 
 def test_a_driver_that_tells_another_version_without_a_reload_is_no_reset() -> None:

@@ -17,6 +17,9 @@ _POWER: Final = "gpu_power_watts"
 _MOST_WATTS: Final = 5000.0
 """No GPU draws more: a counter above this many joules for each second without a reading cannot have begun again meanwhile."""
 
+_WAIT_S: Final = 60.0
+"""Time for which a counter that was read before is awaited, where only it can disprove a reset."""
+
 Sign = DownReason | Literal["moved", "energy", "exchanged"]
 
 
@@ -64,12 +67,13 @@ class Resets:
             self._signs -= _UNCERTAIN
 
     def take(self, readings: Sequence[Reading], opened_s: float, now: float) -> float | None:
-        """Return when the GPU was reset, as of its first sample, and start anew; None if it was not."""
-        signs, since_s = self._signs, self._last_sign_s
-        self._signs, self._last_sign_s = set(), float("-inf")
-        if not signs:
-            return None
+        """Return when the GPU was reset, as of a first sample, and start anew; None if it was not, or that is not known yet."""
         joules, watts = energy_of(readings), _first(readings, _POWER)
+        awaits_energy = self._energy is not None and not joules and now - opened_s < _WAIT_S
+        if not self._signs or (awaits_energy and self._signs <= _UNCERTAIN):
+            return None
+        since_s = self._last_sign_s
+        self._signs, self._last_sign_s = set(), float("-inf")
         return max(since_s, min(opened_s, now - joules / watts)) if joules and watts else opened_s
 
 

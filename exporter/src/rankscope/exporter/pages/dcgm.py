@@ -29,7 +29,6 @@ _POD_LABELS: Final = (("container", "container_k8s"), ("namespace", "namespace_k
 _TENANTS: Final = "gpu_tenant_info"
 _OF_TENANTS: Final = ("gpu_tenant_memory_used_bytes", "gpu_tenant_sm_utilization_ratio")
 
-
 _SeriesByUuid = dict[str, dict[str, list[tuple[Labels, float]]]]
 """Labels and values of a collector's series, by metric and uuid."""
 
@@ -121,15 +120,23 @@ class DcgmPage:
             # For a GPU with MIG, DCGM reports this per instance; with the GPU's own series a sum would count it twice.
             if of or name not in divided:
                 families[name].add((*labels[of], *further), value)
-        for uuid, (instance, _) in of_uuid.items():
-            of_device = self._labels(gpu, state, instance, {})
-            yield from self._add_pods(families, of_device, uuid or gpu.identity.uuid, tenants, () if uuid else divided)
+        for instance, _ in of_uuid.values():
+            yield from self._add_pods(families, gpu, state, instance, tenants=tenants, left_out=() if instance else divided)
 
     def _add_pods(
-        self, families: dict[str, Family], of_device: Labels, uuid: str, tenants: _SeriesByUuid, left_out: Collection[str]
+        self,
+        families: dict[str, Family],
+        gpu: GpuState,
+        state: FleetState,
+        instance: MigDevice | None,
+        *,
+        tenants: _SeriesByUuid,
+        left_out: Collection[str],
     ) -> Iterator[str]:
         """Add memory and utilisation of each pod on a shared device; yield remarks about pods whose values are unknown."""
+        uuid = instance.uuid if instance is not None else gpu.identity.uuid
         pods = _by_pod(tenants[_TENANTS].get(uuid, ())).keys()
+        of_device = self._labels(gpu, state, instance, {}) if pods else ()
         for metric in _OF_TENANTS if pods else ():
             values = _by_pod(tenants[metric].get(uuid, ()))
             without = ", ".join("/".join(value for _, value in pod) for pod in sorted(pods - values.keys()))
