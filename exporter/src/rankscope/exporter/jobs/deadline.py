@@ -17,7 +17,7 @@ class _Outcome:
 
 
 class BusyError(TimeoutError):
-    """The call was not made, because too many earlier calls have not returned yet."""
+    """The call was not made, because too many earlier calls have not returned yet, or there is no thread for it."""
 
 
 class Deadline:
@@ -45,7 +45,10 @@ class Deadline:
         outcome = _Outcome()
         # Daemon thread: a call stuck in the kernel must not keep the process from exiting.
         thread = threading.Thread(target=_run, args=(call, outcome), name="jobs-deadline", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # the limit of threads
+            raise BusyError(str(error)) from error
         thread.join(self._seconds)
         if thread.is_alive():
             self._stuck.append(thread)

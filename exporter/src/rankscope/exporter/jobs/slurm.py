@@ -79,12 +79,20 @@ class SlurmFolder:
                 found = found or entry.name == STAMP
                 if not _JOB_FILE.fullmatch(entry.name):
                     continue
-                text = _content(entry.name, folder_fd, trusted=frozenset({0, owner.st_uid}))
-                hold = parse(text, this_boot) if text is not None else None
+                hold = _hold(entry.name, folder_fd, this_boot, trusted=frozenset({0, owner.st_uid}))
                 if hold is not None and f"job-{hold.identity.job_id}" == entry.name:
                     found = True
                     holds.append(hold)
         return tuple(sorted(holds, key=lambda hold: int(hold.identity.job_id or 0))) if found else None
+
+
+def _hold(name: str, folder_fd: int, this_boot: str, *, trusted: frozenset[int]) -> Hold | None:
+    """Return the job of a file. One that cannot be read holds a GPU that cannot be identified, so that none counts as free."""
+    try:
+        text = _content(name, folder_fd, trusted=trusted)
+    except OSError:
+        return Hold(Identity(job_id=number(name.removeprefix("job-"))), (Device(),))
+    return parse(text, this_boot) if text is not None else None
 
 
 def parse(text: str, this_boot: str) -> Hold | None:
