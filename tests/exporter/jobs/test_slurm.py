@@ -15,6 +15,7 @@ from rankscope.exporter.jobs import slurm
 from rankscope.exporter.jobs.party import Device, Identity
 from rankscope.exporter.jobs.slurm import SlurmError, SlurmFolder, devices_of
 from rankscope.exporter.spool.file import read_regular
+from rankscope.exporter.spool.series import RejectedError
 
 SCRIPTS = ROOT / "exporter" / "slurm"
 GPU = "GPU-10000000-aaaa-bbbb-cccc-000000000000"
@@ -157,7 +158,7 @@ def test_a_file_that_cannot_be_read_hides_no_other_job_and_leaves_no_gpu_free(
 
     def unreadable(name: str, folder_fd: int, most_bytes: int) -> Any:
         if name == "job-2":
-            raise OSError(5, "Input/output error")
+            raise RejectedError("unreadable")
         return read_regular(name, folder_fd, most_bytes)
 
     monkeypatch.setattr(slurm, "read_regular", unreadable)

@@ -87,12 +87,18 @@ class SlurmFolder:
 
 
 def _hold(name: str, folder_fd: int, this_boot: str, *, trusted: frozenset[int]) -> Hold | None:
-    """Return the job of a file. One that cannot be read holds a GPU that cannot be identified, so that none counts as free."""
+    """Return the job of a regular file of a trusted user; None for any other file.
+
+    A job whose file cannot be read holds a GPU that cannot be identified, so that none counts as free.
+    """
     try:
-        text = _content(name, folder_fd, trusted=trusted)
-    except OSError:
-        return Hold(Identity(job_id=number(name.removeprefix("job-"))), (Device(),))
-    return parse(text, this_boot) if text is not None else None
+        content, status = read_regular(name, folder_fd, _MAX_BYTES)
+    except FileNotFoundError:  # the job has ended
+        return None
+    except RejectedError as error:
+        job_id = number(name.removeprefix("job-"))
+        return Hold(Identity(job_id=job_id), (Device(),)) if error.reason == "unreadable" else None
+    return parse(content.decode("utf-8", "replace"), this_boot) if status.st_uid in trusted else None
 
 
 def parse(text: str, this_boot: str) -> Hold | None:
@@ -131,12 +137,3 @@ def devices_of(text: str) -> tuple[Device, ...]:
         elif token not in _NOTHING:
             devices.append(Device())
     return tuple(dict.fromkeys(devices))
-
-
-def _content(name: str, folder_fd: int, *, trusted: frozenset[int]) -> str | None:
-    """Return the text of a regular file of a trusted user; None for any other file."""
-    try:
-        content, status = read_regular(name, folder_fd, _MAX_BYTES)
-    except (FileNotFoundError, RejectedError):
-        return None  # the job has ended, or the file is a link, a device or too large
-    return content.decode("utf-8", "replace") if status.st_uid in trusted else None
