@@ -12,6 +12,7 @@ from rankscope.exporter.fleet.gpu_slot import GpuSlot
 from rankscope.exporter.fleet.patience import Patience
 from rankscope.exporter.fleet.wire import Failed, Opened, Sampled
 from rankscope.exporter.source import DownReason, GpuIdentity, GpuSample, Reading
+from rankscope.exporter.wall_clock import WallClock
 
 BUS_ID = "00000000:1a:00.0"
 IDENTITY = GpuIdentity("GPU-0", index=0, model="Test GPU", pci_bus_id=BUS_ID)
@@ -187,6 +188,25 @@ def test_a_process_that_only_closes_its_connection_is_killed() -> None:
 
     assert story.step(0.5) == "disconnected"
     assert (story.step(1), story.why(), story.process.done) == ("killed", "died", ["kill"])
+
+
+def test_a_gpu_is_down_since_the_same_moment_however_the_clock_is_set() -> None:
+    story = Story()
+    story.until_sampling()
+    story.now += 60
+    story.hear(Failed("lost", "x"))
+
+    def since_unix_s() -> float:
+        published = story.slot.published(story.now)
+        assert published is not None
+        assert published.since_unix_s is not None
+        return published.since_unix_s
+
+    ahead_s = 0.0
+    story.slot._clock = WallClock(lambda: 1e9 + story.now + ahead_s, lambda: story.now)
+    assert since_unix_s() == 1e9 + story.now - 60
+    ahead_s = 30 * 86400.0
+    assert since_unix_s() == 1e9 + story.now - 60 + ahead_s
 
 
 @pytest.mark.parametrize("before", ["sampling", "exiting", "disconnected", "killed"])

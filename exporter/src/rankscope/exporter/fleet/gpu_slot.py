@@ -19,6 +19,7 @@ from rankscope.exporter.fleet.resets import Resets, energy_of
 from rankscope.exporter.fleet.wire import Failed, FromChild, Opened, Sampled, Spawn
 from rankscope.exporter.loop import STALE_AFTER_INTERVALS
 from rankscope.exporter.source import DownReason, GpuIdentity, GpuSample, GpuState, Reading, XidEvent
+from rankscope.exporter.wall_clock import WallClock
 
 logger = logging.getLogger(__name__)
 
@@ -27,11 +28,11 @@ _NOT_TRIED: Final = ("missing", "not_in_driver", "no_driver", "library_mismatch"
 
 
 class Down(msgspec.Struct, frozen=True):
-    """Reason why a GPU is down, since when, the NVML function that did not return (empty if none), and whether it was logged."""
+    """Reason why a GPU is down, since when (monotonic), the NVML function that hangs (or empty), and whether it was logged."""
 
     reason: DownReason
     detail: str
-    since_unix_s: float
+    since_s: float
     call: str = ""
     logged: bool = False
 
@@ -62,6 +63,7 @@ class GpuSlot:
         self._on_xid = on_xid
         self._on_reset = on_reset
         self._resets = Resets()
+        self._clock = WallClock()
         self._since_s = 0.0
         self._released_until: float | None = None
         self._starts = 0
@@ -72,7 +74,7 @@ class GpuSlot:
         self._readings: tuple[Reading, ...] = ()
         self._took_s = 0.0
         self._counters = Continuity()
-        self._set_down("starting", "not queried yet", 0.0)
+        self._set_down("starting", "not queried yet", time.monotonic())
 
     def remember(self, identity: GpuIdentity, meter: Meter | None) -> None:
         """Start with the identity and the energy counter of an earlier exporter."""
@@ -128,7 +130,7 @@ class GpuSlot:
             assert self._sample is not None
             call = self._present_call()
             detail = f"no new sample; its process is in {call}" if call else "no new sample"
-            down = Down("stale", detail, self._sample.unix_s, call)
+            down = Down("stale", detail, self._sample.monotonic_s, call)
         return GpuState(
             self.identity,
             up=False,
@@ -136,7 +138,7 @@ class GpuSlot:
             reason=down.reason,
             detail=self._detail(down),
             call=down.call,
-            since_unix_s=down.since_unix_s,
+            since_unix_s=self._clock.unix_s(down.since_s),
             restarts=restarts,
         )
 
@@ -243,7 +245,7 @@ class GpuSlot:
         """Mark the GPU as down for good, because no process can be started any more."""
         self.child, self.state, self._sample = None, "waiting", None
         # Bypass _set_down: the fleet logs this once for all GPUs.
-        self.down = Down("died", why, self.down.since_unix_s if self.down is not None else time.time())
+        self.down = Down("died", why, self.down.since_s if self.down is not None else time.monotonic())
 
     def move_from(self, other: GpuSlot, now: float) -> None:
         """Take over the GPU of another slot, from whose place it was moved."""
@@ -366,13 +368,10 @@ class GpuSlot:
         before = self.down
         if before is not None and (before.reason, before.detail) == (reason, detail):
             return
-        if before is not None:
-            since_unix_s = before.since_unix_s
-        else:
-            since_unix_s = self._sample.unix_s if self._sample is not None else time.time()
+        since_s = before.since_s if before is not None else self._sample.monotonic_s if self._sample is not None else now
         is_news = reason != "starting" and (before is None or before.reason != reason)
         logged = is_news or (before is not None and before.logged)
-        self.down, self._sample = Down(reason, detail, since_unix_s, call, logged), None
+        self.down, self._sample = Down(reason, detail, since_s, call, logged), None
         self._resets.add(reason, now)
         if is_news:
             # The handler of the release request has logged it.
