@@ -119,8 +119,8 @@ class NvmlFleet:
         """Return the state of all GPUs now."""
         now = time.monotonic()
         with self._changed:
-            known = [(slot, state) for slot in self._slots.values() if (state := slot.published(now)) is not None]
-            gpus = tuple(sorted((state for _, state in known), key=lambda state: (state.identity.index, state.identity.uuid)))
+            published = [(slot, state) for slot in self._slots.values() if (state := slot.published(now)) is not None]
+            gpus = tuple(sorted((state for _, state in published), key=lambda state: (state.identity.index, state.identity.uuid)))
             return FleetState(
                 gpus,
                 driver=self._survey.driver,
@@ -130,10 +130,10 @@ class NvmlFleet:
                 unidentified_gpus=tuple(one for slot in self._slots.values() if (one := slot.unidentified()) is not None),
                 inventory_durable=self._inventory.durable,
                 counts=self._counts(),
-                unidentified=self._unidentified(len(self._slots) - len(known)),
+                unidentified=self._unidentified(len(self._slots) - len(published)),
                 stuck=self._survey.stuck(now) + sum(slot.state == "stuck" for slot in self._slots.values()),
                 nvswitches=self._survey.nvswitches,
-                problem=self._fatal or (None if any(state.up for _, state in known) else self._survey.problem),
+                problem=self._fatal or (None if any(state.up for _, state in published) else self._survey.problem),
             )
 
     def release(self, gpu: str, *, ttl_s: float) -> None:
@@ -320,14 +320,14 @@ class NvmlFleet:
     def _compare_with_expected(self) -> None:
         """Log each change of the number of GPUs against ``expected_gpus``."""
         counts = self._counts()
-        found = counts.get("driver", counts.get("pci"))
-        if self._expected_gpus is None or not self._survey.done or found is None or found == self._found:
+        count = counts.get("driver", counts.get("pci"))
+        if self._expected_gpus is None or not self._survey.done or count is None or count == self._found:
             return
-        self._found = found
-        if found != self._expected_gpus:
-            logger.warning("the node shows %d GPUs instead of the %d of --expected-gpus", found, self._expected_gpus)
+        self._found = count
+        if count != self._expected_gpus:
+            logger.warning("the node shows %d GPUs instead of the %d of --expected-gpus", count, self._expected_gpus)
         else:
-            logger.info("the node shows %d GPUs again, as expected", found)
+            logger.info("the node shows %d GPUs again, as expected", count)
 
     def _tidy(self, now: float, shown: frozenset[str]) -> None:
         """Drop the identity of GPUs that the inventory forgot, by age or by command. GPUs the node still shows are kept."""
@@ -342,9 +342,9 @@ class NvmlFleet:
         self._inventory.take_over_changes(present)
         self._read_meters()
         self._tidied_at = now
-        known = {identity.uuid for identity in self._inventory.identities()}
+        uuids = {identity.uuid for identity in self._inventory.identities()}
         for slot in self._slots.values():
-            if slot.identity is not None and slot.identity.uuid not in known:
+            if slot.identity is not None and slot.identity.uuid not in uuids:
                 slot.identity = None
 
     def _read_meters(self) -> None:

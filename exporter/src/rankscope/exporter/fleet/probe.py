@@ -43,7 +43,7 @@ def probe(connection: socket.socket, board: CallBoard, nvml: Any, *, list_unless
 def _driver(connection: socket.socket, board: CallBoard, nvml: Any) -> int:
     board.mark("nvmlInit")
     nvml.nvmlInit()
-    found = Driver(
+    driver = Driver(
         driver_version=_version(board, nvml, "nvmlSystemGetDriverVersion"),
         nvml_version=_version(board, nvml, "nvmlSystemGetNVMLVersion"),
         cuda_version=_cuda(_version(board, nvml, "nvmlSystemGetCudaDriverVersion")),
@@ -52,7 +52,7 @@ def _driver(connection: socket.socket, board: CallBoard, nvml: Any) -> int:
     count: int = nvml.nvmlDeviceGetCount()
     if count > _MOST_GPUS:
         raise ValueError(f"{count} GPUs cannot be")
-    send_frame(connection, DriverFound(found, count))
+    send_frame(connection, DriverFound(driver, count))
     return count
 
 
@@ -69,8 +69,8 @@ def _version(board: CallBoard, nvml: Any, name: str) -> str:
 
 def _cuda(number: str) -> str:
     """Convert the driver's version number to text: ``12040`` is 12.4."""
-    known = number.isdecimal() and int(number) < _LATEST_CUDA
-    return f"{int(number) // 1000}.{int(number) % 1000 // 10}" if known else ""
+    is_version = number.isdecimal() and int(number) < _LATEST_CUDA
+    return f"{int(number) // 1000}.{int(number) % 1000 // 10}" if is_version else ""
 
 
 def _list(connection: socket.socket, board: CallBoard, nvml: Any, index: int) -> None:

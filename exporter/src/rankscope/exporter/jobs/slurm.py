@@ -72,18 +72,18 @@ class SlurmFolder:
         if owner.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise SlurmError(f"{self.path}: can be written by others (mode {stat.S_IMODE(owner.st_mode):o})")
         this_boot = boot_id(self._proc)
-        found = False
+        prolog_ran = False
         holds = []
         with os.scandir(folder_fd) as entries:
             for entry in itertools.islice(entries, _MAX_FILES):
-                found = found or entry.name == STAMP
+                prolog_ran = prolog_ran or entry.name == STAMP
                 if not _JOB_FILE.fullmatch(entry.name):
                     continue
                 hold = _hold(entry.name, folder_fd, this_boot, trusted=frozenset({0, owner.st_uid}))
                 if hold is not None and f"job-{hold.identity.job_id}" == entry.name:
-                    found = True
+                    prolog_ran = True
                     holds.append(hold)
-        return tuple(sorted(holds, key=lambda hold: int(hold.identity.job_id or 0))) if found else None
+        return tuple(sorted(holds, key=lambda hold: int(hold.identity.job_id or 0))) if prolog_ran else None
 
 
 def _hold(name: str, folder_fd: int, this_boot: str, *, trusted: frozenset[int]) -> Hold | None:

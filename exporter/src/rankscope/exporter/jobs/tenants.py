@@ -56,11 +56,11 @@ def tenants_of(
         if labels:
             pids = {use.pid for use in groups.get(party, ())}
             of_party = [process for process in processes if process.pid in pids]
-            known = bool(of_party) or attributed
+            is_attributed = bool(of_party) or attributed
             tenant = Tenant(
                 labels,
-                _total(process.used_bytes for process in of_party) if known else None,
-                _total(process.sm_ratio for process in of_party) if known and sampled else None,
+                _total(process.used_bytes for process in of_party) if is_attributed else None,
+                _total(process.sm_ratio for process in of_party) if is_attributed and sampled else None,
             )
             by_labels.setdefault(labels, []).append(tenant)
     tenants = [

@@ -71,17 +71,17 @@ class Mig(Topic):
 
     def _devices(self, nvml: NvmlCalls) -> list[tuple[Any, MigDevice]]:
         self._most = self._most or nvml.check_count(nvml("nvmlDeviceGetMaxMigDeviceCount", nvml.handle), _MOST_DEVICES)
-        devices, known = [], {}
+        devices, by_key = [], {}
         for index in range(self._most):
             try:
                 handle = nvml("nvmlDeviceGetMigDeviceHandleByIndex", nvml.handle, index)
                 # The key includes the name: a new device of another size may get the uuid of a destroyed one.
                 key = nvml("nvmlDeviceGetUUID", handle), nvml("nvmlDeviceGetName", handle)
-                known[key] = self._known.get(key) or _identify(nvml, handle, *key)
-                devices.append((handle, known[key]))
+                by_key[key] = self._known.get(key) or _identify(nvml, handle, *key)
+                devices.append((handle, by_key[key]))
             except (nvml.binding.NVMLError_NotFound, nvml.binding.NVMLError_InvalidArgument):
                 continue  # no device at this index
-        self._known = known
+        self._known = by_key
         return devices
 
     def _emit(self, sample_pass: Pass, handle: Any, device: MigDevice) -> None:

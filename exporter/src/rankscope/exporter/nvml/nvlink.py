@@ -120,20 +120,20 @@ class Links:
             self._states_due_s = sample_pass.now_s + SOMETIMES
 
     def _find(self, sample_pass: Pass) -> None:
-        nvml, found = sample_pass.nvml, {}
+        nvml, states = sample_pass.nvml, {}
         first_error: Any = None
         for link in range(_MOST_LINKS):
             try:
-                found[link] = bool(nvml("nvmlDeviceGetNvLinkState", nvml.handle, link))
+                states[link] = bool(nvml("nvmlDeviceGetNvLinkState", nvml.handle, link))
             except nvml.binding.NVMLError as error:
                 first_error = first_error or error
                 if nvml.reason(error) == IMPLAUSIBLE:  # left out, the link would look lost
                     raise
                 if nvml.reason(error) in {"invalid_argument", "function_not_found"}:
                     break
-        if not found:
+        if not states:
             raise first_error
-        self.up = found
+        self.up = states
         self._links_due_s, self._states_due_s = sample_pass.now_s + RARELY, sample_pass.now_s + SOMETIMES
 
 

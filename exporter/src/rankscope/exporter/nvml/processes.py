@@ -60,13 +60,13 @@ class Processes(Topic):
 
     def _find(self, sample_pass: Pass) -> list[GpuProcess]:
         nvml = sample_pass.nvml
-        found: dict[tuple[int, str], GpuProcess] = {}
+        processes: dict[tuple[int, str], GpuProcess] = {}
         for kind, call in _KINDS:
             for pid, used, gpu_instance, compute_instance in self._list(nvml, call):
                 uuid = _mig_uuid(sample_pass.mig_devices, gpu_instance, compute_instance)
                 if not is_all_ones(pid):
-                    found.setdefault((pid, uuid), GpuProcess(pid, kind, used if used <= MAX_BYTES else None, uuid))
-        return list(found.values())
+                    processes.setdefault((pid, uuid), GpuProcess(pid, kind, used if used <= MAX_BYTES else None, uuid))
+        return list(processes.values())
 
     def _add_utilization(self, sample_pass: Pass) -> None:
         """Add the share of the SMs to the processes; if it cannot be read, the processes themselves are still known."""

@@ -254,16 +254,16 @@ def _fresh(loop: SeriesLoop | None, metric: str) -> Iterator[tuple[dict[str, str
 
 
 def _by_uuid(series: Iterable[tuple[dict[str, str], float]]) -> dict[str, list[tuple[Labels, float]]]:
-    found: dict[str, list[tuple[Labels, float]]] = {}
+    by_uuid: dict[str, list[tuple[Labels, float]]] = {}
     for labels, value in series:
-        found.setdefault(labels["uuid"], []).append((tuple(labels.items()), value))
-    return found
+        by_uuid.setdefault(labels["uuid"], []).append((tuple(labels.items()), value))
+    return by_uuid
 
 
 def _last_xid_labels(code: int) -> Labels:
     """Return the labels that dcgm-exporter gives the last Xid: its code and what it means."""
-    known = XIDS.get(code)
-    return (("err_code", str(code)), ("err_msg", known.meaning if known else "unknown" if code else "no error"))
+    xid = XIDS.get(code)
+    return (("err_code", str(code)), ("err_msg", xid.meaning if xid else "unknown" if code else "no error"))
 
 
 def _pod_labels(job: Mapping[str, str]) -> Labels:

@@ -224,8 +224,8 @@ class XidJournal:
 
     def _match(self, seen: KernelXid) -> XidEntry | None:
         """Return the first recorded error that this one may be a duplicate of; None if it is new."""
-        known = (self._entries[number] for number in self._ids.get(key_of(seen), {}))
-        return next((entry for entry in known if is_repeat(seen, entry)), None)
+        entries = (self._entries[number] for number in self._ids.get(key_of(seen), {}))
+        return next((entry for entry in entries if is_repeat(seen, entry)), None)
 
     def _put(self, entry: XidEntry, *, unsaved: bool) -> None:
         """Add an error, or replace the entry with its id. It is counted once its device is known."""

@@ -67,7 +67,7 @@ class KernelLog:
         self._fd, self._rest, self._next_seq = None, b"", None
 
     def _drain(self, fd: int) -> list[KernelXid]:
-        found: list[KernelXid] = []
+        errors: list[KernelXid] = []
         began_s = self._monotonic()
         for _ in range(_MAX_READS):
             try:
@@ -83,11 +83,11 @@ class KernelLog:
                 break
             *records, self._rest = (self._rest + data).split(b"\n")
             self._rest = self._rest[-_MAX_RECORD:]
-            found += [xid for record in records if (xid := self._parsed(record)) is not None]
+            errors += [xid for record in records if (xid := self._parsed(record)) is not None]
         else:
-            return found
+            return errors
         self._read_until_s = began_s
-        return found
+        return errors
 
     def _parsed(self, record: bytes) -> KernelXid | None:
         try:
