@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from ctypes import sizeof
 from pathlib import Path
 
 import pytest
 from tests.exporter.fake_driver import FakeDriver, build_library, h100_state
 from tests.exporter.nvml.asked_gpu import opened, sample_of
+
+from rankscope.exporter.nvml import processes
+from rankscope.exporter.nvml.gpu import load_nvml
 
 JOBS = frozenset({"gpu", "jobs"})
 CALL = "nvmlDeviceGetProcessUtilization"
@@ -53,6 +57,16 @@ def test_numbers_of_processes_that_cannot_be_take_no_memory(fake: FakeDriver, co
     sample = sample_of(fake, 0, JOBS)
     assert sample.processes is None
     assert sample.raw.readings == ()
+
+
+def test_the_layouts_are_those_of_nvidia_ml_py() -> None:
+    pynvml = load_nvml()
+    sample, process = pynvml.c_nvmlProcessUtilizationSample_t, pynvml.c_nvmlProcessInfo_v2_t
+    assert (processes._UTILIZATION.size, processes._PROCESS.size) == (sizeof(sample), sizeof(process))
+    memory = bytearray(sizeof(sample))
+    written = sample.from_buffer(memory)
+    written.pid, written.timeStamp, written.smUtil, written.memUtil = 7, 2**40, 93, 5
+    assert processes._UTILIZATION.unpack(memory) == (7, 2**40, 93)
 
 
 def test_a_sample_of_the_future_hides_no_later_one(fake: FakeDriver) -> None:
