@@ -343,6 +343,45 @@ def test_ranks_of_a_stalled_run_are_asked_once_and_the_culprit_is_named(
     assert requests(run.path) == [asked]
 
 
+def test_a_stopped_process_is_not_waited_for(world: Callable[..., tuple[Any, World]]) -> None:
+    # Given a stalled run whose rank 2 is a stopped process, which cannot write a dump
+    run, watched = world(ask_for_dumps=True, fire_after=3)
+    let_pass(watched, 20, run)
+    let_pass(watched, PATIENCE_S - 5)
+    now_ns = int(watched.now_s * 1e9)
+    stopped = RankActivity(attempt=0, rank=2, phase="data", process="stopped", since_unix_ns=now_ns, updated_unix_ns=now_ns)
+    write_record(activity_file(run.path, 0, 2), stopped)
+    let_pass(watched, 5)
+    [asked] = requests(run.path)
+    # When all others have answered
+    for rank in (0, 1, 3):
+        answer(run.path, ControlAnswer(id=asked.stem, accepted=False, answered_unix_ns=1), rank=rank)
+    let_pass(watched, 10)
+    # Then the alert fires after as many evaluations as any other, and names it
+    assert watched.firing() == ["TrainingHang"]
+    assert watched.annotations("TrainingHang")["culprit"] == "2"
+
+
+def test_evaluations_count_while_dumps_are_waited_for(world: Callable[..., tuple[Any, World]]) -> None:
+    # Given a stalled run of which no rank answers
+    run, watched = world(ask_for_dumps=True, fire_after=6)
+    let_pass(watched, 20, run)
+    let_pass(watched, PATIENCE_S + WAIT_S - 5)
+    assert watched.firing() == []
+    # When the time for dumps is over, then the alert fires at once
+    let_pass(watched, 5)
+    assert watched.firing() == ["TrainingHang"]
+
+
+def test_a_stall_that_ends_while_dumps_are_waited_for_is_not_reported(world: Callable[..., tuple[Any, World]]) -> None:
+    run, watched = world(ask_for_dumps=True)
+    let_pass(watched, 20, run)
+    let_pass(watched, PATIENCE_S + 15)
+    let_pass(watched, 2 * WAIT_S, run)
+    assert watched.events == []
+    assert watched.watcher.ledger.entries == []
+
+
 def test_without_an_answer_the_alert_comes_all_the_same_and_its_text_changes_when_there_is_one(
     world: Callable[..., tuple[Any, World]], tmp_path: Path
 ) -> None:

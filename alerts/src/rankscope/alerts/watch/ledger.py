@@ -176,11 +176,13 @@ class Ledger(msgspec.Struct, kw_only=True):
         unknown: Collection[int] = (),
         of: Collection[str] | None = None,
         confirmation: Confirmation | None = None,
+        held: Collection[str] = (),
     ) -> None:
         """Apply one evaluation of a run.
 
         ``unknown``: ranks that were not evaluated; their alerts stay unchanged unless found. ``of``: names of the evaluated
-        alerts, all for ``None``. ``confirmation``: of stragglers on new steps; without it they need none.
+        alerts, all for ``None``. ``confirmation``: of stragglers on new steps; without it they need none. ``held``: names of
+        alerts whose details are incomplete: those do not fire yet, and firing ones stay unchanged.
         """
         silent = set(unknown)
         present = {candidate.fingerprint: candidate for candidate in found}
@@ -202,13 +204,29 @@ class Ledger(msgspec.Struct, kw_only=True):
                 if hosts and entry.track.state == "firing":
                     _absorb(entry, hosts, now_unix_ns=now_unix_ns, policy=policy)
                     continue
-            self._advance(entry, present.get(key), now_unix_ns=now_unix_ns, policy=policy, confirmation=confirmation)
+            if entry.name in held and entry.track.state == "firing":
+                continue
+            self._advance(
+                entry,
+                present.get(key),
+                now_unix_ns=now_unix_ns,
+                policy=policy,
+                confirmation=confirmation,
+                held=entry.name in held,
+            )
 
     def _advance(
-        self, entry: Entry, found: Candidate | None, *, now_unix_ns: int, policy: FiringPolicy, confirmation: Confirmation | None
+        self,
+        entry: Entry,
+        found: Candidate | None,
+        *,
+        now_unix_ns: int,
+        policy: FiringPolicy,
+        confirmation: Confirmation | None,
+        held: bool,
     ) -> None:
         """Advance an alert by an evaluation that found its condition, or did not (``None``)."""
-        before, held = entry.track.state, False
+        before = entry.track.state
         if confirmation is not None and found is not None and before == "pending" and entry.name == STRAGGLER.alertname:
             entry.suspicion = confirmation.advance(entry.suspicion, ranks_of(entry.alert))
             held = not entry.suspicion.confirmed

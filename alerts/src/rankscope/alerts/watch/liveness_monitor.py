@@ -51,6 +51,8 @@ class LifeReport:
     """Ranks for which nothing was decided."""
     moved: bool
     """The run has made a step since the watcher started."""
+    held: Collection[str] = ()
+    """Names of alerts in ``found`` that do not fire yet."""
 
 
 class LivenessMonitor:
@@ -91,8 +93,13 @@ class LivenessMonitor:
             outage = find_outage(run, seen, verdict.live, last_steps)
         quiet = outage is not None and outage.is_within(verdict.quiet)
         stalled = bool(verdict.stalled) and (news or liveness.moved)
-        # Without a reason why dumps are missing, they may still arrive.
-        hung, missing = self._dumps.look(run, seen.attempt, verdict.live, now_s) if quiet or stalled else (None, None)
+        hung, missing, activities = None, None, None
+        if quiet or stalled:
+            activities = self._activities(run, seen)
+            # A stopped process cannot write a dump.
+            stopped = {rank for rank, row in activities.doing.items() if row.process == "stopped"} if activities else set()
+            # Without a reason why dumps are missing, they may still arrive.
+            hung, missing = self._dumps.look(run, seen.attempt, [rank for rank in verdict.live if rank not in stopped], now_s)
         decided = quiet and missing is not None and bool(verdict.gone)
         if outage is not None and not decided and outage.waited_s >= shortest_wait_s(past, asked=True):
             # Whether the ranks without an end are silent shows later, as does an elastic restart.
@@ -106,10 +113,12 @@ class LivenessMonitor:
             found += alerts.outage(lost, {rank: liveness.silence_s(rank, now_s) for rank in lost.silent}, first=first)
         if verdict.stalled is False or (lost is not None and lost.silent.keys() >= {*verdict.live}):
             of.add(HANG.alertname)
-        elif stalled and missing is not None:
-            found.append(alerts.hang(verdict, hung, missing=missing, activities=self._activities(run, seen)))
+        elif stalled and (missing is not None or outage is None):
+            found.append(alerts.hang(verdict, hung, missing=missing or "", activities=activities))
             of.add(HANG.alertname)
-        return LifeReport(found=found, of=of, unknown=verdict.unknown, moved=liveness.moved)
+        # The evaluations that an alert needs to fire count while dumps may still arrive.
+        held = {HANG.alertname} if stalled and missing is None else set[str]()
+        return LifeReport(found=found, of=of, unknown=verdict.unknown, moved=liveness.moved, held=held)
 
     def _activities(self, run: Path, seen: Glance) -> Activities | None:
         """Return what the ranks of a stalled run are doing; ``None``: not known."""

@@ -322,7 +322,7 @@ class Watcher:
         self._problems.pop(("look", run), None)
         if report.moved:
             self._set_active(run, active=True)
-        self._update(run, report.found, policy=self._options.policy, unknown=report.unknown, of=report.of)
+        self._update(run, report.found, policy=self._options.policy, unknown=report.unknown, of=report.of, held=report.held)
 
     def _update(
         self,
@@ -333,10 +333,13 @@ class Watcher:
         unknown: Collection[int],
         of: Collection[str],
         confirmation: Confirmation | None = None,
+        held: Collection[str] = (),
     ) -> None:
         found = collapsed(found, together=self.ledger.names(str(run), together=True))
         now = self._clock()
-        self.ledger.update(str(run), found, now_unix_ns=now, policy=policy, unknown=unknown, of=of, confirmation=confirmation)
+        self.ledger.update(
+            str(run), found, now_unix_ns=now, policy=policy, unknown=unknown, of=of, confirmation=confirmation, held=held
+        )
 
     def _subject(self, seen: Glance) -> Subject:
         return Subject(
