@@ -20,6 +20,7 @@ from rankscope.alerts.watch.findings import candidates
 from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
 from rankscope.alerts.watch.pace import LONGEST_PAUSE_S, Pace
 from rankscope.alerts.watch.regressions import Regressions
+from rankscope.analysis.online import RECENT_STEPS
 from rankscope.analysis.result.analysis import Analysis, Cost, Evidence, Finding, RareSteps
 from rankscope.analysis.result.costs import MEANING, Waterfall, WaterfallPart
 
@@ -70,6 +71,19 @@ def test_one_very_long_step_is_no_habit(make_analysis: Callable[..., Analysis]) 
     analysis = with_shares(make_analysis(), exposed_communication=0.5)
     assert names(candidates(analysis, rare_share=past.rare_share(500))) == []
     assert names(candidates(analysis, rare_share=0.19)) == ["TrainingCommunicationBound"]
+
+
+def test_a_stall_long_before_the_end_of_a_run_is_no_habit(make_run: Any, make_analysis: Callable[..., Analysis]) -> None:
+    # Given a run that stood still for 46 s, and then made more steps than the analysis of an active run takes
+    run = make_run(slow=None)
+    world = World(run.path, receiver=Told())
+    world.steps = past_of([0.1] * 100 + [46.0] + [0.1] * RECENT_STEPS)
+    analysis = with_shares(make_analysis(), exposed_communication=0.5)
+    world.evaluate(make_analysis(), run)
+    # When it ends, and all of its steps are analysed
+    run.end()
+    world.evaluate(analysis)
+    assert world.said() == ["verdict"]
 
 
 def test_an_hour_of_a_run_with_rare_steps_loses_less_in_typical_ones(make_analysis: Callable[..., Analysis]) -> None:

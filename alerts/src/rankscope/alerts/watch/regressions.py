@@ -133,9 +133,9 @@ class StepPast:
         recent = recent[np.isfinite(recent)]
         return float(np.median(recent)) if len(recent) else None
 
-    def rare_share(self, steps: int) -> float:
-        """Share of the time of the last ``steps`` that very long steps took (over ``RARE_TIMES`` medians)."""
-        recent = self._walls.values[-steps:].astype(np.float64)
+    def rare_share(self, steps: int | None = None) -> float:
+        """Share of the time of the last ``steps``, of all for ``None``, that very long steps took (over ``RARE_TIMES`` medians)."""
+        recent = self._walls.values[-(steps or 0) :].astype(np.float64)
         recent = recent[np.isfinite(recent)]
         whole = float(recent.sum())
         return float(recent[recent > RARE_TIMES * np.median(recent)].sum()) / whole if whole > 0 else 0.0

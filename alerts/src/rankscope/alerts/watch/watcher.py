@@ -292,7 +292,8 @@ class Watcher:
         subject = self._subject(seen)
         found: list[Candidate] = []
         decided = {CRASHED.alertname}
-        past = self._follow.past(run, read=seen.ended or options.once)
+        whole = seen.ended or options.once
+        past = self._follow.past(run, read=whole)
         if analysis.verdict.kind != "insufficient_data":
             decided |= {*RECORD_ALERTS} - {*HISTORY_ALERTS}
             found += candidates(
@@ -301,7 +302,8 @@ class Watcher:
                 runbook_url=options.runbook_url,
                 budgets=options.budgets,
                 price=None if price is None else Cost(amount=price, currency=seen.info.currency or "USD"),
-                rare_share=0.0 if past is None else past.rare_share(RECENT_STEPS),
+                # Of the steps that the analysis is about.
+                rare_share=0.0 if past is None else past.rare_share(None if whole else RECENT_STEPS),
             )
         regressions = Regressions(run=run, subject=subject, gpus=gpus_of(seen))
         slower = None if past is None else regressions.found(past, at_least=options.budgets.slower)
