@@ -134,7 +134,7 @@ class StepPast:
         return float(np.median(recent)) if len(recent) else None
 
     def rare_share(self, steps: int | None = None) -> float:
-        """Share of the time of the last ``steps``, of all for ``None``, that very long steps took (over ``RARE_TIMES`` medians)."""
+        """Share of the time of the last ``steps`` (``None``: all) that very long steps took (over ``RARE_TIMES`` medians)."""
         recent = self._walls.values[-(steps or 0) :].astype(np.float64)
         recent = recent[np.isfinite(recent)]
         whole = float(recent.sum())
