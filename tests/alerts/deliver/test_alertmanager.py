@@ -17,12 +17,12 @@ import yaml
 from tests.alerts.alertmanager_process import alertmanager_process
 from tests.alerts.receive.receiver_process import ReceiverProcess
 
-from rankscope.alerts.alert import Alert, Notice, fingerprint, unix_ns
+from rankscope.alerts.alert import Alert, fingerprint, unix_ns
 from rankscope.alerts.deliver.endpoint import Endpoint
 from rankscope.alerts.deliver.receivers import Alertmanager
 from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.owners import ALERTS, HANG
-from rankscope.alerts.payload import NOT_ENDED
+from rankscope.alerts.payload import NOT_ENDED, Notice, payload_alert
 from rankscope.alerts.rules.rule_file import runbooks
 from rankscope.alerts.watch.candidate import Subject
 from rankscope.alerts.watch.delivery import Delivery
@@ -268,11 +268,7 @@ def test_fingerprints_and_inhibitions_agree_with_alertmanager(
     }
     Alertmanager(endpoint(manager), valid_s=240).send(
         [
-            Notice(
-                alert=Alert(labels=one, annotations={}),
-                fingerprint=fingerprint(one),
-                starts_at_unix_ns=1_700_000_000_000_000_000,
-            )
+            Notice(alert=payload_alert(Alert(labels=one, annotations={}), starts_at_unix_ns=1_700_000_000_000_000_000))
             for one in labels.values()
         ],
         now_unix_ns=2_000_000_000_000_000_000,

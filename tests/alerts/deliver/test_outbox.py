@@ -149,13 +149,14 @@ def test_no_alert_is_left_out_and_no_body_is_too_large(annotations: list[dict[st
     messages = about(*notices)
     assert all(len(message.body) <= 20_000 and len(message.alerts) <= 16 for message in messages)
     told = [state.fingerprint for message in messages for state in message.alerts]
-    assert sorted(told) == sorted(one.fingerprint for one in notices)
+    assert sorted(told) == sorted(one.alert.fingerprint for one in notices)
 
 
 def test_labels_of_any_size_make_a_message(box: Outbox) -> None:
     one = notice(1)
     labels = {f"label{number}" * 100: "\U0001f680" * 10**4 for number in range(200)} | {"alertname": "x" * 10**5}
-    huge = msgspec.structs.replace(one, alert=msgspec.structs.replace(one.alert, labels=labels), fingerprint="f" * 10**5)
+    alert = msgspec.structs.replace(one.alert, labels=labels, fingerprint="f" * 10**5)
+    huge = msgspec.structs.replace(one, alert=alert)
     messages = about(huge)
     assert len(messages[0].body) <= 20_000
     assert box.put(messages) == 1

@@ -38,9 +38,7 @@ class World:
         self.receiver = receiver
         self.reports: list[str] = []
         self.box = Outbox(Store(path, clock=self.clock))
-        self.target = Target(
-            name="hook", key="target-hook", label="hook", url=Secret(value=f"{receiver.url}/{SECRET}"), timeout_s=30.0
-        )
+        self.target = Target(name="hook", label="hook", url=Secret(value=f"{receiver.url}/{SECRET}"), timeout_s=30.0)
         self.sender = self.restarted()
 
     def restarted(self, **changes: Any) -> Sender:
@@ -436,7 +434,7 @@ def test_a_slow_receiver_holds_up_no_other(receiver: WebhookReceiver, eventually
         receiver.behaviour = slow
         box = Outbox(Store(None))
         targets = [
-            Target(name=name, key=name, label=name, url=Secret(value=where.url), timeout_s=30.0)
+            Target(name=name, label=name, url=Secret(value=where.url), timeout_s=30.0)
             for name, where in (("slow", receiver), ("quick", other))
         ]
         sender = Sender(box, targets, report=pytest.fail)

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from tests.local_http import answering, respond
 from tests.webhook_receiver import about, notice
 
-from rankscope.alerts.alert import Alert, Notice
+from rankscope.alerts.alert import Alert
 from rankscope.alerts.deliver.apprise_courier import AppriseCourier, text_message
 from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.deliver.targets import Target
 from rankscope.alerts.deliver.templates import TEMPLATES
+from rankscope.alerts.payload import Notice, payload_alert
 
 FULL = {
     "summary": "[simulated GPUs] Rank 2 makes the others wait.",
@@ -141,9 +142,8 @@ def test_who_hung_a_run_is_in_the_headline() -> None:
 
 
 def test_what_is_about_no_run_claims_nothing_of_one() -> None:
-    disk = Notice(
-        alert=Alert(labels={"alertname": "DiskFull"}, annotations={"summary": "full"}), fingerprint="f", starts_at_unix_ns=0
-    )
+    full = Alert(labels={"alertname": "DiskFull"}, annotations={"summary": "full"})
+    disk = Notice(alert=payload_alert(full, starts_at_unix_ns=0))
     assert [line.strip() for line in lines_of(told(disk))] == ["⚪ FIRING DiskFull", "full"]
     said = told(disk, template="pagerduty")["payload"]
     assert (said["summary"], said["source"]) == ("DiskFull: full", "rankscope")
@@ -217,7 +217,7 @@ def test_pagerduty_joins_beginning_and_end_by_the_fingerprint() -> None:
         msgspec.json.decode(TEMPLATES["pagerduty"](payload(what), "r0uting")) for what in (one, notice(2, ended=True))
     )
     assert (began["event_action"], ended["event_action"]) == ("trigger", "resolve")
-    assert began["dedup_key"] == ended["dedup_key"] == one.fingerprint
+    assert began["dedup_key"] == ended["dedup_key"] == one.alert.fingerprint
     assert began["routing_key"] == ended["routing_key"] == "r0uting"
     assert began["payload"]["severity"] == "warning"
     assert began["payload"]["timestamp"] == "2023-11-14T22:13:20.000Z"
@@ -244,7 +244,7 @@ def test_sixteen_full_alerts_fit_everywhere() -> None:
 
 
 def apprise_target(url: str) -> Target:
-    return Target(name="chat", key="target-chat", label="chat", url=Secret(value=url), template="apprise", timeout_s=20.0)
+    return Target(name="chat", label="chat", url=Secret(value=url), template="apprise", timeout_s=20.0)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 from tests.alerts.receive.receiver_heard import Heard
 from tests.played_ranks import two_ranks
 
+from rankscope.alerts.payload import PayloadAlert
 from rankscope.alerts.receive import actor as actor_module
 from rankscope.alerts.receive.actor import Actor, _run_of, _Running
 from rankscope.alerts.receive.bounded_child import ChildResult
@@ -19,7 +20,6 @@ from rankscope.alerts.receive.config import ActionRule
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.facts import RunFacts
 from rankscope.alerts.receive.known_runs import KnownRun, KnownRuns, UnknownRunError
-from rankscope.alerts.receive.notification import ReceivedAlert
 
 CAPTURE = ActionRule(alert="TrainingStraggler", do="capture", at_most="1/10min per run", at_most_overall="2/1h")
 DUMP = ActionRule(alert="TrainingStraggler", do="dump")
@@ -126,7 +126,7 @@ def test_a_run_that_was_found_by_its_name_is_the_one_that_is_asked(tmp_path: Pat
     two_ranks(tmp_path / "two", run_id="r2")
     runs = KnownRuns([tmp_path])
     (action,) = heard.inbox.actions("wanted")
-    alert = msgspec.json.decode(action.alert, type=ReceivedAlert)
+    alert = msgspec.json.decode(action.alert, type=PayloadAlert)
     assert runs.find(_run_of(action, alert)).run_id == "r1"
     # an action whose run was not looked up in time has only the name
     with pytest.raises(UnknownRunError, match="are 2"):

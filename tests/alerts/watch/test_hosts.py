@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 from tests.alerts.watch.watched_world import Told, World
 
-from rankscope.alerts.alert import Notice
 from rankscope.alerts.deliver.templates.facts import facts
 from rankscope.alerts.owners import STRAGGLER
 from rankscope.alerts.payload import PayloadAlert, payload_alert
@@ -58,7 +57,7 @@ def labels(found: list[Candidate]) -> list[tuple[str, str]]:
 
 def heard(told: Told) -> list[tuple[str, str, str]]:
     return [
-        ("resolved" if notice.ends_at_unix_ns else "firing", notice.alert.labels.get("rank", ""), notice.alert.labels["host"])
+        (notice.alert.status, notice.alert.labels.get("rank", ""), notice.alert.labels["host"])
         for call in told.calls
         for notice in call
     ]
@@ -119,7 +118,7 @@ def test_alerts_of_ranks_end_when_that_of_their_host_begins(make_run: Any, make_
     for _ in range(3):
         world.evaluate(of_host(make_analysis, "node0", single=9), run)
     assert sorted((state, rank) for state, rank, _ in heard(told)) == [("firing", ""), ("resolved", "1")]
-    [ended] = [notice for call in told.calls for notice in call if notice.ends_at_unix_ns]
+    [ended] = [notice for call in told.calls for notice in call if notice.alert.status == "resolved"]
     assert "node0" in ended.alert.annotations["ended_because"]
     assert world.firing() == ["TrainingStraggler", "TrainingStraggler 9"]
 
@@ -185,7 +184,7 @@ def test_the_alert_of_a_host_stays_while_one_of_its_ranks_cannot_be_read() -> No
 
 def test_a_payload_and_a_message_name_the_host_and_its_ranks(make_analysis: Make) -> None:
     [found] = candidates(of_host(make_analysis, "node0"))
-    sent = payload_alert(Notice(alert=found.alert, fingerprint=found.fingerprint, starts_at_unix_ns=10**18))
+    sent = payload_alert(found.alert, starts_at_unix_ns=10**18)
     assert (sent.labels["host"], sent.annotations["ranks"]) == ("node0", "0,1,2,3")
     assert "rank" not in sent.labels
     shown = facts(sent, 400)

@@ -99,7 +99,7 @@ def test_killed_at_any_moment_it_notes_every_change_once_and_tells_it(
             assert (heard[0], heard[-1]) == ("firing", "resolved"), at
             assert heard == sorted(heard), at
         for call in told.calls:
-            assert {notice.fingerprint for notice in call} <= {notice.fingerprint for notice in told.calls[0]}
+            assert {notice.alert.fingerprint for notice in call} <= {notice.alert.fingerprint for notice in told.calls[0]}
 
 
 def test_what_a_full_disk_cut_short_takes_no_other_line_with_it(make_run: Any) -> None:

@@ -401,14 +401,14 @@ def test_without_an_answer_the_alert_comes_all_the_same_and_its_text_changes_whe
     let_pass(watched, 60)
     assert watched.said() == ["firing", "firing"]
     first, second = watched.receiver.calls
-    assert [(one.fingerprint, one.starts_at_unix_ns) for one in first] == [
-        (one.fingerprint, one.starts_at_unix_ns) for one in second
+    assert [(one.alert.fingerprint, one.alert.starts_at) for one in first] == [
+        (one.alert.fingerprint, one.alert.starts_at) for one in second
     ]
     assert [one.alert.annotations.get("culprit") for one in (*first, *second)] == [None, "2"]
     assert ["updated_at" in one.alert.annotations for one in (*first, *second)] == [False, True]
     assert messages_about("hook", first)[0].id != messages_about("hook", second)[0].id
     let_pass(watched, 10, run)
-    assert [one.ends_at_unix_ns is not None for one in watched.receiver.calls[2]] == [True]
+    assert [one.alert.status for one in watched.receiver.calls[2]] == ["resolved"]
     assert len(watched.receiver.calls) == 3
 
 
@@ -459,8 +459,8 @@ def test_that_a_run_crashed_is_told_and_not_taken_back_at_once(
     told = watched.annotations("TrainingCrashed")
     assert (told["culprit"], told["culprit_host"], told["cause"]) == ("1", "node0", "crash")
     assert "error output of rank 1 on node0" in told["next"]
-    heard = [(one.alert.labels["alertname"], one.ends_at_unix_ns is not None) for call in watched.receiver.calls for one in call]
-    assert heard == [("TrainingStraggler", False), ("TrainingCrashed", False), ("TrainingStraggler", True)]
+    heard = [(one.alert.labels["alertname"], one.alert.status) for call in watched.receiver.calls for one in call]
+    assert heard == [("TrainingStraggler", "firing"), ("TrainingCrashed", "firing"), ("TrainingStraggler", "resolved")]
     assert watched.receiver.calls[-1][0].alert.annotations["ended_because"] == "the run ended early"
     let_pass(watched, CRASH_FIRING_S)
     assert watched.firing() == []

@@ -153,8 +153,8 @@ def test_a_restart_keeps_start_time_and_identity_and_tells_nobody_twice(
     run.end()
     second.evaluate()
     [began], [ended] = told.calls
-    assert began.fingerprint == ended.fingerprint
-    assert began.starts_at_unix_ns == ended.starts_at_unix_ns
+    assert began.alert.fingerprint == ended.alert.fingerprint
+    assert began.alert.starts_at == ended.alert.starts_at
 
 
 def test_a_failed_delivery_is_reported_once_and_tried_again_at_the_next_evaluation(
@@ -203,7 +203,7 @@ def test_an_end_that_was_overtaken_by_a_new_firing_is_dropped(make_run: Any, mak
     world.now_s += 1000
     world.evaluate(make_analysis(2), run)
     assert told.heard == [("firing", "2"), ("firing", "2")]
-    assert [call[0].ends_at_unix_ns for call in told.calls] == [None, None]
+    assert [call[0].alert.status for call in told.calls] == ["firing", "firing"]
 
 
 def test_several_ranks_of_a_run_arrive_together(make_run: Any, make_analysis: Any, told: Told) -> None:
@@ -360,7 +360,7 @@ def test_findings_are_written_beside_the_run(make_run: Any, make_analysis: Any, 
     assert [line["status"] for line in lines] == ["firing", "resolved"]
     assert lines[0]["schema"] == "rankscope.finding/1"
     assert lines[0]["finding"]["evidence"][0] == {"name": "own_excess", "value": 60.0, "unit": "ms", "detail": "per step"}
-    assert lines[0]["fingerprint"] == lines[1]["fingerprint"] == told.calls[0][0].fingerprint
+    assert lines[0]["fingerprint"] == lines[1]["fingerprint"] == told.calls[0][0].alert.fingerprint
 
 
 def test_findings_that_cannot_be_written_are_mentioned_once_and_alerts_go_out(

@@ -9,9 +9,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from rankscope.alerts.alert import Notice
+from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.post import DeliveryError
+from rankscope.alerts.deliver.receivers import Webhook
+from rankscope.alerts.deliver.targets import webhook_target
 from rankscope.alerts.output import Event
+from rankscope.alerts.payload import Notice
+from rankscope.alerts.store.database import Store
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
 from rankscope.alerts.watch.regressions import StepPast
@@ -23,26 +27,24 @@ from rankscope.analysis.online import NewSteps
 from rankscope.analysis.result.analysis import Analysis
 
 
-class Told:
-    """A receiver that records its notices, or refuses them."""
+class Told(Webhook):
+    """A webhook with an outbox in memory that records its notices, or refuses them."""
 
     def __init__(self) -> None:
-        self.key = self.name = "told"
+        super().__init__(webhook_target("http://told.example/"), Outbox(Store(None)), wake=lambda: None)
+        self.name = "told"
         self.broken = False
         self.calls: list[list[Notice]] = []
 
     def send(self, notices: Sequence[Notice]) -> None:
         if self.broken:
             raise DeliveryError("answered 500")
+        super().send(notices)
         self.calls.append(list(notices))
 
     @property
     def heard(self) -> list[tuple[str, str]]:
-        return [
-            ("resolved" if notice.ends_at_unix_ns else "firing", notice.alert.labels.get("rank", ""))
-            for call in self.calls
-            for notice in call
-        ]
+        return [(notice.alert.status, notice.alert.labels.get("rank", "")) for call in self.calls for notice in call]
 
 
 class World:

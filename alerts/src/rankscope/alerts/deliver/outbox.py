@@ -64,6 +64,16 @@ class Outbox:
                 self.store.require_room()
             return new
 
+    def owes(self, target: str, alert: AlertState) -> bool:
+        """Return whether a state has not been put for a target. The end of an alert is owed only if its beginning was put."""
+        put = self.store.query(
+            "SELECT status, revision FROM alert_states WHERE target = ? AND fingerprint = ? AND starts_at = ?",
+            (target, alert.fingerprint, alert.starts_at),
+        )
+        if alert.status == "firing":
+            return ("firing", alert.revision) not in put
+        return {status for status, _ in put} == {"firing"}
+
     def claim(self, target: str, *, probe: bool = False) -> ClaimedMessage | None:
         """Claim the oldest due message of a target, and mark it as possibly received; ``None`` if none is due.
 

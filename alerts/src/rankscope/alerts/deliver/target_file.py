@@ -152,7 +152,6 @@ def _target(entry: _TargetEntry, place: _Place, taken: set[str]) -> Target:
     return Target(
         **_endpoint(entry, place),
         name=entry.name,
-        key=f"target-{entry.name}",
         label=entry.name,
         template=entry.template,
         secrets=tuple(place.secret(f"secrets[{number}]", one, _no_key) for number, one in enumerate(entry.secrets)),

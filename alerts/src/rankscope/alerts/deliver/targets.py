@@ -28,8 +28,6 @@ class Target(Endpoint):
 
     name: str
     """Name in the outbox."""
-    key: str
-    """Name in the watcher's state file, which contains Alertmanagers, too."""
     label: str
     """Name in messages to users."""
     template: TemplateName = "generic"
@@ -50,4 +48,4 @@ def webhook_target(url: str) -> Target:
     """Build the target for ``--webhook URL``."""
     name = receiver_key("webhook", url)
     # The name distinguishes webhooks on one host, and appears in outbox listings, too.
-    return Target(name=name, key=name, label=f"{name} {redact(url)}", url=Secret(value=url))
+    return Target(name=name, label=f"{name} {redact(url)}", url=Secret(value=url))

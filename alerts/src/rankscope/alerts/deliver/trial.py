@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Literal
 import click
 import msgspec
 
-from rankscope.alerts.alert import Alert, Notice, fingerprint
+from rankscope.alerts.alert import Alert
+from rankscope.alerts.payload import Notice, payload_alert
 from rankscope.base.options import format_option, http_url
 from rankscope.base.text import one_line
 
@@ -118,10 +119,11 @@ def trial_notice(now_unix_ns: int, *, ended: bool) -> Notice:
         "next": "rankscope alerts --help",
     }
     return Notice(
-        alert=Alert(labels=labels, annotations=annotations),
-        fingerprint=fingerprint(labels),
-        starts_at_unix_ns=now_unix_ns,
-        ends_at_unix_ns=now_unix_ns + 10**9 if ended else None,
+        alert=payload_alert(
+            Alert(labels=labels, annotations=annotations),
+            starts_at_unix_ns=now_unix_ns,
+            ends_at_unix_ns=now_unix_ns + 10**9 if ended else None,
+        )
     )
 
 

@@ -22,6 +22,7 @@ import msgspec
 
 from rankscope.alerts.alert import UPDATED_AT, rfc3339
 from rankscope.alerts.output import alert_line
+from rankscope.alerts.payload import Notice, PayloadAlert
 from rankscope.alerts.receive.bounded_child import BoundedChild, ChildResult
 from rankscope.alerts.receive.captured import (
     ActionResult,
@@ -36,10 +37,9 @@ from rankscope.alerts.receive.captured import (
 from rankscope.alerts.receive.config import ActionRule, action_rate
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.episodes import Episode
-from rankscope.alerts.receive.forwarding import ForwardedAlert, Forwarding, episode_start
+from rankscope.alerts.receive.forwarding import Forwarding, episode_start
 from rankscope.alerts.receive.inbox import Action, Inbox
 from rankscope.alerts.receive.known_runs import KnownRun, KnownRuns, RunName, UnknownRunError, run_named
-from rankscope.alerts.receive.notification import ReceivedAlert, payload_alert
 from rankscope.alerts.store.database import StoreError
 from rankscope.base.options import parse_duration
 from rankscope.runs.control import MAX_AGE_SECONDS
@@ -153,7 +153,7 @@ class Actor:
             self._report(f"internal fault: action {number} is left for the next start: {type(error).__name__}: {error}")
 
     def _begin(self, action: Action) -> None:
-        alert = msgspec.json.decode(action.alert, type=ReceivedAlert)
+        alert = msgspec.json.decode(action.alert, type=PayloadAlert)
         rule = next((rule for rule in self._rules if rule.do == action.kind and rule.applies(alert.labels)), None)
         if rule is None:
             self._record(action, impossible_result(action.kind, "the receiver's file does not allow it any more"))
@@ -191,7 +191,7 @@ class Actor:
         else:
             dumped, hang = (done, None) if running.dumped is None else (running.dumped, done)
             result = dump_result(dumped, hang, run=running.run, dashboard_url=self._dashboard_url)
-        alert = msgspec.json.decode(action.alert, type=ReceivedAlert)
+        alert = msgspec.json.decode(action.alert, type=PayloadAlert)
         self._record(action, result_of_run(result, running.run, by_name=not alert.labels.get("run_id")))
         del self._running[action.number]
 
@@ -200,7 +200,7 @@ class Actor:
 
     def _forward(self, action: Action) -> None:
         """Forward the follow-up: the alert in its current state, with the result of the action."""
-        alert = msgspec.json.decode(action.alert, type=ReceivedAlert)
+        alert = msgspec.json.decode(action.alert, type=PayloadAlert)
         result = msgspec.json.decode(action.result or b"", type=ActionResult)
         episode = self._inbox.episode(action.fingerprint)
         if is_simulated(alert.annotations):
@@ -212,16 +212,18 @@ class Actor:
         # A result of an earlier episode is not forwarded.
         if self._forwarding is not None and episode is not None and episode.starts_unix_ns == action.starts_unix_ns:
             starts_at = episode_start(alert, action.starts_unix_ns)
-            follow_up = msgspec.structs.replace(payload_alert(alert), starts_at=starts_at, annotations=annotations)
+            follow_up = msgspec.structs.replace(alert, starts_at=starts_at, annotations=annotations)
             if episode.status == "resolved":  # as firing, it would page again
                 follow_up = msgspec.structs.replace(follow_up, status="resolved", ends_at=rfc3339(episode.changed_unix_ns))
-            self._counters.add("forwarded", self._forwarding.put([ForwardedAlert(follow_up, f"{action.kind}-{action.number}")]))
+            self._counters.add(
+                "forwarded", self._forwarding.put([Notice(alert=follow_up, revision=f"{action.kind}-{action.number}")])
+            )
         self._inbox.move(action, "done")
         self._counters.add("actions", kind=action.kind, outcome=result.outcome)
         self._show(alert_line("FOLLOWUP", alert.labels, annotations))
 
 
-def _run_of(action: Action, alert: ReceivedAlert) -> RunName:
+def _run_of(action: Action, alert: PayloadAlert) -> RunName:
     """Return the run that was found when the action was decided; else the run that the alert names."""
     named = run_named(alert.labels)
     assert named is not None, "an action is wanted of a run"
@@ -230,7 +232,7 @@ def _run_of(action: Action, alert: ReceivedAlert) -> RunName:
 
 def wanted_actions(
     rules: Sequence[ActionRule],
-    alert: ReceivedAlert,
+    alert: PayloadAlert,
     episode: Episode,
     inbox: Inbox,
     also_wanted: Sequence[Action],

@@ -55,7 +55,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     created_unix_ns: int
     steps: int
     alert: bytes
-    """The alert as received, ``ReceivedAlert`` as JSON; empty if the action is ``done``."""
+    """The alert as received, ``PayloadAlert`` as JSON; empty if the action is ``done``."""
     request_id: str | None = None
     result: bytes | None = None
 

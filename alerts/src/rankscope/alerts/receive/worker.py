@@ -15,17 +15,18 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rankscope.alerts.alert import UPDATED_AT, rfc3339, unix_ns
+from rankscope.alerts.payload import Notice, PayloadAlert
 from rankscope.alerts.receive.actor import run_until_stopped, wanted_actions
 from rankscope.alerts.receive.analyst import Analyst
 from rankscope.alerts.receive.config import ActionRule
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.episodes import Change, Episode, next_episode
 from rankscope.alerts.receive.facts import RunFacts, annotations_of
-from rankscope.alerts.receive.forwarding import ForwardedAlert, Forwarding, forwarded
+from rankscope.alerts.receive.forwarding import Forwarding, forwarded
 from rankscope.alerts.receive.inbox import Action, Inbox
 from rankscope.alerts.receive.known_runs import RunName, run_named
 from rankscope.alerts.receive.late_verdicts import LateVerdicts
-from rankscope.alerts.receive.notification import Notification, NotUnderstoodError, ReceivedAlert, read_notification
+from rankscope.alerts.receive.notification import Notification, NotUnderstoodError, read_notification
 from rankscope.alerts.store.database import StoreError
 
 POLL_S: Final = 0.5
@@ -50,7 +51,7 @@ class _Changes:
     """Alerts of one delivery that have to be forwarded, and the episodes after it."""
 
     episodes: dict[str, Episode] = field(default_factory=dict)
-    alerts: list[tuple[ReceivedAlert, Episode, Change]] = field(default_factory=list)
+    alerts: list[tuple[PayloadAlert, Episode, Change]] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
 
 
@@ -188,16 +189,16 @@ class Worker:
         if missing:
             return missing
         actions: list[Action] = []
-        alerts: list[ForwardedAlert] = []
+        notices: list[Notice] = []
         for alert, episode, kind in changes.alerts:
             annotations = self._annotations(alert, episode, facts.get(alert.fingerprint), actions)
             if kind == "reminder":
                 annotations |= {"reminder": str(episode.forwarded - 1), UPDATED_AT: rfc3339(episode.forwarded_unix_ns)}
-            alerts.append(forwarded(alert, episode, annotations))
+            notices.append(forwarded(alert, episode, annotations))
         forwarded_count = 0
         with self._inbox.store.transaction():
-            if self._forwarding is not None and alerts:
-                forwarded_count = self._forwarding.put(alerts)
+            if self._forwarding is not None and notices:
+                forwarded_count = self._forwarding.put(notices)
             self._inbox.settle(number, list(changes.episodes.values()), actions, now_unix_ns=now)
         self._counters.add("forwarded", forwarded_count)
         for counted in changes.kinds:
@@ -208,7 +209,7 @@ class Worker:
         return frozenset()
 
     def _annotations(
-        self, alert: ReceivedAlert, episode: Episode, known: RunFacts | None, actions: list[Action]
+        self, alert: PayloadAlert, episode: Episode, known: RunFacts | None, actions: list[Action]
     ) -> dict[str, str]:
         """Return our annotations of an alert; append the actions that it calls for to ``actions``."""
         annotations: dict[str, str] = {}
@@ -229,7 +230,7 @@ class Worker:
                 actions.append(action)
         return annotations
 
-    def _changes(self, alerts: Sequence[ReceivedAlert], now_unix_ns: int) -> _Changes:
+    def _changes(self, alerts: Sequence[PayloadAlert], now_unix_ns: int) -> _Changes:
         changes = _Changes()
         for alert in alerts:
             known = changes.episodes.get(alert.fingerprint) or self._inbox.episode(alert.fingerprint)
@@ -237,7 +238,7 @@ class Worker:
                 known,
                 fingerprint=alert.fingerprint,
                 status=alert.status,
-                starts_unix_ns=alert.starts_unix_ns,
+                starts_unix_ns=unix_ns(alert.starts_at),
                 now_unix_ns=now_unix_ns,
                 repeat_after_s=self._settings.repeat_after_s,
                 updated_unix_ns=unix_ns(alert.annotations.get(UPDATED_AT, "")),

@@ -10,9 +10,9 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Final, Protocol
 
-from rankscope.alerts.alert import Notice
 from rankscope.alerts.deliver.post import DeliveryError
 from rankscope.alerts.owners import CRASHED
+from rankscope.alerts.payload import Notice
 from rankscope.alerts.watch.ledger import Entry, Ledger, Status
 
 logger = logging.getLogger(__name__)
@@ -38,10 +38,11 @@ class Manager(Protocol):
 class Receiver(Protocol):
     """A receiver that is sent each change once."""
 
-    key: str
-    """Stable name for the state file."""
     name: str
     """Name for messages, without secrets."""
+
+    def owes(self, notice: Notice) -> bool:
+        """Return whether a notice has not been accepted yet; that of an end only if its beginning has been."""
 
     def send(self, notices: Sequence[Notice]) -> None:
         """Accept notices of any groups for delivery. Raises ``DeliveryError``."""
@@ -208,9 +209,6 @@ def _send_changes(receiver: Receiver, ledger: Ledger, failures: _Failures) -> No
     except Exception as error:  # noqa: BLE001 - a fault of one receiver must not cost the others
         failures.add(error)
         return
-    for entry in changed:
-        entry.accepted[receiver.key] = _status(entry)
-        entry.accepted_revision[receiver.key] = entry.revision
     failures.end()
 
 
@@ -219,10 +217,7 @@ def _changes(receiver: Receiver, ledger: Ledger) -> list[Entry]:
 
 
 def _is_change(entry: Entry, receiver: Receiver) -> bool:
-    """Return whether the state of an alert must be sent to the receiver. The end of an alert is sent only after its beginning."""
-    accepted = entry.accepted.get(receiver.key)
-    if entry.track.state == "firing":
-        return accepted != "firing" or entry.accepted_revision.get(receiver.key, "") != entry.revision
+    """Return whether the state of an alert must be sent to the receiver."""
     # An incident about a crashed run stays open until a person closes it: a timeout repairs nothing.
     only_forgotten = entry.name == CRASHED.alertname and bool(entry.ended_because)
-    return entry.track.state == "resolved" and accepted == "firing" and not only_forgotten
+    return entry.track.state != "pending" and not only_forgotten and receiver.owes(entry.notice())

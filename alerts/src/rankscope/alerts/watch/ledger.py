@@ -1,7 +1,6 @@
-"""Ledger of alerts: which are pending, firing or resolved, since when, and which webhook has accepted which change.
+"""Ledger of alerts: which are pending, firing or resolved, and since when.
 
-It is kept in the store and survives a restart of the watcher: start times and fingerprints stay, and no webhook is sent a change
-twice.
+It is kept in the store and survives a restart of the watcher: start times and fingerprints stay.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ from typing import Final, Literal
 
 import msgspec
 
-from rankscope.alerts.alert import UPDATED_AT, Alert, Notice, is_of_host, ranks_of, rfc3339
+from rankscope.alerts.alert import UPDATED_AT, Alert, is_of_host, ranks_of, rfc3339
 from rankscope.alerts.owners import STRAGGLER
+from rankscope.alerts.payload import Notice, payload_alert
 from rankscope.alerts.store.database import Store, read_only
 from rankscope.alerts.store.folders import STORE_FILE
 from rankscope.alerts.watch.candidate import Candidate, Loss
@@ -88,10 +88,6 @@ class Entry(msgspec.Struct, kw_only=True):
     """Ranks to blame, as last known."""
     revised_unix_ns: int | None = None
     """When the culprit became known or changed while the alert fired; the alert is then sent again."""
-    accepted: dict[str, Status] = {}
-    """Receiver key (not its address) to the last status that it accepted."""
-    accepted_revision: dict[str, str] = {}
-    """Receiver key to the last revision that it accepted."""
     logged: Status | None = None
     """Last status in the run's ``findings.jsonl``."""
     ended_because: str = ""
@@ -122,13 +118,8 @@ class Entry(msgspec.Struct, kw_only=True):
     def notice(self) -> Notice:
         """Build the notice to send. The alert must have fired."""
         assert self.starts_at_unix_ns is not None
-        return Notice(
-            alert=self.alert_now(),
-            fingerprint=self.fingerprint,
-            starts_at_unix_ns=self.starts_at_unix_ns,
-            ends_at_unix_ns=self.ends_at_unix_ns,
-            revision=self.revision if self.ends_at_unix_ns is None else "",
-        )
+        alert = payload_alert(self.alert_now(), starts_at_unix_ns=self.starts_at_unix_ns, ends_at_unix_ns=self.ends_at_unix_ns)
+        return Notice(alert=alert, revision=self.revision if self.ends_at_unix_ns is None else "")
 
     def alert_now(self) -> Alert:
         """Return the alert with annotations for its last revision and for the reason of its end."""
