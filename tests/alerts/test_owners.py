@@ -13,7 +13,7 @@ import yaml
 from rankscope.alerts import watch
 from rankscope.alerts.owners import ALERT_OF_KIND, ALERTS, WATCHER_ALERTS, OwnedAlert
 from rankscope.alerts.rules.rule_file import rules_text, runbooks
-from rankscope.alerts.watch.candidate import Subject
+from rankscope.alerts.watch.conditions.candidate import Subject
 
 OF_RULES = {alert.alertname: alert.severity for alert in ALERTS if alert.owner == "prometheus"}
 

@@ -19,12 +19,12 @@ from tests.alerts.receive.receiver_process import ReceiverProcess
 
 from rankscope.alerts.alert import Alert, fingerprint, unix_ns
 from rankscope.alerts.deliver.endpoint import Endpoint
-from rankscope.alerts.deliver.receivers import Alertmanager
+from rankscope.alerts.deliver.notifiers import Alertmanager
 from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.owners import ALERTS, HANG
 from rankscope.alerts.payload import NOT_ENDED, Notice, payload_alert
 from rankscope.alerts.rules.rule_file import runbooks
-from rankscope.alerts.watch.candidate import Subject
+from rankscope.alerts.watch.conditions.candidate import Subject
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
 from rankscope.alerts.watch.settings import WatcherSettings

@@ -12,14 +12,14 @@ from tests.alerts.receive.receiver_heard import Heard
 from tests.played_ranks import two_ranks
 
 from rankscope.alerts.payload import PayloadAlert
-from rankscope.alerts.receive import actor as actor_module
-from rankscope.alerts.receive.actor import Actor, _run_of, _Running
+from rankscope.alerts.receive.actions import actor as actor_module
+from rankscope.alerts.receive.actions.actor import Actor, _run_of, _Running
+from rankscope.alerts.receive.actions.results import merged_steps
 from rankscope.alerts.receive.bounded_child import ChildResult
-from rankscope.alerts.receive.captured import merged_steps
 from rankscope.alerts.receive.config import ActionRule
 from rankscope.alerts.receive.counters import Counters
-from rankscope.alerts.receive.facts import RunFacts
-from rankscope.alerts.receive.known_runs import KnownRun, KnownRuns, UnknownRunError
+from rankscope.alerts.receive.verdicts.known_runs import KnownRun, KnownRuns, UnknownRunError
+from rankscope.alerts.receive.verdicts.run_verdict import RunFacts
 
 CAPTURE = ActionRule(alert="TrainingStraggler", do="capture", at_most="1/10min per run", at_most_overall="2/1h")
 DUMP = ActionRule(alert="TrainingStraggler", do="dump")

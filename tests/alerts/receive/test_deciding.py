@@ -15,12 +15,12 @@ from tests.played_ranks import end, two_ranks
 
 from rankscope.alerts.alert import fingerprint, unix_ns
 from rankscope.alerts.deliver.outbox import Outbox
-from rankscope.alerts.receive import known_runs as known_runs_module
 from rankscope.alerts.receive.config import Route
 from rankscope.alerts.receive.episodes import Episode, next_episode
 from rankscope.alerts.receive.forwarding import Forwarding
-from rankscope.alerts.receive.known_runs import KnownRuns, RunName, UnknownRunError
 from rankscope.alerts.receive.notification import MAX_ALERTS, read_notification
+from rankscope.alerts.receive.verdicts import known_runs as known_runs_module
+from rankscope.alerts.receive.verdicts.known_runs import KnownRuns, RunName, UnknownRunError
 from rankscope.alerts.store.database import Store
 from rankscope.runs.records import RunInfo
 from rankscope.runs.writer import create_run

@@ -13,13 +13,13 @@ from tests.alerts.receive.receiver_heard import Heard, S
 from rankscope.alerts.deliver.targets import TemplateName
 from rankscope.alerts.deliver.templates import TEMPLATES
 from rankscope.alerts.owners import ALERTS
-from rankscope.alerts.receive import late_verdicts as late_module
 from rankscope.alerts.receive import worker as worker_module
 from rankscope.alerts.receive.config import ActionRule
 from rankscope.alerts.receive.counters import Counters
-from rankscope.alerts.receive.facts import RunFacts, annotations_of, facts_of
-from rankscope.alerts.receive.late_verdicts import LateVerdicts
 from rankscope.alerts.receive.notification import read_notification
+from rankscope.alerts.receive.verdicts import late_verdicts as late_module
+from rankscope.alerts.receive.verdicts.late_verdicts import LateVerdicts
+from rankscope.alerts.receive.verdicts.run_verdict import RunFacts, annotations_of, facts_of
 from rankscope.analysis.result.analysis import Analysis, Verdict
 
 

@@ -13,13 +13,13 @@ import pytest
 from tests.alerts.watch.watched_world import Told, World, past_of
 
 from rankscope.alerts.owners import HANG, STRAGGLER
-from rankscope.alerts.watch.budgets import Budgets, budgets_of
-from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
-from rankscope.alerts.watch.collapsed import FEW_RANKS, MOST_RANKS, collapsed
-from rankscope.alerts.watch.findings import candidates
+from rankscope.alerts.watch.conditions.budgets import Budgets, budgets_of
+from rankscope.alerts.watch.conditions.candidate import Candidate, Loss, Subject
+from rankscope.alerts.watch.conditions.collapsed import FEW_RANKS, MOST_RANKS, collapsed
+from rankscope.alerts.watch.conditions.findings import candidates
+from rankscope.alerts.watch.conditions.regressions import Regressions
 from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
 from rankscope.alerts.watch.pace import LONGEST_PAUSE_S, Pace
-from rankscope.alerts.watch.regressions import Regressions
 from rankscope.analysis.online import RECENT_STEPS
 from rankscope.analysis.result.analysis import Analysis, Cost, Evidence, Finding, RareSteps
 from rankscope.analysis.result.costs import MEANING, Waterfall, WaterfallPart

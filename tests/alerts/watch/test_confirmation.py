@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from tests.alerts.watch.watched_world import Told, World
 
-from rankscope.alerts.watch.confirmation import FIRST_TEST, TESTS, Confirmation, Suspicion
+from rankscope.alerts.watch.conditions.confirmation import FIRST_TEST, TESTS, Confirmation, Suspicion
 from rankscope.alerts.watch.following import Following
 from rankscope.alerts.watch.ledger import Ledger
 from rankscope.analysis.inference.slow import SlowRanks

@@ -15,16 +15,16 @@ from tests.alerts.watch.watched_world import Told
 from rankscope.alerts.alert import Alert
 from rankscope.alerts.deliver.endpoint import Endpoint
 from rankscope.alerts.deliver.http import http_client
+from rankscope.alerts.deliver.notifiers import Alertmanager, Webhook
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.post import DeliveryError, error_text, post_json, receiver_key, redact
-from rankscope.alerts.deliver.receivers import Alertmanager, Webhook
 from rankscope.alerts.deliver.sender import Sender
 from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.deliver.targets import webhook_target
 from rankscope.alerts.owners import STRAGGLER
 from rankscope.alerts.payload import Notice, Payload, payload_alert
 from rankscope.alerts.store.database import Store
-from rankscope.alerts.watch.candidate import Subject
+from rankscope.alerts.watch.conditions.candidate import Subject
 from rankscope.alerts.watch.delivery import RESOLVED_FOR_S, Delivery
 from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
 

@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from rankscope.alerts.alert import fingerprint, rfc3339
-from rankscope.alerts.watch.findings import candidates, reading
+from rankscope.alerts.watch.conditions.findings import candidates
 from rankscope.analysis.result.analysis import Analysis, Evidence
+from rankscope.analysis.result.text import reading
 
 
 def test_a_straggler_becomes_an_alert(make_analysis: Callable[..., Analysis]) -> None:

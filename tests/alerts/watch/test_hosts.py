@@ -11,10 +11,10 @@ from tests.alerts.watch.watched_world import Told, World
 from rankscope.alerts.deliver.templates.facts import facts
 from rankscope.alerts.owners import STRAGGLER
 from rankscope.alerts.payload import PayloadAlert, payload_alert
-from rankscope.alerts.receive.facts import annotations_of, facts_of
-from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
-from rankscope.alerts.watch.collapsed import FEW_RANKS, MOST_RANKS, collapsed
-from rankscope.alerts.watch.findings import candidates
+from rankscope.alerts.receive.verdicts.run_verdict import annotations_of, facts_of
+from rankscope.alerts.watch.conditions.candidate import Candidate, Loss, Subject
+from rankscope.alerts.watch.conditions.collapsed import FEW_RANKS, MOST_RANKS, collapsed
+from rankscope.alerts.watch.conditions.findings import candidates
 from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
 from rankscope.analysis.result.analysis import Analysis
 

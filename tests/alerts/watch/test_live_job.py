@@ -14,8 +14,8 @@ import pytest
 from tests.watched_job import QUICK, Watch, training
 
 from rankscope.alerts.store.database import Store
-from rankscope.alerts.watch.dumps import WAIT_S
 from rankscope.alerts.watch.ledger import load_ledger
+from rankscope.alerts.watch.liveness.dumps import WAIT_S
 from rankscope.runs.reader import RunReader
 
 

@@ -13,9 +13,9 @@ from tests.alerts.watch.watched_world import Told, World, past_of
 from tests.flight_dumps import Job, write
 
 from rankscope.alerts.deliver.message import messages_about
-from rankscope.alerts.watch.dumps import AGAIN_S, WAIT_S
 from rankscope.alerts.watch.ledger import Ledger
-from rankscope.alerts.watch.liveness_monitor import Patience
+from rankscope.alerts.watch.liveness.dumps import AGAIN_S, WAIT_S
+from rankscope.alerts.watch.liveness.monitor import Patience
 from rankscope.alerts.watch.runs import RESTART_GRACE_S
 from rankscope.alerts.watch.watcher import CRASH_FIRING_S, FORGET_AFTER_S, FORGET_LIFE_AFTER_S
 from rankscope.analysis.hang.diagnosis import analyze_hang

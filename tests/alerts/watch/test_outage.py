@@ -14,8 +14,8 @@ from tests.alerts.watch.watched_world import Told, World, past_of
 from tests.step_files import add_damaged, add_rows, change, rows_of, tear
 
 from rankscope.alerts.watch.ledger import Ledger
-from rankscope.alerts.watch.liveness_monitor import Patience
-from rankscope.alerts.watch.outage import WAITED_S
+from rankscope.alerts.watch.liveness.monitor import Patience
+from rankscope.alerts.watch.liveness.outage import WAITED_S
 from rankscope.alerts.watch.runs import RESTART_GRACE_S
 from rankscope.runs.control import ControlAnswer, answer
 from rankscope.runs.paths import control_dir, rank_dir

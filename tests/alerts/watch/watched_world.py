@@ -9,16 +9,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from rankscope.alerts.deliver.notifiers import Webhook
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.post import DeliveryError
-from rankscope.alerts.deliver.receivers import Webhook
 from rankscope.alerts.deliver.targets import webhook_target
 from rankscope.alerts.output import Event
 from rankscope.alerts.payload import Notice
 from rankscope.alerts.store.database import Store
+from rankscope.alerts.watch.conditions.step_past import StepPast
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
-from rankscope.alerts.watch.regressions import StepPast
 from rankscope.alerts.watch.settings import WatcherSettings
 from rankscope.alerts.watch.watcher import Watcher
 from rankscope.analysis.evidence.rank_columns import RankColumns

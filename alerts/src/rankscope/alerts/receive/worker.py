@@ -16,17 +16,18 @@ from typing import Final
 
 from rankscope.alerts.alert import UPDATED_AT, rfc3339, unix_ns
 from rankscope.alerts.payload import Notice, PayloadAlert
-from rankscope.alerts.receive.actor import run_until_stopped, wanted_actions
-from rankscope.alerts.receive.analyst import Analyst
+from rankscope.alerts.receive.actions.actor import wanted_actions
 from rankscope.alerts.receive.config import ActionRule
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.episodes import Change, Episode, next_episode
-from rankscope.alerts.receive.facts import RunFacts, annotations_of
 from rankscope.alerts.receive.forwarding import Forwarding, forwarded
 from rankscope.alerts.receive.inbox import Action, Inbox
-from rankscope.alerts.receive.known_runs import RunName, run_named
-from rankscope.alerts.receive.late_verdicts import LateVerdicts
 from rankscope.alerts.receive.notification import Notification, NotUnderstoodError, read_notification
+from rankscope.alerts.receive.verdicts.analyst import Analyst
+from rankscope.alerts.receive.verdicts.known_runs import RunName, run_named
+from rankscope.alerts.receive.verdicts.late_verdicts import LateVerdicts
+from rankscope.alerts.receive.verdicts.run_verdict import RunFacts, annotations_of
+from rankscope.alerts.receive.work_loop import run_until_stopped
 from rankscope.alerts.store.database import StoreError
 
 POLL_S: Final = 0.5

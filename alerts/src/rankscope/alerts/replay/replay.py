@@ -20,8 +20,8 @@ from rankscope.alerts.output import Event
 from rankscope.alerts.owners import WATCHER_ALERTS
 from rankscope.alerts.replay.growing_run import GrowingRun
 from rankscope.alerts.replay.result import Replay, Replayed, Spell
+from rankscope.alerts.watch.conditions.findings import candidates
 from rankscope.alerts.watch.delivery import Delivery
-from rankscope.alerts.watch.findings import candidates
 from rankscope.alerts.watch.following import Following
 from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
 from rankscope.alerts.watch.runs import RESTART_GRACE_S

@@ -17,8 +17,8 @@ from typing import Any, Final
 from rankscope.alerts.owners import ALERTS
 from rankscope.alerts.rules.tables import POLICIES
 from rankscope.alerts.rules.thresholds import SHARED, Tables, Value, duration_seconds, duration_text, thresholds
-from rankscope.alerts.watch.budgets import BUDGETS, Budgets
-from rankscope.alerts.watch.liveness_monitor import Patience
+from rankscope.alerts.watch.conditions.budgets import BUDGETS, Budgets
+from rankscope.alerts.watch.liveness.monitor import Patience
 from rankscope.exporter.catalogue import COLLECTORS
 from rankscope.exporter.xids import XIDS
 

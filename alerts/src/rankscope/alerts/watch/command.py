@@ -136,11 +136,11 @@ def watch(
         from rankscope.alerts.deliver.target_file import Destinations, load_destinations
         from rankscope.alerts.deliver.targets import webhook_target
         from rankscope.alerts.watch.ledger import FiringPolicy
-        from rankscope.alerts.watch.liveness_monitor import Patience
+        from rankscope.alerts.watch.liveness.monitor import Patience
         from rankscope.alerts.watch.pace import Pace
-        from rankscope.alerts.watch.runs import discover
         from rankscope.alerts.watch.settings import WatcherSettings
         from rankscope.alerts.watch.setup import prepare
+        from rankscope.runs.named import runs_in
 
         def destinations() -> Destinations:
             configured = Destinations([], []) if config is None else load_destinations(config, absent=logger.warning)
@@ -150,7 +150,7 @@ def watch(
             )
 
         try:
-            runs = discover(path)
+            runs = runs_in(path)
         except OSError as error:
             raise InputError(path, error.strerror or str(error)) from error
         watch = prepare(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Protocol
 
-from rankscope.alerts.watch.regressions import StepPast, read_past
+from rankscope.alerts.watch.conditions.step_past import StepPast, read_past
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.online import NewSteps, OnlineAnalysis
 from rankscope.analysis.result.analysis import Analysis

@@ -17,8 +17,8 @@ from rankscope.alerts.owners import STRAGGLER
 from rankscope.alerts.payload import Notice, payload_alert
 from rankscope.alerts.store.database import Store, read_only
 from rankscope.alerts.store.folders import STORE_FILE
-from rankscope.alerts.watch.candidate import Candidate, Loss
-from rankscope.alerts.watch.confirmation import Confirmation, Suspicion
+from rankscope.alerts.watch.conditions.candidate import Candidate, Loss
+from rankscope.alerts.watch.conditions.confirmation import Confirmation, Suspicion
 from rankscope.analysis.result.analysis import Finding
 from rankscope.base.errors import InputError
 

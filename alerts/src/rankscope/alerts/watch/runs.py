@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from rankscope.runs.paths import RUN_FILE, attempt_dir, rank_dir
-from rankscope.runs.reader import RunReader, is_run
+from rankscope.runs.paths import attempt_dir, rank_dir
+from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo, RunInfo
 from rankscope.runs.segments import list_streams
 
@@ -177,15 +177,3 @@ class Glances:
             self._died_s[run] = (attempt, elapsed_s)
         # The first test covers runs that ended before the first look, the second hosts whose clocks are ahead.
         return now_unix_ns - max(known) >= RESTART_GRACE_S * 1e9 or elapsed_s - self._died_s[run][1] >= RESTART_GRACE_S
-
-
-def discover(path: Path) -> list[Path]:
-    """Return ``path`` if it is a run, else the runs directly inside it, by name. Raises ``OSError`` if ``path`` is unreadable.
-
-    An unreadable folder inside it does not count as a run.
-    """
-    if is_run(path):
-        return [path]
-    # Paths of thousands of runs take longer to make than to look at.
-    names = [name for name in os.listdir(path) if os.path.isfile(f"{path}/{name}/{RUN_FILE}")]  # noqa: PTH113, PTH208
-    return [path / name for name in sorted(names)]

@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
+from rankscope.alerts.deliver.notifiers import Alertmanager, Webhook
 from rankscope.alerts.deliver.outbox import Outbox
-from rankscope.alerts.deliver.receivers import Alertmanager, Webhook
 from rankscope.alerts.deliver.sender import REPLACE_S, Sender
 from rankscope.alerts.deliver.target_file import Destinations
 from rankscope.alerts.output import Event, as_json, as_text, print_line

@@ -17,25 +17,26 @@ from typing import Final, Protocol
 from rankscope.alerts.output import Event
 from rankscope.alerts.owners import CRASHED, HISTORY_ALERTS, LIFE_ALERTS, RECORD_ALERTS
 from rankscope.alerts.watch.announcements import Announcer
-from rankscope.alerts.watch.candidate import Candidate, Subject
-from rankscope.alerts.watch.collapsed import collapsed
-from rankscope.alerts.watch.confirmation import Confirmation
+from rankscope.alerts.watch.conditions.candidate import Candidate, Subject
+from rankscope.alerts.watch.conditions.collapsed import collapsed
+from rankscope.alerts.watch.conditions.confirmation import Confirmation
+from rankscope.alerts.watch.conditions.findings import candidates
+from rankscope.alerts.watch.conditions.regressions import Regressions
 from rankscope.alerts.watch.delivery import Delivery
-from rankscope.alerts.watch.dumps import Dumps
-from rankscope.alerts.watch.findings import candidates
 from rankscope.alerts.watch.following import Follow
 from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
-from rankscope.alerts.watch.life_alerts import LifeAlerts
-from rankscope.alerts.watch.liveness_monitor import LivenessMonitor, gpus_of
+from rankscope.alerts.watch.liveness.alerts import LifeAlerts
+from rankscope.alerts.watch.liveness.dumps import Dumps
+from rankscope.alerts.watch.liveness.monitor import LivenessMonitor, gpus_of
 from rankscope.alerts.watch.page import Evaluation, WatcherPage
-from rankscope.alerts.watch.regressions import Regressions
-from rankscope.alerts.watch.runs import Glance, Glances, discover
+from rankscope.alerts.watch.runs import Glance, Glances
 from rankscope.alerts.watch.settings import WatcherSettings
 from rankscope.alerts.watch.unreadable import Unreadable, ranks_within
 from rankscope.analysis.online import RECENT_STEPS
 from rankscope.analysis.result.analysis import Analysis, Cost
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.text import span
+from rankscope.runs.named import runs_in
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +158,7 @@ class Watcher:
 
     def _runs(self) -> list[Path]:
         try:
-            runs = discover(self._path)
+            runs = runs_in(self._path)
         except OSError as error:
             self._report_problem("list", self._path, f"{self._path}: {error.strerror or error}")
             return []

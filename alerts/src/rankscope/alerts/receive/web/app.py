@@ -23,12 +23,12 @@ import msgspec
 
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.output import alert_line
-from rankscope.alerts.receive.authentication import Credentials, Headers
-from rankscope.alerts.receive.bodies import MAX_BODY_BYTES, BodyBudget, Receive, Scope
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.inbox import BusyError, Inbox
 from rankscope.alerts.receive.notification import Notification, NotUnderstoodError, read_notification
-from rankscope.alerts.receive.refusals import CLOSE, EVICTED, RefusalLog, Refused, retry_after
+from rankscope.alerts.receive.web.authentication import Credentials, Headers
+from rankscope.alerts.receive.web.bodies import MAX_BODY_BYTES, BodyBudget, Receive, Scope
+from rankscope.alerts.receive.web.refusals import CLOSE, EVICTED, RefusalLog, Refused, retry_after
 from rankscope.alerts.store.database import StoreError
 from rankscope.base.http import is_loopback
 from rankscope.base.text import one_line

@@ -15,9 +15,9 @@ import msgspec
 
 from rankscope.alerts.alert import rfc3339
 from rankscope.alerts.owners import CRASHED, HANG, RANK_LOST
-from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
-from rankscope.alerts.watch.liveness import LivenessVerdict
-from rankscope.alerts.watch.outage import LastStep, Outage
+from rankscope.alerts.watch.conditions.candidate import Candidate, Loss, Subject
+from rankscope.alerts.watch.liveness.attempt import LivenessVerdict
+from rankscope.alerts.watch.liveness.outage import LastStep, Outage
 from rankscope.analysis.hang.activity import Activities, hang_by_activity, with_activity
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.hang.wording import operation_text

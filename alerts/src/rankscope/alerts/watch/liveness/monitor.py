@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Final
 
 from rankscope.alerts.owners import HANG, RANK_LOST
-from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
-from rankscope.alerts.watch.dumps import Dumps
-from rankscope.alerts.watch.life_alerts import LifeAlerts
-from rankscope.alerts.watch.liveness import AttemptLiveness, WatchedTime
-from rankscope.alerts.watch.outage import LastSteps, Outage, find_outage, shortest_wait_s
-from rankscope.alerts.watch.regressions import StepPast
+from rankscope.alerts.watch.conditions.candidate import Candidate, Loss, Subject
+from rankscope.alerts.watch.conditions.step_past import StepPast
+from rankscope.alerts.watch.liveness.alerts import LifeAlerts
+from rankscope.alerts.watch.liveness.attempt import AttemptLiveness, WatchedTime
+from rankscope.alerts.watch.liveness.dumps import Dumps
+from rankscope.alerts.watch.liveness.outage import LastSteps, Outage, find_outage, shortest_wait_s
 from rankscope.alerts.watch.runs import Glance
 from rankscope.analysis.evidence.liveness import SILENT_SECONDS, SILENT_STEPS, patience_s
 from rankscope.analysis.hang.activity import Activities, read_activities

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from rankscope.alerts.alert import Alert, fingerprint, ranks_of
-from rankscope.alerts.watch.candidate import Candidate
+from rankscope.alerts.watch.conditions.candidate import Candidate
 from rankscope.analysis.result.text import first_of
 
 MOST_RANKS: Final = 32

@@ -9,12 +9,12 @@ from typing import Any, Literal
 import msgspec
 
 from rankscope.alerts.receive.bounded_child import ChildResult
-from rankscope.alerts.receive.facts import MAX_TEXT, by_name_only
-from rankscope.alerts.receive.known_runs import KnownRun
-from rankscope.alerts.watch.findings import reading
-from rankscope.alerts.watch.life_alerts import PIDS, concrete, is_stack, stacks
+from rankscope.alerts.receive.verdicts.known_runs import KnownRun
+from rankscope.alerts.receive.verdicts.run_verdict import MAX_TEXT, by_name_only
+from rankscope.alerts.watch.liveness.alerts import PIDS, concrete, is_stack, stacks
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.result.analysis import Analysis
+from rankscope.analysis.result.text import reading
 from rankscope.base.errors import InputError
 from rankscope.base.text import format_duration, one_line
 from rankscope.runs.links import overview_url, window_url

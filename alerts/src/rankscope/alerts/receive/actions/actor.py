@@ -23,8 +23,7 @@ import msgspec
 from rankscope.alerts.alert import UPDATED_AT, rfc3339
 from rankscope.alerts.output import alert_line
 from rankscope.alerts.payload import Notice, PayloadAlert
-from rankscope.alerts.receive.bounded_child import BoundedChild, ChildResult
-from rankscope.alerts.receive.captured import (
+from rankscope.alerts.receive.actions.results import (
     ActionResult,
     capture_result,
     dump_result,
@@ -34,12 +33,14 @@ from rankscope.alerts.receive.captured import (
     merged_steps,
     result_of_run,
 )
+from rankscope.alerts.receive.bounded_child import BoundedChild, ChildResult
 from rankscope.alerts.receive.config import ActionRule, action_rate
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.episodes import Episode
 from rankscope.alerts.receive.forwarding import Forwarding, episode_start
 from rankscope.alerts.receive.inbox import Action, Inbox
-from rankscope.alerts.receive.known_runs import KnownRun, KnownRuns, RunName, UnknownRunError, run_named
+from rankscope.alerts.receive.verdicts.known_runs import KnownRun, KnownRuns, RunName, UnknownRunError, run_named
+from rankscope.alerts.receive.work_loop import run_until_stopped
 from rankscope.alerts.store.database import StoreError
 from rankscope.base.options import parse_duration
 from rankscope.runs.control import MAX_AGE_SECONDS
@@ -47,43 +48,10 @@ from rankscope.runs.control_names import made_ns
 
 AT_ONCE: Final = 4
 POLL_S: Final = 1.0
-PAUSE_S: Final = 5.0
-"""Pause after a failure, such as a failed write."""
 TOO_LATE_S: Final = 3600.0
 """An action that could not be requested for this long is dropped: an alert is about the present."""
 _SPARE_S: Final = 60.0
 """Time for a child to start and analyse, beyond its own wait."""
-
-
-def run_until_stopped(
-    work: Callable[[], object],
-    woken: threading.Event,
-    stopping: threading.Event,
-    *,
-    poll_s: float,
-    report: Callable[[str], object],
-    kept: str,
-) -> None:
-    """Call ``work`` when ``woken`` is set, and every ``poll_s``, until ``stopping`` is set.
-
-    A failure is reported once, and ``work`` is called again after a pause. ``kept``: what is not lost meanwhile.
-    """
-    reported = ""
-    while not stopping.is_set():
-        problem = ""
-        try:
-            work()
-        except (StoreError, OSError) as error:
-            problem = str(error)
-        except Exception as error:  # noqa: BLE001 - a bug costs one attempt, not everything after it
-            problem = f"internal fault: {type(error).__name__}: {error}"
-        if problem and problem != reported:
-            report(f"{problem}; {kept} are kept and retried")
-        reported = problem
-        if problem:
-            stopping.wait(PAUSE_S)
-        woken.wait(poll_s)
-        woken.clear()
 
 
 @dataclass(slots=True)

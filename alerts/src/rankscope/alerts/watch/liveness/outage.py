@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from rankscope.alerts.watch.regressions import StepPast
+from rankscope.alerts.watch.conditions.step_past import StepPast
 from rankscope.alerts.watch.runs import Glance, RankSeen
 from rankscope.analysis.trace.possible import are_possible_steps
 from rankscope.runs.follow import last_rows

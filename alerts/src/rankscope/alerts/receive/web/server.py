@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from rankscope.alerts.receive.app import ReceiverApp
+from rankscope.alerts.receive.web.app import ReceiverApp
 from rankscope.base.errors import InputError
 from rankscope.base.http import FollowedFiles
 from rankscope.base.http_server import Endpoint, serve_until_signal

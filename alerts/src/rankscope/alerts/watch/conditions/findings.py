@@ -8,11 +8,11 @@ from typing import Final
 import msgspec
 
 from rankscope.alerts.owners import ALERT_OF_KIND
-from rankscope.alerts.watch.budgets import PARTS, SAYS, Budgets
-from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
+from rankscope.alerts.watch.conditions.budgets import PARTS, SAYS, Budgets
+from rankscope.alerts.watch.conditions.candidate import Candidate, Loss, Subject
 from rankscope.analysis.result.analysis import Analysis, Cost, Evidence, Finding, Verdict
-from rankscope.analysis.result.text import is_about_rare, is_of_equal_ranks
-from rankscope.base.text import factor, format_duration
+from rankscope.analysis.result.text import is_about_rare, is_of_equal_ranks, reading
+from rankscope.base.text import factor
 
 _HOUR_US: Final = 3.6e9
 
@@ -173,23 +173,6 @@ def _loss(analysis: Analysis, finding: Finding, price: Cost | None) -> Loss | No
     # As for the verdict, all trained steps count.
     hours = share * analysis.waterfall.step_us * analysis.source.steps * world / _HOUR_US
     return Loss(gpu_hours=hours, per_hour=typical * share * world, price=amount, currency=currency)
-
-
-def reading(item: Evidence) -> tuple[str, str]:
-    """Format name and value of a piece of evidence: ``("imposed wait", "77 ms")``, ``("p =", "0.0005")``."""
-    name = item.name.replace("_", " ").replace(".", " ")
-    match item.unit:
-        case "us":
-            sign = "-" if item.value < 0 else ""
-            # Below the resolution of the clocks.
-            return name, f"{sign}{format_duration(abs(item.value))}" if abs(item.value) >= 0.5 else "none"
-        case "ratio":
-            return name, f"{item.value:.1%}" if 0 < abs(item.value) < 0.0995 else f"{item.value:.0%}"
-        case "probability":
-            return f"{name.removesuffix(' value')} =", f"{item.value:.2g}"
-        case "steps":  # the names of counts say what they count
-            return name, f"{item.value:,.0f}"
-    return name, f"{item.value:,.4g} {item.unit}".rstrip()
 
 
 def _evidence(finding: Finding) -> list[str]:

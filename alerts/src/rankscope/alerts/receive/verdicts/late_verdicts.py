@@ -10,13 +10,13 @@ import msgspec
 
 from rankscope.alerts.alert import UPDATED_AT, rfc3339
 from rankscope.alerts.payload import PayloadAlert
-from rankscope.alerts.receive.analyst import Analyst
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.episodes import Episode
-from rankscope.alerts.receive.facts import annotations_of
 from rankscope.alerts.receive.forwarding import Forwarding, forwarded
 from rankscope.alerts.receive.inbox import Action, Inbox
-from rankscope.alerts.receive.known_runs import RunName, run_named
+from rankscope.alerts.receive.verdicts.analyst import Analyst
+from rankscope.alerts.receive.verdicts.known_runs import RunName, run_named
+from rankscope.alerts.receive.verdicts.run_verdict import annotations_of
 
 MOST_OWED: Final = 200
 """Limit, because each stores its alert and is checked at every event. Further alerts get no late verdict."""

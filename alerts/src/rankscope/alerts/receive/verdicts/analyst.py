@@ -11,8 +11,8 @@ from typing import Final
 import msgspec
 
 from rankscope.alerts.receive.bounded_child import BoundedChild
-from rankscope.alerts.receive.facts import RunFacts, facts_of
-from rankscope.alerts.receive.known_runs import KnownRun, KnownRuns, RunName, UnknownRunError
+from rankscope.alerts.receive.verdicts.known_runs import KnownRun, KnownRuns, RunName, UnknownRunError
+from rankscope.alerts.receive.verdicts.run_verdict import RunFacts, facts_of
 from rankscope.analysis.result.analysis import Analysis
 
 FRESH_S: Final = 30.0
