@@ -19,7 +19,7 @@ OF_RULES = {alert.alertname: alert.severity for alert in ALERTS if alert.owner =
 
 
 def modules_of_the_watcher() -> list[str]:
-    return [module.name for module in pkgutil.iter_modules(watch.__path__, f"{watch.__name__}.")]
+    return [module.name for module in pkgutil.walk_packages(watch.__path__, f"{watch.__name__}.")]
 
 
 def test_a_name_has_one_row_and_a_runbook() -> None:

@@ -131,15 +131,6 @@ class Outbox:
                 (self.wall(), reason, target, queued_before_ns),
             ).rowcount
 
-    def waiting(self) -> dict[str, int]:
-        """Count waiting messages by target."""
-        rows = self.store.query("SELECT target, count(*) FROM messages WHERE state = 'waiting' GROUP BY target")
-        return {str(target): int(count) for target, count in rows}
-
-    def has_waiting(self, target: str) -> bool:
-        """Check whether a message waits for a target."""
-        return bool(self.store.query("SELECT 1 FROM messages WHERE state = 'waiting' AND target = ? LIMIT 1", (target,)))
-
     def next_due_ns(self, target: str) -> int | None:
         """Return when the next message of a target is due; ``None`` if none waits."""
         [[due]] = self.store.query(f"SELECT min(next_attempt_ns) FROM messages AS message {_FIRST_OF_GROUPS}", (target,))  # noqa: S608

@@ -269,7 +269,11 @@ class Sender:
 
     def waiting(self) -> list[str]:
         """Return the labels of targets with waiting messages. Raises ``StoreError``."""
-        return [sender.target.label for name, sender in self._senders.items() if sender.busy or self._outbox.has_waiting(name)]
+        return [
+            sender.target.label
+            for name, sender in self._senders.items()
+            if sender.busy or self._outbox.next_due_ns(name) is not None
+        ]
 
     def lost(self) -> list[str]:
         """Return the labels of targets for which messages were given up since the start."""
@@ -331,8 +335,8 @@ class Sender:
             self._tidied_s = now_ns / 1e9
         self._outbox.prune()
         before_ns = now_ns - int(RETRY_FOR_S * 1e9)
-        for target, count in self._outbox.waiting().items():
-            if target not in self._senders:
+        for (target, state), count in self._outbox.counts().items():
+            if state == "waiting" and target not in self._senders:
                 self._report_once(f"{count} messages wait for {target}, which is not configured{self._outbox.store.see}", target)
                 self._outbox.expire(target, queued_before_ns=before_ns, reason="no such target is configured")
 

@@ -11,8 +11,8 @@ import msgspec
 
 from rankscope.alerts.owners import ALERTS
 from rankscope.alerts.rules.rule_file import runbooks
-from rankscope.alerts.rules.tables import Policy, Severity, policy_of
 from rankscope.alerts.rules.thresholds import DEFAULTS
+from rankscope.alerts.rules.xid_policy import Severity, XidPolicy, policy_of
 from rankscope.base.errors import RankscopeError
 from rankscope.exporter.xids import GRADED, SOURCE, SOURCES, XIDS
 
@@ -134,7 +134,7 @@ def _alert(name: str) -> AlertExplained:
     return AlertExplained(name=name, severity=severity, settings=settings, xids=codes, runbook=runbooks()[name])
 
 
-def _policies(code: int) -> list[Policy]:
+def _policies(code: int) -> list[XidPolicy]:
     return [policy_of(code), *(policy_of(code, severity) for severity in _SEVERITIES if code in GRADED)]
 
 

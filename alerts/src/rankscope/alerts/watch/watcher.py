@@ -299,8 +299,7 @@ class Watcher:
             decided |= {*RECORD_ALERTS} - {*HISTORY_ALERTS}
             found += candidates(
                 analysis,
-                dashboard_url=options.dashboard_url,
-                runbook_url=options.runbook_url,
+                subject,
                 budgets=options.budgets,
                 price=None if price is None else Cost(amount=price, currency=seen.info.currency or "USD"),
                 # Of the steps that the analysis is about.

@@ -10,13 +10,14 @@ import msgspec
 
 from rankscope.alerts.receive.bounded_child import ChildResult
 from rankscope.alerts.receive.verdicts.known_runs import KnownRun
-from rankscope.alerts.receive.verdicts.run_verdict import MAX_TEXT, by_name_only
+from rankscope.alerts.receive.verdicts.run_verdict import bounded_texts, by_name_only
+from rankscope.alerts.watch.conditions.findings import described
 from rankscope.alerts.watch.liveness.alerts import PIDS, concrete, is_stack, stacks
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.result.text import reading
 from rankscope.base.errors import InputError
-from rankscope.base.text import format_duration, one_line
+from rankscope.base.text import format_duration
 from rankscope.runs.links import overview_url, window_url
 from rankscope.runs.reader import RunReader
 
@@ -51,7 +52,7 @@ class _Captured(msgspec.Struct, frozen=True, kw_only=True):
 
 def impossible_result(what: str, why: str) -> ActionResult:
     """Build the result of an action that could not be carried out."""
-    return ActionResult(outcome="impossible", annotations=_texts({"summary": f"No {what}: {why}"}))
+    return ActionResult(outcome="impossible", annotations=bounded_texts({"summary": f"No {what}: {why}"}))
 
 
 def is_simulated(annotations: dict[str, str]) -> bool:
@@ -93,20 +94,17 @@ def capture_result(done: ChildResult, *, dashboard_url: str | None) -> ActionRes
         outcome: Outcome = "unanswered" if result.accepted is None else "refused"
         return ActionResult(
             outcome=outcome,
-            annotations=_texts({"summary": f"The capture was {outcome}: {result.reason}"}),
+            annotations=bounded_texts({"summary": f"The capture was {outcome}: {result.reason}"}),
         )
     verdict = found.verdict
     lead = "[simulated GPUs] " if found.source.simulated else ""
     steps = f"{result.first_step}-{result.last_step}"
     texts = {
+        **described(verdict),
         "summary": f"{lead}Captured steps {steps}: {verdict.summary}",
         "simulated": "true" if found.source.simulated else "",
         "capture_steps": steps,
-        "cause": verdict.cause or "",
-        "explained_by": verdict.explained_by or "",
-        "phase": verdict.phase or "",
         "process_group": verdict.group or "",
-        "confidence": "" if verdict.confidence is None else f"{verdict.confidence:.0%}",
         "coverage": "" if found.source.coverage is None else f"{found.source.coverage:.0%}",
         "next": "\n".join(verdict.next),
         "overlap": _overlap(found),
@@ -123,7 +121,7 @@ def capture_result(done: ChildResult, *, dashboard_url: str | None) -> ActionRes
         texts |= {"verdict_host": row.host or "", "gpu_uuid": row.gpu_uuid or ""} if row is not None else {}
     if dashboard_url is not None and found.source.run_id:
         texts["dashboard_url"] = window_url(dashboard_url, found.source.run_id, first_step=result.first_step, rank=verdict.rank)
-    return ActionResult(outcome="incomplete" if result.missing else "shown", annotations=_texts(texts))
+    return ActionResult(outcome="incomplete" if result.missing else "shown", annotations=bounded_texts(texts))
 
 
 def dump_result(dumped: ChildResult, hang: ChildResult | None, *, run: KnownRun, dashboard_url: str | None) -> ActionResult:
@@ -134,7 +132,7 @@ def dump_result(dumped: ChildResult, hang: ChildResult | None, *, run: KnownRun,
     missing = "; ".join(f"rank {row.rank}: {row.reason}" for row in result.missing[:8])
     if not result.dumps:
         texts = {"summary": f"No rank wrote a dump: {missing}", "missing": missing}
-        return ActionResult(outcome="unanswered", annotations=_texts(texts))
+        return ActionResult(outcome="unanswered", annotations=bounded_texts(texts))
     try:
         report = msgspec.json.decode(hang.output, type=HangReport)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -150,7 +148,7 @@ def dump_result(dumped: ChildResult, hang: ChildResult | None, *, run: KnownRun,
     }
     if dashboard_url is not None:
         texts["dashboard_url"] = overview_url(dashboard_url, run.run_id, rank=report.culprits[0] if report.culprits else None)
-    return ActionResult(outcome="incomplete" if result.missing else "shown", annotations=_texts(texts))
+    return ActionResult(outcome="incomplete" if result.missing else "shown", annotations=bounded_texts(texts))
 
 
 def _stacks(run: Path, ranks: Sequence[int]) -> list[str]:
@@ -196,7 +194,3 @@ def _collectives(found: Analysis) -> str:
     """Name up to four operations, the longest first."""
     ops = dict.fromkeys(row.op for row in found.collectives.by_op)
     return ", ".join(list(ops)[:4])
-
-
-def _texts(texts: dict[str, str]) -> dict[str, str]:
-    return {name: "\n".join(map(one_line, text.split("\n")))[:MAX_TEXT] for name, text in texts.items() if text}

@@ -7,13 +7,13 @@ from typing import Final
 import msgspec
 
 from rankscope.alerts.owners import ALERT_OF_KIND, HANG, STRAGGLER
+from rankscope.alerts.watch.conditions.findings import described
 from rankscope.analysis.result.analysis import Analysis, Finding, Verdict
-from rankscope.analysis.result.text import hours_text
-from rankscope.base.text import factor, one_line
+from rankscope.base.text import one_line
 from rankscope.runs.links import overview_url
 
 MAX_TEXT: Final = 2_000
-"""Characters of an annotation: the content of a run is untrusted."""
+"""Characters of an annotation."""
 _FINDINGS: Final = 64
 _ALERTS_OF_KIND: Final[dict[str, tuple[str, ...]]] = {
     **{kind: (rule.alertname,) for kind, rule in ALERT_OF_KIND.items()},
@@ -72,7 +72,7 @@ def annotations_of(facts: RunFacts, labels: dict[str, str], *, dashboard_url: st
     by_name = {"found_by_name": facts.run_id} if facts.by_name and facts.run_id else {}
     lead = by_name_only(facts.run_id) if by_name else ""
     if verdict is None:
-        return {name: _text(text) for name, text in {"no_verdict": f"{lead}{facts.problem}", **by_name}.items()}
+        return bounded_texts({"no_verdict": f"{lead}{facts.problem}", **by_name})
     if facts.simulated:
         lead = f"[simulated GPUs] {lead}"
     texts = {
@@ -86,15 +86,7 @@ def annotations_of(facts: RunFacts, labels: dict[str, str], *, dashboard_url: st
     of_host = rank is None and labels.get("alertname") == STRAGGLER.alertname
     found = _about(facts, labels.get("alertname", ""), rank, labels.get("host") if of_host else None)
     if found is not None:
-        texts |= {
-            "cause": found.cause or "",
-            "explained_by": found.explained_by or "",
-            "phase": found.phase or "",
-            "pattern": found.pattern or "",
-            "confidence": "" if found.confidence is None else f"{found.confidence:.0%}",
-            "slowdown": "" if found.slowdown is None else factor(found.slowdown),
-            "gpu_hours_lost": "" if found.gpu_hours_lost is None else hours_text(found.gpu_hours_lost),
-        }
+        texts |= described(found)
         hosts = found.hosts if isinstance(found, Verdict) else [found.host or ""] if found.whole_host else []
         if hosts:
             texts |= {"verdict_host": ", ".join(hosts), "verdict_ranks": ",".join(map(str, found.ranks))}
@@ -113,7 +105,7 @@ def annotations_of(facts: RunFacts, labels: dict[str, str], *, dashboard_url: st
         }
     if dashboard_url is not None and facts.run_id:
         texts["dashboard_url"] = overview_url(dashboard_url, facts.run_id, rank=rank)
-    return {name: _text(text) for name, text in texts.items() if text}
+    return bounded_texts(texts)
 
 
 def _about(facts: RunFacts, alertname: str, rank: int | None, host: str | None) -> Verdict | Finding | None:
@@ -138,5 +130,6 @@ def _about(facts: RunFacts, alertname: str, rank: int | None, host: str | None) 
     )
 
 
-def _text(text: str) -> str:
-    return "\n".join(map(one_line, text.split("\n")))[:MAX_TEXT]
+def bounded_texts(texts: dict[str, str]) -> dict[str, str]:
+    """Leave out empty texts, and limit the others: the content of a run is untrusted."""
+    return {name: "\n".join(map(one_line, text.split("\n")))[:MAX_TEXT] for name, text in texts.items() if text}

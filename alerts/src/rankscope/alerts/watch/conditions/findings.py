@@ -11,7 +11,7 @@ from rankscope.alerts.owners import ALERT_OF_KIND
 from rankscope.alerts.watch.conditions.budgets import PARTS, SAYS, Budgets
 from rankscope.alerts.watch.conditions.candidate import Candidate, Loss, Subject
 from rankscope.analysis.result.analysis import Analysis, Cost, Evidence, Finding, Verdict
-from rankscope.analysis.result.text import is_about_rare, is_of_equal_ranks, reading
+from rankscope.analysis.result.text import hours_text, is_about_rare, is_of_equal_ranks, reading
 from rankscope.base.text import factor
 
 _HOUR_US: Final = 3.6e9
@@ -22,19 +22,20 @@ _NEITHER: Final = "of the step goes neither into the model's compute nor into wa
 
 def candidates(
     analysis: Analysis,
+    subject: Subject | None = None,
     *,
-    dashboard_url: str | None = None,
-    runbook_url: str | None = None,
     budgets: Budgets | None = None,
     price: Cost | None = None,
     rare_share: float = 0.0,
 ) -> list[Candidate]:
     """Return the alerts that an analysis supports, at most one per fingerprint, most costly first.
 
-    ``dashboard_url`` and ``runbook_url`` are the bases of the links; ``price`` is that of a GPU-hour. ``rare_share`` is the share
-    of time in a few very long steps: budgets ignore those, so it is subtracted from the mean share of a part.
+    ``subject``: the run, by default as the analysis has it, without links. ``price`` is that of a GPU-hour. ``rare_share`` is the
+    share of time in a few very long steps: budgets ignore those, so it is subtracted from the mean share of a part.
     """
-    subject = subject_of(analysis, dashboard_url=dashboard_url, runbook_url=runbook_url)
+    source = analysis.source
+    if subject is None:
+        subject = Subject(run_id=source.run_id or source.path, name=source.name, simulated=source.simulated)
     found: dict[str, Candidate] = {}
     for finding in (*_of_each_unit(analysis), *_over_budget(analysis, budgets or Budgets(), rare_share)):
         rule = ALERT_OF_KIND.get(finding.kind)
@@ -52,18 +53,6 @@ def candidates(
         )
         found.setdefault(candidate.fingerprint, candidate)
     return list(found.values())
-
-
-def subject_of(analysis: Analysis, *, dashboard_url: str | None, runbook_url: str | None) -> Subject:
-    """Return the analysed run as the subject of alerts."""
-    source = analysis.source
-    return Subject(
-        run_id=source.run_id or source.path,
-        name=source.name,
-        simulated=source.simulated,
-        dashboard_url=dashboard_url,
-        runbook_url=runbook_url,
-    )
 
 
 def _of_each_unit(analysis: Analysis) -> Iterator[Finding]:
@@ -126,15 +115,23 @@ def _annotations(analysis: Analysis, finding: Finding) -> dict[str, str]:
         "summary": finding.summary,
         "ranks": ",".join(map(str, finding.ranks)) if finding.whole_host else "",
         "gpu_uuid": next((rank.gpu_uuid or "" for rank in analysis.ranks if rank.rank == finding.rank), ""),
-        "cause": finding.cause or "",
-        "phase": finding.phase or "",
-        "pattern": finding.pattern or "",
+        **described(finding),
         "steps": f"{finding.steps[0]}-{finding.steps[1] - 1}" if finding.steps else "",
-        "slowdown": "" if finding.slowdown is None else factor(finding.slowdown),
-        "gpu_hours_lost": _number(finding.gpu_hours_lost),
-        "confidence": "" if finding.confidence is None else f"{finding.confidence:.0%}",
         "evidence": "; ".join(_evidence(finding)),
         **(_from_verdict(verdict) if about else {"next": "\n".join(_advice(analysis, finding))}),
+    }
+
+
+def described(found: Verdict | Finding) -> dict[str, str]:
+    """Annotations about a problem, as the verdict or a finding describes it; empty where it does not."""
+    return {
+        "cause": found.cause or "",
+        "explained_by": found.explained_by or "",
+        "phase": found.phase or "",
+        "pattern": found.pattern or "",
+        "slowdown": "" if found.slowdown is None else factor(found.slowdown),
+        "gpu_hours_lost": "" if found.gpu_hours_lost is None else hours_text(found.gpu_hours_lost),
+        "confidence": "" if found.confidence is None else f"{found.confidence:.0%}",
     }
 
 
@@ -177,7 +174,3 @@ def _loss(analysis: Analysis, finding: Finding, price: Cost | None) -> Loss | No
 
 def _evidence(finding: Finding) -> list[str]:
     return [" ".join(reading(item)) + (f" ({item.detail})" if item.detail else "") for item in finding.evidence]
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
