@@ -108,7 +108,7 @@ def test_from_the_watcher_through_alertmanager_to_the_receiver(
             update=lambda _: make_analysis(2), keep=lambda _: None, past=lambda _, **_how: None, hang=lambda _, _fresh: None
         ),
         delivery=Delivery(
-            managers=[Alertmanager(endpoint(manager), valid_s=240)],
+            alertmanagers=[Alertmanager(endpoint(manager), valid_s=240)],
             interval_s=1,
             report=pytest.fail,
         ),
@@ -164,7 +164,7 @@ def test_an_alertmanager_that_was_restarted_learns_what_fires_and_forgets_what_i
             Alertmanager(endpoint(urls[-1]), valid_s=5).send(notices, now_unix_ns=now_unix_ns)
 
     reports: list[str] = []
-    delivery = Delivery(managers=[Restarted()], interval_s=0, report=reports.append)
+    delivery = Delivery(alertmanagers=[Restarted()], interval_s=0, report=reports.append)
     began = time.time_ns() - 3600 * 10**9
     found = Subject(run_id="r1").candidate(HANG, {"summary": "It stands still."})
     ledger = Ledger()

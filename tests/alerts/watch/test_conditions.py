@@ -167,7 +167,7 @@ def noisy(*levels: tuple[float, int], seed: int = 1) -> list[float]:
 
 def regressions(past: Any, *, at_least: float = 0.1) -> list[Candidate] | None:
     gpus = Loss(gpu_hours=0, per_hour=4, price=2.0, currency="USD")
-    return Regressions(run=RUN, subject=SUBJECT, gpus=gpus).found(past, at_least=at_least)
+    return Regressions(run=RUN, subject=SUBJECT, gpus=gpus).candidates(past, at_least=at_least)
 
 
 def test_steps_that_take_longer_for_good_are_told_with_what_that_costs() -> None:

@@ -17,7 +17,7 @@ from rankscope.alerts.deliver.endpoint import Endpoint
 from rankscope.alerts.deliver.http import http_client
 from rankscope.alerts.deliver.notifiers import Alertmanager, Webhook
 from rankscope.alerts.deliver.outbox import Outbox
-from rankscope.alerts.deliver.post import DeliveryError, error_text, post_json, receiver_key, redact
+from rankscope.alerts.deliver.post import DeliveryError, error_text, opaque_name, post_json, redact
 from rankscope.alerts.deliver.sender import Sender
 from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.deliver.targets import webhook_target
@@ -176,7 +176,7 @@ def test_a_receiver_hears_of_the_end_of_those_alerts_only_whose_beginning_it_hea
     working, broken = Told(), Told()
     broken.broken = True
     reports: list[str] = []
-    delivery = Delivery(receivers=[working, broken], interval_s=1, report=reports.append)
+    delivery = Delivery(webhooks=[working, broken], interval_s=1, report=reports.append)
 
     ledger = firing(2)
     delivery.deliver(ledger, now_unix_ns=0)
@@ -209,7 +209,7 @@ def test_a_watcher_that_was_killed_before_it_noted_whom_it_told_tells_nobody_twi
     # Given a second watcher that begins with a ledger saved before the webhook was notified
     for _ in range(2):
         ledger = firing(2, 3)
-        delivery = Delivery(receivers=[Webhook(target, outbox, wake=lambda: None)], interval_s=1, report=pytest.fail)
+        delivery = Delivery(webhooks=[Webhook(target, outbox, wake=lambda: None)], interval_s=1, report=pytest.fail)
         while delivery.undelivered(ledger):
             delivery.deliver(ledger, now_unix_ns=0)
     [message] = outbox.listed()
@@ -219,7 +219,7 @@ def test_a_watcher_that_was_killed_before_it_noted_whom_it_told_tells_nobody_twi
 def test_while_the_outbox_takes_nothing_alerts_stay_with_the_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
     outbox, target, ledger = Outbox(Store(None)), webhook_target("http://hooks.example/x"), firing(2)
     reports: list[str] = []
-    delivery = Delivery(receivers=[Webhook(target, outbox, wake=lambda: None)], interval_s=1, report=reports.append)
+    delivery = Delivery(webhooks=[Webhook(target, outbox, wake=lambda: None)], interval_s=1, report=reports.append)
     with monkeypatch.context() as patch:
         patch.setattr("rankscope.alerts.store.database.MAX_FILE_BYTES", 0)
         for _ in range(5):
@@ -239,7 +239,7 @@ class Posting:
         self.reports: list[str] = []
         self.step_s = 0
         """Seconds by which the clock of the machine has been set."""
-        self.delivery = Delivery(managers=[self.manager], interval_s=10, report=self.reports.append, elapsed=self.clock)
+        self.delivery = Delivery(alertmanagers=[self.manager], interval_s=10, report=self.reports.append, elapsed=self.clock)
 
     def unix_ns(self) -> int:
         return 10**18 + (self.step_s + int(self.clock.now_s)) * 10**9
@@ -308,7 +308,7 @@ def test_a_slow_alertmanager_holds_up_neither_the_webhooks_nor_the_evaluation() 
 
     release = threading.Event()
     slow, quick, clock, ledger = Slow(), Told(), Elapsed(), firing(2)
-    delivery = Delivery(managers=[slow], receivers=[quick], interval_s=1, report=pytest.fail, elapsed=clock)
+    delivery = Delivery(alertmanagers=[slow], webhooks=[quick], interval_s=1, report=pytest.fail, elapsed=clock)
     # Given an alert that ends before the slow receiver has answered to its firing
     delivery.deliver(ledger, now_unix_ns=10**9, wait_s=0)
     ledger.resolve("r", now_unix_ns=2 * 10**9, because="over")
@@ -333,5 +333,5 @@ def test_a_slow_alertmanager_holds_up_neither_the_webhooks_nor_the_evaluation() 
 )
 def test_addresses_are_shown_without_secrets(url: str, shown: str) -> None:
     assert redact(url) == shown
-    assert SECRET not in receiver_key("webhook", url)
-    assert receiver_key("webhook", url) == receiver_key("webhook", url) != receiver_key("webhook", url + "x")
+    assert SECRET not in opaque_name("webhook", url)
+    assert opaque_name("webhook", url) == opaque_name("webhook", url) != opaque_name("webhook", url + "x")

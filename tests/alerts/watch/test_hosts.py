@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 from tests.alerts.watch.watched_world import Told, World
 
-from rankscope.alerts.deliver.templates.facts import facts
+from rankscope.alerts.deliver.templates.alert_texts import alert_texts
 from rankscope.alerts.owners import STRAGGLER
 from rankscope.alerts.payload import PayloadAlert, payload_alert
-from rankscope.alerts.receive.verdicts.run_verdict import annotations_of, facts_of
+from rankscope.alerts.receive.verdicts.run_verdict import run_verdict_of, verdict_annotations
 from rankscope.alerts.watch.conditions.candidate import Candidate, Loss, Subject
 from rankscope.alerts.watch.conditions.collapsed import FEW_RANKS, MOST_RANKS, collapsed
 from rankscope.alerts.watch.conditions.findings import candidates
@@ -187,17 +187,17 @@ def test_a_payload_and_a_message_name_the_host_and_its_ranks(make_analysis: Make
     sent = payload_alert(found.alert, starts_at_unix_ns=10**18)
     assert (sent.labels["host"], sent.annotations["ranks"]) == ("node0", "0,1,2,3")
     assert "rank" not in sent.labels
-    shown = facts(sent, 400)
+    shown = alert_texts(sent, 400)
     assert "host node0" in shown.heading
     assert "ranks 0, 1, 2, 3" in shown.heading
 
 
 def test_a_receiver_explains_the_alert_of_a_host_by_the_verdict_on_it(make_analysis: Make) -> None:
-    known = facts_of(of_host(make_analysis, "node0", "node2"))
-    said = annotations_of(known, {"alertname": "TrainingStraggler", "host": "node0"}, dashboard_url=None)
+    known = run_verdict_of(of_host(make_analysis, "node0", "node2"))
+    said = verdict_annotations(known, {"alertname": "TrainingStraggler", "host": "node0"}, dashboard_url=None)
     assert (said["verdict_host"], "verdict_rank" in said, "gpu_uuid" in said) == ("node0, node2", False, False)
     assert said["next"] == "Drain node0"
-    other = annotations_of(known, {"alertname": "TrainingStraggler", "host": "node3"}, dashboard_url=None)
+    other = verdict_annotations(known, {"alertname": "TrainingStraggler", "host": "node3"}, dashboard_url=None)
     assert "verdict_host" not in other
     anonymous = PayloadAlert(status="firing", labels={"alertname": "x"}, annotations=said, starts_at="2023-11-14T22:13:20Z")
-    assert "hosts node0, node2" in facts(anonymous, 400).heading
+    assert "hosts node0, node2" in alert_texts(anonymous, 400).heading

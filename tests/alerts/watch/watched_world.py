@@ -81,7 +81,7 @@ class World:
             path,
             analyse=self.analyse,
             follow=self,
-            delivery=Delivery(receivers=[receiver], interval_s=5, report=self.reports.append),
+            delivery=Delivery(webhooks=[receiver], interval_s=5, report=self.reports.append),
             ledger=ledger or Ledger(),
             options=WatcherSettings(**{"policy": FiringPolicy(fire_after, 2), "once": once, **options}),
             report=self.reports.append,

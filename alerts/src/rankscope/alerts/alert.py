@@ -67,8 +67,8 @@ def unix_ns(moment: str) -> int:
         return 0
     if read.tzinfo is None:
         read = read.replace(tzinfo=UTC)
-    found = (read - _EPOCH) // timedelta(microseconds=1) * 1000
-    return found if abs(found) < 2**62 else 0
+    nanoseconds = (read - _EPOCH) // timedelta(microseconds=1) * 1000
+    return nanoseconds if abs(nanoseconds) < 2**62 else 0
 
 
 def is_rfc3339(moment: str) -> bool:

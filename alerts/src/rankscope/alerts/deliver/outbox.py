@@ -16,7 +16,7 @@ from typing import Final, Literal
 import msgspec
 
 from rankscope.alerts.deliver.message import AlertState, Message, MessageSummary, State, without
-from rankscope.alerts.deliver.templates.facts import headline
+from rankscope.alerts.deliver.templates.alert_texts import headline
 from rankscope.alerts.payload import Payload
 from rankscope.alerts.store.database import Store
 
@@ -203,8 +203,8 @@ class Outbox:
         """
         where, parameters = _where(state="dead", target=target)
         with self.store.transaction() as database:
-            found = database.execute(f"SELECT id FROM messages{where} ORDER BY sequence", parameters).fetchall()  # noqa: S608
-            chosen = [id_ for (id_,) in found if (ids is None or id_ in ids) and _leave_out_ended(database, id_, self.wall())]
+            rows = database.execute(f"SELECT id FROM messages{where} ORDER BY sequence", parameters).fetchall()  # noqa: S608
+            chosen = [id_ for (id_,) in rows if (ids is None or id_ in ids) and _leave_out_ended(database, id_, self.wall())]
             for id_ in chosen:
                 database.execute("DELETE FROM disabled WHERE target = (SELECT target FROM messages WHERE id = ?)", (id_,))
                 database.execute(
@@ -218,8 +218,8 @@ class Outbox:
         """Delete messages that meet all given conditions. Returns their ids."""
         where, parameters = _where(state=state, target=target)
         with self.store.transaction() as database:
-            found = database.execute(f"SELECT id FROM messages{where} ORDER BY sequence", parameters).fetchall()  # noqa: S608
-            chosen = [id_ for (id_,) in found if ids is None or id_ in ids]
+            rows = database.execute(f"SELECT id FROM messages{where} ORDER BY sequence", parameters).fetchall()  # noqa: S608
+            chosen = [id_ for (id_,) in rows if ids is None or id_ in ids]
             for id_ in chosen:
                 # A target that certainly never received the firing state need not receive the end.
                 database.execute(

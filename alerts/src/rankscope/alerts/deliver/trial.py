@@ -79,8 +79,8 @@ def test_webhook(
         raise click.UsageError("name a target: --config FILE, or --webhook URL (without --target)")
     targets = load_targets(config) if config is not None else []
     if target is not None:
-        names = ", ".join(one.name for one in targets)
-        targets = [one for one in targets if one.name == target]
+        names = ", ".join(configured.name for configured in targets)
+        targets = [configured for configured in targets if configured.name == target]
         if not targets:
             raise click.UsageError(f"there is no target {target!r} in {config}; there are {names}")
     elif webhook is not None:

@@ -178,10 +178,10 @@ class Inbox:
 
     def has_action(self, kind: str, fingerprint: str, starts_unix_ns: int) -> bool:
         """Check whether this episode has had an action of this kind."""
-        found = self.store.query(
+        rows = self.store.query(
             "SELECT 1 FROM actions WHERE kind = ? AND fingerprint = ? AND starts_unix_ns = ?", (kind, fingerprint, starts_unix_ns)
         )
-        return bool(found)
+        return bool(rows)
 
     def recent_actions(self, kind: str, within_s: float, run_id: str | None = None, *, now_unix_ns: int) -> int:
         """Count actions within ``within_s`` before or after now, of one run or of all.

@@ -26,7 +26,7 @@ from rankscope.alerts.receive.notification import Notification, NotUnderstoodErr
 from rankscope.alerts.receive.verdicts.analyst import Analyst
 from rankscope.alerts.receive.verdicts.known_runs import RunName, run_named
 from rankscope.alerts.receive.verdicts.late_verdicts import LateVerdicts
-from rankscope.alerts.receive.verdicts.run_verdict import RunFacts, annotations_of
+from rankscope.alerts.receive.verdicts.run_verdict import RunVerdict, verdict_annotations
 from rankscope.alerts.receive.work_loop import run_until_stopped
 from rankscope.alerts.store.database import StoreError
 
@@ -129,22 +129,24 @@ class Worker:
     def _process_waiting(self) -> int:
         """Process the deliveries that need not wait; returns their number."""
         waiting = self._inbox.waiting()
-        known = {number: self._waiting[number] for number, _ in waiting if number in self._waiting}
-        self._waiting = known
-        if len(known) == len(waiting) and not any(not one.blocked and self._may_proceed(one) for one in known.values()):
+        remembered = {number: self._waiting[number] for number, _ in waiting if number in self._waiting}
+        self._waiting = remembered
+        if len(remembered) == len(waiting) and not any(
+            not delivery.blocked and self._may_proceed(delivery) for delivery in remembered.values()
+        ):
             return 0
         held: set[int] = set()
         done = 0
         for number, received_unix_ns in waiting:
-            delivery = known.get(number)
+            delivery = remembered.get(number)
             if delivery is None or (held.isdisjoint(delivery.fingerprints) and self._may_proceed(delivery)):
                 # One body at a time to limit memory: each may have the maximum size.
                 delivery = self._process_delivery(number, received_unix_ns, held)
                 if delivery is None:
-                    known.pop(number, None)
+                    remembered.pop(number, None)
                     done += 1
                     continue
-                known[number] = delivery
+                remembered[number] = delivery
             # No later delivery about the same alerts may overtake this one.
             delivery.blocked = not held.isdisjoint(delivery.fingerprints)
             held.update(delivery.fingerprints)
@@ -155,7 +157,7 @@ class Worker:
         if time.monotonic() < delivery.not_before_s:
             return False
         analyst = self._analyst
-        return self._is_late(delivery) or analyst is None or all(analyst.facts(named) is not None for named in delivery.runs)
+        return self._is_late(delivery) or analyst is None or all(analyst.verdict(named) is not None for named in delivery.runs)
 
     def _process_delivery(self, number: int, received_unix_ns: int, held: set[int]) -> _Waiting | None:
         """Process a delivery, unless it has to wait; returns what to keep about one that waits.
@@ -186,13 +188,13 @@ class Worker:
         """Process a delivery; returns the runs whose verdicts it has to wait for, empty if it was processed."""
         now = self._clock()
         changes = self._changes(notification.alerts, now)
-        facts, missing = self._facts(delivery, changes)
+        verdicts, missing = self._verdicts(delivery, changes)
         if missing:
             return missing
         actions: list[Action] = []
         notices: list[Notice] = []
         for alert, episode, kind in changes.alerts:
-            annotations = self._annotations(alert, episode, facts.get(alert.fingerprint), actions)
+            annotations = self._annotations(alert, episode, verdicts.get(alert.fingerprint), actions)
             if kind == "reminder":
                 annotations |= {"reminder": str(episode.forwarded - 1), UPDATED_AT: rfc3339(episode.forwarded_unix_ns)}
             notices.append(forwarded(alert, episode, annotations))
@@ -210,18 +212,18 @@ class Worker:
         return frozenset()
 
     def _annotations(
-        self, alert: PayloadAlert, episode: Episode, known: RunFacts | None, actions: list[Action]
+        self, alert: PayloadAlert, episode: Episode, verdict: RunVerdict | None, actions: list[Action]
     ) -> dict[str, str]:
         """Return our annotations of an alert; append the actions that it calls for to ``actions``."""
         annotations: dict[str, str] = {}
-        if known is not None:
-            annotations = annotations_of(known, alert.labels, dashboard_url=self._settings.dashboard_url)
-            self._counters.add("enriched", outcome="no_verdict" if known.verdict is None else "verdict")
-            if known.late and self._late is not None and (owed := self._late.owed(alert, episode, new=len(actions))):
+        if verdict is not None:
+            annotations = verdict_annotations(verdict, alert.labels, dashboard_url=self._settings.dashboard_url)
+            self._counters.add("enriched", outcome="no_verdict" if verdict.verdict is None else "verdict")
+            if verdict.late and self._late is not None and (owed := self._late.owed(alert, episode, new=len(actions))):
                 annotations["no_verdict"] += "; it follows when it is ready"
                 actions.append(owed)
-        rules = () if known is not None and known.unknown else self._settings.rules
-        run_id = "" if known is None else known.run_id
+        rules = () if verdict is not None and verdict.unknown else self._settings.rules
+        run_id = "" if verdict is None else verdict.run_id
         now = self._clock()
         for kind, text, action in wanted_actions(rules, alert, episode, self._inbox, actions, run_id=run_id, now_unix_ns=now):
             annotations[f"{kind}_request"] = text
@@ -234,9 +236,9 @@ class Worker:
     def _changes(self, alerts: Sequence[PayloadAlert], now_unix_ns: int) -> _Changes:
         changes = _Changes()
         for alert in alerts:
-            known = changes.episodes.get(alert.fingerprint) or self._inbox.episode(alert.fingerprint)
+            previous = changes.episodes.get(alert.fingerprint) or self._inbox.episode(alert.fingerprint)
             episode, kind = next_episode(
-                known,
+                previous,
                 fingerprint=alert.fingerprint,
                 status=alert.status,
                 starts_unix_ns=unix_ns(alert.starts_at),
@@ -255,22 +257,22 @@ class Worker:
         waited_s = max(time.monotonic() - delivery.since_s, (self._clock() - delivery.received_unix_ns) / 1e9)
         return waited_s >= self._settings.enrich_within_s
 
-    def _facts(self, delivery: _Waiting, changes: _Changes) -> tuple[dict[str, RunFacts], frozenset[RunName]]:
-        """Return facts by fingerprint for firing alerts that name a run, and the runs that have to be waited for."""
-        found: dict[str, RunFacts] = {}
+    def _verdicts(self, delivery: _Waiting, changes: _Changes) -> tuple[dict[str, RunVerdict], frozenset[RunName]]:
+        """Return verdicts by fingerprint for firing alerts that name a run, and the runs that have to be waited for."""
+        verdicts: dict[str, RunVerdict] = {}
         missing: set[RunName] = set()
         if self._analyst is None:
-            return found, frozenset()
+            return verdicts, frozenset()
         late = self._is_late(delivery)
         for alert, _, _ in changes.alerts:
             named = run_named(alert.labels)
             if named is None or alert.status != "firing":
                 continue
-            facts = self._analyst.facts(named)
-            if facts is None:
+            verdict = self._analyst.verdict(named)
+            if verdict is None:
                 if not late:
                     missing.add(named)
                     continue
-                facts = RunFacts(problem=f"the run was not analysed within {self._settings.enrich_within_s:g} s", late=True)
-            found[alert.fingerprint] = facts
-        return found, frozenset(missing)
+                verdict = RunVerdict(problem=f"the run was not analysed within {self._settings.enrich_within_s:g} s", late=True)
+            verdicts[alert.fingerprint] = verdict
+        return verdicts, frozenset(missing)

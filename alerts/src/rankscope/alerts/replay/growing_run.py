@@ -209,7 +209,7 @@ class GrowingRun:
             self._add_attempt(reader, attempt)
         for host in reader.hosts():
             self._add(host_dir(run, host), host_dir(self.path, host), "gpu")
-        self._files = deque(sorted(self._files, key=lambda one: one[0]))
+        self._files = deque(sorted(self._files, key=lambda file: file[0]))
         self.end_unix_ns = self._files[-1][0] if self._files else self.info.start_unix_ns
         """Time of the last recorded start or end of an attempt or a rank."""
 
@@ -219,8 +219,8 @@ class GrowingRun:
         moments = [copy.records.next_unix_ns for copy in self._copies]
         if self._files:
             moments.append(self._files[0][0])
-        known = [moment for moment in moments if moment is not None]
-        return min(*known, self._latest_unix_ns) if known else None
+        times = [moment for moment in moments if moment is not None]
+        return min(*times, self._latest_unix_ns) if times else None
 
     def advance(self, unix_ns: int) -> None:
         """Grow the copy to the state of the run at ``unix_ns``. Raises ``OSError``."""

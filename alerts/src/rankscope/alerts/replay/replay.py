@@ -181,7 +181,9 @@ class _Replaying:
 
     def _remember(self, analysis: Analysis) -> Analysis:
         self._judged = self._judged or analysis.verdict.kind != "insufficient_data"
-        self._findings = {one.fingerprint: one.finding for one in candidates(analysis) if one.finding is not None}
+        self._findings = {
+            candidate.fingerprint: candidate.finding for candidate in candidates(analysis) if candidate.finding is not None
+        }
         return analysis
 
     def _take(self, event: Event) -> None:

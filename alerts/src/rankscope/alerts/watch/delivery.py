@@ -25,7 +25,7 @@ RESOLVED_FOR_S: Final = 900.0
 """Time for which a resolved alert is posted, as Prometheus does: an Alertmanager may have missed the first post."""
 
 
-class Manager(Protocol):
+class AlertmanagerNotifier(Protocol):
     """An Alertmanager."""
 
     name: str
@@ -35,8 +35,8 @@ class Manager(Protocol):
         """Post alerts that fire or have ended, from any thread. Raises ``DeliveryError``."""
 
 
-class Receiver(Protocol):
-    """A receiver that is sent each change once."""
+class WebhookNotifier(Protocol):
+    """A webhook that is sent each change once."""
 
     name: str
     """Name for messages, without secrets."""
@@ -49,17 +49,17 @@ class Receiver(Protocol):
 
 
 class Delivery:
-    """Delivery to all receivers. A slow or failing receiver delays neither the others nor the next evaluation.
+    """Delivery to all destinations. A slow or failing one delays neither the others nor the next evaluation.
 
-    ``managers`` are sent all alerts every ``interval_s``; ``receivers`` are sent each change until they accept it.
+    ``alertmanagers`` are sent all alerts every ``interval_s``; ``webhooks`` are sent each change until they accept it.
     ``elapsed``: seconds of a monotonic clock.
     """
 
     def __init__(
         self,
         *,
-        managers: Sequence[Manager] = (),
-        receivers: Sequence[Receiver] = (),
+        alertmanagers: Sequence[AlertmanagerNotifier] = (),
+        webhooks: Sequence[WebhookNotifier] = (),
         interval_s: float,
         report: Callable[[str], None],
         elapsed: Callable[[], float] = time.monotonic,
@@ -67,19 +67,19 @@ class Delivery:
         self._interval_s = interval_s
         self._report = report
         self._elapsed = elapsed
-        self.deliver_to(managers=managers, receivers=receivers)
+        self.deliver_to(alertmanagers=alertmanagers, webhooks=webhooks)
 
-    def deliver_to(self, *, managers: Sequence[Manager], receivers: Sequence[Receiver]) -> None:
-        """Replace the receivers."""
+    def deliver_to(self, *, alertmanagers: Sequence[AlertmanagerNotifier], webhooks: Sequence[WebhookNotifier]) -> None:
+        """Replace the destinations."""
         self._posts = [
-            _Posts(manager, self._interval_s, _Failures(manager.name, self._report), self._elapsed) for manager in managers
+            _Posts(manager, self._interval_s, _Failures(manager.name, self._report), self._elapsed) for manager in alertmanagers
         ]
-        self._receivers = [(receiver, _Failures(receiver.name, self._report)) for receiver in receivers]
+        self._webhooks = [(webhook, _Failures(webhook.name, self._report)) for webhook in webhooks]
 
     def deliver(self, ledger: Ledger, *, now_unix_ns: int, wait_s: float = WAIT_S) -> None:
         """Send what is due, wait for the responses of Alertmanagers, then drop resolved alerts that need no more delivery."""
-        for receiver, failures in self._receivers:
-            _send_changes(receiver, ledger, failures)
+        for webhook, failures in self._webhooks:
+            _send_changes(webhook, ledger, failures)
         for posts in self._posts:
             posts.begin(ledger, now_unix_ns)
         deadline = time.monotonic() + wait_s
@@ -88,19 +88,19 @@ class Delivery:
         ledger.forget(lambda entry: self._is_owed(entry, now_unix_ns))
 
     def undelivered(self, ledger: Ledger) -> list[str]:
-        """Names of the receivers that have not accepted the present state of an alert."""
+        """Names of the destinations that have not accepted the present state of an alert."""
         behind = [posts.name for posts in self._posts if posts.is_behind(ledger)]
-        return [*behind, *(receiver.name for receiver, _ in self._receivers if _changes(receiver, ledger))]
+        return [*behind, *(webhook.name for webhook, _ in self._webhooks if _changes(webhook, ledger))]
 
     def _is_owed(self, entry: Entry, now_unix_ns: int) -> bool:
         """Return whether a resolved alert still has to be sent."""
         if self._posts and now_unix_ns - (entry.ends_at_unix_ns or 0) < RESOLVED_FOR_S * 1e9:
             return True
-        return any(_is_change(entry, receiver) for receiver, _ in self._receivers)
+        return any(_is_change(entry, webhook) for webhook, _ in self._webhooks)
 
 
 class _Failures:
-    """Reporter of a receiver's failures: the first one, each with a new reason, and the recovery."""
+    """Reporter of a destination's failures: the first one, each with a new reason, and the recovery."""
 
     def __init__(self, name: str, report: Callable[[str], None]) -> None:
         self._name = name
@@ -129,7 +129,9 @@ _State = tuple[str, Status, str]
 class _Posts:
     """Posts to one Alertmanager, one at a time from a daemon thread, so that none prevents the process from exiting."""
 
-    def __init__(self, manager: Manager, interval_s: float, failures: _Failures, elapsed: Callable[[], float]) -> None:
+    def __init__(
+        self, manager: AlertmanagerNotifier, interval_s: float, failures: _Failures, elapsed: Callable[[], float]
+    ) -> None:
         self.name = manager.name
         self._manager = manager
         self._interval_s = interval_s
@@ -200,24 +202,24 @@ def _state(entry: Entry) -> _State:
     return entry.fingerprint, _status(entry), entry.revision
 
 
-def _send_changes(receiver: Receiver, ledger: Ledger, failures: _Failures) -> None:
-    changed = _changes(receiver, ledger)
+def _send_changes(webhook: WebhookNotifier, ledger: Ledger, failures: _Failures) -> None:
+    changed = _changes(webhook, ledger)
     if not changed:
         return
     try:
-        receiver.send([entry.notice() for entry in changed])
-    except Exception as error:  # noqa: BLE001 - a fault of one receiver must not cost the others
+        webhook.send([entry.notice() for entry in changed])
+    except Exception as error:  # noqa: BLE001 - a fault of one destination must not cost the others
         failures.add(error)
         return
     failures.end()
 
 
-def _changes(receiver: Receiver, ledger: Ledger) -> list[Entry]:
-    return [entry for entry in ledger.entries if _is_change(entry, receiver)]
+def _changes(webhook: WebhookNotifier, ledger: Ledger) -> list[Entry]:
+    return [entry for entry in ledger.entries if _is_change(entry, webhook)]
 
 
-def _is_change(entry: Entry, receiver: Receiver) -> bool:
-    """Return whether the state of an alert must be sent to the receiver."""
+def _is_change(entry: Entry, webhook: WebhookNotifier) -> bool:
+    """Return whether the state of an alert must be sent to the webhook."""
     # An incident about a crashed run stays open until a person closes it: a timeout repairs nothing.
     only_forgotten = entry.name == CRASHED.alertname and bool(entry.ended_because)
-    return entry.track.state != "pending" and not only_forgotten and receiver.owes(entry.notice())
+    return entry.track.state != "pending" and not only_forgotten and webhook.owes(entry.notice())

@@ -130,7 +130,7 @@ class Entry(msgspec.Struct, kw_only=True):
             more[ENDED_BECAUSE] = self.ended_because
         return msgspec.structs.replace(self.alert, annotations=self.alert.annotations | more)
 
-    def found(self, candidate: Candidate, now_unix_ns: int) -> None:
+    def update(self, candidate: Candidate, now_unix_ns: int) -> None:
         """Update the alert from an evaluation that found its condition."""
         self.alert = candidate.alert
         culprit = self.alert.annotations.get("culprit", "")
@@ -160,7 +160,7 @@ class Ledger(msgspec.Struct, kw_only=True):
     def update(
         self,
         run: str,
-        found: Iterable[Candidate],
+        candidates: Iterable[Candidate],
         *,
         now_unix_ns: int,
         policy: FiringPolicy,
@@ -176,7 +176,7 @@ class Ledger(msgspec.Struct, kw_only=True):
         alerts whose details are incomplete: those do not fire yet, and firing ones stay unchanged.
         """
         silent = set(unknown)
-        present = {candidate.fingerprint: candidate for candidate in found}
+        present = {candidate.fingerprint: candidate for candidate in candidates}
         followed = {
             entry.fingerprint: entry
             for entry in self.entries
@@ -209,7 +209,7 @@ class Ledger(msgspec.Struct, kw_only=True):
     def _advance(
         self,
         entry: Entry,
-        found: Candidate | None,
+        candidate: Candidate | None,
         *,
         now_unix_ns: int,
         policy: FiringPolicy,
@@ -218,22 +218,22 @@ class Ledger(msgspec.Struct, kw_only=True):
     ) -> None:
         """Advance an alert by an evaluation that found its condition, or did not (``None``)."""
         before = entry.track.state
-        if confirmation is not None and found is not None and before == "pending" and entry.name == STRAGGLER.alertname:
+        if confirmation is not None and candidate is not None and before == "pending" and entry.name == STRAGGLER.alertname:
             entry.suspicion = confirmation.advance(entry.suspicion, ranks_of(entry.alert))
             held = not entry.suspicion.confirmed
         firing_s = entry.firing_s(now_unix_ns)
-        track = advance(entry.track, present=found is not None, policy=policy, firing_s=firing_s, held=held)
+        track = advance(entry.track, present=candidate is not None, policy=policy, firing_s=firing_s, held=held)
         if track is None:
             self.entries.remove(entry)
             return
         entry.track = track
-        if found is not None:
-            entry.found(found, now_unix_ns)
+        if candidate is not None:
+            entry.update(candidate, now_unix_ns)
         if track.state == "resolved":
             entry.ends_at_unix_ns = now_unix_ns
-        elif found is not None and track.state == "firing" and before != "firing":
+        elif candidate is not None and track.state == "firing" and before != "firing":
             entry.starts_at_unix_ns = now_unix_ns
-            entry.finding = found.finding
+            entry.finding = candidate.finding
             self._drop_overtaken(entry)
 
     def resolve(
@@ -300,8 +300,8 @@ def _is_of_many(alert: Alert) -> bool:
 def _covering(entry: Entry, present: Iterable[Entry]) -> list[Entry]:
     """Return the alerts about whole hosts that are about all ranks of ``entry`` together; empty if they are not."""
     ranks = ranks_of(entry.alert)
-    hosts = [one for one in present if one.name == entry.name and is_of_host(one.alert) and ranks & ranks_of(one.alert)]
-    return hosts if ranks and ranks <= set().union(*(ranks_of(one.alert) for one in hosts)) else []
+    hosts = [host for host in present if host.name == entry.name and is_of_host(host.alert) and ranks & ranks_of(host.alert)]
+    return hosts if ranks and ranks <= set().union(*(ranks_of(host.alert) for host in hosts)) else []
 
 
 def _absorb(entry: Entry, hosts: Iterable[Entry], *, now_unix_ns: int, policy: FiringPolicy) -> None:
@@ -324,7 +324,7 @@ def save_ledger(store: Store, ledger: Ledger) -> None:
     with store.transaction() as database:
         database.execute("DELETE FROM alerts")
         database.execute("DELETE FROM active_runs")
-        database.executemany("INSERT INTO alerts (entry) VALUES (?)", [(msgspec.json.encode(one),) for one in ledger.entries])
+        database.executemany("INSERT INTO alerts (entry) VALUES (?)", [(msgspec.json.encode(entry),) for entry in ledger.entries])
         database.executemany("INSERT OR IGNORE INTO active_runs VALUES (?)", [(run,) for run in ledger.active])
 
 

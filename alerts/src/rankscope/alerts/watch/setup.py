@@ -77,8 +77,8 @@ class Watch:
         # With ``once`` an alert is not posted again: it ends by Alertmanager's own resolve_timeout.
         valid_s = None if options.once else VALID_INTERVALS * max(LEAST_INTERVAL_S, options.interval_s)
         self._delivery.deliver_to(
-            managers=[Alertmanager(endpoint, valid_s=valid_s) for endpoint in destinations.alertmanagers],
-            receivers=[
+            alertmanagers=[Alertmanager(endpoint, valid_s=valid_s) for endpoint in destinations.alertmanagers],
+            webhooks=[
                 Webhook(target, self._outbox, wake=sender.wake, external_url=options.dashboard_url or "")
                 for target in destinations.targets
             ],

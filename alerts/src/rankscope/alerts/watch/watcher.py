@@ -180,8 +180,8 @@ class Watcher:
         seen = self._glance(run)
         if seen is None:
             return False
-        known = str(run) in self.ledger.active or not self.ledger.names(str(run)) <= {CRASHED.alertname}
-        followed = run == self._single or str(run) in self._fresh_s or known
+        remembered = str(run) in self.ledger.active or not self.ledger.names(str(run)) <= {CRASHED.alertname}
+        followed = run == self._single or str(run) in self._fresh_s or remembered
         if seen.ended and not followed and not self._options.once:
             # It was over before the watcher started: not reported.
             self._over[run] = seen
@@ -200,7 +200,7 @@ class Watcher:
             del self._final_failures[run]
             self._set_active(run, active=False)
         elif not self._options.once:
-            self._look_for_life(run, seen, news=run == self._single or known)
+            self._look_for_life(run, seen, news=run == self._single or remembered)
         return seen.ended
 
     def _judged(self, run: Path, seen: Glance) -> bool:
@@ -263,18 +263,18 @@ class Watcher:
                     kind=analysis.verdict.kind,
                 )
             )
-        found, decided = self._found(run, analysis, seen)
+        conditions, decided = self._conditions(run, analysis, seen)
         if not seen.ended and not self._options.once:
             # For an active run, ``_look_for_life`` decides these, which is faster.
-            found = [one for one in found if one.name not in LIFE_ALERTS]
+            conditions = [candidate for candidate in conditions if candidate.name not in LIFE_ALERTS]
         policy = self._options.policy
         if seen.ended:
             # All evidence is available: waiting adds nothing.
             policy = FiringPolicy(fire_after=1, resolve_after=policy.resolve_after, least_firing_s=policy.least_firing_s)
         attempt = analysis.ranks[0].attempt if analysis.ranks else 0
         unknown = ranks_within(run, attempt, analysis.source.unreadable)
-        of = decided | {one.name for one in found}
-        self._update(run, found, policy=policy, unknown=unknown, of=of, confirmation=self._confirmation(run, analysis, seen))
+        of = decided | {candidate.name for candidate in conditions}
+        self._update(run, conditions, policy=policy, unknown=unknown, of=of, confirmation=self._confirmation(run, analysis, seen))
 
     def _confirmation(self, run: Path, analysis: Analysis, seen: Glance) -> Confirmation | None:
         """Return the confirmation of stragglers on new steps; ``None`` for a single look and for a verdict from windows."""
@@ -287,17 +287,17 @@ class Watcher:
             lambda since, at_least: self._follow.judge_since(run, since, at_least=at_least),
         )
 
-    def _found(self, run: Path, analysis: Analysis, seen: Glance) -> tuple[list[Candidate], set[str]]:
+    def _conditions(self, run: Path, analysis: Analysis, seen: Glance) -> tuple[list[Candidate], set[str]]:
         """Return the alerts that the records support, and the names of all alerts that the records can decide."""
         options, price = self._options, seen.info.price_per_gpu_hour
         subject = self._subject(seen)
-        found: list[Candidate] = []
+        conditions: list[Candidate] = []
         decided = {CRASHED.alertname}
         whole = seen.ended or options.once
         past = self._follow.past(run, read=whole)
         if analysis.verdict.kind != "insufficient_data":
             decided |= {*RECORD_ALERTS} - {*HISTORY_ALERTS}
-            found += candidates(
+            conditions += candidates(
                 analysis,
                 subject,
                 budgets=options.budgets,
@@ -306,14 +306,14 @@ class Watcher:
                 rare_share=0.0 if past is None else past.rare_share(None if whole else RECENT_STEPS),
             )
         regressions = Regressions(run=run, subject=subject, gpus=gpus_of(seen))
-        slower = None if past is None else regressions.found(past, at_least=options.budgets.slower)
+        slower = None if past is None else regressions.candidates(past, at_least=options.budgets.slower)
         if slower is not None:
             decided |= {*HISTORY_ALERTS}
-            found += slower
+            conditions += slower
         alerts = LifeAlerts(run=run, subject=subject, infos=seen.infos)
         if seen.ended and (crashed := alerts.crashed()) is not None:
-            found.append(crashed)
-        return found, decided
+            conditions.append(crashed)
+        return conditions, decided
 
     def _look_for_life(self, run: Path, seen: Glance, *, news: bool) -> None:
         try:
@@ -324,12 +324,12 @@ class Watcher:
         self._problems.pop(("look", run), None)
         if report.moved:
             self._set_active(run, active=True)
-        self._update(run, report.found, policy=self._options.policy, unknown=report.unknown, of=report.of, held=report.held)
+        self._update(run, report.candidates, policy=self._options.policy, unknown=report.unknown, of=report.of, held=report.held)
 
     def _update(
         self,
         run: Path,
-        found: Sequence[Candidate],
+        conditions: Sequence[Candidate],
         *,
         policy: FiringPolicy,
         unknown: Collection[int],
@@ -337,10 +337,10 @@ class Watcher:
         confirmation: Confirmation | None = None,
         held: Collection[str] = (),
     ) -> None:
-        found = collapsed(found, together=self.ledger.names(str(run), together=True))
+        conditions = collapsed(conditions, together=self.ledger.names(str(run), together=True))
         now = self._clock()
         self.ledger.update(
-            str(run), found, now_unix_ns=now, policy=policy, unknown=unknown, of=of, confirmation=confirmation, held=held
+            str(run), conditions, now_unix_ns=now, policy=policy, unknown=unknown, of=of, confirmation=confirmation, held=held
         )
 
     def _subject(self, seen: Glance) -> Subject:
@@ -353,10 +353,10 @@ class Watcher:
         )
 
     def _set_active(self, run: Path, *, active: bool) -> None:
-        known = str(run) in self.ledger.active
-        if active and not known:
+        listed = str(run) in self.ledger.active
+        if active and not listed:
             self.ledger.active.append(str(run))
-        elif known and not active:
+        elif listed and not active:
             self.ledger.active.remove(str(run))
 
     def _deliver(self) -> None:

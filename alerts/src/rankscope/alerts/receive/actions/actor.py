@@ -227,7 +227,7 @@ def wanted_actions(
         for limit, run in ((rule.at_most, run_id), (rule.at_most_overall, None)):
             count, seconds = action_rate(limit)
             made = inbox.recent_actions(rule.do, seconds, run, now_unix_ns=now_unix_ns)
-            made += sum(one.kind == rule.do and run in (None, one.run_id) for one in also_wanted)
+            made += sum(other.kind == rule.do and run in (None, other.run_id) for other in also_wanted)
             if made >= count:
                 most = limit if run is None else f"{limit.removesuffix(' per run')} per run"
                 yield rule.do, f"not requested: the limit of {most} is reached", None

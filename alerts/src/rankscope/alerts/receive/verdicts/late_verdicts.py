@@ -16,7 +16,7 @@ from rankscope.alerts.receive.forwarding import Forwarding, forwarded
 from rankscope.alerts.receive.inbox import Action, Inbox
 from rankscope.alerts.receive.verdicts.analyst import Analyst
 from rankscope.alerts.receive.verdicts.known_runs import RunName, run_named
-from rankscope.alerts.receive.verdicts.run_verdict import annotations_of
+from rankscope.alerts.receive.verdicts.run_verdict import verdict_annotations
 
 MOST_OWED: Final = 200
 """Limit, because each stores its alert and is checked at every event. Further alerts get no late verdict."""
@@ -75,13 +75,13 @@ class LateVerdicts:
         episode = self._inbox.episode(action.fingerprint)
         if episode is None or episode.status == "resolved" or episode.starts_unix_ns != action.starts_unix_ns:
             return True
-        facts = self._analyst.facts(self._runs[action.number])
-        if facts is None or facts.late:
+        run_verdict = self._analyst.verdict(self._runs[action.number])
+        if run_verdict is None or run_verdict.late:
             return False
         alert = msgspec.json.decode(action.alert, type=PayloadAlert)
-        self._counters.add("late_verdicts", outcome="no_verdict" if facts.verdict is None else "verdict")
-        if facts.verdict is not None:
-            annotations = annotations_of(facts, alert.labels, dashboard_url=self._dashboard_url)
+        self._counters.add("late_verdicts", outcome="no_verdict" if run_verdict.verdict is None else "verdict")
+        if run_verdict.verdict is not None:
+            annotations = verdict_annotations(run_verdict, alert.labels, dashboard_url=self._dashboard_url)
             annotations[UPDATED_AT] = rfc3339(self._clock())
             follow_up = forwarded(alert, episode, annotations, revision=f"verdict-{action.number}")
             self._counters.add("forwarded", self._forwarding.put([follow_up]))

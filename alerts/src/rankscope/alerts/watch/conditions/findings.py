@@ -36,7 +36,7 @@ def candidates(
     source = analysis.source
     if subject is None:
         subject = Subject(run_id=source.run_id or source.path, name=source.name, simulated=source.simulated)
-    found: dict[str, Candidate] = {}
+    by_fingerprint: dict[str, Candidate] = {}
     for finding in (*_of_each_unit(analysis), *_over_budget(analysis, budgets or Budgets(), rare_share)):
         rule = ALERT_OF_KIND.get(finding.kind)
         if rule is None:
@@ -51,8 +51,8 @@ def candidates(
             finding=finding,
             loss=_loss(analysis, finding, price),
         )
-        found.setdefault(candidate.fingerprint, candidate)
-    return list(found.values())
+        by_fingerprint.setdefault(candidate.fingerprint, candidate)
+    return list(by_fingerprint.values())
 
 
 def _of_each_unit(analysis: Analysis) -> Iterator[Finding]:
@@ -78,13 +78,13 @@ def _of_each_unit(analysis: Analysis) -> Iterator[Finding]:
 
 def _over_budget(analysis: Analysis, budgets: Budgets, rare_share: float) -> Iterator[Finding]:
     """Yield a finding for each part of the step over its budget, largest first; the analysis' own finding if there is one."""
-    told = {finding.kind: finding for finding in analysis.findings}
+    by_kind = {finding.kind: finding for finding in analysis.findings}
     shares: list[tuple[float, str]] = []
     for name, (part, kind) in PARTS.items():
         share = None if analysis.waterfall is None else analysis.waterfall.share(part)  # type: ignore[arg-type]
-        if share is None and kind in told:
+        if share is None and kind in by_kind:
             # Not a part of the waterfall, such as unexplained idle time of a device.
-            share = next((one.value for one in told[kind].evidence if one.name.startswith("share.")), None)
+            share = next((item.value for item in by_kind[kind].evidence if item.name.startswith("share.")), None)
         if share is not None and share - rare_share >= getattr(budgets, name):
             shares.append((share, name))
     for share, name in sorted(shares, reverse=True):
@@ -94,11 +94,11 @@ def _over_budget(analysis: Analysis, budgets: Budgets, rare_share: float) -> Ite
             Evidence(name=f"share.{part}", value=share, unit="ratio", detail="of the step"),
             Evidence(name="budget", value=budget, unit="ratio", detail="of the step"),
         ]
-        own = told.get(kind)
+        own = by_kind.get(kind)
         if own is not None:
             # Decisive evidence first: long lists are shown truncated.
-            decisive = [one for one in own.evidence if one.name == f"share.{part}"]
-            rest = [one for one in own.evidence if one not in decisive]
+            decisive = [item for item in own.evidence if item.name == f"share.{part}"]
+            rest = [item for item in own.evidence if item not in decisive]
             yield msgspec.structs.replace(own, evidence=[*decisive, evidence[1], *rest])
         else:
             on_cpus = part == "host" and all(rank.device_kind == "cpu" for rank in analysis.ranks)
@@ -122,16 +122,16 @@ def _annotations(analysis: Analysis, finding: Finding) -> dict[str, str]:
     }
 
 
-def described(found: Verdict | Finding) -> dict[str, str]:
+def described(problem: Verdict | Finding) -> dict[str, str]:
     """Annotations about a problem, as the verdict or a finding describes it; empty where it does not."""
     return {
-        "cause": found.cause or "",
-        "explained_by": found.explained_by or "",
-        "phase": found.phase or "",
-        "pattern": found.pattern or "",
-        "slowdown": "" if found.slowdown is None else factor(found.slowdown),
-        "gpu_hours_lost": "" if found.gpu_hours_lost is None else hours_text(found.gpu_hours_lost),
-        "confidence": "" if found.confidence is None else f"{found.confidence:.0%}",
+        "cause": problem.cause or "",
+        "explained_by": problem.explained_by or "",
+        "phase": problem.phase or "",
+        "pattern": problem.pattern or "",
+        "slowdown": "" if problem.slowdown is None else factor(problem.slowdown),
+        "gpu_hours_lost": "" if problem.gpu_hours_lost is None else hours_text(problem.gpu_hours_lost),
+        "confidence": "" if problem.confidence is None else f"{problem.confidence:.0%}",
     }
 
 
@@ -149,7 +149,7 @@ def _from_verdict(verdict: Verdict) -> dict[str, str]:
 def _advice(analysis: Analysis, finding: Finding) -> list[str]:
     """Actions that the analysis advises for the part of the step that the finding is about."""
     figures = {f"share.{part}" for part, kind in PARTS.values() if kind == finding.kind}
-    return [one.action for one in analysis.advice if figures & {evidence.name for evidence in one.evidence}]
+    return [advice.action for advice in analysis.advice if figures & {evidence.name for evidence in advice.evidence}]
 
 
 def _loss(analysis: Analysis, finding: Finding, price: Cost | None) -> Loss | None:
@@ -163,7 +163,7 @@ def _loss(analysis: Analysis, finding: Finding, price: Cost | None) -> Loss | No
         per_hour = typical * world * (1 - 1 / finding.slowdown) if finding.slowdown > 1 else 0.0
         return Loss(gpu_hours=finding.gpu_hours_lost, per_hour=per_hour, price=amount, currency=currency)
     part = next((part for part, kind in PARTS.values() if kind == finding.kind), None)
-    share = next((one.value for one in finding.evidence if one.name == f"share.{part}"), None)
+    share = next((item.value for item in finding.evidence if item.name == f"share.{part}"), None)
     accelerated = any(rank.device_kind not in (None, "cpu") for rank in analysis.ranks)
     if share is None or analysis.waterfall is None or not (accelerated or price is not None):
         return None

@@ -56,8 +56,8 @@ def find_slowdown(
     lasting = [last - first >= LEAST_STEPS for first, last in pairwise(edges)]
     if not changes or not lasting[-1] or not np.isfinite(walls_us).any():
         return None
-    known = np.where(np.isfinite(walls_us), walls_us, np.nanmedian(walls_us))
-    since_us = np.cumsum(known[::-1])[::-1]
+    filled = np.where(np.isfinite(walls_us), walls_us, np.nanmedian(walls_us))
+    since_us = np.cumsum(filled[::-1])[::-1]
     pasts = [
         change
         for change, lasted in zip(changes, lasting[:-1], strict=True)
@@ -78,7 +78,7 @@ class Regressions:
     subject: Subject
     gpus: Loss | None
 
-    def found(self, past: StepPast, *, at_least: float) -> list[Candidate] | None:
+    def candidates(self, past: StepPast, *, at_least: float) -> list[Candidate] | None:
         """Return the alert about the step time, or else about the throughput, if that is worse by at least ``at_least``.
 
         ``None``: too few steps to decide.
@@ -86,32 +86,32 @@ class Regressions:
         if len(past) < ENOUGH:
             return None
         walls, steps = past.walls_us(), past.steps
-        found = find_slowdown(walls, walls, steps)
-        if found is not None and found.rise >= at_least:
-            before = format_duration(found.before_us)
-            what = f"Steps take {format_duration(found.after_us)}, {found.rise:.0%} longer than the {before} before"
-            return [self._candidate(REGRESSION, what, found)]
+        slowdown = find_slowdown(walls, walls, steps)
+        if slowdown is not None and slowdown.rise >= at_least:
+            before = format_duration(slowdown.before_us)
+            what = f"Steps take {format_duration(slowdown.after_us)}, {slowdown.rise:.0%} longer than the {before} before"
+            return [self._candidate(REGRESSION, what, slowdown)]
         work = past.us_per_work()
-        found = None if work is None else find_slowdown(work[1], walls, steps)
-        if work is None or found is None or found.lost < at_least:
+        slowdown = None if work is None else find_slowdown(work[1], walls, steps)
+        if work is None or slowdown is None or slowdown.lost < at_least:
             return []
-        what = f"{found.lost:.0%} fewer {work[0]} a second than before, in steps that take no longer: there is less in each"
-        return [self._candidate(THROUGHPUT, what, found)]
+        what = f"{slowdown.lost:.0%} fewer {work[0]} a second than before, in steps that take no longer: there is less in each"
+        return [self._candidate(THROUGHPUT, what, slowdown)]
 
-    def _candidate(self, rule: OwnedAlert, what: str, found: Slowdown) -> Candidate:
+    def _candidate(self, rule: OwnedAlert, what: str, slowdown: Slowdown) -> Candidate:
         loss = None
         if self.gpus is not None:
-            per_hour = self.gpus.per_hour * found.lost
-            loss = msgspec.structs.replace(self.gpus, gpu_hours=per_hour * found.since_s / 3600, per_hour=per_hour)
+            per_hour = self.gpus.per_hour * slowdown.lost
+            loss = msgspec.structs.replace(self.gpus, gpu_hours=per_hour * slowdown.since_s / 3600, per_hour=per_hour)
         return self.subject.candidate(
             rule,
             {
-                "summary": f"{what}, since step {found.step}.",
-                "steps": f"{found.step}-",
-                "slowdown": factor(found.after_us / found.before_us),
-                "evidence": f"lasting change at step {found.step}, beyond the run's own noise (p <= 0.001)",
+                "summary": f"{what}, since step {slowdown.step}.",
+                "steps": f"{slowdown.step}-",
+                "slowdown": factor(slowdown.after_us / slowdown.before_us),
+                "evidence": f"lasting change at step {slowdown.step}, beyond the run's own noise (p <= 0.001)",
                 "next": f"rankscope analyze {shlex.quote(str(self.run))}\n"
-                f"See what changed at step {found.step}: the script's own log, other jobs on the hosts, clocks of the GPUs",
+                f"See what changed at step {slowdown.step}: the script's own log, other jobs on the hosts, clocks of the GPUs",
             },
             loss=loss,
         )

@@ -135,9 +135,9 @@ class StepPast:
         if len(starts) < 2:
             return 0.0
         gaps = np.diff(starts) / 1e3
-        known = gaps[self._tagged.values[-LONG_STEPS:][:-1].astype(np.bool_)]
+        tagged = gaps[self._tagged.values[-LONG_STEPS:][:-1].astype(np.bool_)]
         others = np.partition(gaps, -2)[-2] if len(gaps) > 1 else 0.0
-        return max(0.0, float(others), float(known.max(initial=0.0)))
+        return max(0.0, float(others), float(tagged.max(initial=0.0)))
 
 
 def read_past(run: Path) -> StepPast:

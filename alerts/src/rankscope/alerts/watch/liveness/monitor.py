@@ -44,7 +44,7 @@ class Patience:
 class LifeReport:
     """Result of one look at an active run."""
 
-    found: list[Candidate]
+    candidates: list[Candidate]
     of: set[str]
     """Names of the alerts that were decided, found or not."""
     unknown: Collection[int]
@@ -52,7 +52,7 @@ class LifeReport:
     moved: bool
     """The run has made a step since the watcher started."""
     held: Collection[str] = ()
-    """Names of alerts in ``found`` that do not fire yet."""
+    """Names of alerts in ``candidates`` that do not fire yet."""
 
 
 class LivenessMonitor:
@@ -103,22 +103,22 @@ class LivenessMonitor:
         decided = quiet and missing is not None and bool(verdict.gone)
         if outage is not None and not decided and outage.waited_s >= shortest_wait_s(past, asked=True):
             # Whether the ranks without an end are silent shows later, as does an elastic restart.
-            found = alerts.lost(verdict.silent)
+            candidates = alerts.lost(verdict.silent)
             return LifeReport(
-                found=found, of={RANK_LOST.alertname}, unknown=verdict.unknown | {*verdict.gone}, moved=liveness.moved
+                candidates=candidates, of={RANK_LOST.alertname}, unknown=verdict.unknown | {*verdict.gone}, moved=liveness.moved
             )
         lost, first = self._lost(run, outage, past) if outage is not None and decided else (None, False)
-        found, of = alerts.lost(verdict.silent, {} if first else verdict.gone), {RANK_LOST.alertname}
+        candidates, of = alerts.lost(verdict.silent, {} if first else verdict.gone), {RANK_LOST.alertname}
         if lost is not None:
-            found += alerts.outage(lost, {rank: liveness.silence_s(rank, now_s) for rank in lost.silent}, first=first)
+            candidates += alerts.outage(lost, {rank: liveness.silence_s(rank, now_s) for rank in lost.silent}, first=first)
         if verdict.stalled is False or (lost is not None and lost.silent.keys() >= {*verdict.live}):
             of.add(HANG.alertname)
         elif stalled and (missing is not None or outage is None):
-            found.append(alerts.hang(verdict, hung, missing=missing or "", activities=activities))
+            candidates.append(alerts.hang(verdict, hung, missing=missing or "", activities=activities))
             of.add(HANG.alertname)
         # The evaluations that an alert needs to fire count while dumps may still arrive.
         held = {HANG.alertname} if stalled and missing is None else set[str]()
-        return LifeReport(found=found, of=of, unknown=verdict.unknown, moved=liveness.moved, held=held)
+        return LifeReport(candidates=candidates, of=of, unknown=verdict.unknown, moved=liveness.moved, held=held)
 
     def _activities(self, run: Path, seen: Glance) -> Activities | None:
         """Return what the ranks of a stalled run are doing; ``None``: not known."""
@@ -128,11 +128,11 @@ class LivenessMonitor:
             return None  # removed since
 
     def _attempt(self, run: Path, attempt: int) -> tuple[AttemptLiveness, LastSteps]:
-        known = self._attempts.get(run)
-        if known is None or known[0].attempt != attempt:
-            known = self._attempts[run] = (AttemptLiveness(attempt), LastSteps())
+        watched = self._attempts.get(run)
+        if watched is None or watched[0].attempt != attempt:
+            watched = self._attempts[run] = (AttemptLiveness(attempt), LastSteps())
             self._dumps.over(run)
-        return known
+        return watched
 
     def _lost(self, run: Path, outage: Outage, past: StepPast | None) -> tuple[Outage | None, bool]:
         """Return the quiet ranks that are lost, if any, and whether that is why the others ended."""
