@@ -155,12 +155,12 @@ class Elapsed:
         return self.now_s
 
 
-class Manager:
+class Manager(Alertmanager):
     """An Alertmanager that records its posts, or refuses them."""
 
-    name = "Alertmanager"
-
     def __init__(self) -> None:
+        super().__init__(endpoint(HERE), valid_s=None)
+        self.name = "Alertmanager"
         self.broken = False
         self.posts: list[list[tuple[str, bool]]] = []
 

@@ -18,6 +18,7 @@ from rankscope.alerts.payload import Notice
 from rankscope.alerts.store.database import Store
 from rankscope.alerts.watch.conditions.step_past import StepPast
 from rankscope.alerts.watch.delivery import Delivery
+from rankscope.alerts.watch.following import Following
 from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
 from rankscope.alerts.watch.settings import WatcherSettings
 from rankscope.alerts.watch.watcher import Watcher
@@ -47,7 +48,7 @@ class Told(Webhook):
         return [(notice.alert.status, notice.alert.labels.get("rank", "")) for call in self.calls for notice in call]
 
 
-class World:
+class World(Following):
     """A watcher, its clock, and everything that it reports."""
 
     def __init__(
@@ -60,6 +61,7 @@ class World:
         fire_after: int = 2,
         **options: Any,
     ) -> None:
+        super().__init__()
         self.now_s = 1_700_000_100.0
         self.clock_off_s = 0.0
         """Seconds by which the clock has been set, in addition."""

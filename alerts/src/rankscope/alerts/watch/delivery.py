@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Final, Protocol
+from typing import Final
 
+from rankscope.alerts.deliver.notifiers import Alertmanager, Webhook
 from rankscope.alerts.deliver.post import DeliveryError
 from rankscope.alerts.owners import CRASHED
-from rankscope.alerts.payload import Notice
 from rankscope.alerts.watch.ledger import Entry, Ledger, Status
 
 logger = logging.getLogger(__name__)
@@ -25,29 +25,6 @@ RESOLVED_FOR_S: Final = 900.0
 """Time for which a resolved alert is posted, as Prometheus does: an Alertmanager may have missed the first post."""
 
 
-class AlertmanagerNotifier(Protocol):
-    """An Alertmanager."""
-
-    name: str
-    """Name for messages, without secrets."""
-
-    def send(self, notices: Sequence[Notice], *, now_unix_ns: int) -> None:
-        """Post alerts that fire or have ended, from any thread. Raises ``DeliveryError``."""
-
-
-class WebhookNotifier(Protocol):
-    """A webhook that is sent each change once."""
-
-    name: str
-    """Name for messages, without secrets."""
-
-    def owes(self, notice: Notice) -> bool:
-        """Return whether a notice has not been accepted yet; that of an end only if its beginning has been."""
-
-    def send(self, notices: Sequence[Notice]) -> None:
-        """Accept notices of any groups for delivery. Raises ``DeliveryError``."""
-
-
 class Delivery:
     """Delivery to all destinations. A slow or failing one delays neither the others nor the next evaluation.
 
@@ -58,8 +35,8 @@ class Delivery:
     def __init__(
         self,
         *,
-        alertmanagers: Sequence[AlertmanagerNotifier] = (),
-        webhooks: Sequence[WebhookNotifier] = (),
+        alertmanagers: Sequence[Alertmanager] = (),
+        webhooks: Sequence[Webhook] = (),
         interval_s: float,
         report: Callable[[str], None],
         elapsed: Callable[[], float] = time.monotonic,
@@ -69,7 +46,7 @@ class Delivery:
         self._elapsed = elapsed
         self.deliver_to(alertmanagers=alertmanagers, webhooks=webhooks)
 
-    def deliver_to(self, *, alertmanagers: Sequence[AlertmanagerNotifier], webhooks: Sequence[WebhookNotifier]) -> None:
+    def deliver_to(self, *, alertmanagers: Sequence[Alertmanager], webhooks: Sequence[Webhook]) -> None:
         """Replace the destinations."""
         self._posts = [
             _Posts(manager, self._interval_s, _Failures(manager.name, self._report), self._elapsed) for manager in alertmanagers
@@ -129,9 +106,7 @@ _State = tuple[str, Status, str]
 class _Posts:
     """Posts to one Alertmanager, one at a time from a daemon thread, so that none prevents the process from exiting."""
 
-    def __init__(
-        self, manager: AlertmanagerNotifier, interval_s: float, failures: _Failures, elapsed: Callable[[], float]
-    ) -> None:
+    def __init__(self, manager: Alertmanager, interval_s: float, failures: _Failures, elapsed: Callable[[], float]) -> None:
         self.name = manager.name
         self._manager = manager
         self._interval_s = interval_s
@@ -202,7 +177,7 @@ def _state(entry: Entry) -> _State:
     return entry.fingerprint, _status(entry), entry.revision
 
 
-def _send_changes(webhook: WebhookNotifier, ledger: Ledger, failures: _Failures) -> None:
+def _send_changes(webhook: Webhook, ledger: Ledger, failures: _Failures) -> None:
     changed = _changes(webhook, ledger)
     if not changed:
         return
@@ -214,11 +189,11 @@ def _send_changes(webhook: WebhookNotifier, ledger: Ledger, failures: _Failures)
     failures.end()
 
 
-def _changes(webhook: WebhookNotifier, ledger: Ledger) -> list[Entry]:
+def _changes(webhook: Webhook, ledger: Ledger) -> list[Entry]:
     return [entry for entry in ledger.entries if _is_change(entry, webhook)]
 
 
-def _is_change(entry: Entry, webhook: WebhookNotifier) -> bool:
+def _is_change(entry: Entry, webhook: Webhook) -> bool:
     """Return whether the state of an alert must be sent to the webhook."""
     # An incident about a crashed run stays open until a person closes it: a timeout repairs nothing.
     only_forgotten = entry.name == CRASHED.alertname and bool(entry.ended_because)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from rankscope.alerts.output import Event
 from rankscope.alerts.owners import CRASHED, HISTORY_ALERTS, LIFE_ALERTS, RECORD_ALERTS
@@ -23,7 +23,7 @@ from rankscope.alerts.watch.conditions.confirmation import Confirmation
 from rankscope.alerts.watch.conditions.findings import candidates
 from rankscope.alerts.watch.conditions.regressions import Regressions
 from rankscope.alerts.watch.delivery import Delivery
-from rankscope.alerts.watch.following import Follow
+from rankscope.alerts.watch.following import Following
 from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
 from rankscope.alerts.watch.liveness.alerts import LifeAlerts
 from rankscope.alerts.watch.liveness.dumps import Dumps
@@ -50,17 +50,11 @@ CRASH_FIRING_S: Final = 600.0
 """Time for which an alert about a crash fires, so that a person sees it."""
 
 
-class Analyse(Protocol):
-    """Interface of ``rankscope.analysis.engine.analyze`` that the watcher uses. Raises ``RankscopeError``."""
-
-    def __call__(self, paths: Sequence[Path], /) -> Analysis:
-        """Analyse one run."""
-
-
 class Watcher:
     """Watcher of ``path``: one run, or a folder in which runs appear and disappear.
 
-    ``follow`` analyses active runs; ``analyse`` analyses runs that are over, as a whole.
+    ``follow`` analyses active runs; ``analyse`` analyses runs that are over, as a whole, and raises
+    ``RankscopeError``.
     ``report`` takes problems, one line each; ``emit`` takes events; ``save`` persists the ledger.
     ``clock`` returns unix nanoseconds, ``elapsed`` seconds of a monotonic clock.
     """
@@ -69,8 +63,8 @@ class Watcher:
         self,
         path: Path,
         *,
-        analyse: Analyse,
-        follow: Follow,
+        analyse: Callable[[Sequence[Path]], Analysis],
+        follow: Following,
         delivery: Delivery,
         ledger: Ledger,
         options: WatcherSettings,
