@@ -14,7 +14,8 @@ from tests.alerts.external_metrics import EXTERNAL
 
 from rankscope.alerts.owners import ALERTS
 from rankscope.alerts.receive.counters import GAUGES, REFUSALS, Counters
-from rankscope.alerts.rules.rule_file import export, rules_text, runbooks
+from rankscope.alerts.rules.export import export
+from rankscope.alerts.rules.rule_file import rules_text, runbooks
 from rankscope.alerts.rules.thresholds import DEFAULTS, Tables, thresholds
 from rankscope.alerts.watch.page import Evaluation, WatcherPage
 from rankscope.base.errors import InputError

@@ -160,5 +160,5 @@ def post_json(
 
 
 def opaque_name(kind: str, url: str) -> str:
-    """Derive a stable name of a receiver for the state file, without revealing the address."""
+    """Derive a stable name of an address for the outbox, which does not reveal it."""
     return f"{kind}-{hashlib.sha256(url.encode()).hexdigest()[:16]}"

@@ -11,7 +11,6 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -20,10 +19,8 @@ from rankscope.alerts.rules.thresholds import SHARED, Tables, Value, duration_se
 from rankscope.alerts.rules.xid_policy import POLICIES
 from rankscope.alerts.watch.conditions.budgets import BUDGETS, Budgets
 from rankscope.alerts.watch.liveness.monitor import Patience
-from rankscope.base.errors import InputError
 from rankscope.exporter.catalogue import COLLECTORS
 from rankscope.exporter.xids import XIDS
-from rankscope.runs.writer import write_atomically
 
 RULES_FILE: Final = "rankscope.rules.yaml"
 PARTS: Final = (
@@ -99,27 +96,6 @@ def _filled_runbooks(tables: Tables) -> dict[str, str]:
             values = {**shared, **_measured(settings), "alert": name}
             filled[name] = _filled(page.read_text(encoding="utf-8"), values)
     return filled
-
-
-def export(
-    folder: Path,
-    *,
-    dashboard_url: str = DEFAULT_DASHBOARD,
-    runbook_url: str = DEFAULT_RUNBOOKS,
-    settings: Tables | None = None,
-) -> list[Path]:
-    """Write the rule file and ``runbooks/*.md`` into ``folder``, over earlier ones; return the written paths.
-
-    Raises ``InputError`` for a folder that cannot be written, ``ValueError`` for a bad address.
-    """
-    texts = {RULES_FILE: rules_text(dashboard_url=dashboard_url, runbook_url=runbook_url, settings=settings)}
-    texts |= {f"runbooks/{name}.md": page for name, page in runbooks(settings).items()}
-    for name, text in texts.items():
-        try:
-            write_atomically(folder / name, text.encode())
-        except OSError as error:
-            raise InputError(folder / name, error.strerror or str(error)) from error
-    return [folder / name for name in texts]
 
 
 def _parts() -> str:
