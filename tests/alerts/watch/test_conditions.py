@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from tests.alerts.watch.watched_world import Told, World, past_of
+from tests.alerts.watch.watched_world import RecordingWebhook, World, past_of
 
 from rankscope.alerts.owners import HANG, STRAGGLER
 from rankscope.alerts.watch.conditions.budgets import Budgets, budgets_of
@@ -49,11 +49,11 @@ def test_every_part_over_its_budget_is_an_alert_the_largest_first(make_analysis:
     analysis = with_shares(make_analysis(), exposed_communication=0.31, input=0.4, host=0.1)
     found = candidates(analysis, price=Cost(amount=2.0, currency="EUR"))
     assert names(found) == ["TrainingInputBound", "TrainingCommunicationBound"]
-    told = found[0].alert.annotations
-    assert all(fact in told["summary"] for fact in ("40%", "data loader", "25%"))
+    annotations = found[0].alert.annotations
+    assert all(fact in annotations["summary"] for fact in ("40%", "data loader", "25%"))
     # 0.4 of 100 steps of 0.36 s of 4 GPUs are 0.016 GPU-hours; in an hour 1.6 are lost
-    assert (told["gpu_hours_lost"], told["gpu_hours_lost_per_hour"]) == ("0.016", "1.6")
-    assert (told["cost"], told["cost_per_hour"]) == ("0.03 EUR", "3.20 EUR")
+    assert (annotations["gpu_hours_lost"], annotations["gpu_hours_lost_per_hour"]) == ("0.016", "1.6")
+    assert (annotations["cost"], annotations["cost_per_hour"]) == ("0.03 EUR", "3.20 EUR")
     assert "rank" not in found[0].alert.labels
 
 
@@ -76,7 +76,7 @@ def test_one_very_long_step_is_no_habit(make_analysis: Callable[..., Analysis]) 
 def test_a_stall_long_before_the_end_of_a_run_is_no_habit(make_run: Any, make_analysis: Callable[..., Analysis]) -> None:
     # Given a run that stood still for 46 s, and then made more steps than the analysis of an active run takes
     run = make_run(slow=None)
-    world = World(run.path, receiver=Told())
+    world = World(run.path, receiver=RecordingWebhook())
     world.steps = past_of([0.1] * 100 + [46.0] + [0.1] * RECENT_STEPS)
     analysis = with_shares(make_analysis(), exposed_communication=0.5)
     world.evaluate(make_analysis(), run)
@@ -173,12 +173,12 @@ def regressions(past: Any, *, at_least: float = 0.1) -> list[Candidate] | None:
 def test_steps_that_take_longer_for_good_are_told_with_what_that_costs() -> None:
     [found] = regressions(past_of(noisy((0.1, 300), (0.125, 100)))) or []
     assert found.name == "TrainingStepRegression"
-    told = found.alert.annotations
-    assert told["summary"].startswith("Steps take 12")
-    assert told["summary"].endswith("since step 300.")
-    assert told["slowdown"].startswith("1.2")
-    assert float(told["gpu_hours_lost_per_hour"]) == pytest.approx(0.8, rel=0.05)
-    assert "rankscope analyze '/runs/bob'\"'\"'s llama'" in told["next"]
+    annotations = found.alert.annotations
+    assert annotations["summary"].startswith("Steps take 12")
+    assert annotations["summary"].endswith("since step 300.")
+    assert annotations["slowdown"].startswith("1.2")
+    assert float(annotations["gpu_hours_lost_per_hour"]) == pytest.approx(0.8, rel=0.05)
+    assert "rankscope analyze '/runs/bob'\"'\"'s llama'" in annotations["next"]
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_a_run_that_became_slower_is_told_though_too_little_is_known_to_judge_it
     make_run: Any, make_analysis: Any
 ) -> None:
     run = make_run(slow=None)
-    world = World(run.path, receiver=Told())
+    world = World(run.path, receiver=RecordingWebhook())
     world.steps = past_of(noisy((0.1, 300), (0.125, 100)))
     for _ in range(2):
         world.evaluate(make_analysis(kind="insufficient_data"), run)
@@ -312,7 +312,7 @@ def test_a_dear_analysis_is_made_less_often() -> None:
 
 def test_what_is_saved_is_plain_json(make_run: Any, make_analysis: Any) -> None:
     run = make_run()
-    world = World(run.path, receiver=Told())
+    world = World(run.path, receiver=RecordingWebhook())
     for _ in range(2):
         world.evaluate(make_analysis(2), run)
     [entry] = json.loads(world.saved[-1])["entries"]

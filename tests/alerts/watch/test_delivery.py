@@ -10,7 +10,7 @@ import httpx
 import jsonschema
 import msgspec
 import pytest
-from tests.alerts.watch.watched_world import Told
+from tests.alerts.watch.watched_world import RecordingWebhook
 
 from rankscope.alerts.alert import Alert
 from rankscope.alerts.deliver.endpoint import Endpoint
@@ -173,7 +173,7 @@ class Manager(Alertmanager):
 
 def test_a_receiver_hears_of_the_end_of_those_alerts_only_whose_beginning_it_heard() -> None:
     # Given two receivers, of which one is broken while rank 2 fires
-    working, broken = Told(), Told()
+    working, broken = RecordingWebhook(), RecordingWebhook()
     broken.broken = True
     reports: list[str] = []
     delivery = Delivery(webhooks=[working, broken], interval_s=1, report=reports.append)
@@ -307,7 +307,7 @@ def test_a_slow_alertmanager_holds_up_neither_the_webhooks_nor_the_evaluation() 
             super().send(notices, now_unix_ns=now_unix_ns)
 
     release = threading.Event()
-    slow, quick, clock, ledger = Slow(), Told(), Elapsed(), firing(2)
+    slow, quick, clock, ledger = Slow(), RecordingWebhook(), Elapsed(), firing(2)
     delivery = Delivery(alertmanagers=[slow], webhooks=[quick], interval_s=1, report=pytest.fail, elapsed=clock)
     # Given an alert that ends before the slow receiver has answered to its firing
     delivery.deliver(ledger, now_unix_ns=10**9, wait_s=0)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from tests.alerts.watch.watched_world import Told, World
+from tests.alerts.watch.watched_world import RecordingWebhook, World
 
 from rankscope.alerts.deliver.templates.alert_texts import alert_texts
 from rankscope.alerts.owners import STRAGGLER
@@ -55,10 +55,10 @@ def labels(found: list[Candidate]) -> list[tuple[str, str]]:
     return [(one.alert.labels.get("rank", ""), one.alert.labels.get("host", "")) for one in found]
 
 
-def heard(told: Told) -> list[tuple[str, str, str]]:
+def heard(webhook: RecordingWebhook) -> list[tuple[str, str, str]]:
     return [
         (notice.alert.status, notice.alert.labels.get("rank", ""), notice.alert.labels["host"])
-        for call in told.calls
+        for call in webhook.calls
         for notice in call
     ]
 
@@ -92,40 +92,40 @@ def test_a_finding_about_some_ranks_has_an_alert_for_each_of_them(make_analysis:
 
 
 def test_the_alert_of_a_host_begins_and_ends_once(make_run: Any, make_analysis: Make) -> None:
-    run, told = make_run(), Told()
-    world = World(run.path, receiver=told)
+    run, webhook = make_run(), RecordingWebhook()
+    world = World(run.path, receiver=webhook)
     for _ in range(4):
         world.evaluate(of_host(make_analysis, "node0"), run)
-    assert heard(told) == [("firing", "", "node0")]
+    assert heard(webhook) == [("firing", "", "node0")]
     for _ in range(4):
         world.evaluate(make_analysis(), run)
-    assert heard(told)[1:] == [("resolved", "", "node0")]
-    assert "ended_because" not in told.calls[-1][0].alert.annotations
+    assert heard(webhook)[1:] == [("resolved", "", "node0")]
+    assert "ended_because" not in webhook.calls[-1][0].alert.annotations
     assert world.watcher.ledger.entries == []
 
 
 def test_alerts_of_ranks_end_when_that_of_their_host_begins(make_run: Any, make_analysis: Make) -> None:
-    run, told = make_run(), Told()
-    world = World(run.path, receiver=told, fire_after=3)
+    run, webhook = make_run(), RecordingWebhook()
+    world = World(run.path, receiver=webhook, fire_after=3)
     for _ in range(4):
         world.evaluate(of_ranks(make_analysis, 1, 9), run)
-    assert {rank for _, rank, _ in heard(told)} == {"1", "9"}
-    told.calls.clear()
+    assert {rank for _, rank, _ in heard(webhook)} == {"1", "9"}
+    webhook.calls.clear()
     # While the alert of the host is pending, that of its rank goes on: there is no gap.
     for _ in range(2):
         world.evaluate(of_host(make_analysis, "node0", single=9), run)
     assert "TrainingStraggler 1" in world.firing()
     for _ in range(3):
         world.evaluate(of_host(make_analysis, "node0", single=9), run)
-    assert sorted((state, rank) for state, rank, _ in heard(told)) == [("firing", ""), ("resolved", "1")]
-    [ended] = [notice for call in told.calls for notice in call if notice.alert.status == "resolved"]
+    assert sorted((state, rank) for state, rank, _ in heard(webhook)) == [("firing", ""), ("resolved", "1")]
+    [ended] = [notice for call in webhook.calls for notice in call if notice.alert.status == "resolved"]
     assert "node0" in ended.alert.annotations["ended_because"]
     assert world.firing() == ["TrainingStraggler", "TrainingStraggler 9"]
 
 
 def test_after_its_host_a_rank_that_stays_slow_has_its_own_alert(make_run: Any, make_analysis: Make) -> None:
-    run, told = make_run(), Told()
-    world = World(run.path, receiver=told)
+    run, webhook = make_run(), RecordingWebhook()
+    world = World(run.path, receiver=webhook)
     for _ in range(3):
         world.evaluate(of_host(make_analysis, "node0"), run)
     for _ in range(4):

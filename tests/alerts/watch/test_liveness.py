@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.alerts.watch.watched_world import Told, World, past_of
+from tests.alerts.watch.watched_world import RecordingWebhook, World, past_of
 from tests.flight_dumps import Job, write
 
 from rankscope.alerts.deliver.message import messages_about
@@ -34,7 +34,7 @@ def world(make_run: Any, make_analysis: Any) -> Callable[..., tuple[Any, World]]
     def make(path: str = ".", **options: Any) -> tuple[Any, World]:
         run = make_run(slow=None)
         options = {"patience": Patience(silent_after_s=PATIENCE_S), "ask_for_dumps": False, **options}
-        watched = World((run.path / path).resolve(), receiver=Told(), **options)
+        watched = World((run.path / path).resolve(), receiver=RecordingWebhook(), **options)
         watched.answer = make_analysis()
         watched.steps = past_of([0.1] * 100)
         return run, watched
@@ -242,11 +242,11 @@ def test_a_rank_that_was_killed_while_others_have_not_ended_is_reported(world: C
     assert watched.said() == []
     let_pass(watched, 15, run, ranks=[0, 1, 3])
     assert watched.firing() == ["TrainingRankLost 2"]
-    told = watched.annotations("TrainingRankLost")
-    assert "was killed" in told["summary"]
+    annotations = watched.annotations("TrainingRankLost")
+    assert "was killed" in annotations["summary"]
     # The process is dead: there is no stack to dump
-    assert "py-spy" not in told["next"]
-    assert "dmesg" in told["next"]
+    assert "py-spy" not in annotations["next"]
+    assert "dmesg" in annotations["next"]
 
 
 @pytest.mark.parametrize("reason", ["killed", "crash"])
@@ -333,10 +333,10 @@ def test_ranks_of_a_stalled_run_are_asked_once_and_the_culprit_is_named(
         answer(run.path, ControlAnswer(id=asked.stem, accepted=rank != 2, answered_unix_ns=1), rank=rank)
     let_pass(watched, 20)
     assert watched.firing() == ["TrainingHang"]
-    told = watched.annotations("TrainingHang")
-    assert (told["culprit"], told["collective"]) == ("2", "all_reduce 2 of group 0")
-    assert told["next"].startswith(f"rankscope hang {run.path}\npy-spy dump --pid 102   (rank 2, on node1)\n")
-    assert "PID" not in told["next"]
+    annotations = watched.annotations("TrainingHang")
+    assert (annotations["culprit"], annotations["collective"]) == ("2", "all_reduce 2 of group 0")
+    assert annotations["next"].startswith(f"rankscope hang {run.path}\npy-spy dump --pid 102   (rank 2, on node1)\n")
+    assert "PID" not in annotations["next"]
     assert "rank" not in watched.events[0].labels
     # And dumps are requested only once
     let_pass(watched, 10 * PATIENCE_S)
@@ -456,9 +456,9 @@ def test_that_a_run_crashed_is_told_and_not_taken_back_at_once(
         run.end("killed", ranks=others, end_unix_ns=end + 2 * 10**9)
     let_pass(watched, RESTART_GRACE_S + 10)
     assert watched.firing() == ["TrainingCrashed"]
-    told = watched.annotations("TrainingCrashed")
-    assert (told["culprit"], told["culprit_host"], told["cause"]) == ("1", "node0", "crash")
-    assert "error output of rank 1 on node0" in told["next"]
+    annotations = watched.annotations("TrainingCrashed")
+    assert (annotations["culprit"], annotations["culprit_host"], annotations["cause"]) == ("1", "node0", "crash")
+    assert "error output of rank 1 on node0" in annotations["next"]
     heard = [(one.alert.labels["alertname"], one.alert.status) for call in watched.receiver.calls for one in call]
     assert heard == [("TrainingStraggler", "firing"), ("TrainingCrashed", "firing"), ("TrainingStraggler", "resolved")]
     assert watched.receiver.calls[-1][0].alert.annotations["ended_because"] == "the run ended early"

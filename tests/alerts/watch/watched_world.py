@@ -28,7 +28,7 @@ from rankscope.analysis.online import NewSteps
 from rankscope.analysis.result.analysis import Analysis
 
 
-class Told(Webhook):
+class RecordingWebhook(Webhook):
     """A webhook with an outbox in memory that records its notices, or refuses them."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class World(Following):
         self,
         path: Path,
         *,
-        receiver: Told,
+        receiver: RecordingWebhook,
         ledger: Ledger | None = None,
         once: bool = False,
         fire_after: int = 2,
