@@ -25,7 +25,7 @@ from rankscope.alerts.payload import NOT_ENDED, Notice, payload_alert
 from rankscope.alerts.rules.rule_file import runbooks
 from rankscope.alerts.watch.conditions.candidate import Subject
 from rankscope.alerts.watch.delivery import Delivery
-from rankscope.alerts.watch.following import Following
+from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
 from rankscope.alerts.watch.settings import WatcherSettings
 from rankscope.alerts.watch.watcher import Watcher
@@ -99,7 +99,7 @@ def test_severity_decides_who_is_told(require_program: Callable[[str], str], lab
 def test_from_the_watcher_through_alertmanager_to_the_receiver(
     alertmanager: tuple[str, str], make_run: Any, make_analysis: Any, eventually: Any
 ) -> None:
-    class Straggling(Following):
+    class Straggling(FollowedRuns):
         def update(self, run: Path) -> Analysis:
             del run
             analysis: Analysis = make_analysis(2)

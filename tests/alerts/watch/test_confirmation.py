@@ -10,7 +10,7 @@ import pytest
 from tests.alerts.watch.watched_world import RecordingWebhook, World
 
 from rankscope.alerts.watch.conditions.confirmation import FIRST_TEST, TESTS, Confirmation, Suspicion
-from rankscope.alerts.watch.following import Following
+from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.alerts.watch.ledger import Ledger
 from rankscope.analysis.inference.slow import SlowRanks
 from rankscope.analysis.online import NewSteps
@@ -128,7 +128,7 @@ def test_the_new_steps_of_a_run_are_judged_alone(make_run: Any) -> None:
     run = make_run(slow=2)
     run.slow = 1
     run.grow(40)
-    following = Following()
+    following = FollowedRuns()
     assert following.judge_since(run.path, 60, at_least=FIRST_TEST) is None
     following.update(run.path)
     new = following.judge_since(run.path, 60, at_least=FIRST_TEST)

@@ -13,7 +13,7 @@ from tests.step_files import append
 
 from rankscope.alerts.store.database import Store
 from rankscope.alerts.store.folders import STORE_FILE
-from rankscope.alerts.watch.following import Following
+from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.alerts.watch.ledger import Ledger, load_ledger, read_entries, save_ledger
 from rankscope.alerts.watch.runs import RESTART_GRACE_S, Glance, Glances
 from rankscope.alerts.watch.unreadable import SHOWN
@@ -461,7 +461,7 @@ def test_a_run_is_followed_whatever_one_rank_left(make_run: Any, webhook: Record
     steps = segment(rank_dir(run.path, 0, 1), "steps", 0)
     steps.unlink()
     steps.mkdir()
-    following = Following()
+    following = FollowedRuns()
     world = World(run.path, receiver=webhook)
     world.answer = following.update(run.path)
     assert world.answer.source.coverage == pytest.approx(0.75)

@@ -18,7 +18,7 @@ from rankscope.alerts.payload import Notice
 from rankscope.alerts.store.database import Store
 from rankscope.alerts.watch.conditions.step_past import StepPast
 from rankscope.alerts.watch.delivery import Delivery
-from rankscope.alerts.watch.following import Following
+from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
 from rankscope.alerts.watch.settings import WatcherSettings
 from rankscope.alerts.watch.watcher import Watcher
@@ -48,7 +48,7 @@ class RecordingWebhook(Webhook):
         return [(notice.alert.status, notice.alert.labels.get("rank", "")) for call in self.calls for notice in call]
 
 
-class World(Following):
+class World(FollowedRuns):
     """A watcher, its clock, and everything that it reports."""
 
     def __init__(

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.alerts.deliver.retrying import Judgement, not_answered
+from rankscope.alerts.deliver.retrying import AttemptResult, not_answered
 from rankscope.alerts.deliver.signing import SecretUnavailableError
 from rankscope.alerts.deliver.targets import Target
 from rankscope.alerts.deliver.templates.alert_texts import AlertTexts, alert_texts, headline
@@ -46,7 +46,7 @@ class AppriseCourier:
     def __init__(self, target: Target) -> None:
         self._target = target
 
-    def attempt(self, message_id: str, payload: bytes) -> Judgement:
+    def attempt(self, message_id: str, payload: bytes) -> AttemptResult:
         """Hand the message to Apprise once. Apprise reports only success or failure, not the service's answer."""
         del message_id
         try:
@@ -69,9 +69,9 @@ class AppriseCourier:
         except OSError as error:
             return not_answered(f"cannot start a process: {error.strerror or error}", sent=False)
         if done.returncode == 0:
-            return Judgement(kind="delivered", reason="accepted by Apprise", received=True)
+            return AttemptResult(kind="delivered", reason="accepted by Apprise", received=True)
         if done.returncode == _REFUSED:
-            return Judgement(kind="dead", reason="Apprise supports no service with such an address")
+            return AttemptResult(kind="dead", reason="Apprise supports no service with such an address")
         return not_answered("Apprise could not deliver it", sent=True)
 
 

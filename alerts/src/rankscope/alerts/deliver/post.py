@@ -154,9 +154,9 @@ def post_json(
     client: httpx.Client, url: str, body: bytes, *, headers: Mapping[str, str] = JSON, attempt_s: float = ATTEMPT_S
 ) -> None:
     """POST ``body`` once. Raises ``DeliveryError`` unless it was accepted (2xx)."""
-    judgement = judge_status(post(client, url, body, headers=headers, attempt_s=attempt_s).status)
-    if judgement.kind != "delivered":
-        raise DeliveryError(judgement.reason)
+    result = judge_status(post(client, url, body, headers=headers, attempt_s=attempt_s).status)
+    if result.kind != "delivered":
+        raise DeliveryError(result.reason)
 
 
 def opaque_name(kind: str, url: str) -> str:

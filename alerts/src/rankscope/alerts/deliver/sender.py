@@ -20,7 +20,7 @@ import msgspec
 from rankscope.alerts.deliver.apprise_courier import AppriseCourier
 from rankscope.alerts.deliver.http_courier import HttpCourier
 from rankscope.alerts.deliver.outbox import ClaimedMessage, Outbox
-from rankscope.alerts.deliver.retrying import RETRY_FOR_S, Judgement, pause_s
+from rankscope.alerts.deliver.retrying import RETRY_FOR_S, AttemptResult, pause_s
 from rankscope.alerts.deliver.targets import Target
 from rankscope.alerts.store.database import StoreError
 from rankscope.base.text import format_duration
@@ -43,7 +43,7 @@ TOLERATED: Final = 3
 class Courier(Protocol):
     """Transport that delivers messages to one target."""
 
-    def attempt(self, message_id: str, payload: bytes) -> Judgement:
+    def attempt(self, message_id: str, payload: bytes) -> AttemptResult:
         """Attempt delivery once. Failures of the receiver, the network or a secret's file are returned, never raised."""
 
 
@@ -125,50 +125,50 @@ class TargetSender:
         self._unrecorded = None
         return message
 
-    def _attempt(self, message: ClaimedMessage) -> Judgement:
+    def _attempt(self, message: ClaimedMessage) -> AttemptResult:
         try:
             return self._courier.attempt(message.id, message.body)
         except msgspec.DecodeError:
-            return Judgement(kind="dead", reason="cannot be sent: the payload is not readable")
+            return AttemptResult(kind="dead", reason="cannot be sent: the payload is not readable")
         except Exception as error:  # noqa: BLE001 - a bug in one message must not stop the others
             # This machine may be short of a resource for a while.
-            return Judgement(kind="retry", reason=f"cannot be sent: {type(error).__name__}", received=True)
+            return AttemptResult(kind="retry", reason=f"cannot be sent: {type(error).__name__}", received=True)
 
-    def _process(self, message: ClaimedMessage, judgement: Judgement) -> None:
-        if judgement.kind == "retry":
-            self._failed(message, judgement)
+    def _process(self, message: ClaimedMessage, result: AttemptResult) -> None:
+        if result.kind == "retry":
+            self._failed(message, result)
             return
         # A target that refuses one message answers, so the others are sent.
         failures, self._failures, self._pauses, self._not_before_ns = self._failures, 0, 0, 0
-        if judgement.kind == "delivered":
+        if result.kind == "delivered":
             if failures and self._reported:
                 logger.info("%s: delivered after %d failed attempts", self.target.label, failures)
             self._reported = ""
             self._unrecorded = partial(self._outbox.record, message, "delivered", received=True)
             return
-        self._give_up(message, judgement.reason, received=judgement.received)
-        if judgement.kind == "gone":
-            self._outbox.disable(self.target.name, judgement.reason)
+        self._give_up(message, result.reason, received=result.received)
+        if result.kind == "gone":
+            self._outbox.disable(self.target.name, result.reason)
 
-    def _failed(self, message: ClaimedMessage, judgement: Judgement) -> None:
+    def _failed(self, message: ClaimedMessage, result: AttemptResult) -> None:
         now = self._outbox.now_ns()
         self._failures += 1
-        self._reason = judgement.reason
-        if judgement.throttle or self._pauses or self._failures >= TOLERATED:
+        self._reason = result.reason
+        if result.throttle or self._pauses or self._failures >= TOLERATED:
             self._pauses += 1
-            self._not_before_ns = now + self._wait_ns(self._pauses, judgement)
+            self._not_before_ns = now + self._wait_ns(self._pauses, result)
         if now - message.queued_ns > self.target.retry_for_s * 1e9:
-            self._give_up(message, self._too_long(), received=judgement.received)
+            self._give_up(message, self._too_long(), received=result.received)
             return
         self._unrecorded = partial(
             self._outbox.record,
             message,
             "waiting",
-            reason=judgement.reason,
-            received=judgement.received,
-            next_attempt_ns=now + self._wait_ns(message.attempts, judgement),
+            reason=result.reason,
+            received=result.received,
+            next_attempt_ns=now + self._wait_ns(message.attempts, result),
         )
-        self._report_once(f"not delivered so far: {judgement.reason}")
+        self._report_once(f"not delivered so far: {result.reason}")
 
     def _give_up(self, message: ClaimedMessage, reason: str, *, received: bool) -> None:
         self._unrecorded = partial(self._outbox.record, message, "dead", reason=reason, received=received)
@@ -186,8 +186,8 @@ class TargetSender:
     def _too_long(self) -> str:
         return f"not accepted within {format_duration(self.target.retry_for_s * 1e6)}: {self._reason}"
 
-    def _wait_ns(self, failures: int, judgement: Judgement) -> int:
-        return int(max(pause_s(failures, chance=self._chance()), judgement.wait_s or 0.0) * 1e9)
+    def _wait_ns(self, failures: int, result: AttemptResult) -> int:
+        return int(max(pause_s(failures, chance=self._chance()), result.wait_s or 0.0) * 1e9)
 
     def _report_once(self, text: str) -> None:
         """Report a line once, until the line changes or a message is delivered."""

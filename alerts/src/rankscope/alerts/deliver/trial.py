@@ -135,13 +135,13 @@ def _attempts(target: Target, now_unix_ns: int) -> Iterator[TrialAttempt]:
     for ended in (False, True):
         [message] = messages_about(target.name, [trial_notice(now_unix_ns, ended=ended)])
         began = time.monotonic()
-        judgement = courier.attempt(message.id, message.body)
+        result = courier.attempt(message.id, message.body)
         yield TrialAttempt(
             target=target.label,
             status="resolved" if ended else "firing",
-            delivered=judgement.kind == "delivered",
-            answer=judgement.reason,
+            delivered=result.kind == "delivered",
+            answer=result.reason,
             seconds=round(time.monotonic() - began, 3),
         )
-        if judgement.kind != "delivered":
+        if result.kind != "delivered":
             return

@@ -28,7 +28,7 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
     alerts: list[PayloadAlert] = []
 
 
-class _Alert(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class _SentAlert(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Alert of either sender: Grafana's has all fields of Alertmanager's, and a few more."""
 
     status: _Status
@@ -43,21 +43,21 @@ class _Alert(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     panel_url: str | None = msgspec.field(name="panelURL", default=None)
 
 
-class _Body(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class _SentPayload(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     version: Literal["4", "1"]
     status: _Status
     receiver: str = ""
     group_key: str = ""
     external_url: str | None = msgspec.field(name="externalURL", default=None)
     truncated_alerts: int | None = 0
-    alerts: list[_Alert]
+    alerts: list[_SentAlert]
 
 
 def read_notification(body: bytes) -> Notification:
     """Decode a body. Raises ``NotUnderstoodError``."""
     try:
         # Check all of it for UTF-8: msgspec does not check skipped fields, and the stored body is shown again.
-        read = msgspec.json.decode(body.decode(), type=_Body)
+        read = msgspec.json.decode(body.decode(), type=_SentPayload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise NotUnderstoodError(f"not a webhook payload of Alertmanager (version 4) or Grafana (version 1): {error}") from error
     for number, alert in enumerate(read.alerts[:MAX_ALERTS]):
@@ -74,7 +74,7 @@ def read_notification(body: bytes) -> Notification:
     )
 
 
-def _received_alert(alert: _Alert) -> PayloadAlert:
+def _received_alert(alert: _SentAlert) -> PayloadAlert:
     """Convert an alert. Its fingerprint is computed here, because that of the sender is not trusted."""
     extra = {
         "values": alert.value_string,

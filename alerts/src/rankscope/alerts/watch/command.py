@@ -15,7 +15,7 @@ import click
 from rankscope.alerts.deliver.trial import targets_option
 from rankscope.alerts.output import log_options
 from rankscope.alerts.watch.options import budgets, judging_options
-from rankscope.alerts.watch.signals import Signals, StoppedError
+from rankscope.alerts.watch.signals import SignalHandlers, StoppedError
 from rankscope.analysis.trace.locations import local_path
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.http import host_port
@@ -130,7 +130,7 @@ def watch(
 
     Exit status: 0 done, 1 something could not be delivered or evaluated, 3 PATH cannot be read.
     """  # noqa: D301 - \b is for click
-    with daemon_log(log_level, log_format), Signals() as signals:
+    with daemon_log(log_level, log_format), SignalHandlers() as signals:
         from rankscope.alerts.deliver.endpoint import Endpoint
         from rankscope.alerts.deliver.signing import Secret
         from rankscope.alerts.deliver.target_file import Destinations, load_destinations
@@ -195,7 +195,7 @@ def watch(
             ctx.exit(1)
 
 
-def follow(watch: Watch, signals: Signals, *, interval_s: float, reread: Callable[[], Destinations] | None) -> None:
+def follow(watch: Watch, signals: SignalHandlers, *, interval_s: float, reread: Callable[[], Destinations] | None) -> None:
     """Evaluate until the followed run is over; once if ``watch.once``. ``reread`` returns the destinations after a SIGHUP.
 
     Raises ``StoppedError`` after SIGTERM or SIGINT.

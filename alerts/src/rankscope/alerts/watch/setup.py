@@ -19,7 +19,7 @@ from rankscope.alerts.output import Event, as_json, as_text, print_line
 from rankscope.alerts.store.database import Store, StoreError
 from rankscope.alerts.store.folders import watcher_state
 from rankscope.alerts.watch.delivery import Delivery
-from rankscope.alerts.watch.following import Following
+from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.alerts.watch.ledger import Ledger, load_ledger, save_ledger
 from rankscope.alerts.watch.settings import WatcherSettings
 from rankscope.alerts.watch.watcher import Watcher
@@ -107,7 +107,7 @@ def prepare(
     watcher = Watcher(
         path,
         analyse=analyze,
-        follow=Following(),
+        follow=FollowedRuns(),
         delivery=delivery,
         ledger=load_ledger(store),
         options=options,

@@ -23,7 +23,7 @@ from rankscope.alerts.watch.conditions.confirmation import Confirmation
 from rankscope.alerts.watch.conditions.findings import candidates
 from rankscope.alerts.watch.conditions.regressions import Regressions
 from rankscope.alerts.watch.delivery import Delivery
-from rankscope.alerts.watch.following import Following
+from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
 from rankscope.alerts.watch.liveness.alerts import LifeAlerts
 from rankscope.alerts.watch.liveness.dumps import Dumps
@@ -64,7 +64,7 @@ class Watcher:
         path: Path,
         *,
         analyse: Callable[[Sequence[Path]], Analysis],
-        follow: Following,
+        follow: FollowedRuns,
         delivery: Delivery,
         ledger: Ledger,
         options: WatcherSettings,

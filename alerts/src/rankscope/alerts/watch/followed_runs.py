@@ -13,7 +13,7 @@ from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.verdict.hung_run import hung_report
 
 
-class Following:
+class FollowedRuns:
     """One ``OnlineAnalysis`` and one ``StepPast`` per active run. ``clock`` returns seconds since 1970."""
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
