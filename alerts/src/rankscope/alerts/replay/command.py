@@ -9,9 +9,9 @@ from typing import Literal
 import click
 import msgspec
 
-from rankscope.alerts.output import progress_line
 from rankscope.alerts.watch.options import budgets, judging_options
 from rankscope.base.options import Duration, format_option
+from rankscope.base.progress import progress_line
 
 
 @click.command()
