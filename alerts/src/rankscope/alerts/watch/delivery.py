@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -10,12 +9,11 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Final
 
+from rankscope.alerts.deliver.failure_log import FailureLog
 from rankscope.alerts.deliver.notifiers import Alertmanager, Webhook
 from rankscope.alerts.deliver.post import DeliveryError
 from rankscope.alerts.owners import CRASHED
 from rankscope.alerts.watch.ledger import Entry, Ledger, Status
-
-logger = logging.getLogger(__name__)
 
 WAIT_S: Final = 0.5
 """Time that an evaluation waits for the response of an Alertmanager; the next evaluation processes a later one."""
@@ -49,9 +47,9 @@ class Delivery:
     def deliver_to(self, *, alertmanagers: Sequence[Alertmanager], webhooks: Sequence[Webhook]) -> None:
         """Replace the destinations."""
         self._posts = [
-            _Posts(manager, self._interval_s, _Failures(manager.name, self._report), self._elapsed) for manager in alertmanagers
+            _Posts(manager, self._interval_s, FailureLog(manager.name, self._report), self._elapsed) for manager in alertmanagers
         ]
-        self._webhooks = [(webhook, _Failures(webhook.name, self._report)) for webhook in webhooks]
+        self._webhooks = [(webhook, FailureLog(webhook.name, self._report)) for webhook in webhooks]
 
     def deliver(self, ledger: Ledger, *, now_unix_ns: int, wait_s: float = WAIT_S) -> None:
         """Send what is due, wait for the responses of Alertmanagers, then drop resolved alerts that need no more delivery."""
@@ -76,37 +74,13 @@ class Delivery:
         return any(_is_change(entry, webhook) for webhook, _ in self._webhooks)
 
 
-class _Failures:
-    """Reporter of a destination's failures: the first one, each with a new reason, and the recovery."""
-
-    def __init__(self, name: str, report: Callable[[str], None]) -> None:
-        self._name = name
-        self._report = report
-        self._reason: str | None = None
-        self.count = 0
-
-    def add(self, error: Exception) -> None:
-        """Count a failed delivery."""
-        reason = str(error) if isinstance(error, DeliveryError) else f"{type(error).__name__}: {error}"
-        self.count += 1
-        if reason != self._reason:
-            self._reason = reason
-            self._report(f"{self._name}: not delivered so far: {reason}")
-
-    def end(self) -> None:
-        """Reset after a successful delivery."""
-        if self._reason is not None:
-            logger.info("%s: delivered after %d failed attempts", self._name, self.count)
-        self._reason, self.count = None, 0
-
-
 _State = tuple[str, Status, str]
 
 
 class _Posts:
     """Posts to one Alertmanager, one at a time from a daemon thread, so that none prevents the process from exiting."""
 
-    def __init__(self, manager: Alertmanager, interval_s: float, failures: _Failures, elapsed: Callable[[], float]) -> None:
+    def __init__(self, manager: Alertmanager, interval_s: float, failures: FailureLog, elapsed: Callable[[], float]) -> None:
         self.name = manager.name
         self._manager = manager
         self._interval_s = interval_s
@@ -150,10 +124,10 @@ class _Posts:
             return
         self._running = None
         if isinstance(error, Exception):
-            self._failures.add(error)
+            self._failures.failed(_reason(error))
             return
         self._accepted = self._sending
-        self._failures.end()
+        self._failures.delivered()
 
     def is_behind(self, ledger: Ledger) -> bool:
         """Return whether the current state of any alert is not yet accepted."""
@@ -177,16 +151,20 @@ def _state(entry: Entry) -> _State:
     return entry.fingerprint, _status(entry), entry.revision
 
 
-def _send_changes(webhook: Webhook, ledger: Ledger, failures: _Failures) -> None:
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, DeliveryError) else f"{type(error).__name__}: {error}"
+
+
+def _send_changes(webhook: Webhook, ledger: Ledger, failures: FailureLog) -> None:
     changed = _changes(webhook, ledger)
     if not changed:
         return
     try:
         webhook.send([entry.notice() for entry in changed])
     except Exception as error:  # noqa: BLE001 - a fault of one destination must not cost the others
-        failures.add(error)
+        failures.failed(_reason(error))
         return
-    failures.end()
+    failures.delivered()
 
 
 def _changes(webhook: Webhook, ledger: Ledger) -> list[Entry]:
