@@ -15,9 +15,9 @@ from tests.alerts.watch.watched_world import RecordingWebhook, World, past_of
 from rankscope.alerts.owners import HANG, STRAGGLER
 from rankscope.alerts.watch.conditions.budgets import Budgets, budgets_of
 from rankscope.alerts.watch.conditions.candidate import Candidate, Loss, Subject
-from rankscope.alerts.watch.conditions.collapsed import FEW_RANKS, MOST_RANKS, collapsed
 from rankscope.alerts.watch.conditions.findings import candidates
 from rankscope.alerts.watch.conditions.regressions import Regressions
+from rankscope.alerts.watch.conditions.shared_alerts import FEW_RANKS, MOST_RANKS, merge_shared
 from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
 from rankscope.alerts.watch.pace import LONGEST_PAUSE_S, Pace
 from rankscope.analysis.online import RECENT_STEPS
@@ -256,9 +256,9 @@ def of_ranks(count: int) -> list[Candidate]:
 
 
 def test_very_many_ranks_have_one_alert_together() -> None:
-    assert len(collapsed(of_ranks(MOST_RANKS))) == MOST_RANKS
+    assert len(merge_shared(of_ranks(MOST_RANKS))) == MOST_RANKS
     other = SUBJECT.candidate(HANG, {"summary": "s"})
-    [one, together] = collapsed([other, *of_ranks(MOST_RANKS + 1)])
+    [one, together] = merge_shared([other, *of_ranks(MOST_RANKS + 1)])
     assert one is other
     assert "rank" not in together.alert.labels
     assert together.alert.annotations["summary"].startswith("33 ranks on 5 hosts: 0, 1, 2, 3, 4, 5, 6, 7 and 25 more. ")
@@ -266,13 +266,13 @@ def test_very_many_ranks_have_one_alert_together() -> None:
 
 
 def test_around_the_limit_alerts_do_not_come_and_go() -> None:
-    assert len(collapsed(of_ranks(FEW_RANKS + 1), together=["TrainingStraggler"])) == 1
-    assert len(collapsed(of_ranks(FEW_RANKS), together=["TrainingStraggler"])) == FEW_RANKS
+    assert len(merge_shared(of_ranks(FEW_RANKS + 1), together=["TrainingStraggler"])) == 1
+    assert len(merge_shared(of_ranks(FEW_RANKS), together=["TrainingStraggler"])) == FEW_RANKS
 
 
 def test_an_alert_about_many_ranks_stays_while_one_of_them_is_not_known() -> None:
     ledger = Ledger()
-    ledger.update("x", collapsed(of_ranks(40)), now_unix_ns=1, policy=FiringPolicy(1, 1))
+    ledger.update("x", merge_shared(of_ranks(40)), now_unix_ns=1, policy=FiringPolicy(1, 1))
     assert ledger.names("x", together=True) == {"TrainingStraggler"}
     [entry] = ledger.entries
     ledger.update("x", [], now_unix_ns=2, policy=FiringPolicy(1, 1), unknown=[17])

@@ -13,8 +13,8 @@ from rankscope.alerts.owners import STRAGGLER
 from rankscope.alerts.payload import PayloadAlert, payload_alert
 from rankscope.alerts.receive.verdicts.run_verdict import run_verdict_of, verdict_annotations
 from rankscope.alerts.watch.conditions.candidate import Candidate, Loss, Subject
-from rankscope.alerts.watch.conditions.collapsed import FEW_RANKS, MOST_RANKS, collapsed
 from rankscope.alerts.watch.conditions.findings import candidates
+from rankscope.alerts.watch.conditions.shared_alerts import FEW_RANKS, MOST_RANKS, merge_shared
 from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
 from rankscope.analysis.result.analysis import Analysis
 
@@ -136,9 +136,9 @@ def test_after_its_host_a_rank_that_stays_slow_has_its_own_alert(make_run: Any, 
 def test_an_alert_about_many_ranks_ends_when_all_their_hosts_have_theirs() -> None:
     ledger, policy = Ledger(), FiringPolicy(1, 3)
     ranks = [SUBJECT.candidate(STRAGGLER, {"summary": "s"}, rank=rank, host=f"n{rank // 8}") for rank in range(40)]
-    ledger.update("x", collapsed(ranks), now_unix_ns=1, policy=policy)
+    ledger.update("x", merge_shared(ranks), now_unix_ns=1, policy=policy)
     hosts = hosts_alerts(5)
-    assert len(collapsed(hosts, together=ledger.names("x", together=True))) == 5
+    assert len(merge_shared(hosts, together=ledger.names("x", together=True))) == 5
     ledger.update("x", hosts, now_unix_ns=2, policy=policy)
     ended = [entry for entry in ledger.entries if entry.ends_at_unix_ns is not None]
     assert [entry.alert.labels.get("host") for entry in ended] == [None]
@@ -165,12 +165,12 @@ def test_hosts_do_not_count_as_alerts_about_many_ranks() -> None:
 
 
 def test_very_many_hosts_have_one_alert_together() -> None:
-    assert len(collapsed(hosts_alerts(MOST_RANKS))) == MOST_RANKS
-    [together] = collapsed(hosts_alerts(MOST_RANKS + 1))
+    assert len(merge_shared(hosts_alerts(MOST_RANKS))) == MOST_RANKS
+    [together] = merge_shared(hosts_alerts(MOST_RANKS + 1))
     assert not {"rank", "host"} & together.alert.labels.keys()
     assert len(together.alert.annotations["ranks"].split(",")) == 8 * 33
     assert len(together.alert.annotations["hosts"].split(",")) == 33
-    assert len(collapsed(hosts_alerts(FEW_RANKS), together=["TrainingStraggler"])) == FEW_RANKS
+    assert len(merge_shared(hosts_alerts(FEW_RANKS), together=["TrainingStraggler"])) == FEW_RANKS
 
 
 def test_the_alert_of_a_host_stays_while_one_of_its_ranks_cannot_be_read() -> None:

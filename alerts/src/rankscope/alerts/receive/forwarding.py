@@ -32,7 +32,9 @@ _OWN: Final = frozenset(
 """Annotations whose received value is replaced by our own."""
 
 
-def forwarded(received: PayloadAlert, episode: Episode, annotations: dict[str, str], *, revision: str | None = None) -> Notice:
+def notice_to_forward(
+    received: PayloadAlert, episode: Episode, annotations: dict[str, str], *, revision: str | None = None
+) -> Notice:
     """Build the forwarded alert: as received, with the start of its episode and our own ``annotations``.
 
     Received annotations take precedence, except those in ``_OWN``. ``revision`` defaults to that of the episode.

@@ -20,7 +20,7 @@ from rankscope.alerts.receive.actions.actor import wanted_actions
 from rankscope.alerts.receive.config import ActionRule
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.episodes import Change, Episode, next_episode
-from rankscope.alerts.receive.forwarding import Forwarding, forwarded
+from rankscope.alerts.receive.forwarding import Forwarding, notice_to_forward
 from rankscope.alerts.receive.inbox import Action, Inbox
 from rankscope.alerts.receive.notification import Notification, NotUnderstoodError, read_notification
 from rankscope.alerts.receive.verdicts.analyst import Analyst
@@ -197,7 +197,7 @@ class Worker:
             annotations = self._annotations(alert, episode, verdicts.get(alert.fingerprint), actions)
             if kind == "reminder":
                 annotations |= {"reminder": str(episode.forwarded - 1), UPDATED_AT: rfc3339(episode.forwarded_unix_ns)}
-            notices.append(forwarded(alert, episode, annotations))
+            notices.append(notice_to_forward(alert, episode, annotations))
         forwarded_count = 0
         with self._inbox.store.transaction():
             if self._forwarding is not None and notices:

@@ -293,7 +293,7 @@ class Ledger(msgspec.Struct, kw_only=True):
 
 
 def _is_of_many(alert: Alert) -> bool:
-    """Return whether an alert stands for those of many ranks or hosts (``findings.collapsed``)."""
+    """Return whether an alert stands for those of many ranks or hosts (``conditions.shared_alerts``)."""
     return "ranks" in alert.annotations and not is_of_host(alert)
 
 

@@ -18,10 +18,10 @@ from rankscope.alerts.output import Event
 from rankscope.alerts.owners import CRASHED, HISTORY_ALERTS, LIFE_ALERTS, RECORD_ALERTS
 from rankscope.alerts.watch.announcements import Announcer
 from rankscope.alerts.watch.conditions.candidate import Candidate, Subject
-from rankscope.alerts.watch.conditions.collapsed import collapsed
 from rankscope.alerts.watch.conditions.confirmation import Confirmation
 from rankscope.alerts.watch.conditions.findings import candidates
 from rankscope.alerts.watch.conditions.regressions import Regressions
+from rankscope.alerts.watch.conditions.shared_alerts import merge_shared
 from rankscope.alerts.watch.delivery import Delivery
 from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
@@ -331,7 +331,7 @@ class Watcher:
         confirmation: Confirmation | None = None,
         held: Collection[str] = (),
     ) -> None:
-        conditions = collapsed(conditions, together=self.ledger.names(str(run), together=True))
+        conditions = merge_shared(conditions, together=self.ledger.names(str(run), together=True))
         now = self._clock()
         self.ledger.update(
             str(run), conditions, now_unix_ns=now, policy=policy, unknown=unknown, of=of, confirmation=confirmation, held=held

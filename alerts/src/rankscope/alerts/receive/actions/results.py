@@ -11,7 +11,7 @@ import msgspec
 from rankscope.alerts.receive.bounded_child import ChildResult
 from rankscope.alerts.receive.verdicts.known_runs import KnownRun
 from rankscope.alerts.receive.verdicts.run_verdict import bounded_texts, by_name_only
-from rankscope.alerts.watch.conditions.findings import described
+from rankscope.alerts.watch.conditions.findings import problem_annotations
 from rankscope.alerts.watch.liveness.alerts import PIDS, concrete, is_stack, stacks
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.result.analysis import Analysis
@@ -100,7 +100,7 @@ def capture_result(done: ChildResult, *, dashboard_url: str | None) -> ActionRes
     lead = "[simulated GPUs] " if analysis.source.simulated else ""
     steps = f"{result.first_step}-{result.last_step}"
     texts = {
-        **described(verdict),
+        **problem_annotations(verdict),
         "summary": f"{lead}Captured steps {steps}: {verdict.summary}",
         "simulated": "true" if analysis.source.simulated else "",
         "capture_steps": steps,

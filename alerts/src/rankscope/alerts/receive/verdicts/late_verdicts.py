@@ -12,7 +12,7 @@ from rankscope.alerts.alert import UPDATED_AT, rfc3339
 from rankscope.alerts.payload import PayloadAlert
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.episodes import Episode
-from rankscope.alerts.receive.forwarding import Forwarding, forwarded
+from rankscope.alerts.receive.forwarding import Forwarding, notice_to_forward
 from rankscope.alerts.receive.inbox import Action, Inbox
 from rankscope.alerts.receive.verdicts.analyst import Analyst
 from rankscope.alerts.receive.verdicts.known_runs import RunName, run_named
@@ -83,7 +83,7 @@ class LateVerdicts:
         if run_verdict.verdict is not None:
             annotations = verdict_annotations(run_verdict, alert.labels, dashboard_url=self._dashboard_url)
             annotations[UPDATED_AT] = rfc3339(self._clock())
-            follow_up = forwarded(alert, episode, annotations, revision=f"verdict-{action.number}")
+            follow_up = notice_to_forward(alert, episode, annotations, revision=f"verdict-{action.number}")
             self._counters.add("forwarded", self._forwarding.put([follow_up]))
         return True
 

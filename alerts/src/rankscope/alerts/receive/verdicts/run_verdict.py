@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from rankscope.alerts.owners import ALERT_OF_KIND, HANG, STRAGGLER
-from rankscope.alerts.watch.conditions.findings import described
+from rankscope.alerts.watch.conditions.findings import problem_annotations
 from rankscope.analysis.result.analysis import Analysis, Finding, Verdict
 from rankscope.base.text import one_line
 from rankscope.runs.links import overview_url
@@ -86,7 +86,7 @@ def verdict_annotations(run_verdict: RunVerdict, labels: dict[str, str], *, dash
     of_host = rank is None and labels.get("alertname") == STRAGGLER.alertname
     about = _about(run_verdict, labels.get("alertname", ""), rank, labels.get("host") if of_host else None)
     if about is not None:
-        texts |= described(about)
+        texts |= problem_annotations(about)
         hosts = about.hosts if isinstance(about, Verdict) else [about.host or ""] if about.whole_host else []
         if hosts:
             texts |= {"verdict_host": ", ".join(hosts), "verdict_ranks": ",".join(map(str, about.ranks))}

@@ -115,14 +115,14 @@ def _annotations(analysis: Analysis, finding: Finding) -> dict[str, str]:
         "summary": finding.summary,
         "ranks": ",".join(map(str, finding.ranks)) if finding.whole_host else "",
         "gpu_uuid": next((rank.gpu_uuid or "" for rank in analysis.ranks if rank.rank == finding.rank), ""),
-        **described(finding),
+        **problem_annotations(finding),
         "steps": f"{finding.steps[0]}-{finding.steps[1] - 1}" if finding.steps else "",
         "evidence": "; ".join(_evidence(finding)),
         **(_from_verdict(verdict) if about else {"next": "\n".join(_advice(analysis, finding))}),
     }
 
 
-def described(problem: Verdict | Finding) -> dict[str, str]:
+def problem_annotations(problem: Verdict | Finding) -> dict[str, str]:
     """Annotations about a problem, as the verdict or a finding describes it; empty where it does not."""
     return {
         "cause": problem.cause or "",

@@ -19,7 +19,7 @@ FEW_RANKS: Final = 16
 _SHOWN: Final = 8
 
 
-def collapsed(unmerged: Iterable[Candidate], *, together: Collection[str] = ()) -> list[Candidate]:
+def merge_shared(unmerged: Iterable[Candidate], *, together: Collection[str] = ()) -> list[Candidate]:
     """Merge alerts of the same name about many ranks or whole hosts into one alert.
 
     ``together``: names of alerts that are merged already, for which ``FEW_RANKS`` applies instead of ``MOST_RANKS``.
