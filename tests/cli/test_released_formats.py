@@ -100,7 +100,7 @@ def test_a_waiting_message_is_delivered(kept: Path, cli: Cli) -> None:
         (entry,) = load_ledger(store).entries
         assert (entry.alert.labels["alertname"], entry.alert.labels["rank"]) == ("TrainingStraggler", "1")
         # when a sender has a target of that name
-        target = Target(name="oncall", key="oncall", label="oncall", url=Secret(value=receiver.url))
+        target = Target(name="oncall", label="oncall", url=Secret(value=receiver.url))
         assert Sender(Outbox(store), [target], report=pytest.fail).run_due() == 1
         # then it receives the message under its id
         assert (receiver.ids, receiver.states) == ([message], [("1", "firing")])

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tests.dashboards.blocks import draw_at, page_text
 
 from rankscope.alerts.alert import fingerprint
-from rankscope.alerts.prometheus import Prometheus, Server
 from rankscope.alerts.watch.announcements import FINDING_SCHEMA, FindingRecord, append_finding
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.alerts import all_alerts as page
@@ -22,6 +21,7 @@ from rankscope.dashboards.alerts import data as watched_alerts
 from rankscope.dashboards.alerts.all_alerts import PAGE, alert_row, picked, row_id
 from rankscope.dashboards.alerts.data import AlertRecord, AlertsFound, alert_record
 from rankscope.dashboards.alerts.figures import MOST_BARS, alert_counts, alert_times, bar_width_s
+from rankscope.dashboards.alerts.prometheus import Prometheus, Server
 from rankscope.dashboards.alerts.view import alert_article
 from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.store.disk import DiskRuns

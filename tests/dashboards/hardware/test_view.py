@@ -12,8 +12,8 @@ from tests.dashboards.blocks import draw, figure_names, pick, pick_row, table_ro
 from tests.dashboards.gpu_samples import STEP_NS, STEPS, hot, samples_of, uuid, write_samples
 from tests.dashboards.recorded_run import START_NS
 
-from rankscope.alerts.prometheus import Prometheus, Server
 from rankscope.base.errors import RankscopeError
+from rankscope.dashboards.alerts.prometheus import Prometheus, Server
 from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data.events import Events, StepClock
 from rankscope.dashboards.data.hardware import OF_PROMETHEUS, OF_RUN, ROW, GaugeRange, Gpu, Hardware, HardwareIndex, LinkState

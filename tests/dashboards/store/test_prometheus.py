@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from tests.remembering_prometheus import remembering
 
-from rankscope.alerts.prometheus import Prometheus, Server
 from rankscope.analysis.result.analysis import Analysis
+from rankscope.dashboards.alerts.prometheus import Prometheus, Server
 from rankscope.dashboards.data.hardware import nothing
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.store.prometheus_hardware import scraped_hardware

@@ -1,4 +1,4 @@
-"""One alert: what identifies it, what it says, and when it began and ended.
+"""One alert: what identifies it and what it says.
 
 Labels identify the alert, so a value that changes between evaluations must be an annotation.
 """
@@ -30,17 +30,6 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     annotations: dict[str, str]
     generator_url: str = ""
     """Page that shows the evidence; empty when no dashboard is known."""
-
-
-class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """An alert at a moment, as it is sent: firing while ``ends_at_unix_ns`` is ``None``, resolved afterwards."""
-
-    alert: Alert
-    fingerprint: str
-    starts_at_unix_ns: int
-    ends_at_unix_ns: int | None = None
-    revision: str = ""
-    """Identifier of the state after the details of a firing alert changed; empty before the first such change."""
 
 
 def ranks_of(alert: Alert) -> set[int]:
@@ -85,8 +74,8 @@ def unix_ns(moment: str) -> int:
         return 0
     if read.tzinfo is None:
         read = read.replace(tzinfo=UTC)
-    found = (read - _EPOCH) // timedelta(microseconds=1) * 1000
-    return found if abs(found) < 2**62 else 0
+    nanoseconds = (read - _EPOCH) // timedelta(microseconds=1) * 1000
+    return nanoseconds if abs(nanoseconds) < 2**62 else 0
 
 
 def is_rfc3339(moment: str) -> bool:

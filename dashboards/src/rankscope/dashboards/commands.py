@@ -167,7 +167,7 @@ def dashboard(
 
         prometheus = None
         if prometheus_url is not None:
-            from rankscope.alerts.prometheus import Prometheus, Server
+            from rankscope.dashboards.alerts.prometheus import Prometheus, Server
 
             prometheus = Prometheus(
                 Server(url=prometheus_url, token_file=prometheus_token_file, ca_file=prometheus_ca), answer_s=PROMETHEUS_S

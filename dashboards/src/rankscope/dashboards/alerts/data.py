@@ -26,7 +26,9 @@ from rankscope.runs.paths import findings_file
 from rankscope.runs.segments import decode_blocks, open_regular, read_blocks
 
 if TYPE_CHECKING:
-    from rankscope.alerts.prometheus import Prometheus  # needs a package that is installed only for queries to a Prometheus
+    from rankscope.dashboards.alerts.prometheus import (
+        Prometheus,  # needs a package that is installed only for queries to a Prometheus
+    )
     from rankscope.dashboards.data.run_data import RunData
     from rankscope.dashboards.data.source import RunSummary
     from rankscope.dashboards.store.run_folder import RunFolder

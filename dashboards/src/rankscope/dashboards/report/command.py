@@ -13,10 +13,10 @@ from typing import Final
 
 import click
 
-from rankscope.alerts.output import progress_line
 from rankscope.analysis.result.text import size
 from rankscope.base.errors import InputError
 from rankscope.base.process import collector_paused
+from rankscope.base.progress import progress_line
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model.state import PageState

@@ -33,7 +33,9 @@ from rankscope.runs.paths import verdict_file
 from rankscope.runs.records import KernelRecord, StepRecord
 
 if TYPE_CHECKING:
-    from rankscope.alerts.prometheus import Prometheus  # needs a package that is installed only for queries to a Prometheus
+    from rankscope.dashboards.alerts.prometheus import (
+        Prometheus,  # needs a package that is installed only for queries to a Prometheus
+    )
 
 WHATIF_EVERY_S: Final = 300.0
 """Refresh interval of the what-if and the comparisons of a live run; reading all of a large run takes minutes."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from rankscope.alerts.watch.runs import discover
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.text import ranks_text
 from rankscope.dashboards.data.memo import Memo
@@ -16,6 +15,7 @@ from rankscope.dashboards.data.source import RunSummary, Status, UnknownRunError
 from rankscope.dashboards.model.page import MAX_BADGE
 from rankscope.dashboards.store.footprint import Footprint, footprint, leads_out
 from rankscope.dashboards.words.inert import MAX_TEXT, shown
+from rankscope.runs.named import runs_in
 from rankscope.runs.reader import RunReader, is_visible_run
 from rankscope.runs.records import RunInfo
 from rankscope.runs.world_size import told_world_size
@@ -48,7 +48,7 @@ class RunFolder:
                 raise InputError(path, "no such file or folder; name the folder of your runs, or record one with `rankscope run`")
             if not path.is_dir():
                 raise InputError(path, "not a folder: give a run directory, or a folder of run directories")
-            discover(path)
+            runs_in(path)
         except OSError as error:
             raise InputError(path, error.strerror or str(error)) from error
         self.path = path.resolve()
@@ -94,7 +94,7 @@ class RunFolder:
 
     def _folders(self) -> list[Path]:
         try:
-            return discover(self.path)
+            return runs_in(self.path)
         except OSError as error:
             raise InputError(self.path, error.strerror or str(error)) from error
 

@@ -5,35 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Protocol
 
-from rankscope.alerts.watch.regressions import StepPast, read_past
+from rankscope.alerts.watch.conditions.step_past import StepPast, read_past
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.online import NewSteps, OnlineAnalysis
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.verdict.hung_run import hung_report
 
 
-class Follow(Protocol):
-    """Analyses of active runs. Raises ``RankscopeError``."""
-
-    def update(self, run: Path) -> Analysis:
-        """Analyse a run; only new records need to be read."""
-
-    def past(self, run: Path, /, *, read: bool = False) -> StepPast | None:
-        """Return the past steps of a run, ``None`` if unknown. ``read``: also for a run that is not followed."""
-
-    def judge_since(self, run: Path, step: int, /, *, at_least: int) -> NewSteps | None:
-        """Judge the steps of a run from ``step`` on, as last updated; ``None`` for fewer than ``at_least`` steps."""
-
-    def hang(self, run: Path, fresh: bool, /) -> HangReport | None:
-        """Diagnose a hang from the dumps in a run. ``fresh``: no rank has made a step since they were taken."""
-
-    def keep(self, runs: Collection[Path]) -> None:
-        """Forget all other runs."""
-
-
-class Following:
+class FollowedRuns:
     """One ``OnlineAnalysis`` and one ``StepPast`` per active run. ``clock`` returns seconds since 1970."""
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
@@ -50,7 +30,7 @@ class Following:
             self._runs.pop(run, None)
             raise
 
-    def past(self, run: Path, *, read: bool = False) -> StepPast | None:
+    def past(self, run: Path, /, *, read: bool = False) -> StepPast | None:
         """Return the past steps of a run; before the first update ``None``, or with ``read`` those in its files.
 
         Raises ``InputError``.
@@ -60,12 +40,12 @@ class Following:
             return followed[1]
         return read_past(run) if read else None
 
-    def judge_since(self, run: Path, step: int, *, at_least: int) -> NewSteps | None:
+    def judge_since(self, run: Path, step: int, /, *, at_least: int) -> NewSteps | None:
         """Judge the steps of a followed run from ``step`` on; ``None`` for fewer than ``at_least`` steps."""
         followed = self._runs.get(run)
         return None if followed is None else followed[0].judge_since(step, at_least=at_least)
 
-    def hang(self, run: Path, fresh: bool) -> HangReport | None:
+    def hang(self, run: Path, fresh: bool, /) -> HangReport | None:
         """Diagnose a hang from the dumps in a run. ``fresh``: no rank has made a step since they were taken.
 
         Raises ``RankscopeError``.

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from rankscope.alerts.alert import Alert, fingerprint, ranks_of
-from rankscope.alerts.watch.candidate import Candidate
+from rankscope.alerts.watch.conditions.candidate import Candidate
 from rankscope.analysis.result.text import first_of
 
 MOST_RANKS: Final = 32
@@ -19,22 +19,22 @@ FEW_RANKS: Final = 16
 _SHOWN: Final = 8
 
 
-def collapsed(found: Iterable[Candidate], *, together: Collection[str] = ()) -> list[Candidate]:
+def merge_shared(unmerged: Iterable[Candidate], *, together: Collection[str] = ()) -> list[Candidate]:
     """Merge alerts of the same name about many ranks or whole hosts into one alert.
 
     ``together``: names of alerts that are merged already, for which ``FEW_RANKS`` applies instead of ``MOST_RANKS``.
     """
     by_name: dict[str, list[Candidate]] = defaultdict(list)
-    for candidate in found:
+    for candidate in unmerged:
         by_name[candidate.name].append(candidate)
     kept: list[Candidate] = []
     for name, candidates in by_name.items():
-        of_units = [one for one in candidates if {"rank", "host"} & one.alert.labels.keys()]
+        of_units = [candidate for candidate in candidates if {"rank", "host"} & candidate.alert.labels.keys()]
         most = FEW_RANKS if name in together else MOST_RANKS
         if len(of_units) <= most:
             kept += candidates
             continue
-        kept += [one for one in candidates if one not in of_units]
+        kept += [candidate for candidate in candidates if candidate not in of_units]
         kept.append(_of_all(of_units))
     return kept
 
@@ -43,19 +43,19 @@ def _of_all(candidates: list[Candidate]) -> Candidate:
     """Build one alert without a rank and a host from those of all: the text of the first, and the highest loss."""
     first = candidates[0]
     labels = {name: value for name, value in first.alert.labels.items() if name not in ("rank", "host")}
-    ranks = sorted({rank for one in candidates for rank in ranks_of(one.alert)})
-    hosts = sorted({one.alert.labels["host"] for one in candidates if "host" in one.alert.labels})
+    ranks = sorted({rank for candidate in candidates for rank in ranks_of(candidate.alert)})
+    hosts = sorted({candidate.alert.labels["host"] for candidate in candidates if "host" in candidate.alert.labels})
     where = f" on {len(hosts)} hosts" if len(hosts) > 1 else f" on {hosts[0]}" if hosts else ""
     texts = dict(first.alert.annotations)
     texts["summary"] = f"{len(ranks)} ranks{where}: {first_of(ranks, _SHOWN)}. Of one of them: {texts.get('summary', '')}"
     texts["ranks"] = ",".join(map(str, ranks))
     if hosts:
         texts["hosts"] = ",".join(hosts)
-    losses = [one.loss for one in candidates if one.loss is not None]
+    losses = [candidate.loss for candidate in candidates if candidate.loss is not None]
     loss = None
     if losses:
         # Losses by different ranks may be the same hours, so only the highest is certain.
-        hours, per_hour = max(one.gpu_hours for one in losses), max(one.per_hour for one in losses)
+        hours, per_hour = max(loss.gpu_hours for loss in losses), max(loss.per_hour for loss in losses)
         loss = msgspec.structs.replace(losses[0], gpu_hours=hours, per_hour=per_hour)
     alert = Alert(labels=labels, annotations=texts, generator_url=first.alert.generator_url.partition("?")[0])
     if "dashboard_url" in texts:

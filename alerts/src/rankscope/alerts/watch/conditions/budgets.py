@@ -41,15 +41,15 @@ BUDGETS: Final = tuple(Budgets.__dataclass_fields__)
 def budgets_of(texts: Sequence[str]) -> Budgets:
     """Parse budgets from ``NAME=SHARE``, with a share such as ``0.3`` or ``30%``. Raises ``ValueError``."""
     shares: dict[str, float] = {}
-    for one in texts:
-        name, _, text = one.partition("=")
+    for budget in texts:
+        name, _, text = budget.partition("=")
         if name not in BUDGETS:
             raise ValueError(f"no budget {name!r}; there are {', '.join(BUDGETS)}")
         try:
             share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
         except ValueError:
-            raise ValueError(f"{one}: a share is a number such as 0.3 or 30%") from None
+            raise ValueError(f"{budget}: a share is a number such as 0.3 or 30%") from None
         if not 0 < share <= 1:
-            raise ValueError(f"{one}: a share is above 0 and at most 1, or 100%")
+            raise ValueError(f"{budget}: a share is above 0 and at most 1, or 100%")
         shares[name] = share
     return Budgets(**shares)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from rankscope.alerts.watch.regressions import StepPast
+from rankscope.alerts.watch.conditions.step_past import StepPast
 from rankscope.alerts.watch.runs import Glance, RankSeen
 from rankscope.analysis.trace.possible import are_possible_steps
 from rankscope.runs.follow import last_rows
@@ -58,10 +58,10 @@ class LastSteps:
         """Return the last step of a rank; ``None`` if it has none that can be read."""
         if seen.steps is None:
             return None
-        known = self._known.get(rank)
-        if known is None or known[0] != seen.steps:
-            known = self._known[rank] = (seen.steps, _last_step(rank_dir(run, attempt, rank)))
-        return known[1]
+        cached = self._known.get(rank)
+        if cached is None or cached[0] != seen.steps:
+            cached = self._known[rank] = (seen.steps, _last_step(rank_dir(run, attempt, rank)))
+        return cached[1]
 
 
 def _last_step(folder: Path) -> LastStep | None:
@@ -101,10 +101,10 @@ def find_outage(run: Path, seen: Glance, live: Collection[int], last_steps: Last
 
     ``live``: ranks that have not ended; those that cannot be read now are left out. Their silence is not judged here.
     """
-    last = {rank: last_steps.read(run, seen.attempt, rank, one) for rank, one in seen.ranks.items()}
+    last = {rank: last_steps.read(run, seen.attempt, rank, state) for rank, state in seen.ranks.items()}
     ended = {rank: info for rank, info in sorted(seen.infos.items()) if info.end_reason in ("crash", "killed")}
-    furthest = max((one.step for rank in ended if (one := last[rank]) is not None), default=0)
-    if any(one.step > furthest + STEPS_AHEAD for rank in live if (one := last[rank]) is not None):
+    furthest = max((step.step for rank in ended if (step := last[rank]) is not None), default=0)
+    if any(step.step > furthest + STEPS_AHEAD for rank in live if (step := last[rank]) is not None):
         return None
     return Outage(
         silent={rank: last[rank] for rank in sorted(live) if seen.ranks[rank].readable},

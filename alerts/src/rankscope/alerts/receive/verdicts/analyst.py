@@ -11,8 +11,8 @@ from typing import Final
 import msgspec
 
 from rankscope.alerts.receive.bounded_child import BoundedChild
-from rankscope.alerts.receive.facts import RunFacts, facts_of
-from rankscope.alerts.receive.known_runs import KnownRun, KnownRuns, RunName, UnknownRunError
+from rankscope.alerts.receive.verdicts.known_runs import KnownRun, KnownRuns, RunName, UnknownRunError
+from rankscope.alerts.receive.verdicts.run_verdict import RunVerdict, run_verdict_of
 from rankscope.analysis.result.analysis import Analysis
 
 FRESH_S: Final = 30.0
@@ -38,7 +38,7 @@ class Analyst:
         self._ready = ready
         self._changed = threading.Condition()
         self._queue: dict[RunName, None] = {}
-        self._known: OrderedDict[RunName, tuple[float, RunFacts]] = OrderedDict()
+        self._known: OrderedDict[RunName, tuple[float, RunVerdict]] = OrderedDict()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="analyst", daemon=True)
 
@@ -52,15 +52,15 @@ class Analyst:
             self._stopping = True
             self._changed.notify()
 
-    def facts(self, named: RunName) -> RunFacts | None:
-        """Return the facts about a run; ``None`` while its analysis is pending: call again."""
+    def verdict(self, named: RunName) -> RunVerdict | None:
+        """Return the verdict about a run; ``None`` while its analysis is pending: call again."""
         with self._changed:
-            known = self._known.get(named)
-            if known is not None and time.monotonic() - known[0] < self._fresh_s:
-                return known[1]
+            cached = self._known.get(named)
+            if cached is not None and time.monotonic() - cached[0] < self._fresh_s:
+                return cached[1]
             if named not in self._queue:
                 if len(self._queue) >= MAX_QUEUED:
-                    return RunFacts(problem="alerts about too many runs arrived at once to analyse them all", late=True)
+                    return RunVerdict(problem="alerts about too many runs arrived at once to analyse them all", late=True)
                 self._queue[named] = None
                 self._changed.notify()
         return None
@@ -74,31 +74,31 @@ class Analyst:
                     return
                 named = next(iter(self._queue))
             try:
-                facts = self._analyse(named)
+                run_verdict = self._analyse(named)
             except Exception as error:  # noqa: BLE001 - a damaged run must not stop the analysis of the next one
-                facts = RunFacts(problem=f"the run cannot be analysed: {type(error).__name__}")
+                run_verdict = RunVerdict(problem=f"the run cannot be analysed: {type(error).__name__}")
             with self._changed:
                 del self._queue[named]
                 self._known.pop(named, None)
-                self._known[named] = (time.monotonic(), facts)
+                self._known[named] = (time.monotonic(), run_verdict)
                 while len(self._known) > _KEPT:
                     self._known.popitem(last=False)
             self._ready()
 
-    def _analyse(self, named: RunName) -> RunFacts:
+    def _analyse(self, named: RunName) -> RunVerdict:
         try:
             run = self._runs.find(named)
         except UnknownRunError as error:
-            return RunFacts(problem=str(error), unknown=True)
+            return RunVerdict(problem=str(error), unknown=True)
         return msgspec.structs.replace(self._analysed(run), by_name=not named.run_id)
 
-    def _analysed(self, run: KnownRun) -> RunFacts:
+    def _analysed(self, run: KnownRun) -> RunVerdict:
         done = BoundedChild(["analyze", str(run.path), "--format", "json"], limit_s=self._limit_s).wait()
         if done.status is None:
-            return RunFacts(problem=f"the run could not be analysed within {self._limit_s:g} s", run_id=run.run_id)
+            return RunVerdict(problem=f"the run could not be analysed within {self._limit_s:g} s", run_id=run.run_id)
         if done.status != 0:
-            return RunFacts(problem=f"the run cannot be analysed: {done.error or f'status {done.status}'}", run_id=run.run_id)
-        facts = facts_of(msgspec.json.decode(done.output, type=Analysis))
-        if facts.run_id and facts.run_id != run.run_id:
-            return RunFacts(problem="the run was replaced by another while it was analysed")
-        return facts
+            return RunVerdict(problem=f"the run cannot be analysed: {done.error or f'status {done.status}'}", run_id=run.run_id)
+        run_verdict = run_verdict_of(msgspec.json.decode(done.output, type=Analysis))
+        if run_verdict.run_id and run_verdict.run_id != run.run_id:
+            return RunVerdict(problem="the run was replaced by another while it was analysed")
+        return run_verdict

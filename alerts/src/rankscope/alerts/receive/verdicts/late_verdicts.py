@@ -9,14 +9,14 @@ from typing import Final
 import msgspec
 
 from rankscope.alerts.alert import UPDATED_AT, rfc3339
-from rankscope.alerts.receive.analyst import Analyst
+from rankscope.alerts.payload import PayloadAlert
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.episodes import Episode
-from rankscope.alerts.receive.facts import annotations_of
-from rankscope.alerts.receive.forwarding import Forwarding, forwarded
+from rankscope.alerts.receive.forwarding import Forwarding, notice_to_forward
 from rankscope.alerts.receive.inbox import Action, Inbox
-from rankscope.alerts.receive.known_runs import RunName, run_named
-from rankscope.alerts.receive.notification import ReceivedAlert
+from rankscope.alerts.receive.verdicts.analyst import Analyst
+from rankscope.alerts.receive.verdicts.known_runs import RunName, run_named
+from rankscope.alerts.receive.verdicts.run_verdict import verdict_annotations
 
 MOST_OWED: Final = 200
 """Limit, because each stores its alert and is checked at every event. Further alerts get no late verdict."""
@@ -46,7 +46,7 @@ class LateVerdicts:
         self._runs: dict[int, RunName] = {}
         """Run of each entry by its number, so that no alert is decoded again at every look."""
 
-    def owed(self, alert: ReceivedAlert, episode: Episode, *, new: int) -> Action | None:
+    def owed(self, alert: PayloadAlert, episode: Episode, *, new: int) -> Action | None:
         """Build the inbox entry of an owed verdict; ``None`` at the limit. ``new``: number of new entries of the delivery."""
         if self._inbox.owed_verdict_count() + new >= MOST_OWED:
             return None
@@ -75,20 +75,20 @@ class LateVerdicts:
         episode = self._inbox.episode(action.fingerprint)
         if episode is None or episode.status == "resolved" or episode.starts_unix_ns != action.starts_unix_ns:
             return True
-        facts = self._analyst.facts(self._runs[action.number])
-        if facts is None or facts.late:
+        run_verdict = self._analyst.verdict(self._runs[action.number])
+        if run_verdict is None or run_verdict.late:
             return False
-        alert = msgspec.json.decode(action.alert, type=ReceivedAlert)
-        self._counters.add("late_verdicts", outcome="no_verdict" if facts.verdict is None else "verdict")
-        if facts.verdict is not None:
-            annotations = annotations_of(facts, alert.labels, dashboard_url=self._dashboard_url)
+        alert = msgspec.json.decode(action.alert, type=PayloadAlert)
+        self._counters.add("late_verdicts", outcome="no_verdict" if run_verdict.verdict is None else "verdict")
+        if run_verdict.verdict is not None:
+            annotations = verdict_annotations(run_verdict, alert.labels, dashboard_url=self._dashboard_url)
             annotations[UPDATED_AT] = rfc3339(self._clock())
-            follow_up = forwarded(alert, episode, annotations, revision=f"verdict-{action.number}")
+            follow_up = notice_to_forward(alert, episode, annotations, revision=f"verdict-{action.number}")
             self._counters.add("forwarded", self._forwarding.put([follow_up]))
         return True
 
 
 def _run_of(action: Action) -> RunName:
-    named = run_named(msgspec.json.decode(action.alert, type=ReceivedAlert).labels)
+    named = run_named(msgspec.json.decode(action.alert, type=PayloadAlert).labels)
     assert named is not None, "a verdict is owed about a run"
     return named

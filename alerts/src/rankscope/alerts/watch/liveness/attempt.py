@@ -76,22 +76,22 @@ class AttemptLiveness:
 
     def look(self, seen: Mapping[int, RankSeen], now_s: float) -> None:
         """Record the state of the ranks at ``now_s`` of the watched time."""
-        for rank, one in seen.items():
-            known = self._ranks.get(rank)
-            if known is None:
-                known = self._ranks[rank] = _Rank(one.steps, now_s, gone_at_first_look=_is_gone(one))
-            elif one.steps != known.steps:
-                known.steps, known.moved_s = one.steps, now_s
-                known.moved = self.moved = True
-            if known.gone_s is None and _is_gone(one):
-                known.gone_s = now_s
+        for rank, state in seen.items():
+            watched = self._ranks.get(rank)
+            if watched is None:
+                watched = self._ranks[rank] = _Rank(state.steps, now_s, gone_at_first_look=_is_gone(state))
+            elif state.steps != watched.steps:
+                watched.steps, watched.moved_s = state.steps, now_s
+                watched.moved = self.moved = True
+            if watched.gone_s is None and _is_gone(state):
+                watched.gone_s = now_s
 
     def judge(self, seen: Mapping[int, RankSeen], patience_s: float, now_s: float, *, news: bool = True) -> LivenessVerdict:
         """Judge which ranks are silent or gone; ``seen`` is that of the last ``look``.
 
         ``news``: report events before the first look even if no rank has made a step since.
         """
-        live = [rank for rank, one in seen.items() if _is_live(one)]
+        live = [rank for rank, state in seen.items() if _is_live(state)]
         there = [rank for rank in live if seen[rank].readable]
         silence = {rank: now_s - self._ranks[rank].moved_s for rank in there}
         going = [rank for rank in there if self._ranks[rank].moved and silence[rank] <= GOING * patience_s]
@@ -104,13 +104,13 @@ class AttemptLiveness:
             # A job without any step is still starting, however long that takes.
             stalled = True if any(seen[rank].steps is not None for rank in live) else None
         gone = {
-            rank: str(one.info.end_reason)
-            for rank, one in seen.items()
-            if live and one.info is not None and self._is_gone_for_good(rank, now_s, news=news or self.moved)
+            rank: str(state.info.end_reason)
+            for rank, state in seen.items()
+            if live and state.info is not None and self._is_gone_for_good(rank, now_s, news=news or self.moved)
         }
         silent = quiet if going else []
         ended = bool(live) and any(self._is_news(rank, news=news or self.moved) for rank in seen)
-        others = (rank for rank, one in seen.items() if one.info is not None and not _is_live(one) and not _is_gone(one))
+        others = (rank for rank, state in seen.items() if state.info is not None and not _is_live(state) and not _is_gone(state))
         certain = {*going, *silent, *gone, *others}
         return LivenessVerdict(
             stalled=stalled,
@@ -129,8 +129,8 @@ class AttemptLiveness:
 
     def _is_news(self, rank: int, *, news: bool) -> bool:
         """Return whether a rank died; without ``news``, only if it died after the first look."""
-        known = self._ranks[rank]
-        return known.gone_s is not None and (news or not known.gone_at_first_look)
+        watched = self._ranks[rank]
+        return watched.gone_s is not None and (news or not watched.gone_at_first_look)
 
     def _is_gone_for_good(self, rank: int, now_s: float, *, news: bool) -> bool:
         """Return whether a rank died and had the time to be replaced by an elastic restart."""
@@ -138,11 +138,11 @@ class AttemptLiveness:
         return gone_s is not None and now_s - gone_s >= RESTART_GRACE_S and self._is_news(rank, news=news)
 
 
-def _is_gone(one: RankSeen) -> bool:
-    return one.info is not None and one.info.end_reason in ("crash", "killed")
+def _is_gone(state: RankSeen) -> bool:
+    return state.info is not None and state.info.end_reason in ("crash", "killed")
 
 
-def _is_live(one: RankSeen) -> bool:
+def _is_live(state: RankSeen) -> bool:
     """Return whether a rank has a ``rank.json``, has not ended, and its recorder is not disabled."""
-    info = one.info
+    info = state.info
     return info is not None and info.end_unix_ns is None and info.end_reason is None and info.disabled_reason is None

@@ -9,14 +9,15 @@ from typing import Any, Literal
 import msgspec
 
 from rankscope.alerts.receive.bounded_child import ChildResult
-from rankscope.alerts.receive.facts import MAX_TEXT, by_name_only
-from rankscope.alerts.receive.known_runs import KnownRun
-from rankscope.alerts.watch.findings import reading
-from rankscope.alerts.watch.life_alerts import PIDS, concrete, is_stack, stacks
+from rankscope.alerts.receive.verdicts.known_runs import KnownRun
+from rankscope.alerts.receive.verdicts.run_verdict import bounded_texts, by_name_only
+from rankscope.alerts.watch.conditions.findings import problem_annotations
+from rankscope.alerts.watch.liveness.alerts import PIDS, concrete, is_stack, stacks
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.result.analysis import Analysis
+from rankscope.analysis.result.text import reading
 from rankscope.base.errors import InputError
-from rankscope.base.text import format_duration, one_line
+from rankscope.base.text import format_duration
 from rankscope.runs.links import overview_url, window_url
 from rankscope.runs.reader import RunReader
 
@@ -51,7 +52,7 @@ class _Captured(msgspec.Struct, frozen=True, kw_only=True):
 
 def impossible_result(what: str, why: str) -> ActionResult:
     """Build the result of an action that could not be carried out."""
-    return ActionResult(outcome="impossible", annotations=_texts({"summary": f"No {what}: {why}"}))
+    return ActionResult(outcome="impossible", annotations=bounded_texts({"summary": f"No {what}: {why}"}))
 
 
 def is_simulated(annotations: dict[str, str]) -> bool:
@@ -77,9 +78,9 @@ def _led(result: ActionResult, lead: str, **more: str) -> ActionResult:
     )
 
 
-def merged_steps(before: str, found: str) -> str:
+def merged_steps(before: str, after: str) -> str:
     """Merge ``next`` for a follow-up: stacks of processes first, then the alert's steps, then other new steps."""
-    new = found.splitlines()
+    new = after.splitlines()
     return "\n".join(concrete([*filter(is_stack, new), *before.splitlines(), *new]))
 
 
@@ -88,42 +89,41 @@ def capture_result(done: ChildResult, *, dashboard_url: str | None) -> ActionRes
     result = _decoded(done)
     if result is None:
         return impossible_result("capture", done.error or "the command that requests it failed")
-    found = result.analysis
-    if found is None or result.first_step is None:
+    analysis = result.analysis
+    if analysis is None or result.first_step is None:
         outcome: Outcome = "unanswered" if result.accepted is None else "refused"
         return ActionResult(
             outcome=outcome,
-            annotations=_texts({"summary": f"The capture was {outcome}: {result.reason}"}),
+            annotations=bounded_texts({"summary": f"The capture was {outcome}: {result.reason}"}),
         )
-    verdict = found.verdict
-    lead = "[simulated GPUs] " if found.source.simulated else ""
+    verdict = analysis.verdict
+    lead = "[simulated GPUs] " if analysis.source.simulated else ""
     steps = f"{result.first_step}-{result.last_step}"
     texts = {
+        **problem_annotations(verdict),
         "summary": f"{lead}Captured steps {steps}: {verdict.summary}",
-        "simulated": "true" if found.source.simulated else "",
+        "simulated": "true" if analysis.source.simulated else "",
         "capture_steps": steps,
-        "cause": verdict.cause or "",
-        "explained_by": verdict.explained_by or "",
-        "phase": verdict.phase or "",
         "process_group": verdict.group or "",
-        "confidence": "" if verdict.confidence is None else f"{verdict.confidence:.0%}",
-        "coverage": "" if found.source.coverage is None else f"{found.source.coverage:.0%}",
+        "coverage": "" if analysis.source.coverage is None else f"{analysis.source.coverage:.0%}",
         "next": "\n".join(verdict.next),
-        "overlap": _overlap(found),
-        "imposed_wait": _imposed(found),
-        "collectives": _collectives(found),
-        "evidence": "; ".join(" ".join(reading(item)) for finding in found.findings[:1] for item in finding.evidence),
+        "overlap": _overlap(analysis),
+        "imposed_wait": _imposed(analysis),
+        "collectives": _collectives(analysis),
+        "evidence": "; ".join(" ".join(reading(item)) for finding in analysis.findings[:1] for item in finding.evidence),
         "missing": "; ".join(f"rank {row.rank}: {row.reason}" for row in result.missing[:8]),
     }
     if verdict.hosts:
         texts |= {"verdict_host": ", ".join(verdict.hosts), "verdict_ranks": ",".join(map(str, verdict.ranks))}
     elif verdict.rank is not None:
-        row = next((row for row in found.ranks if row.rank == verdict.rank), None)
+        row = next((row for row in analysis.ranks if row.rank == verdict.rank), None)
         texts["verdict_rank"] = str(verdict.rank)
         texts |= {"verdict_host": row.host or "", "gpu_uuid": row.gpu_uuid or ""} if row is not None else {}
-    if dashboard_url is not None and found.source.run_id:
-        texts["dashboard_url"] = window_url(dashboard_url, found.source.run_id, first_step=result.first_step, rank=verdict.rank)
-    return ActionResult(outcome="incomplete" if result.missing else "shown", annotations=_texts(texts))
+    if dashboard_url is not None and analysis.source.run_id:
+        texts["dashboard_url"] = window_url(
+            dashboard_url, analysis.source.run_id, first_step=result.first_step, rank=verdict.rank
+        )
+    return ActionResult(outcome="incomplete" if result.missing else "shown", annotations=bounded_texts(texts))
 
 
 def dump_result(dumped: ChildResult, hang: ChildResult | None, *, run: KnownRun, dashboard_url: str | None) -> ActionResult:
@@ -134,7 +134,7 @@ def dump_result(dumped: ChildResult, hang: ChildResult | None, *, run: KnownRun,
     missing = "; ".join(f"rank {row.rank}: {row.reason}" for row in result.missing[:8])
     if not result.dumps:
         texts = {"summary": f"No rank wrote a dump: {missing}", "missing": missing}
-        return ActionResult(outcome="unanswered", annotations=_texts(texts))
+        return ActionResult(outcome="unanswered", annotations=bounded_texts(texts))
     try:
         report = msgspec.json.decode(hang.output, type=HangReport)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -143,14 +143,14 @@ def dump_result(dumped: ChildResult, hang: ChildResult | None, *, run: KnownRun,
         "summary": f"Flight Recorders: {report.summary}",
         "missing": missing,
         "verdict_rank": ", ".join(map(str, report.culprits[:8])),
-        "verdict_host": ", ".join(one.host for one in report.evidence[:8] if one.host),
+        "verdict_host": ", ".join(culprit.host for culprit in report.evidence[:8] if culprit.host),
         "collectives": "" if report.collective is None else report.collective.op,
         "process_group": "" if report.group is None else report.group.name,
         "next": "\n".join(concrete([*_stacks(run.path, report.culprits), *report.next])),
     }
     if dashboard_url is not None:
         texts["dashboard_url"] = overview_url(dashboard_url, run.run_id, rank=report.culprits[0] if report.culprits else None)
-    return ActionResult(outcome="incomplete" if result.missing else "shown", annotations=_texts(texts))
+    return ActionResult(outcome="incomplete" if result.missing else "shown", annotations=bounded_texts(texts))
 
 
 def _stacks(run: Path, ranks: Sequence[int]) -> list[str]:
@@ -170,33 +170,29 @@ def _decoded(done: ChildResult) -> _Captured | None:
         return None
 
 
-def _overlap(found: Analysis) -> str:
+def _overlap(analysis: Analysis) -> str:
     """``rank 3 hides 12% of its communication, the others 64%``."""
-    known = {row.rank: row.overlap_ratio for row in found.ranks if row.overlap_ratio is not None}
-    others = [ratio for rank, ratio in known.items() if rank != found.verdict.rank]
+    ratios = {row.rank: row.overlap_ratio for row in analysis.ranks if row.overlap_ratio is not None}
+    others = [ratio for rank, ratio in ratios.items() if rank != analysis.verdict.rank]
     parts = []
-    if found.verdict.rank in known:
-        parts.append(f"rank {found.verdict.rank} hides {known[found.verdict.rank]:.0%} of its communication")
+    if analysis.verdict.rank in ratios:
+        parts.append(f"rank {analysis.verdict.rank} hides {ratios[analysis.verdict.rank]:.0%} of its communication")
     if others:
         mean = f"{sum(others) / len(others):.0%}"
         parts.append(f"the others {mean}" if parts else f"the ranks hide {mean} of their communication")
     return ", ".join(parts)
 
 
-def _imposed(found: Analysis) -> str:
-    if not found.imposed_wait:
+def _imposed(analysis: Analysis) -> str:
+    if not analysis.imposed_wait:
         return ""
-    worst = found.imposed_wait[0]
+    worst = analysis.imposed_wait[0]
     share = "" if worst.share is None else f", {worst.share:.0%} of all waiting"
-    steps = max(1, found.source.steps)
+    steps = max(1, analysis.source.steps)
     return f"the others waited {format_duration(worst.imposed_us / steps)} per step for rank {worst.rank}{share}"
 
 
-def _collectives(found: Analysis) -> str:
+def _collectives(analysis: Analysis) -> str:
     """Name up to four operations, the longest first."""
-    ops = dict.fromkeys(row.op for row in found.collectives.by_op)
+    ops = dict.fromkeys(row.op for row in analysis.collectives.by_op)
     return ", ".join(list(ops)[:4])
-
-
-def _texts(texts: dict[str, str]) -> dict[str, str]:
-    return {name: "\n".join(map(one_line, text.split("\n")))[:MAX_TEXT] for name, text in texts.items() if text}

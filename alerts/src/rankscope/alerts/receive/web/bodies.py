@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rankscope.alerts.receive.refusals import CLOSE, Refused, retry_after
+from rankscope.alerts.receive.web.refusals import CLOSE, Refused, retry_after
 
 MAX_BODY_BYTES: Final = 20 * 2**20
 """2,000 of the largest alerts of our own rules, with long labels, weigh 11 MiB: tests/alerts/receive/test_refusals.py."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from rankscope.alerts.receive.app import ReceiverApp
+from rankscope.alerts.receive.web.app import ReceiverApp
 from rankscope.base.errors import InputError
 from rankscope.base.http import FollowedFiles
 from rankscope.base.http_server import Endpoint, serve_until_signal
@@ -31,9 +32,8 @@ def serve(
     A renewed certificate is used from the next handshake. ``begins`` is called when the receiver accepts connections, ``reload``
     at SIGHUP; ``report`` takes problems with the certificate. Raises ``InputError`` for files that are no certificate and key.
     """
-    if certificate is None:
-        endpoint = receiver_endpoint(app, sock)
-    else:
+    endpoint = Endpoint(sock, app, evicted=app.evicted)
+    if certificate is not None:
         file, key = certificate
         complaints: list[str] = []
 
@@ -43,15 +43,8 @@ def serve(
                 report(f"{error}; the last certificate stays in use")
 
         followed = FollowedFiles(lambda: (_context(file, key), certificate), changed=lambda _: complaints.clear(), failed=failed)
-        endpoint = receiver_endpoint(app, sock, tls=followed.get)
+        endpoint = replace(endpoint, tls=followed.get)
     serve_until_signal([endpoint], grace_s=STOP_S, started=begins, reload=reload)
-
-
-def receiver_endpoint(
-    app: ReceiverApp, sock: socket.socket, *, tls: Callable[[], ssl.SSLContext | None] = lambda: None
-) -> Endpoint:
-    """Endpoint of a receiver, which counts and reports the senders that the server evicts."""
-    return Endpoint(sock, app, tls, evicted=app.evicted)
 
 
 def _context(certificate: Path, key: Path) -> ssl.SSLContext:

@@ -55,13 +55,13 @@ def run_named(labels: dict[str, str]) -> RunName | None:
 
 def absent(roots: Sequence[Path]) -> dict[Path, str]:
     """Return those of ``roots`` that cannot be read now, and why."""
-    found: dict[Path, str] = {}
+    reasons: dict[Path, str] = {}
     for root in roots:
         try:
             os.scandir(root).close()
         except OSError as error:
-            found[root] = error.strerror or str(error)
-    return found
+            reasons[root] = error.strerror or str(error)
+    return reasons
 
 
 class KnownRuns:
@@ -77,18 +77,18 @@ class KnownRuns:
         self._read = {path: read for path, read in self._read.items() if path in {run.path for run in runs}}
         gone = "".join(f"; {root} cannot be read: {reason}" for root, reason in absent(self._roots).items())
         if named.run_id:
-            found = [run for run in runs if run.run_id == named.run_id]
-            if len(found) > 1:
-                raise UnknownRunError(f"{len(found)} folders under --runs have this run id")
+            matches = [run for run in runs if run.run_id == named.run_id]
+            if len(matches) > 1:
+                raise UnknownRunError(f"{len(matches)} folders under --runs have this run id")
         else:
             # A name is typically the script's: it does not identify one of several runs, or a run that is over.
             of_name = [run for run in runs if run.name == named.name]
-            found = [run for run in of_name if _is_live(run.path)]
-            if gone or (of_name and len(found) != 1):
-                raise UnknownRunError(f"the alert gives no run_id, and live runs of this name are {len(found)}{gone}")
-        if not found:
+            matches = [run for run in of_name if _is_live(run.path)]
+            if gone or (of_name and len(matches) != 1):
+                raise UnknownRunError(f"the alert gives no run_id, and live runs of this name are {len(matches)}{gone}")
+        if not matches:
             raise UnknownRunError(f"this run is not under the receiver's --runs{gone}")
-        return found[0]
+        return matches[0]
 
     def _all(self) -> Iterator[KnownRun]:
         seen: set[Path] = set()
@@ -119,14 +119,14 @@ class KnownRuns:
         try:
             status = run_file(path).stat()
             identity = (status.st_ino, status.st_size, status.st_mtime_ns)
-            known = self._read.get(path)
-            if known is None or known[0] != identity:
+            cached = self._read.get(path)
+            if cached is None or cached[0] != identity:
                 info = RunReader(path).info
-                known = (identity, KnownRun(path, info.run_id, info.name or "", info.simulated))
-                self._read[path] = known
+                cached = (identity, KnownRun(path, info.run_id, info.name or "", info.simulated))
+                self._read[path] = cached
         except (OSError, InputError):
             return None
-        return known[1]
+        return cached[1]
 
 
 def _is_live(path: Path) -> bool:

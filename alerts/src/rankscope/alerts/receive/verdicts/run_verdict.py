@@ -7,13 +7,13 @@ from typing import Final
 import msgspec
 
 from rankscope.alerts.owners import ALERT_OF_KIND, HANG, STRAGGLER
+from rankscope.alerts.watch.conditions.findings import problem_annotations
 from rankscope.analysis.result.analysis import Analysis, Finding, Verdict
-from rankscope.analysis.result.text import hours_text
-from rankscope.base.text import factor, one_line
+from rankscope.base.text import one_line
 from rankscope.runs.links import overview_url
 
 MAX_TEXT: Final = 2_000
-"""Characters of an annotation: the content of a run is untrusted."""
+"""Characters of an annotation."""
 _FINDINGS: Final = 64
 _ALERTS_OF_KIND: Final[dict[str, tuple[str, ...]]] = {
     **{kind: (rule.alertname,) for kind, rule in ALERT_OF_KIND.items()},
@@ -22,7 +22,7 @@ _ALERTS_OF_KIND: Final[dict[str, tuple[str, ...]]] = {
 """Alerts by the kind of finding that they are about."""
 
 
-class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
+class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """Part of an analysis that alerts include; or the reason why there is none."""
 
     problem: str = ""
@@ -41,12 +41,12 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     hosts: dict[int, str] = {}
 
 
-def facts_of(analysis: Analysis) -> RunFacts:
+def run_verdict_of(analysis: Analysis) -> RunVerdict:
     """Extract the part of an analysis that is kept."""
     findings = analysis.findings[:_FINDINGS]
     named = {analysis.verdict.rank, *(finding.rank for finding in findings)}
     ranks = [row for row in analysis.ranks if row.rank in named]
-    return RunFacts(
+    return RunVerdict(
         run_id=analysis.source.run_id or "",
         simulated=analysis.source.simulated,
         coverage=analysis.source.coverage,
@@ -62,81 +62,74 @@ def by_name_only(run_id: str) -> str:
     return f"Run {run_id}, the only live one of that name: "
 
 
-def annotations_of(facts: RunFacts, labels: dict[str, str], *, dashboard_url: str | None) -> dict[str, str]:
-    """Return the annotations that the facts add to an alert with these labels.
+def verdict_annotations(run_verdict: RunVerdict, labels: dict[str, str], *, dashboard_url: str | None) -> dict[str, str]:
+    """Return the annotations that a verdict adds to an alert with these labels.
 
     ``verdict`` is the sentence about the run; ``no_verdict`` is the reason if there is none. Cause, cost, rank and next steps are
     added only if they concern the alert's own problem: why one rank is slow does not explain why another disappeared.
     """
-    verdict = facts.verdict
-    by_name = {"found_by_name": facts.run_id} if facts.by_name and facts.run_id else {}
-    lead = by_name_only(facts.run_id) if by_name else ""
+    verdict = run_verdict.verdict
+    by_name = {"found_by_name": run_verdict.run_id} if run_verdict.by_name and run_verdict.run_id else {}
+    lead = by_name_only(run_verdict.run_id) if by_name else ""
     if verdict is None:
-        return {name: _text(text) for name, text in {"no_verdict": f"{lead}{facts.problem}", **by_name}.items()}
-    if facts.simulated:
+        return bounded_texts({"no_verdict": f"{lead}{run_verdict.problem}", **by_name})
+    if run_verdict.simulated:
         lead = f"[simulated GPUs] {lead}"
     texts = {
         **by_name,
         "verdict": f"{lead}{verdict.summary}",
-        "simulated": "true" if facts.simulated else "",
-        "coverage": "" if facts.coverage is None else f"{facts.coverage:.0%}",
+        "simulated": "true" if run_verdict.simulated else "",
+        "coverage": "" if run_verdict.coverage is None else f"{run_verdict.coverage:.0%}",
     }
     label = labels.get("rank", "")
     rank = int(label) if label.isascii() and label.isdecimal() and len(label) < 10 else None
     of_host = rank is None and labels.get("alertname") == STRAGGLER.alertname
-    found = _about(facts, labels.get("alertname", ""), rank, labels.get("host") if of_host else None)
-    if found is not None:
-        texts |= {
-            "cause": found.cause or "",
-            "explained_by": found.explained_by or "",
-            "phase": found.phase or "",
-            "pattern": found.pattern or "",
-            "confidence": "" if found.confidence is None else f"{found.confidence:.0%}",
-            "slowdown": "" if found.slowdown is None else factor(found.slowdown),
-            "gpu_hours_lost": "" if found.gpu_hours_lost is None else hours_text(found.gpu_hours_lost),
-        }
-        hosts = found.hosts if isinstance(found, Verdict) else [found.host or ""] if found.whole_host else []
+    about = _about(run_verdict, labels.get("alertname", ""), rank, labels.get("host") if of_host else None)
+    if about is not None:
+        texts |= problem_annotations(about)
+        hosts = about.hosts if isinstance(about, Verdict) else [about.host or ""] if about.whole_host else []
         if hosts:
-            texts |= {"verdict_host": ", ".join(hosts), "verdict_ranks": ",".join(map(str, found.ranks))}
-            rank = found.rank if rank is None else rank
-        elif found.rank is not None:
+            texts |= {"verdict_host": ", ".join(hosts), "verdict_ranks": ",".join(map(str, about.ranks))}
+            rank = about.rank if rank is None else rank
+        elif about.rank is not None:
             texts |= {
-                "verdict_rank": str(found.rank),
-                "verdict_host": facts.hosts.get(found.rank, ""),
-                "gpu_uuid": facts.gpu_uuids.get(found.rank, ""),
+                "verdict_rank": str(about.rank),
+                "verdict_host": run_verdict.hosts.get(about.rank, ""),
+                "gpu_uuid": run_verdict.gpu_uuids.get(about.rank, ""),
             }
-            rank = found.rank if rank is None else rank
-    if found is verdict:
+            rank = about.rank if rank is None else rank
+    if about is verdict:
         texts |= {
             "cost": f"{verdict.cost.amount:.2f} {verdict.cost.currency}" if verdict.cost else "",
             "next": "\n".join(verdict.next),
         }
-    if dashboard_url is not None and facts.run_id:
-        texts["dashboard_url"] = overview_url(dashboard_url, facts.run_id, rank=rank)
-    return {name: _text(text) for name, text in texts.items() if text}
+    if dashboard_url is not None and run_verdict.run_id:
+        texts["dashboard_url"] = overview_url(dashboard_url, run_verdict.run_id, rank=rank)
+    return bounded_texts(texts)
 
 
-def _about(facts: RunFacts, alertname: str, rank: int | None, host: str | None) -> Verdict | Finding | None:
+def _about(run_verdict: RunVerdict, alertname: str, rank: int | None, host: str | None) -> Verdict | Finding | None:
     """Return the verdict, or else the costliest finding, that an alert of this name is about.
 
     ``rank``: that of the alert; ``host``: that of an alert about a host as a whole.
     """
-    verdict = facts.verdict
+    verdict = run_verdict.verdict
     kinds = {kind for kind, alerts in _ALERTS_OF_KIND.items() if alertname in alerts}
     if verdict is not None and verdict.kind in kinds and rank in (None, verdict.rank, *verdict.ranks):
-        of_rank = None if verdict.rank is None else facts.hosts.get(verdict.rank)
+        of_rank = None if verdict.rank is None else run_verdict.hosts.get(verdict.rank)
         named = verdict.hosts or ([] if of_rank is None else [of_rank])
         if host is None or host in named:
             return verdict
     return next(
         (
             finding
-            for finding in facts.findings
+            for finding in run_verdict.findings
             if finding.kind in kinds and rank in (None, finding.rank, *finding.ranks) and host in (None, finding.host)
         ),
         None,
     )
 
 
-def _text(text: str) -> str:
-    return "\n".join(map(one_line, text.split("\n")))[:MAX_TEXT]
+def bounded_texts(texts: dict[str, str]) -> dict[str, str]:
+    """Leave out empty texts, and limit the others: the content of a run is untrusted."""
+    return {name: "\n".join(map(one_line, text.split("\n")))[:MAX_TEXT] for name, text in texts.items() if text}

@@ -127,10 +127,10 @@ def _answered(run: Path, request: str, ranks: Iterable[int]) -> set[int]:
 
 
 def _files(folder: Path) -> _Files:
-    found: set[tuple[str, int, int]] = set()
+    files: set[tuple[str, int, int]] = set()
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
-                found.add((entry.name, status.st_size, status.st_mtime_ns))
-    return frozenset(found)
+                files.add((entry.name, status.st_size, status.st_mtime_ns))
+    return frozenset(files)

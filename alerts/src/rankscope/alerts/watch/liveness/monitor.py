@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Final
 
 from rankscope.alerts.owners import HANG, RANK_LOST
-from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
-from rankscope.alerts.watch.dumps import Dumps
-from rankscope.alerts.watch.life_alerts import LifeAlerts
-from rankscope.alerts.watch.liveness import AttemptLiveness, WatchedTime
-from rankscope.alerts.watch.outage import LastSteps, Outage, find_outage, shortest_wait_s
-from rankscope.alerts.watch.regressions import StepPast
+from rankscope.alerts.watch.conditions.candidate import Candidate, Loss, Subject
+from rankscope.alerts.watch.conditions.step_past import StepPast
+from rankscope.alerts.watch.liveness.alerts import LifeAlerts
+from rankscope.alerts.watch.liveness.attempt import AttemptLiveness, WatchedTime
+from rankscope.alerts.watch.liveness.dumps import Dumps
+from rankscope.alerts.watch.liveness.outage import LastSteps, Outage, find_outage, shortest_wait_s
 from rankscope.alerts.watch.runs import Glance
 from rankscope.analysis.evidence.liveness import SILENT_SECONDS, SILENT_STEPS, patience_s
 from rankscope.analysis.hang.activity import Activities, read_activities
@@ -44,13 +44,15 @@ class Patience:
 class LifeReport:
     """Result of one look at an active run."""
 
-    found: list[Candidate]
+    candidates: list[Candidate]
     of: set[str]
     """Names of the alerts that were decided, found or not."""
     unknown: Collection[int]
     """Ranks for which nothing was decided."""
     moved: bool
     """The run has made a step since the watcher started."""
+    held: Collection[str] = ()
+    """Names of alerts in ``candidates`` that do not fire yet."""
 
 
 class LivenessMonitor:
@@ -91,25 +93,32 @@ class LivenessMonitor:
             outage = find_outage(run, seen, verdict.live, last_steps)
         quiet = outage is not None and outage.is_within(verdict.quiet)
         stalled = bool(verdict.stalled) and (news or liveness.moved)
-        # Without a reason why dumps are missing, they may still arrive.
-        hung, missing = self._dumps.look(run, seen.attempt, verdict.live, now_s) if quiet or stalled else (None, None)
+        hung, missing, activities = None, None, None
+        if quiet or stalled:
+            activities = self._activities(run, seen)
+            # A stopped process cannot write a dump.
+            stopped = {rank for rank, row in activities.doing.items() if row.process == "stopped"} if activities else set()
+            # Without a reason why dumps are missing, they may still arrive.
+            hung, missing = self._dumps.look(run, seen.attempt, [rank for rank in verdict.live if rank not in stopped], now_s)
         decided = quiet and missing is not None and bool(verdict.gone)
         if outage is not None and not decided and outage.waited_s >= shortest_wait_s(past, asked=True):
             # Whether the ranks without an end are silent shows later, as does an elastic restart.
-            found = alerts.lost(verdict.silent)
+            candidates = alerts.lost(verdict.silent)
             return LifeReport(
-                found=found, of={RANK_LOST.alertname}, unknown=verdict.unknown | {*verdict.gone}, moved=liveness.moved
+                candidates=candidates, of={RANK_LOST.alertname}, unknown=verdict.unknown | {*verdict.gone}, moved=liveness.moved
             )
         lost, first = self._lost(run, outage, past) if outage is not None and decided else (None, False)
-        found, of = alerts.lost(verdict.silent, {} if first else verdict.gone), {RANK_LOST.alertname}
+        candidates, of = alerts.lost(verdict.silent, {} if first else verdict.gone), {RANK_LOST.alertname}
         if lost is not None:
-            found += alerts.outage(lost, {rank: liveness.silence_s(rank, now_s) for rank in lost.silent}, first=first)
+            candidates += alerts.outage(lost, {rank: liveness.silence_s(rank, now_s) for rank in lost.silent}, first=first)
         if verdict.stalled is False or (lost is not None and lost.silent.keys() >= {*verdict.live}):
             of.add(HANG.alertname)
-        elif stalled and missing is not None:
-            found.append(alerts.hang(verdict, hung, missing=missing, activities=self._activities(run, seen)))
+        elif stalled and (missing is not None or outage is None):
+            candidates.append(alerts.hang(verdict, hung, missing=missing or "", activities=activities))
             of.add(HANG.alertname)
-        return LifeReport(found=found, of=of, unknown=verdict.unknown, moved=liveness.moved)
+        # The evaluations that an alert needs to fire count while dumps may still arrive.
+        held = {HANG.alertname} if stalled and missing is None else set[str]()
+        return LifeReport(candidates=candidates, of=of, unknown=verdict.unknown, moved=liveness.moved, held=held)
 
     def _activities(self, run: Path, seen: Glance) -> Activities | None:
         """Return what the ranks of a stalled run are doing; ``None``: not known."""
@@ -119,11 +128,11 @@ class LivenessMonitor:
             return None  # removed since
 
     def _attempt(self, run: Path, attempt: int) -> tuple[AttemptLiveness, LastSteps]:
-        known = self._attempts.get(run)
-        if known is None or known[0].attempt != attempt:
-            known = self._attempts[run] = (AttemptLiveness(attempt), LastSteps())
+        watched = self._attempts.get(run)
+        if watched is None or watched[0].attempt != attempt:
+            watched = self._attempts[run] = (AttemptLiveness(attempt), LastSteps())
             self._dumps.over(run)
-        return known
+        return watched
 
     def _lost(self, run: Path, outage: Outage, past: StepPast | None) -> tuple[Outage | None, bool]:
         """Return the quiet ranks that are lost, if any, and whether that is why the others ended."""

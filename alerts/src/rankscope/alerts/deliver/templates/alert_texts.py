@@ -68,7 +68,7 @@ _WORDS: Final[dict[State, str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class AlertTexts:
     """One alert as texts. Every text is truncated to the requested length, and on one line except ``description``."""
 
     state: State
@@ -120,26 +120,26 @@ class Facts:
         return ("[simulated] " if self.simulated else "") + " ".join(words) + (f": {where}" if where else "")
 
 
-def facts(alert: PayloadAlert, cap: int) -> Facts:
+def alert_texts(alert: PayloadAlert, cap: int) -> AlertTexts:
     """Convert an alert to texts of at most ``cap`` characters per text."""
-    known = {**alert.annotations, **alert.labels}
-    if "instance" in known:
-        known["instance"] = host_of({"instance": known["instance"]})
+    values = {**alert.annotations, **alert.labels}
+    if "instance" in values:
+        values["instance"] = host_of({"instance": values["instance"]})
     summary, evidence = (alert.annotations.get(name, "") for name in ("summary", "evidence"))
-    links = tuple((words, known[name]) for words, name in _LINKS if _is_link(known.get(name, "")))
-    return Facts(
+    links = tuple((words, values[name]) for words, name in _LINKS if _is_link(values.get(name, "")))
+    return AlertTexts(
         state=_state(alert),
         over=alert.status == "resolved",
         why_ended=_line(alert.annotations.get("ended_because", ""), cap) if alert.status == "resolved" else "",
         name=_line(alert.labels.get("alertname", "(no alertname)"), cap),
         severity=_line(alert.labels.get("severity", ""), cap),
-        simulated=known.get("simulated", "").lower() in ("true", "1", "yes") or summary.startswith("[simulated"),
+        simulated=values.get("simulated", "").lower() in ("true", "1", "yes") or summary.startswith("[simulated"),
         summary=_line(summary, cap),
         description="\n".join(_line(line, cap) for line in shortened(alert.annotations.get("description", ""), cap).splitlines()),
         when=_when(alert),
-        place=_found(_PLACE, known, cap),
-        run_id=_line(known.get("run_id", ""), cap) if known.get("run", "") not in ("", known.get("run_id")) else "",
-        details=_found(_TEXTS, alert.annotations, cap),
+        place=_first_values(_PLACE, values, cap),
+        run_id=_line(values.get("run_id", ""), cap) if values.get("run", "") not in ("", values.get("run_id")) else "",
+        details=_first_values(_TEXTS, alert.annotations, cap),
         evidence=_line(evidence, cap),
         deciding=_deciding(evidence, cap, paged="evidence" in dict(links)),
         next=tuple(_line(step, cap) for step in alert.annotations.get("next", "").splitlines()[:_STEPS] if step.strip()),
@@ -176,7 +176,7 @@ def fitted(build: Callable[[Payload, int], object], payload: bytes) -> bytes:
 
 def headline(payload: Payload, cap: int) -> str:
     """Summarize a payload in one line."""
-    first = facts(payload.alerts[0], cap)
+    first = alert_texts(payload.alerts[0], cap)
     more = len(payload.alerts) + payload.truncated_alerts - 1
     return first.heading + (f" and {more} more" if more else "")
 
@@ -204,9 +204,11 @@ def _moment(moment_unix_ns: int) -> str:
     return rfc3339(moment_unix_ns)[:19].replace("T", " ")
 
 
-def _found(table: tuple[tuple[str, tuple[str, ...]], ...], known: Mapping[str, str], cap: int) -> tuple[tuple[str, str], ...]:
-    found = ((words, next((name for name in names if known.get(name)), "")) for words, names in table)
-    return tuple((words, _line(_few(known[name]) if name in _SEVERAL else known[name], cap)) for words, name in found if name)
+def _first_values(
+    table: tuple[tuple[str, tuple[str, ...]], ...], values: Mapping[str, str], cap: int
+) -> tuple[tuple[str, str], ...]:
+    chosen = ((words, next((name for name in names if values.get(name)), "")) for words, names in table)
+    return tuple((words, _line(_few(values[name]) if name in _SEVERAL else values[name], cap)) for words, name in chosen if name)
 
 
 def _deciding(evidence: str, cap: int, *, paged: bool) -> str:
@@ -219,7 +221,7 @@ def _deciding(evidence: str, cap: int, *, paged: bool) -> str:
 
 def _few(text: str) -> str:
     """``0, 1, 2, 3 and 40 more``."""
-    return first_of([one.strip() for one in text.split(",")], _SHOWN)
+    return first_of([item.strip() for item in text.split(",")], _SHOWN)
 
 
 def _joined(place: Iterable[tuple[str, str]]) -> str:

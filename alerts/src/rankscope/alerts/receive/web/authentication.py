@@ -155,10 +155,10 @@ def _words(headers: Headers) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
 
 
-def _one_of(given: bytes, known: Sequence[bytes]) -> bool:
+def _one_of(given: bytes, secrets: Sequence[bytes]) -> bool:
     """Compare ``given`` with all of ``known``. The duration reveals neither a partial match nor which one matches."""
     digest = hashlib.sha256(given).digest()
-    found = False
-    for one in known:
-        found |= hmac.compare_digest(digest, hashlib.sha256(one).digest())
-    return found
+    accepted = False
+    for secret in secrets:
+        accepted |= hmac.compare_digest(digest, hashlib.sha256(secret).digest())
+    return accepted

@@ -15,9 +15,9 @@ import msgspec
 
 from rankscope.alerts.alert import rfc3339
 from rankscope.alerts.owners import CRASHED, HANG, RANK_LOST
-from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
-from rankscope.alerts.watch.liveness import LivenessVerdict
-from rankscope.alerts.watch.outage import LastStep, Outage
+from rankscope.alerts.watch.conditions.candidate import Candidate, Loss, Subject
+from rankscope.alerts.watch.liveness.attempt import LivenessVerdict
+from rankscope.alerts.watch.liveness.outage import LastStep, Outage
 from rankscope.analysis.hang.activity import Activities, hang_by_activity, with_activity
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.hang.wording import operation_text
@@ -59,9 +59,9 @@ class LifeAlerts:
     def _silent_rank(self, rank: int, last: LastStep | None, outage: Outage, silence_s: float, *, first: bool) -> Candidate:
         info = self.infos[rank]
         since = "has recorded no step" if last is None else f"has recorded nothing after step {last.step}"
-        ended = {reason: [one for one, how in outage.ended.items() if how == reason] for reason in _ENDS}
+        ended = {reason: [other for other, how in outage.ended.items() if how == reason] for reason in _ENDS}
         others = " and ".join(f"{ranks_text(ranks)} {_ENDED[reason]}" for reason, ranks in ended.items() if ranks)
-        hosts = [*dict.fromkeys(self.infos[one].host for one in outage.ended)]
+        hosts = [*dict.fromkeys(self.infos[other].host for other in outage.ended)]
         others += f" on {', '.join(hosts)}" if len(hosts) <= HOSTS else f" on {len(hosts)} hosts"
         waited = span(outage.waited_s)
         after = f"In consequence {others}, {waited} after their last steps." if first else f"About then {others}."
@@ -141,7 +141,7 @@ class LifeAlerts:
         return self.subject.candidate(HANG, texts, loss=lost)
 
     def _culprit(self, report: HangReport) -> dict[str, str]:
-        hosts = dict.fromkeys(one.host for one in report.evidence if one.host is not None)
+        hosts = dict.fromkeys(culprit.host for culprit in report.evidence if culprit.host is not None)
         return {
             "culprit": ",".join(map(str, report.culprits)),
             "culprit_host": ",".join(hosts),
@@ -152,14 +152,18 @@ class LifeAlerts:
                 f"rank {link.rank} waits for rank {link.waits_for} in {operation_text(link.operation)}"
                 for link in report.chain[:CHAIN]
             ),
-            "confidence": "" if not report.evidence else "certain" if all(one.certain for one in report.evidence) else "probable",
+            "confidence": ""
+            if not report.evidence
+            else "certain"
+            if all(culprit.certain for culprit in report.evidence)
+            else "probable",
         }
 
     def _next(self, liveness: LivenessVerdict, report: HangReport | None) -> list[str]:
         if report is None:
             return [*self._stacks(liveness.live), f"rankscope capture {self._quoted} --flight-recorder"]
-        told = [step for step in report.next if not step.startswith(("rankscope analyze", "rankscope hang"))]
-        return concrete([f"rankscope hang {self._quoted}", *self._stacks(report.culprits), *told])
+        advice = [step for step in report.next if not step.startswith(("rankscope analyze", "rankscope hang"))]
+        return concrete([f"rankscope hang {self._quoted}", *self._stacks(report.culprits), *advice])
 
     def _stacks(self, ranks: list[int]) -> list[str]:
         return stacks(self.infos[rank] for rank in ranks if rank in self.infos)
@@ -199,7 +203,7 @@ class LifeAlerts:
 
 
 def _evidence(report: HangReport) -> list[str]:
-    details = [one.detail for one in report.evidence[:PIDS]]
+    details = [culprit.detail for culprit in report.evidence[:PIDS]]
     doing = report.activity
     if doing is not None and doing.summary not in report.summary:
         details.append(f"what the ranks are doing: {doing.summary}")
@@ -229,5 +233,5 @@ def is_stack(step: str) -> bool:
 
 def concrete(steps: list[str]) -> list[str]:
     """Remove duplicate steps, and stack commands without a process id if there is one with an id."""
-    known = any(map(is_stack, steps))
-    return [step for step in dict.fromkeys(steps) if not (known and f"{_STACK}PID" in step)]
+    has_stacks = any(map(is_stack, steps))
+    return [step for step in dict.fromkeys(steps) if not (has_stacks and f"{_STACK}PID" in step)]

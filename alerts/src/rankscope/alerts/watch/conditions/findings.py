@@ -8,11 +8,11 @@ from typing import Final
 import msgspec
 
 from rankscope.alerts.owners import ALERT_OF_KIND
-from rankscope.alerts.watch.budgets import PARTS, SAYS, Budgets
-from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
+from rankscope.alerts.watch.conditions.budgets import PARTS, SAYS, Budgets
+from rankscope.alerts.watch.conditions.candidate import Candidate, Loss, Subject
 from rankscope.analysis.result.analysis import Analysis, Cost, Evidence, Finding, Verdict
-from rankscope.analysis.result.text import is_about_rare, is_of_equal_ranks
-from rankscope.base.text import factor, format_duration
+from rankscope.analysis.result.text import hours_text, is_about_rare, is_of_equal_ranks, reading
+from rankscope.base.text import factor
 
 _HOUR_US: Final = 3.6e9
 
@@ -22,20 +22,21 @@ _NEITHER: Final = "of the step goes neither into the model's compute nor into wa
 
 def candidates(
     analysis: Analysis,
+    subject: Subject | None = None,
     *,
-    dashboard_url: str | None = None,
-    runbook_url: str | None = None,
     budgets: Budgets | None = None,
     price: Cost | None = None,
     rare_share: float = 0.0,
 ) -> list[Candidate]:
     """Return the alerts that an analysis supports, at most one per fingerprint, most costly first.
 
-    ``dashboard_url`` and ``runbook_url`` are the bases of the links; ``price`` is that of a GPU-hour. ``rare_share`` is the share
-    of time in a few very long steps: budgets ignore those, so it is subtracted from the mean share of a part.
+    ``subject``: the run, by default as the analysis has it, without links. ``price`` is that of a GPU-hour. ``rare_share`` is the
+    share of time in a few very long steps: budgets ignore those, so it is subtracted from the mean share of a part.
     """
-    subject = subject_of(analysis, dashboard_url=dashboard_url, runbook_url=runbook_url)
-    found: dict[str, Candidate] = {}
+    source = analysis.source
+    if subject is None:
+        subject = Subject(run_id=source.run_id or source.path, name=source.name, simulated=source.simulated)
+    by_fingerprint: dict[str, Candidate] = {}
     for finding in (*_of_each_unit(analysis), *_over_budget(analysis, budgets or Budgets(), rare_share)):
         rule = ALERT_OF_KIND.get(finding.kind)
         if rule is None:
@@ -50,20 +51,8 @@ def candidates(
             finding=finding,
             loss=_loss(analysis, finding, price),
         )
-        found.setdefault(candidate.fingerprint, candidate)
-    return list(found.values())
-
-
-def subject_of(analysis: Analysis, *, dashboard_url: str | None, runbook_url: str | None) -> Subject:
-    """Return the analysed run as the subject of alerts."""
-    source = analysis.source
-    return Subject(
-        run_id=source.run_id or source.path,
-        name=source.name,
-        simulated=source.simulated,
-        dashboard_url=dashboard_url,
-        runbook_url=runbook_url,
-    )
+        by_fingerprint.setdefault(candidate.fingerprint, candidate)
+    return list(by_fingerprint.values())
 
 
 def _of_each_unit(analysis: Analysis) -> Iterator[Finding]:
@@ -89,13 +78,13 @@ def _of_each_unit(analysis: Analysis) -> Iterator[Finding]:
 
 def _over_budget(analysis: Analysis, budgets: Budgets, rare_share: float) -> Iterator[Finding]:
     """Yield a finding for each part of the step over its budget, largest first; the analysis' own finding if there is one."""
-    told = {finding.kind: finding for finding in analysis.findings}
+    by_kind = {finding.kind: finding for finding in analysis.findings}
     shares: list[tuple[float, str]] = []
     for name, (part, kind) in PARTS.items():
         share = None if analysis.waterfall is None else analysis.waterfall.share(part)  # type: ignore[arg-type]
-        if share is None and kind in told:
+        if share is None and kind in by_kind:
             # Not a part of the waterfall, such as unexplained idle time of a device.
-            share = next((one.value for one in told[kind].evidence if one.name.startswith("share.")), None)
+            share = next((item.value for item in by_kind[kind].evidence if item.name.startswith("share.")), None)
         if share is not None and share - rare_share >= getattr(budgets, name):
             shares.append((share, name))
     for share, name in sorted(shares, reverse=True):
@@ -105,11 +94,11 @@ def _over_budget(analysis: Analysis, budgets: Budgets, rare_share: float) -> Ite
             Evidence(name=f"share.{part}", value=share, unit="ratio", detail="of the step"),
             Evidence(name="budget", value=budget, unit="ratio", detail="of the step"),
         ]
-        own = told.get(kind)
+        own = by_kind.get(kind)
         if own is not None:
             # Decisive evidence first: long lists are shown truncated.
-            decisive = [one for one in own.evidence if one.name == f"share.{part}"]
-            rest = [one for one in own.evidence if one not in decisive]
+            decisive = [item for item in own.evidence if item.name == f"share.{part}"]
+            rest = [item for item in own.evidence if item not in decisive]
             yield msgspec.structs.replace(own, evidence=[*decisive, evidence[1], *rest])
         else:
             on_cpus = part == "host" and all(rank.device_kind == "cpu" for rank in analysis.ranks)
@@ -126,15 +115,23 @@ def _annotations(analysis: Analysis, finding: Finding) -> dict[str, str]:
         "summary": finding.summary,
         "ranks": ",".join(map(str, finding.ranks)) if finding.whole_host else "",
         "gpu_uuid": next((rank.gpu_uuid or "" for rank in analysis.ranks if rank.rank == finding.rank), ""),
-        "cause": finding.cause or "",
-        "phase": finding.phase or "",
-        "pattern": finding.pattern or "",
+        **problem_annotations(finding),
         "steps": f"{finding.steps[0]}-{finding.steps[1] - 1}" if finding.steps else "",
-        "slowdown": "" if finding.slowdown is None else factor(finding.slowdown),
-        "gpu_hours_lost": _number(finding.gpu_hours_lost),
-        "confidence": "" if finding.confidence is None else f"{finding.confidence:.0%}",
         "evidence": "; ".join(_evidence(finding)),
         **(_from_verdict(verdict) if about else {"next": "\n".join(_advice(analysis, finding))}),
+    }
+
+
+def problem_annotations(problem: Verdict | Finding) -> dict[str, str]:
+    """Annotations about a problem, as the verdict or a finding describes it; empty where it does not."""
+    return {
+        "cause": problem.cause or "",
+        "explained_by": problem.explained_by or "",
+        "phase": problem.phase or "",
+        "pattern": problem.pattern or "",
+        "slowdown": "" if problem.slowdown is None else factor(problem.slowdown),
+        "gpu_hours_lost": "" if problem.gpu_hours_lost is None else hours_text(problem.gpu_hours_lost),
+        "confidence": "" if problem.confidence is None else f"{problem.confidence:.0%}",
     }
 
 
@@ -152,7 +149,7 @@ def _from_verdict(verdict: Verdict) -> dict[str, str]:
 def _advice(analysis: Analysis, finding: Finding) -> list[str]:
     """Actions that the analysis advises for the part of the step that the finding is about."""
     figures = {f"share.{part}" for part, kind in PARTS.values() if kind == finding.kind}
-    return [one.action for one in analysis.advice if figures & {evidence.name for evidence in one.evidence}]
+    return [advice.action for advice in analysis.advice if figures & {evidence.name for evidence in advice.evidence}]
 
 
 def _loss(analysis: Analysis, finding: Finding, price: Cost | None) -> Loss | None:
@@ -166,7 +163,7 @@ def _loss(analysis: Analysis, finding: Finding, price: Cost | None) -> Loss | No
         per_hour = typical * world * (1 - 1 / finding.slowdown) if finding.slowdown > 1 else 0.0
         return Loss(gpu_hours=finding.gpu_hours_lost, per_hour=per_hour, price=amount, currency=currency)
     part = next((part for part, kind in PARTS.values() if kind == finding.kind), None)
-    share = next((one.value for one in finding.evidence if one.name == f"share.{part}"), None)
+    share = next((item.value for item in finding.evidence if item.name == f"share.{part}"), None)
     accelerated = any(rank.device_kind not in (None, "cpu") for rank in analysis.ranks)
     if share is None or analysis.waterfall is None or not (accelerated or price is not None):
         return None
@@ -175,26 +172,5 @@ def _loss(analysis: Analysis, finding: Finding, price: Cost | None) -> Loss | No
     return Loss(gpu_hours=hours, per_hour=typical * share * world, price=amount, currency=currency)
 
 
-def reading(item: Evidence) -> tuple[str, str]:
-    """Format name and value of a piece of evidence: ``("imposed wait", "77 ms")``, ``("p =", "0.0005")``."""
-    name = item.name.replace("_", " ").replace(".", " ")
-    match item.unit:
-        case "us":
-            sign = "-" if item.value < 0 else ""
-            # Below the resolution of the clocks.
-            return name, f"{sign}{format_duration(abs(item.value))}" if abs(item.value) >= 0.5 else "none"
-        case "ratio":
-            return name, f"{item.value:.1%}" if 0 < abs(item.value) < 0.0995 else f"{item.value:.0%}"
-        case "probability":
-            return f"{name.removesuffix(' value')} =", f"{item.value:.2g}"
-        case "steps":  # the names of counts say what they count
-            return name, f"{item.value:,.0f}"
-    return name, f"{item.value:,.4g} {item.unit}".rstrip()
-
-
 def _evidence(finding: Finding) -> list[str]:
     return [" ".join(reading(item)) + (f" ({item.detail})" if item.detail else "") for item in finding.evidence]
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"

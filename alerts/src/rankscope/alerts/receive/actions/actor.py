@@ -22,8 +22,8 @@ import msgspec
 
 from rankscope.alerts.alert import UPDATED_AT, rfc3339
 from rankscope.alerts.output import alert_line
-from rankscope.alerts.receive.bounded_child import BoundedChild, ChildResult
-from rankscope.alerts.receive.captured import (
+from rankscope.alerts.payload import Notice, PayloadAlert
+from rankscope.alerts.receive.actions.results import (
     ActionResult,
     capture_result,
     dump_result,
@@ -33,13 +33,14 @@ from rankscope.alerts.receive.captured import (
     merged_steps,
     result_of_run,
 )
+from rankscope.alerts.receive.bounded_child import BoundedChild, ChildResult
 from rankscope.alerts.receive.config import ActionRule, action_rate
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.episodes import Episode
-from rankscope.alerts.receive.forwarding import ForwardedAlert, Forwarding, episode_start
+from rankscope.alerts.receive.forwarding import Forwarding, episode_start
 from rankscope.alerts.receive.inbox import Action, Inbox
-from rankscope.alerts.receive.known_runs import KnownRun, KnownRuns, RunName, UnknownRunError, run_named
-from rankscope.alerts.receive.notification import ReceivedAlert, payload_alert
+from rankscope.alerts.receive.verdicts.known_runs import KnownRun, KnownRuns, RunName, UnknownRunError, run_named
+from rankscope.alerts.receive.work_loop import run_until_stopped
 from rankscope.alerts.store.database import StoreError
 from rankscope.base.options import parse_duration
 from rankscope.runs.control import MAX_AGE_SECONDS
@@ -47,43 +48,10 @@ from rankscope.runs.control_names import made_ns
 
 AT_ONCE: Final = 4
 POLL_S: Final = 1.0
-PAUSE_S: Final = 5.0
-"""Pause after a failure, such as a failed write."""
 TOO_LATE_S: Final = 3600.0
 """An action that could not be requested for this long is dropped: an alert is about the present."""
 _SPARE_S: Final = 60.0
 """Time for a child to start and analyse, beyond its own wait."""
-
-
-def run_until_stopped(
-    work: Callable[[], object],
-    woken: threading.Event,
-    stopping: threading.Event,
-    *,
-    poll_s: float,
-    report: Callable[[str], object],
-    kept: str,
-) -> None:
-    """Call ``work`` when ``woken`` is set, and every ``poll_s``, until ``stopping`` is set.
-
-    A failure is reported once, and ``work`` is called again after a pause. ``kept``: what is not lost meanwhile.
-    """
-    reported = ""
-    while not stopping.is_set():
-        problem = ""
-        try:
-            work()
-        except (StoreError, OSError) as error:
-            problem = str(error)
-        except Exception as error:  # noqa: BLE001 - a bug costs one attempt, not everything after it
-            problem = f"internal fault: {type(error).__name__}: {error}"
-        if problem and problem != reported:
-            report(f"{problem}; {kept} are kept and retried")
-        reported = problem
-        if problem:
-            stopping.wait(PAUSE_S)
-        woken.wait(poll_s)
-        woken.clear()
 
 
 @dataclass(slots=True)
@@ -153,7 +121,7 @@ class Actor:
             self._report(f"internal fault: action {number} is left for the next start: {type(error).__name__}: {error}")
 
     def _begin(self, action: Action) -> None:
-        alert = msgspec.json.decode(action.alert, type=ReceivedAlert)
+        alert = msgspec.json.decode(action.alert, type=PayloadAlert)
         rule = next((rule for rule in self._rules if rule.do == action.kind and rule.applies(alert.labels)), None)
         if rule is None:
             self._record(action, impossible_result(action.kind, "the receiver's file does not allow it any more"))
@@ -191,7 +159,7 @@ class Actor:
         else:
             dumped, hang = (done, None) if running.dumped is None else (running.dumped, done)
             result = dump_result(dumped, hang, run=running.run, dashboard_url=self._dashboard_url)
-        alert = msgspec.json.decode(action.alert, type=ReceivedAlert)
+        alert = msgspec.json.decode(action.alert, type=PayloadAlert)
         self._record(action, result_of_run(result, running.run, by_name=not alert.labels.get("run_id")))
         del self._running[action.number]
 
@@ -200,7 +168,7 @@ class Actor:
 
     def _forward(self, action: Action) -> None:
         """Forward the follow-up: the alert in its current state, with the result of the action."""
-        alert = msgspec.json.decode(action.alert, type=ReceivedAlert)
+        alert = msgspec.json.decode(action.alert, type=PayloadAlert)
         result = msgspec.json.decode(action.result or b"", type=ActionResult)
         episode = self._inbox.episode(action.fingerprint)
         if is_simulated(alert.annotations):
@@ -212,16 +180,18 @@ class Actor:
         # A result of an earlier episode is not forwarded.
         if self._forwarding is not None and episode is not None and episode.starts_unix_ns == action.starts_unix_ns:
             starts_at = episode_start(alert, action.starts_unix_ns)
-            follow_up = msgspec.structs.replace(payload_alert(alert), starts_at=starts_at, annotations=annotations)
+            follow_up = msgspec.structs.replace(alert, starts_at=starts_at, annotations=annotations)
             if episode.status == "resolved":  # as firing, it would page again
                 follow_up = msgspec.structs.replace(follow_up, status="resolved", ends_at=rfc3339(episode.changed_unix_ns))
-            self._counters.add("forwarded", self._forwarding.put([ForwardedAlert(follow_up, f"{action.kind}-{action.number}")]))
+            self._counters.add(
+                "forwarded", self._forwarding.put([Notice(alert=follow_up, revision=f"{action.kind}-{action.number}")])
+            )
         self._inbox.move(action, "done")
         self._counters.add("actions", kind=action.kind, outcome=result.outcome)
         self._show(alert_line("FOLLOWUP", alert.labels, annotations))
 
 
-def _run_of(action: Action, alert: ReceivedAlert) -> RunName:
+def _run_of(action: Action, alert: PayloadAlert) -> RunName:
     """Return the run that was found when the action was decided; else the run that the alert names."""
     named = run_named(alert.labels)
     assert named is not None, "an action is wanted of a run"
@@ -230,7 +200,7 @@ def _run_of(action: Action, alert: ReceivedAlert) -> RunName:
 
 def wanted_actions(
     rules: Sequence[ActionRule],
-    alert: ReceivedAlert,
+    alert: PayloadAlert,
     episode: Episode,
     inbox: Inbox,
     also_wanted: Sequence[Action],
@@ -257,7 +227,7 @@ def wanted_actions(
         for limit, run in ((rule.at_most, run_id), (rule.at_most_overall, None)):
             count, seconds = action_rate(limit)
             made = inbox.recent_actions(rule.do, seconds, run, now_unix_ns=now_unix_ns)
-            made += sum(one.kind == rule.do and run in (None, one.run_id) for one in also_wanted)
+            made += sum(other.kind == rule.do and run in (None, other.run_id) for other in also_wanted)
             if made >= count:
                 most = limit if run is None else f"{limit.removesuffix(' per run')} per run"
                 yield rule.do, f"not requested: the limit of {most} is reached", None

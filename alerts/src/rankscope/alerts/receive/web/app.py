@@ -23,12 +23,12 @@ import msgspec
 
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.output import alert_line
-from rankscope.alerts.receive.authentication import Credentials, Headers
-from rankscope.alerts.receive.bodies import MAX_BODY_BYTES, BodyBudget, Receive, Scope
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.inbox import BusyError, Inbox
 from rankscope.alerts.receive.notification import Notification, NotUnderstoodError, read_notification
-from rankscope.alerts.receive.refusals import CLOSE, EVICTED, RefusalLog, Refused, retry_after
+from rankscope.alerts.receive.web.authentication import Credentials, Headers
+from rankscope.alerts.receive.web.bodies import MAX_BODY_BYTES, BodyBudget, Receive, Scope
+from rankscope.alerts.receive.web.refusals import CLOSE, EVICTED, RefusalLog, Refused, retry_after
 from rankscope.alerts.store.database import StoreError
 from rankscope.base.http import is_loopback
 from rankscope.base.text import one_line
@@ -180,18 +180,18 @@ class ReceiverApp:
             if not is_loopback(_host(headers)):
                 # A web page whose name has been made to resolve to this machine would be taken for one of ours by the browser.
                 raise Refused(403, "cross_site", "without credentials, only requests to localhost are accepted", (CLOSE,))
-            known = True
+            admitted = True
         else:
             await self._read_secrets()
-            known = self.credentials.by_header(headers)
-            if not known and not self.credentials.may_be_signed(headers, now_s=time.time()):
+            admitted = self.credentials.by_header(headers)
+            if not admitted and not self.credentials.may_be_signed(headers, now_s=time.time()):
                 raise _unauthenticated()
-        proven = known and self.credentials.any
+        proven = admitted and self.credentials.any
         budget = self._bodies if proven else self._unproven_bodies
         with budget.body(_address(scope)) as body:
             data = await budget.read(scope, receive, body)
             # In a thread: the hash of a large body takes a while.
-            if not known and not await asyncio.to_thread(self.credentials.by_signature, headers, data, now_s=time.time()):
+            if not admitted and not await asyncio.to_thread(self.credentials.by_signature, headers, data, now_s=time.time()):
                 raise _unauthenticated()
             yield data
 
@@ -252,7 +252,9 @@ class ReceiverApp:
 
     def _listing(self) -> Deliveries:
         total, kept = self._inbox.kept()
-        received = [AcceptedPayload(received_unix_ns=one.received_unix_ns, payload=msgspec.Raw(one.body)) for one in kept]
+        received = [
+            AcceptedPayload(received_unix_ns=delivery.received_unix_ns, payload=msgspec.Raw(delivery.body)) for delivery in kept
+        ]
         return Deliveries(total=total, deliveries=received)
 
     def _metrics(self) -> bytes:

@@ -10,7 +10,7 @@ import msgspec
 Severity = Literal["", "fatal", "non_fatal"]
 
 
-class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class XidPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Policy of some Xid ``codes``.
 
     They raise ``alert`` and may raise those in ``also``; ``drain``: the node is taken out of service; ``why``: the reason.
@@ -27,17 +27,17 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class _PolicyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    policy: tuple[Policy, ...]
+    policy: tuple[XidPolicy, ...]
 
 
 POLICIES: Final = msgspec.toml.decode(
     (files("rankscope.alerts") / "rules" / "xid_policy.toml").read_bytes(), type=_PolicyFile
 ).policy
 
-OTHERS: Final = Policy(alert="GpuXidRepeated", drain=False, codes=(), why="A single one needs no action; repeated ones do.")
+OTHERS: Final = XidPolicy(alert="GpuXidRepeated", drain=False, codes=(), why="A single one needs no action; repeated ones do.")
 """Policy of every code that no other policy names."""
 
 
-def policy_of(code: int, severity: Severity = "") -> Policy:
+def policy_of(code: int, severity: Severity = "") -> XidPolicy:
     """Return the policy of a code, for codes with a severity that of errors of this severity (empty: unknown)."""
     return next((policy for policy in POLICIES if code in policy.codes and policy.severity == severity), OTHERS)
