@@ -173,6 +173,12 @@ def test_else_the_latest_or_those_around_the_last_profile() -> None:
     assert fitting_steps(weights, {40, 60}, 1) == (65, 66)
 
 
+def test_an_early_profile_leaves_the_room_to_the_steps_after_it() -> None:
+    weights = dict.fromkeys(range(100), 10)
+    assert fitting_steps(weights, {3}, 500) == (0, 50)
+    assert fitting_steps(weights, {3}, 45) == (5, 9)
+
+
 @given(st.dictionaries(st.integers(0, 99), st.integers(1, 20), min_size=1), st.sets(st.integers(0, 99)), st.integers(1, 400))
 def test_the_steps_exported_fit(weights: dict[int, int], profiled: set[int], limit: int) -> None:
     chosen = fitting_steps(weights, profiled, limit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -374,6 +375,19 @@ def test_what_does_not_fit_is_left_out_and_named(tmp_path: Path) -> None:
     assert result.events <= 1_000
     assert len(model.of("collective")) == 8
     assert any("of steps 0 to 199" in said and "--steps" in said for said in result.left_out)
+
+
+@pytest.mark.parametrize(("first", "steps"), [(None, (0, 124)), (200, (225, 350))])
+def test_the_steps_exported_use_the_limit(tmp_path: Path, first: int | None, steps: tuple[int, int]) -> None:
+    # given a run whose only profile is at its beginning
+    run = make_run(tmp_path / "run", steps=350, profiled=(20, 21))
+    # when not all chosen steps fit
+    _, result = exported(run, verdict=False, first=first, max_events=4_000)
+    # then as many are exported as fit, and the report has their number
+    assert result.steps == steps
+    assert 3_000 < result.events <= 4_000
+    (number,) = re.findall(r"about ([\d,]+) of", " ".join(result.left_out))
+    assert result.events <= int(number.replace(",", "")) <= 4_000
 
 
 def test_nothing_that_was_asked_for_is_an_error_that_says_what_there_is(tmp_path: Path) -> None:

@@ -214,6 +214,18 @@ def test_a_rank_that_is_stuck_is_given_up_and_its_dump_taken_when_it_comes_late(
     assert list(rank.dumps()) == [f"rank-00005-{request.id}-gloo.pickle"]
 
 
+@pytest.mark.parametrize(("state", "reason"), [("stopped", "state T"), ("disk", "state D")])
+def test_a_process_that_the_system_holds_is_not_called_stuck(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch, state: str, reason: str
+) -> None:
+    monkeypatch.setattr(flight, "process_state", lambda _: state)
+    request = rank.ask()
+    rank.tick(flight.ANSWER_SECONDS + 1)
+    given = rank.answer(request).reason or ""
+    assert reason in given
+    assert "interpreter" not in given
+
+
 def test_where_torch_listens_itself_it_is_asked_when_python_is_stuck(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     # given the files that torch creates per rank if configured: a pipe for requests, and a dump file
     stem = rank.scratch / "ask-"

@@ -97,8 +97,8 @@ class RunSource:
         whole = (min(weights), max(weights) + 1)
         if steps != whole:
             left_out.append(
-                f"all but {step_range(steps)} of {step_range(whole)}: about {sum(weights.values()):,} events, of which"
-                f" {selection.max_events:,} are exported; --steps A:B chooses others, --max-events N more"
+                f"all but {step_range(steps)} of {step_range(whole)}: about {survey.events_of(range(*steps)):,} of"
+                f" {sum(weights.values()):,} events fit; --steps A:B chooses others, --max-events N more"
             )
         return steps
 

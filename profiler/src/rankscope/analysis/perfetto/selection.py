@@ -54,8 +54,8 @@ class Selection:
 def fitting_steps(weights: Mapping[int, int], profiled: AbstractSet[int], limit: int) -> tuple[int, int] | None:
     """Return the first step and the step after the last of the steps that fit; ``None`` without any step.
 
-    ``weights``: step to its number of events. Where not all fit, the range ends a few steps after the last profiled one, as
-    profiled steps show more, and reaches back as far as fits. It has at least one step.
+    ``weights``: step to its number of events. Where not all fit, the range holds the last profiled step and a few after it, as
+    profiled steps show more. It reaches back as far as fits, then forward. It has at least one step.
     """
     steps = sorted(weights)
     if not steps:
@@ -68,4 +68,7 @@ def fitting_steps(weights: Mapping[int, int], profiled: AbstractSet[int], limit:
     while first > 0 and total + weights[steps[first - 1]] <= limit:
         first -= 1
         total += weights[steps[first]]
+    while last + 1 < len(steps) and total + weights[steps[last + 1]] <= limit:
+        last += 1
+        total += weights[steps[last]]
     return steps[first], steps[last] + 1

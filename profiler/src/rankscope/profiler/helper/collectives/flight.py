@@ -16,11 +16,13 @@ from typing import Final
 
 from rankscope.profiler.flight_files import CRASH, copy_file, done_file, dump_files
 from rankscope.profiler.helper.collectives.ras import RasQuestion
+from rankscope.profiler.helper.standstill import process_state
 from rankscope.profiler.helper.tasks import HelperContext, HelperTask
 from rankscope.profiler.plan import poll_seconds
 from rankscope.profiler.scratch import is_flight_file
 from rankscope.runs.control import ControlAnswer, ControlRequest, Inbox, answer, make_control_dir, read_answer
 from rankscope.runs.paths import flight_dir
+from rankscope.runs.records import ProcessState
 
 CHECK_SECONDS: Final = 1.0
 """Least time between two checks; longer with many ranks, because all check the same disk."""
@@ -32,6 +34,13 @@ KEPT: Final = 8
 """Number of requested dumps kept per rank; the oldest are removed."""
 END_SECONDS: Final = 10.0
 _TOO_SOON: Final = f"another dump was asked for less than {REST_SECONDS:.0f} s ago"
+
+_UNABLE: Final[dict[ProcessState | None, str]] = {
+    "stopped": "its process is stopped (state T in ps); `kill -CONT PID` continues it",
+    "disk": "its main thread is in an uninterruptible wait, as for a disk (state D in ps)",
+    None: "its Python is stuck and holds the interpreter's lock",
+}
+"""Reason why a process does not dump, by its state."""
 
 _REQUESTS: Final = 1
 """File descriptor of the helper's standard output, which the rank reads, see ``flight_dump``."""
@@ -172,7 +181,8 @@ class FlightDumps(HelperTask):
                 asked.piped, asked.deadline = True, time.monotonic() + ANSWER_SECONDS
                 return
             asked.given_up = True
-            self._answer(name, f"no dump within {ANSWER_SECONDS:.0f} s: its Python is stuck and holds the interpreter's lock")
+            why = _UNABLE[process_state(self._context.hello.rank.pid)]
+            self._answer(name, f"no dump within {ANSWER_SECONDS:.0f} s: {why}")
             return
         self._finish(name, reason)
 
