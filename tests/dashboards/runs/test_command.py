@@ -8,10 +8,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.result.stored import store_verdict
+from rankscope.runs.paths import activity_file, rank_dir
+from rankscope.runs.reader import RunReader
+from rankscope.runs.records import RankActivity
+from rankscope.runs.writer import write_record
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -51,6 +56,25 @@ def test_programs_get_json(cli: Cli, folder: Path) -> None:
     assert (rows["judged"]["kind"], rows["judged"]["status"]) == ("straggler", "finished")
     assert rows["new"]["kind"] is None
     assert rows["broken"]["problem"]
+
+
+def test_a_run_whose_ranks_stand_still_is_hung_as_on_its_page(cli: Cli, tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    # given a run that was recorded long ago, whose ranks have not ended
+    run = write_run(tmp_path / "standing", run_id="run-1", steps=60, slow_rank=None)
+    reader, now = RunReader(run), time.time_ns()
+    for rank, info in reader.infos(0).items():
+        going_on = msgspec.structs.replace(info, end_reason=None, end_unix_ns=None)
+        write_record(rank_dir(run, 0, rank) / "rank.json", going_on)
+        # and of which all wait but rank 2, whose process is stopped
+        standing = RankActivity(
+            attempt=0, rank=rank, step=60, phase="backward", waiting=rank != 2, process="stopped" if rank == 2 else None,
+            since_unix_ns=now - 40 * 10**9, updated_unix_ns=now,
+        )  # fmt: skip
+        write_record(activity_file(run, 0, rank), standing)
+    # then the list has the verdict of the analysis
+    (row,) = json.loads(cli("runs", tmp_path, "--format", "json").stdout)
+    assert row["kind"] == "hang"
+    assert "Hung" in cli("runs", tmp_path).stdout
 
 
 def test_without_runs_it_says_how_to_record_one(cli: Cli, tmp_path: Path) -> None:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
+from rankscope.analysis.hang.activity import read_activities
 from rankscope.analysis.result.text import aligned
+from rankscope.base.errors import RankscopeError
 from rankscope.base.text import one_line
 from rankscope.cli.terminal import INPUT_PATH, format_option, width
-from rankscope.dashboards.data.brief import Brief, stored_brief
+from rankscope.dashboards.data.brief import Brief, brief_of, stored_brief
 from rankscope.dashboards.data.source import RunSummary
 from rankscope.dashboards.store.run_folder import RunFolder
-from rankscope.dashboards.words.wording import KIND_LABELS, STATUS_LABELS, state
+from rankscope.dashboards.words.wording import KIND_LABELS, LIVE, STATUS_LABELS, state
+from rankscope.runs.paths import flight_dir
+from rankscope.runs.reader import RunReader
 
 NOT_JUDGED = "no verdict yet: rankscope analyze"
 LEAST_WIDTH = 24
@@ -36,7 +41,8 @@ Examples:
 def runs(path: Path, format_: str) -> None:
     """List the runs in a folder: state, start and verdict; live ones first, then the newest.
 
-    The verdict is the one that was reached at the end of `rankscope run`. Nothing is analysed.
+    The verdict is the one that was reached at the end of `rankscope run`. Only runs whose ranks stand still, or left dumps after
+    it, are analysed, to see whether they hang.
     """
     folder = RunFolder(path, clock_s=time.time, look_again_s=0.0)
     found = [(run, _brief(run)) for run in folder.runs()]
@@ -58,7 +64,28 @@ def _brief(run: RunSummary) -> Brief | None:
     if run.problem is not None:
         return None
     stored = stored_brief(Path(run.path), run.last_write_unix_ns)
-    return stored.brief if stored is not None and stored.is_current else None
+    if stored is not None and stored.is_current:
+        return stored.brief
+    with suppress(RankscopeError):
+        if _may_hang(run):
+            # Imported only here: a list without such runs starts faster.
+            from rankscope.analysis.engine import analyze
+
+            return brief_of(analyze([Path(run.path)]))
+    return None
+
+
+def _may_hang(run: RunSummary) -> bool:
+    """Return whether ranks of the last attempt stand still now, or left dumps and did not end well."""
+    if run.status not in LIVE:
+        return False
+    reader = RunReader(Path(run.path))
+    attempts = reader.attempts()
+    if not attempts:
+        return False
+    if flight_dir(reader.path, attempts[-1]).is_dir():
+        return True
+    return read_activities(reader, attempts[-1], reader.infos(attempts[-1]), now_unix_ns=time.time_ns()) is not None
 
 
 def _row(run: RunSummary, brief: Brief | None) -> list[str]:
