@@ -21,6 +21,8 @@ from rankscope.cli.doctor import extras
 from rankscope.cli.main import VERBS
 from rankscope.cli.main import cli as root_command
 from rankscope.cli.schema import SCHEMAS
+from rankscope.runs.records import RunInfo
+from rankscope.runs.writer import create_run
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -341,3 +343,15 @@ def test_help_fits_a_terminal_of_80_columns(path: tuple[str, ...], command: clic
 def test_the_names_of_schemas_are_whole_words_of_its_help(cli: Cli) -> None:
     words = set(cli("schema", "--help", env={"COLUMNS": "80"}).stdout.replace(",", " ").replace(".", " ").split())
     assert {"NAME", "collectives", "capture"} <= words
+
+
+def test_without_a_path_the_newest_run_is_analysed_and_named(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = cli("analyze")
+    assert done.returncode == 3
+    assert "rankscope run --" in done.stderr
+    create_run(tmp_path / "rankscope-runs" / "old", RunInfo(run_id="1", name="1", start_unix_ns=10**18))
+    create_run(tmp_path / "rankscope-runs" / "new", RunInfo(run_id="2", name="2", start_unix_ns=10**18 + 1))
+    done = cli("analyze", "--format", "json")
+    assert "rankscope-runs/new" in done.stderr
+    assert json.loads(done.stdout)["source"]["path"] == "rankscope-runs/new"

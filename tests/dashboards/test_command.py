@@ -140,6 +140,7 @@ def test_other_machines_are_let_in_only_when_it_is_known_who_may_read(tmp_path: 
     ("options", "said"),
     [
         (["--listen", "0.0.0.0:0", "--token-file", "TOKEN"], "--allow-host NAME"),
+        (["--listen", "127.0.0.1:0", "--port", "9000"], "HOST:PORT"),
         (["--listen", "192.0.2.1:0", "--trusted-proxy-header", "X-Forwarded-User"], "--trusted-proxy ADDR"),
         (["--trusted-proxy", "10.0.0.5"], "needs --trusted-proxy-header"),
         (["--trusted-proxy-header", "X_User"], "not the name of a header"),

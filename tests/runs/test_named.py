@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.base.errors import InputError
-from rankscope.runs.named import NamedRun, named_run, refuse_folder_of_runs
+from rankscope.runs.named import NamedRun, named_run, newest_run, refuse_folder_of_runs
 from rankscope.runs.paths import attempt_dir, rank_dir, run_file
 from rankscope.runs.records import AttemptInfo, RunInfo
 from rankscope.runs.writer import create_attempt, create_run
@@ -49,6 +49,17 @@ def test_an_attempt_that_is_not_there_says_which_are(run: Path) -> None:
         create_attempt(run, AttemptInfo(attempt=attempt, start_unix_ns=10**18, world_size=2))
     with pytest.raises(InputError, match=r"there are 4 earlier ones and 4, 5, 6, 7, 8, 9, 10, 11$"):
         named_run(attempt_dir(run, 99))
+
+
+def test_the_newest_run_is_the_one_that_started_last(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = run.parent
+    create_run(folder / "a-newer-run", RunInfo(run_id="2", name="2", start_unix_ns=10**18 + 1))
+    (folder / "z-broken").mkdir()
+    (folder / "z-broken" / "run.json").write_text("{")
+    assert newest_run(folder) == folder / "a-newer-run"
+    monkeypatch.chdir(folder)
+    with pytest.raises(InputError, match="rankscope-runs: no run in it"):
+        newest_run()
 
 
 def test_the_folder_of_attempts_and_a_folder_of_runs_say_what_to_name(run: Path) -> None:

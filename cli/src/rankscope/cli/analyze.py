@@ -8,7 +8,7 @@ import click
 
 from rankscope.analysis.collectives.links import ToldLink, parse_link
 from rankscope.analysis.engine import analyze as run_analysis
-from rankscope.cli.terminal import INPUT_PLACE, format_option, price_options, print_json, use_color, width
+from rankscope.cli.terminal import INPUT_PLACE, format_option, paths_or_newest, price_options, print_json, use_color, width
 from rankscope.cli.trace_options import cycle_option, engine_of, engine_options, pattern_option
 
 
@@ -16,6 +16,7 @@ from rankscope.cli.trace_options import cycle_option, engine_of, engine_options,
     epilog="""
 \b
 Examples:
+  rankscope analyze                            the newest run
   rankscope analyze runs/2026-11-20-bert
   rankscope analyze traces/                    Kineto traces, one per rank
   rankscope analyze 'traces/rank-*.json.gz' --format json | jq .verdict
@@ -29,7 +30,7 @@ Examples:
   rankscope analyze traces/ --engine ray       on all nodes of a Ray cluster
 """
 )
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=INPUT_PLACE)
+@click.argument("paths", nargs=-1, metavar="[PATH]...", type=INPUT_PLACE, callback=paths_or_newest)
 @format_option
 @price_options("Price the loss in money. Default: the price recorded with the run.")
 @click.option(
@@ -75,8 +76,8 @@ def analyze(
 
     PATH is one run directory (its last attempt counts; RUN/attempts/000 names another), or Kineto traces (files, folders,
     patterns; plain, gzip or Zstandard; also on s3:// and every other filesystem of fsspec) of one or many ranks, the Flight
-    Recorder dumps of a job that trains with TORCH_NCCL_ENABLE_TIMING=1, or the logs of its NCCL Inspector plugin. "No straggler"
-    and "not enough data" are answers, too, and come with exit status 0.
+    Recorder dumps of a job that trains with TORCH_NCCL_ENABLE_TIMING=1, or the logs of its NCCL Inspector plugin; without PATH
+    the newest run in rankscope-runs. "No straggler" and "not enough data" are answers, too, and come with exit status 0.
     """
     _check_kinds(fail_on)
     analysis = run_analysis(

@@ -21,6 +21,7 @@ from rankscope.cli.terminal import price_options, use_color, width
 from rankscope.profiler.helper.sampling.exporter_page import parse_target
 from rankscope.profiler.launch import DRAIN_SECONDS, LaunchOptions, LaunchResult, launch
 from rankscope.profiler.settings import BUDGET, EXPORTER_URL, STACKS_SECONDS, WINDOW_FIRST, WINDOW_STEPS, default_spool_dir
+from rankscope.runs.named import DEFAULT_FOLDER
 from rankscope.runs.paths import SPOOL_DIR, attempt_dir
 from rankscope.runs.reader import RunReader
 
@@ -193,7 +194,7 @@ def _default_name(command: tuple[str, ...]) -> str:
 def _default_run_dir(name: str) -> Path:
     """Return a folder that is unique, even for jobs of the same name that start in the same second."""
     safe = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)[:80].strip("-.") or "run"
-    return Path("rankscope-runs") / f"{safe}-{datetime.now().astimezone():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    return Path(DEFAULT_FOLDER) / f"{safe}-{datetime.now().astimezone():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
 def _similar(option: str) -> list[str]:

@@ -20,6 +20,7 @@ from rankscope.dashboards.data.brief import Brief, brief_of, stored_brief
 from rankscope.dashboards.data.source import RunSummary
 from rankscope.dashboards.store.run_folder import RunFolder
 from rankscope.dashboards.words.wording import KIND_LABELS, LIVE, STATUS_LABELS, state
+from rankscope.runs.named import DEFAULT_FOLDER
 from rankscope.runs.paths import flight_dir
 from rankscope.runs.reader import RunReader
 
@@ -36,7 +37,7 @@ Examples:
   rankscope runs --format json | jq '.[] | select(.kind == "straggler").path'
 """
 )
-@click.argument("path", type=INPUT_PATH, default="rankscope-runs", metavar="[FOLDER]")
+@click.argument("path", type=INPUT_PATH, default=DEFAULT_FOLDER, metavar="[FOLDER]")
 @format_option
 def runs(path: Path, format_: str) -> None:
     """List the runs in a folder: state, start and verdict; live ones first, then the newest.

@@ -16,6 +16,8 @@ import msgspec
 from rankscope.analysis.result.text import json_of
 from rankscope.analysis.trace.locations import local_path
 from rankscope.base import options
+from rankscope.base.text import one_line
+from rankscope.runs.named import newest_run
 
 
 class _LocalPath(click.Path):
@@ -31,6 +33,19 @@ INPUT_PATH: Final = _LocalPath(path_type=Path, readable=False)
 
 INPUT_PLACE: Final = click.Path(readable=False)
 """Type of an input path that may be a URL, too."""
+
+
+def paths_or_newest(context: click.Context, _param: click.Parameter, paths: tuple[str, ...]) -> tuple[str, ...]:
+    """Return ``paths``; without any, the newest run of the default folder, which is reported on standard error.
+
+    A callback of an argument. Raises ``InputError`` if there is no run.
+    """
+    if paths or context.resilient_parsing:
+        return paths
+    run = str(newest_run())
+    click.echo(f"rankscope: no PATH is given, so this is the newest run, {one_line(run)}", err=True)
+    return (run,)
+
 
 format_option = options.format_option("For people, or for programs.")
 

@@ -8,7 +8,7 @@ import click
 
 from rankscope.analysis.whatif.engine import whatif as ask
 from rankscope.analysis.whatif.render import render_text
-from rankscope.cli.terminal import INPUT_PLACE, format_option, price_options, print_json, use_color, width
+from rankscope.cli.terminal import INPUT_PLACE, format_option, paths_or_newest, price_options, print_json, use_color, width
 from rankscope.cli.trace_options import cycle_option, engine_of, engine_options, pattern_option
 
 
@@ -21,7 +21,7 @@ Examples:
   rankscope whatif RUN --format json | jq '.by_rank[0]'
 """
 )
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=INPUT_PLACE)
+@click.argument("paths", nargs=-1, metavar="[PATH]...", type=INPUT_PLACE, callback=paths_or_newest)
 @format_option
 @price_options("Price the loss in money. Default: the price recorded with the run.")
 @pattern_option
@@ -48,7 +48,7 @@ def whatif(
 
     PATH is one run directory (its last attempt counts; RUN/attempts/000 names another); or Kineto traces of all ranks (files,
     folders, patterns; also on s3:// and every other filesystem of fsspec); or a Parquet file of traced operations
-    (docs/whatif.md). "Not enough data" is an answer, too, with exit status 0.
+    (docs/whatif.md); without PATH the newest run in rankscope-runs. "Not enough data" is an answer, too, with exit status 0.
     """
     result = ask(
         paths,

@@ -9,18 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from click.core import ParameterSource
 
 from rankscope.analysis.trace.locations import local_path
 from rankscope.base.errors import MissingError, RankscopeError
 from rankscope.base.http import host_port, is_loopback, open_listener
 from rankscope.base.options import ListenAddress, http_url, link_url
 from rankscope.base.size import Size
+from rankscope.base.text import one_line
+from rankscope.runs.named import DEFAULT_FOLDER, newest_run
 
 if TYPE_CHECKING:
     from rankscope.dashboards.web.config import DashboardConfig
 
-DEFAULT_PATH: Final = "rankscope-runs"
-"""Default recording folder of ``rankscope run``."""
 PROMETHEUS_S: Final = 5.0
 """Timeout of queries to Prometheus, short because a user waits for the page."""
 
@@ -64,10 +65,11 @@ Behind a proxy on this machine that logs people in:
 The token may also be in RANKSCOPE_DASHBOARD_TOKEN.
 """
 )
-@click.argument("path", default=DEFAULT_PATH, callback=lambda _context, _option, value: local_path(value))
+@click.argument("path", default=DEFAULT_FOLDER, callback=lambda _context, _option, value: local_path(value))
 @click.option(
     "--listen", type=ListenAddress(), default="127.0.0.1:8050", show_default=True, help="Where to serve; port 0 for any free one."
 )
+@click.option("--port", type=click.IntRange(0, 65535), help="Another port, of the default address.")
 @click.option(
     "--memory",
     "memory_bytes",
@@ -125,6 +127,7 @@ def dashboard(
     *,
     path: Path,
     listen: tuple[str, int],
+    port: int | None,
     memory_bytes: int | None,
     open_browser: bool,
     token_file: Path | None,
@@ -140,7 +143,7 @@ def dashboard(
 
     PATH is a run directory, or a folder of run directories (default: rankscope-runs). Live runs are followed. Ctrl-C ends it.
     """
-    host, port = listen
+    host, port = listen if port is None else _with_port(listen, port)
     # Removed from the environment, so that child processes do not inherit it.
     secret = os.environ.pop("RANKSCOPE_DASHBOARD_TOKEN", None)
     named = _names_of(host)
@@ -193,6 +196,13 @@ def dashboard(
             click.launch(url)
 
     server.serve(app, sock, ready=announce)
+
+
+def _with_port(listen: tuple[str, int], port: int) -> tuple[str, int]:
+    """Return the default address with another port. Raises ``click.UsageError`` where the user named an address, too."""
+    if click.get_current_context().get_parameter_source("listen") is not ParameterSource.DEFAULT:
+        raise click.UsageError("--port is of the default address: with --listen, give the port there, as HOST:PORT.")
+    return listen[0], port
 
 
 def _names_of(host: str) -> tuple[str, ...]:
@@ -251,7 +261,7 @@ class _Steps(click.ParamType[Any]):
     epilog="""
 \b
 Examples:
-  rankscope report RUN                      into report.html
+  rankscope report                          the newest run, into report.html
   rankscope report RUN -o bert.html --rank 3 --steps 1000-1200
   rankscope report RUN --rows host          hosts instead of ranks
   rankscope report RUN -o - | ssh host 'cat >report.html'
@@ -259,7 +269,12 @@ Examples:
 The file opens in any browser of 2023 or later, also offline. SOURCE_DATE_EPOCH sets the time it says it was made at.
 """
 )
-@click.argument("path", metavar="RUN", callback=lambda _context, _option, value: local_path(value))
+@click.argument(
+    "path",
+    required=False,
+    metavar="[RUN]",
+    callback=lambda _context, _option, value: None if value is None else local_path(value),
+)
 @click.option(
     "-o",
     "--output",
@@ -279,13 +294,18 @@ The file opens in any browser of 2023 or later, also offline. SOURCE_DATE_EPOCH 
     show_default=True,
     help="Show one row per rank or per host in heat map, bars and tables.",
 )
-def report(path: Path, *, target: str, rank: int | None, steps: tuple[int, int] | None, metric: str | None, rows: str) -> None:
+def report(
+    path: Path | None, *, target: str, rank: int | None, steps: tuple[int, int] | None, metric: str | None, rows: str
+) -> None:
     """The pages of a run as one file that needs neither a server nor a network: for a ticket, a mail, an archive.
 
-    RUN is a run directory; one that goes on is reported as it is now.
+    RUN is a run directory, by default the newest run in rankscope-runs; one that goes on is reported as it is now.
     """
     from rankscope.dashboards.report.command import Wish, write_report
 
+    if path is None:
+        path = newest_run()
+        click.echo(f"rankscope: no RUN is given, so this is the newest run, {one_line(str(path))}", err=True)
     done = write_report(path, target, Wish(rank, steps, metric, rows))
     click.echo(done.sentence, err=target == "-")
     if done.faults:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -11,6 +12,8 @@ from rankscope.base.errors import InputError
 from rankscope.runs.paths import RUN_FILE, run_file
 from rankscope.runs.reader import ATTEMPTS, RunReader, is_headless_run, is_run, is_visible_run
 
+DEFAULT_FOLDER: Final = "rankscope-runs"
+"""Folder into which ``rankscope run`` records by default."""
 _SHOWN: Final = 8
 
 
@@ -65,6 +68,18 @@ def runs_in(path: Path) -> list[Path]:
     # Paths of thousands of runs take longer to make than to look at.
     names = [name for name in os.listdir(path) if os.path.isfile(f"{path}/{name}/{RUN_FILE}")]  # noqa: PTH113, PTH208
     return [path / name for name in sorted(names)]
+
+
+def newest_run(folder: Path = Path(DEFAULT_FOLDER)) -> Path:
+    """Return the run in ``folder`` that started last; unreadable ones do not count. Raises ``InputError`` if there is none."""
+    started: list[tuple[int, Path]] = []
+    with suppress(OSError):
+        for path in runs_in(folder):
+            with suppress(InputError):
+                started.append((RunReader(path).info.start_unix_ns, path))
+    if not started:
+        raise InputError(folder, "no run in it; name another path, or record one: rankscope run -- torchrun … train.py")
+    return max(started)[1]
 
 
 def refuse_folder_of_runs(path: Path) -> None:

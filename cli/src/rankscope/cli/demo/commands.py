@@ -21,6 +21,7 @@ from rankscope.cli.demo.faults import Fault, FaultType
 from rankscope.cli.demo.services import Services
 from rankscope.cli.demo.story import Part, Story, announce, tell
 from rankscope.cli.terminal import format_option, print_json, use_color, width
+from rankscope.runs.named import DEFAULT_FOLDER
 
 
 @click.command(
@@ -91,7 +92,7 @@ def _choose_run_dir(run_dir: Path | None, fault: Fault) -> Path:
         if run_dir.exists():
             raise InputError(run_dir, "exists already; name a new folder for the demo's run")
         return run_dir.absolute()
-    root = Path("rankscope-runs").absolute()
+    root = Path(DEFAULT_FOLDER).absolute()
     if not os.access(root if root.exists() else root.parent, os.W_OK):
         root = Path(tempfile.mkdtemp(prefix="rankscope-runs-"))
     name = f"demo-{fault}-{datetime.now().astimezone():%Y%m%d-%H%M%S}".replace(":", "-")
