@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from tests.step_files import add_rows, load, steps_file
 
 import rankscope.analysis
 from rankscope.analysis.engine import analyze
+from rankscope.analysis.hang.ras.joining import analyze_job
+from rankscope.analysis.hang.render import render_text
 from rankscope.runs.paths import flight_dir, rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.writer import write_record
@@ -100,6 +104,20 @@ def test_a_run_that_made_steps_after_its_dumps_hangs_no_longer(synthetic: Synthe
     later["start_unix_ns"] += 120 * 10**9
     add_rows(steps_file(run, 0), later)
     assert analyze([run]).verdict.kind == "balanced"
+    # and `rankscope hang` agrees
+    report = analyze_job([run])
+    assert (report.kind, report.culprits, report.evidence, report.next) == ("no_hang", [], [], [])
+    assert "the job went on" in report.summary
+    assert any("by the dumps alone: Rank 2" in warning for warning in report.warnings)
+
+
+def test_the_report_on_dumps_says_how_old_they_are(synthetic: Synthetic) -> None:
+    run = hung(synthetic, wait_s=60, stops={2: 3})
+    report = analyze_job([run])
+    assert report.dumped_unix_ns is not None
+    assert "taken 2001-09-" in render_text(report)
+    fresh = msgspec.structs.replace(report, dumped_unix_ns=time.time_ns() - 45 * 10**9)
+    assert re.search(r"dumps of 4 of 4 ranks, taken .*, 4[5-9] s ago", render_text(fresh))
 
 
 def test_dumps_that_cannot_be_read_change_nothing(synthetic: Synthetic) -> None:

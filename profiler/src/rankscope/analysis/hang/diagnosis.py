@@ -115,6 +115,7 @@ def diagnose(dumps: Dumps) -> HangReport:
             short=doubtful and timed,
         ),
         next=[],
+        dumped_unix_ns=min((taken[rank] for rank in blockers.oldest or taken if rank in taken), default=None),
     )
     report = msgspec.structs.replace(report, summary=summary_of(report, silent=len(suspects), timed=timed))
     return msgspec.structs.replace(report, next=advice(report, run=dumps.run, hosts=dumps.hosts, pids=dumps.pids))

@@ -43,7 +43,14 @@ def _dumps(report: HangReport) -> str:
     ranks = (
         counted(report.ranks, "rank") if report.world_size is None else f"{report.ranks} of {counted(report.world_size, 'rank')}"
     )
-    return f"dumps of {ranks}"
+    taken = "" if report.dumped_unix_ns is None else f", taken {_ago(report.dumped_unix_ns)}"
+    return f"dumps of {ranks}{taken}"
+
+
+def _ago(unix_ns: int) -> str:
+    """Return time and age of a dump; the time alone if it is in the future."""
+    age_s = time.time() - unix_ns / 1e9
+    return time.strftime("%F %T", time.localtime(unix_ns / 1e9)) + (f", {span(age_s)} ago" if age_s >= 0 else "")
 
 
 def _ras(report: HangReport, width: int) -> list[str]:

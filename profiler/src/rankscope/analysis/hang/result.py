@@ -23,6 +23,10 @@ MOST_LISTED: Final = 1024
 """Maximum number of ranks in one list of the result."""
 
 
+BEFORE_NS: Final = 1_000_000_000
+"""Least time, in nanoseconds, by which a step that ended after the dumps is later: clocks of hosts differ."""
+
+
 class ProcessGroup(msgspec.Struct, frozen=True, kw_only=True):
     """A process group."""
 
@@ -274,6 +278,8 @@ class HangReport(msgspec.Struct, frozen=True, kw_only=True):
     warnings: list[str]
     next: list[str]
     """Commands or actions, most useful first."""
+    dumped_unix_ns: int | None = None
+    """Time of the first dump of the ranks that wait, or of all ranks; ``None``: there is none, or its time is unknown."""
     ras: RasReport | None = None
     """What NCCL RAS showed; ``None``: it was not asked or did not answer."""
     activity: ActivityReport | None = None

@@ -31,6 +31,7 @@ from rankscope.analysis.perfetto.step_tracks import write_steps
 from rankscope.analysis.perfetto.survey import Survey
 from rankscope.analysis.result.text import counted
 from rankscope.base.errors import InputError
+from rankscope.base.text import format_duration
 from rankscope.runs.named import NamedRun
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
@@ -170,7 +171,7 @@ class RunSource:
         for kernel in self._reader.kernels(self._attempt, rank):
             if kernel.step in self._steps:
                 costliest.setdefault(kernel.step, []).append(
-                    f"{kernel.total_us:,.1f} µs in {kernel.calls} calls, {kernel.kind}: {kernel.name}"
+                    f"{format_duration(kernel.total_us)} in {kernel.calls} calls, {kernel.kind}: {kernel.name}"
                 )
         track = writer.track(pid, "profiled steps", nest=False)
         windows = captured_steps(self._reader, self._attempt, rank, self._steps).breakdowns

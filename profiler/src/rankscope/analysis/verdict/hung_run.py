@@ -12,15 +12,11 @@ from typing import Final
 
 from rankscope.analysis.hang.activity import hang_by_activity, with_activity
 from rankscope.analysis.hang.diagnosis import analyze_hang
-from rankscope.analysis.hang.result import HangReport
+from rankscope.analysis.hang.result import BEFORE_NS, HangReport
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.result.analysis import Evidence, Finding, Verdict
 from rankscope.base.errors import InputError
 from rankscope.runs.paths import flight_dir
-
-BEFORE_NS: Final = 1_000_000_000
-"""Tolerance for differences between the clocks of hosts, in nanoseconds."""
-
 
 _PACKAGE: Final = Path(__file__).parents[2]
 _LIBRARY: Final = re.compile(rf"/(?:site|dist)-packages/|{re.escape(str(_PACKAGE))}/|/lib/python3|<frozen ")
@@ -111,15 +107,10 @@ def _ended_well(run: RunEvidence) -> bool:
 
 def _went_on(run: RunEvidence, report: HangReport) -> bool:
     """Return whether any rank ended a step after the dumps were taken, so that the run no longer hangs."""
-    taken = [
-        row.operation.enqueued_unix_ns + int(row.waited_s * 1e9)
-        for row in report.waiting
-        if row.waited_s is not None and row.operation.enqueued_unix_ns is not None
-    ]
-    if not taken:
+    if report.dumped_unix_ns is None:
         # The time of the dumps is unknown: a run that still makes steps does not hang.
         return run.liveness == "live"
-    return run.table.last_end_unix_ns > min(taken) + BEFORE_NS
+    return run.table.last_end_unix_ns > report.dumped_unix_ns + BEFORE_NS
 
 
 def _evidence(report: HangReport) -> list[Evidence]:

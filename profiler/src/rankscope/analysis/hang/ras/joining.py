@@ -6,6 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -17,11 +18,14 @@ from rankscope.analysis.hang.diagnosis import analyze_hang
 from rankscope.analysis.hang.ras.asking import WAIT_SECONDS, Answers, is_of, kept_answers, live_answers, runs_here
 from rankscope.analysis.hang.ras.judging import Judgement, Suspect, differing, judge
 from rankscope.analysis.hang.ras.wording import detail_of, names_of, summary_of
-from rankscope.analysis.hang.result import MOST_LISTED, Culprit, HangReport, Operation, RasReport
+from rankscope.analysis.hang.result import BEFORE_NS, MOST_LISTED, Culprit, HangReport, Operation, RasReport
 from rankscope.analysis.hang.wording import advice, operation_text
 from rankscope.analysis.result.text import counted
 from rankscope.base.errors import InputError
+from rankscope.base.text import span
+from rankscope.runs.follow import last_rows
 from rankscope.runs.named import NamedRun, named_run
+from rankscope.runs.paths import rank_dir
 from rankscope.runs.ras import default_address
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo
@@ -97,7 +101,44 @@ def analyze_job(paths: Sequence[Path], *, address: str | None = None, wait_s: fl
         if activities is None:
             raise
         return _lacking_calls(hang_by_activity(activities), lacking)
+    if run is not None:
+        report = _unless_it_went_on(report, run.path)
     return report if activities is None else with_activity(report, activities)
+
+
+def _unless_it_went_on(report: HangReport, run: Path) -> HangReport:
+    """Return the report; one without a hang if a step ended after the dumps that show it, and NCCL RAS was not asked since."""
+    dumped_ns, attempt = report.dumped_unix_ns, report.attempt
+    if report.kind != "hang" or dumped_ns is None or attempt is None or (report.ras is not None and report.ras.live):
+        return report
+    ended_ns, step = max((_last_step(rank_dir(run, attempt, rank)) for rank in RunReader(run).ranks(attempt)), default=(0, 0))
+    if ended_ns <= dumped_ns + BEFORE_NS:
+        return report
+    return msgspec.structs.replace(
+        report,
+        kind="no_hang",
+        cause=None,
+        culprits=[],
+        suspects=[],
+        collective=None,
+        group=None,
+        chain=[],
+        waiting=[],
+        evidence=[],
+        mismatches=[],
+        summary=f"No hang seen: the job went on. Step {step} ended {span((ended_ns - dumped_ns) / 1e9)} after the dumps.",
+        warnings=[*report.warnings, f"by the dumps alone: {report.summary}"],
+        next=[],
+    )
+
+
+def _last_step(folder: Path) -> tuple[int, int]:
+    """Return the end, in Unix nanoseconds, and the number of the last step of a rank; (0, 0) if it cannot be read."""
+    with suppress(OSError):
+        rows = last_rows(folder, 1)
+        if len(rows):
+            return int(rows["start_unix_ns"][-1]) + round(float(rows["wall_us"][-1]) * 1000), int(rows["step"][-1])
+    return 0, 0
 
 
 def _lacking_calls(report: HangReport, lacking: InputError) -> HangReport:
