@@ -103,6 +103,7 @@ def test_the_text_says_what_changed_and_where(cli: Cli, runs: dict[str, Path]) -
         (["base", "slow", "--min-change", "0"], "is no share"),
         (["base", "slow", "--price-per-gpu-hour", "nan"], "is no price"),
         (["base", "--at", "-1"], "not in the range"),
+        (["base", "slow", "--steps", "50:20"], "has no step in it"),
         ([], "Missing argument"),
     ],
 )
@@ -122,6 +123,8 @@ def test_what_makes_no_sense_is_a_usage_error(cli: Cli, runs: dict[str, Path], a
         (["traces", "base"], "Record both runs (rankscope run -- torchrun ... train.py), or analyse each by itself"),
         (["base", "trace"], "rankscope analyze "),
         (["base", "--at", "5000"], "step 5000 does not divide it: its steps are 0 to 89"),
+        (["base", "--at", "20", "--steps", "30:"], "step 20 does not divide it: its steps are 30 to 89"),
+        (["base", "slow", "--steps", "90:95"], "no such steps: there are steps 0 to 89"),
     ],
 )
 def test_input_that_cannot_be_compared_is_one_line_with_status_3(
@@ -130,3 +133,10 @@ def test_input_that_cannot_be_compared_is_one_line_with_status_3(
     done = cli("compare", *(runs.get(word, word) for word in arguments))
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (3, "", 1)
     assert says in done.stderr
+
+
+def test_chosen_steps_only_are_compared(cli: Cli, runs: dict[str, Path]) -> None:
+    sides = json.loads(cli("compare", runs["base"], runs["slow"], "--steps", "40:70", "--format", "json").stdout)["sides"]
+    assert [side["steps"] for side in sides] == [[40, 70], [40, 70]]
+    sides = json.loads(cli("compare", runs["base"], "--at", "50", "--steps", "40:70", "--format", "json").stdout)["sides"]
+    assert [side["steps"] for side in sides] == [[40, 50], [50, 70]]

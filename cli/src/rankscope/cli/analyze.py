@@ -8,6 +8,7 @@ import click
 
 from rankscope.analysis.collectives.links import ToldLink, parse_link
 from rankscope.analysis.engine import analyze as run_analysis
+from rankscope.cli.selection import STEPS
 from rankscope.cli.terminal import INPUT_PLACE, format_option, paths_or_newest, price_options, print_json, use_color, width
 from rankscope.cli.trace_options import cycle_option, engine_of, engine_options, pattern_option
 
@@ -18,6 +19,7 @@ from rankscope.cli.trace_options import cycle_option, engine_of, engine_options,
 Examples:
   rankscope analyze                            the newest run
   rankscope analyze runs/2026-11-20-bert
+  rankscope analyze RUN --steps 100:200        these steps only
   rankscope analyze traces/                    Kineto traces, one per rank
   rankscope analyze 'traces/rank-*.json.gz' --format json | jq .verdict
   rankscope analyze s3://bucket/job-7/traces/  needs fsspec and s3fs
@@ -43,6 +45,7 @@ Examples:
     "host only.",
 )
 @pattern_option
+@click.option("--steps", type=STEPS, help="Steps A to B - 1 of a run only.  [default: all]")
 @cycle_option
 @click.option(
     "--detail",
@@ -65,6 +68,7 @@ def analyze(
     currency: str,
     links: tuple[str, ...],
     communication_pattern: re.Pattern[str] | None,
+    steps: tuple[int | None, int | None] | None,
     cycle: int | None,
     detail: bool,
     engine: str,
@@ -86,6 +90,7 @@ def analyze(
         currency=currency,
         links=_told(links),
         communication_pattern=communication_pattern,
+        steps=steps,
         cycle=cycle,
         detail=detail,
         engine=engine_of(engine, address, workers),

@@ -12,6 +12,7 @@ from rankscope.analysis.compare.engine import compare as compare_runs
 from rankscope.analysis.compare.render import render_compare
 from rankscope.analysis.compare.result import Outcome
 from rankscope.analysis.result.analysis import Cost
+from rankscope.cli.selection import STEPS
 from rankscope.cli.share import SHARE
 from rankscope.cli.terminal import INPUT_PATH, format_option, price_options, print_json, use_color, width
 
@@ -31,6 +32,7 @@ Examples:
 @click.option(
     "--at", type=click.IntRange(0, 2**53), metavar="STEP", help="Compare one run's steps from this one on with those before."
 )
+@click.option("--steps", type=STEPS, help="Steps A to B - 1 of each run only.  [default: all]")
 @click.option(
     "--min-change",
     type=SHARE,
@@ -52,6 +54,7 @@ def compare(
     *,
     runs: tuple[Path, ...],
     at: int | None,
+    steps: tuple[int | None, int | None] | None,
     min_change: float,
     format_: str,
     price_per_gpu_hour: float | None,
@@ -69,7 +72,7 @@ def compare(
     if at is None and len(runs) == 1:
         raise click.UsageError("there is nothing to compare it with: name another RUN, or a step of this one (--at STEP)")
     gpu_hour = None if price_per_gpu_hour is None else Cost(amount=price_per_gpu_hour, currency=currency)
-    result = compare_runs(runs, at=at, min_change=min_change, gpu_hour=gpu_hour)
+    result = compare_runs(runs, at=at, steps=steps, min_change=min_change, gpu_hour=gpu_hour)
     if fail_on and result.mode == "scaling":
         raise click.UsageError("--fail-on is for runs of one world size; these are of several")
     if format_ == "json":

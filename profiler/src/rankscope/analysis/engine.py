@@ -33,6 +33,7 @@ def analyze(
     cycle: int | None = None,
     detail: bool = False,
     engine: Engine = ALONE,
+    steps: tuple[int | None, int | None] | None = None,
 ) -> Analysis:
     """Analyse one run directory, or the traces that ``paths`` (files, folders, patterns; URLs such as ``s3://…``) name.
 
@@ -51,6 +52,8 @@ def analyze(
     ``cycle``: number, from 1, of the cycle of the profiler's schedule to analyse, where ranks have traces of several. The default
     is the last one.
 
+    ``steps``: first step to analyse of a run, and the step after the last; ``None``: no bound. It is an error for other input.
+
     Kernels of traces whose name matches ``communication_pattern`` count as communication; ``detail`` adds ``ranks[].detail``.
     Both are for traces. A run was reduced to records while it was recorded: there the first is an error, the second a warning.
 
@@ -63,6 +66,8 @@ def analyze(
     try:
         places = [location(path) for path in paths]
         run = _run(places)
+        if run is None and steps is not None:
+            raise InputError(paths[0], "no run: steps can be chosen of a recorded run only")
         kind = _durations_in(places) if run is None else None
         if kind is not None:
             if communication_pattern is not None or detail or cycle is not None:
@@ -88,9 +93,17 @@ def analyze(
         if cycle is not None:
             raise InputError(run.path, "a run has attempts and no cycles: a cycle is for traces")
         # Imported for runs only: imports are a large part of the time that the analysis of a trace takes.
+        from rankscope.analysis.evidence.chosen_steps import StepRange
         from rankscope.analysis.run_analysis import analyze_run
 
-        analysis = analyze_run(run.path, run.attempt, price_per_gpu_hour=price_per_gpu_hour, currency=currency, links=links)
+        analysis = analyze_run(
+            run.path,
+            run.attempt,
+            price_per_gpu_hour=price_per_gpu_hour,
+            currency=currency,
+            links=links,
+            steps=StepRange(*(steps or ())),
+        )
     except OSError as error:
         # Readers translate the errors that they expect. The rest are, for example, folders without permission and disk failures.
         raise InputError(error.filename or paths[0], error.strerror or str(error)) from error

@@ -28,6 +28,7 @@ from rankscope.analysis.costs.step_costs import usual_steps
 from rankscope.analysis.durations.blocks import read_durations
 from rankscope.analysis.durations.of_run import durations_of_run
 from rankscope.analysis.evidence.attempts import slowest_attempt
+from rankscope.analysis.evidence.chosen_steps import ALL_STEPS, StepRange, steps_text
 from rankscope.analysis.evidence.compared import judged_groups
 from rankscope.analysis.evidence.damage import damage_warnings, unreadable_files
 from rankscope.analysis.evidence.hardware import device_memory
@@ -83,16 +84,22 @@ def analyze_run(
     price_per_gpu_hour: float | None = None,
     currency: str = "USD",
     links: Sequence[ToldLink] = (),
+    steps: StepRange = ALL_STEPS,
 ) -> Analysis:
     """Analyse an attempt of a run, the last by default; see ``engine.analyze``."""
-    evidence = read_evidence(path, attempt)
-    return analysis_of(evidence, price_per_gpu_hour=price_per_gpu_hour, currency=currency, links=links)
+    evidence = read_evidence(path, attempt, steps=steps)
+    return analysis_of(evidence, price_per_gpu_hour=price_per_gpu_hour, currency=currency, links=links, chosen=steps != ALL_STEPS)
 
 
 def analysis_of(
-    run: RunEvidence, *, price_per_gpu_hour: float | None = None, currency: str = "USD", links: Sequence[ToldLink] = ()
+    run: RunEvidence,
+    *,
+    price_per_gpu_hour: float | None = None,
+    currency: str = "USD",
+    links: Sequence[ToldLink] = (),
+    chosen: bool = False,
 ) -> Analysis:
-    """Return the analysis of the evidence read from a run."""
+    """Return the analysis of the evidence read from a run. ``chosen``: of some steps, so a hang after them is no verdict."""
     recorded = run.reader.info
     if price_per_gpu_hour is None and recorded.price_per_gpu_hour is not None:
         price_per_gpu_hour, currency = recorded.price_per_gpu_hour, recorded.currency or currency
@@ -112,7 +119,7 @@ def analysis_of(
     breakdowns = {rank: reduction.breakdowns for rank, reduction in run.windows.items()}
     verdict, findings = with_slow_links(verdict, findings, collectives.by_op, breakdowns, run=run.path)
     verdict, findings = with_stalled_line(verdict, findings, run)
-    if (hung := hung_verdict(run)) is not None:
+    if not chosen and (hung := hung_verdict(run)) is not None:
         verdict, findings = hung[0], [hung[1], *findings]
     ended = endings(run.infos)
     verdict = msgspec.structs.replace(verdict, next=ended.advise(verdict, run.hosts))
@@ -140,7 +147,7 @@ def analysis_of(
             recorder_budget=max((info.budget for info in run.infos.values() if info.budget is not None), default=None),
             gpu_hour=None if price_per_gpu_hour is None else Cost(amount=price_per_gpu_hour, currency=currency),
             unreadable=unreadable_files(run.reader),
-            warnings=[*_warnings(run, ended), *about_durations],
+            warnings=[*_warnings(run, ended, chosen=chosen), *about_durations],
         ),
         [
             rank_result(
@@ -177,11 +184,12 @@ def read_evidence(
     report: Report = ignore,
     metrics: Collection[str] = LOADED_METRICS,
     most_records: int = MOST_RECORDS,
+    steps: StepRange = ALL_STEPS,
 ) -> RunEvidence:
     """Read an attempt of a run, the last by default. Raises ``InputError``.
 
     ``report`` and ``metrics`` are those of ``StepTable.load``. Of a run with more than ``most_records`` step records only the
-    last steps are read.
+    last steps are read. Durations of collectives have no step: of chosen ``steps`` none are read.
     """
     reader = RunReader(Path(path))
     about = reader.attempt(attempt if attempt is not None else max(reader.attempts(), default=0))
@@ -191,7 +199,7 @@ def read_evidence(
     table = StepTable.load(reader, attempt, report=report, metrics=metrics, most_records=most_records)
     infos = reader.infos(table.attempt)
     numbers = find_step_numbers(table, infos)
-    table = table.renumbered(numbers)
+    table = steps.cut(table.renumbered(numbers), path)
     windows: dict[int, Reduction] = {}
     damaged = Counter(table.damaged)
     columns, least = RecordColumns(), 0
@@ -199,11 +207,11 @@ def read_evidence(
         breakdowns = list(reader.windows(table.attempt, rank))
         collectives = list(reader.collectives(table.attempt, rank))
         possible = list(filter(is_possible_collective, collectives))
-        columns.add(rank, numbers.collectives(rank, possible))
+        columns.add(rank, steps.of(numbers.collectives(rank, possible)))
         # Only sends and receives are needed as records: they show stages and micro-batches.
-        messages = numbers.collectives(rank, [row for row in possible if row.p2p])
+        messages = steps.of(numbers.collectives(rank, [row for row in possible if row.p2p]))
         usable = list(filter(is_possible_breakdown, breakdowns))
-        windows[rank] = Reduction(breakdowns=numbers.breakdowns(rank, usable), collectives=messages)
+        windows[rank] = Reduction(breakdowns=steps.of(numbers.breakdowns(rank, usable)), collectives=messages)
         damaged[rank] += len(breakdowns) - len(usable) + len(collectives) - len(possible)
         least = max(least, least_ranks(rank, possible))
     world_size = world_size_of(reader, table, infos, least)
@@ -218,7 +226,7 @@ def read_evidence(
         damaged=+damaged,
         now=time.time(),
         earlier=table.earlier,
-        durations=lambda: read_durations(reader, table.attempt, list(windows)),
+        durations=lambda: read_durations(reader, table.attempt, list(windows)) if steps == ALL_STEPS else {},
     )
 
 
@@ -288,8 +296,8 @@ def _coverage(run: RunEvidence) -> float | None:
     return min(1.0, recorded / expected) if expected else None
 
 
-def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
-    warnings: list[str] = []
+def _warnings(run: RunEvidence, ended: Endings, *, chosen: bool) -> list[str]:
+    warnings = [f"only {steps_text(run.table)} are analysed, as chosen"] if chosen else []
     attempts = run.reader.attempts()
     if len(attempts) > 1:
         which = "the last" if run.table.attempt == attempts[-1] else "one"

@@ -6,12 +6,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rankscope.analysis.compare.judging import CONFIDENCE, METHOD
 from rankscope.analysis.compare.pair import compare_pair, per_second, step_time
 from rankscope.analysis.compare.recording import Recording, read_recording
 from rankscope.analysis.compare.result import CompareResult, Mode, Side
 from rankscope.analysis.compare.scaling import scaling
 from rankscope.analysis.compare.usable import Usable, cost_per_million, priced, usable
+from rankscope.analysis.evidence.chosen_steps import ALL_STEPS, StepRange
 from rankscope.analysis.result.analysis import Cost
 from rankscope.base.errors import InputError
 
@@ -23,6 +27,7 @@ def compare(
     paths: Sequence[Path],
     *,
     at: int | None = None,
+    steps: tuple[int | None, int | None] | None = None,
     min_change: float = MIN_CHANGE,
     gpu_hour: Cost | None = None,
 ) -> CompareResult:
@@ -31,23 +36,31 @@ def compare(
     A path is a run, whose last attempt is compared, or the folder of one of its attempts. Runs of several world sizes are
     judged by their scaling efficiency. The price ``gpu_hour`` defaults to the one recorded with each run.
 
-    Raises ``InputError`` for a path that is no run or has no steps, for the same run twice, or if there is no step before ``at``
-    or from ``at`` on.
+    ``steps``: first step to compare, and the step after the last; ``None``: no bound.
+
+    Raises ``InputError`` for a path that is no run or has no such steps, for the same run twice, or if there is no step before
+    ``at`` or from ``at`` on.
     """
-    return compare_sides(read_sides(paths, at=at), min_change=min_change, gpu_hour=gpu_hour)
+    return compare_sides(read_sides(paths, at=at, steps=StepRange(*(steps or ()))), min_change=min_change, gpu_hour=gpu_hour)
 
 
 def read_sides(
-    paths: Sequence[Path], *, at: int | None = None, read: Callable[[Path], Recording] = read_recording
+    paths: Sequence[Path],
+    *,
+    at: int | None = None,
+    steps: StepRange = ALL_STEPS,
+    read: Callable[[Path], Recording] = read_recording,
 ) -> list[Usable]:
     """Read the sides of a comparison from disk; see ``compare``."""
     sides: list[Usable] = []
     for number, path in enumerate(paths):
         recording = _read(path, read, sides)
+        chosen = steps.cut(recording.table, path).steps
         if at is not None:
-            return _split(recording, at)
+            return _split(recording, at, chosen)
         # Reduced before the next one is read: two large runs would not fit into memory.
-        sides.append(usable(recording, _label(number)))
+        # Warm-up is that of the run, so the whole table is handed on.
+        sides.append(usable(recording, _label(number), first=int(chosen[0]), end=int(chosen[-1]) + 1))
     return sides
 
 
@@ -81,11 +94,11 @@ def _read(path: Path, read: Callable[[Path], Recording], sides: Sequence[Usable]
     return recording
 
 
-def _split(recording: Recording, at: int) -> list[Usable]:
-    first, last = int(recording.table.steps[0]), int(recording.table.steps[-1])
+def _split(recording: Recording, at: int, chosen: NDArray[np.int64]) -> list[Usable]:
+    first, last = int(chosen[0]), int(chosen[-1])
     if not first < at <= last:
         raise InputError(recording.path, f"step {at} does not divide it: its steps are {first} to {last}")
-    return [usable(recording, "before", end=at), usable(recording, "after", first=at)]
+    return [usable(recording, "before", first=first, end=at), usable(recording, "after", first=at, end=last + 1)]
 
 
 def _label(number: int) -> str:
