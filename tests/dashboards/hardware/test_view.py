@@ -264,12 +264,12 @@ def test_a_prometheus_is_asked_for_the_gpus_of_the_ranks_over_the_time_of_the_ru
 
     monkeypatch.setattr("rankscope.dashboards.store.prometheus_hardware.hardware_of", answer)
     path = write_run(tmp_path / "run")
-    assert not DiskRuns(path).hardware("run-1").gpus, "there is none"
+    assert not DiskRuns(path).part("run-1", "hardware").gpus, "there is none"
     source = DiskRuns(path, prometheus=Prometheus(Server(url="http://127.0.0.1:9")))
     run = RunData(source, source.summary("run-1"))
     (row,) = table_rows(VIEW, "gpu-table", run, PageState())
     assert (row["host"], row["power_median"]) == ("node-1", 400.0)
-    assert source.hardware("run-1") is source.hardware("run-1"), "not asked again at once"
+    assert source.part("run-1", "hardware") is source.part("run-1", "hardware"), "not asked again at once"
     ((gpus, span),) = asked
     assert gpus == {uuid(rank): (rank,) for rank in range(4)}
     assert span[0] == START_NS

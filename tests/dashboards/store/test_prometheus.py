@@ -57,7 +57,7 @@ def test_hardware_of_a_run_without_samples_is_that_of_the_exporters(
     for path in run.rglob("*"):
         os.utime(path, (BEGAN_S + 600, BEGAN_S + 600))
 
-    hardware = DiskRuns(tmp_path, prometheus=real).hardware("r")
+    hardware = DiskRuns(tmp_path, prometheus=real).part("r", "hardware")
 
     # Then the GPU of one rank has readings, and their source and the ranks without readings are named
     [gpu] = hardware.gpus
@@ -88,7 +88,7 @@ def test_a_prometheus_that_is_down_is_said_beside_why_the_run_has_no_samples(
 ) -> None:
     write_run(tmp_path / "run", run_id="r")
 
-    index = DiskRuns(tmp_path, prometheus=down).hardware("r").index
+    index = DiskRuns(tmp_path, prometheus=down).part("r", "hardware").index
 
     assert index.gpus == []
     assert index.prometheus is None
