@@ -21,7 +21,6 @@ from rankscope.dashboards.store.builders import InlineBuilder, JobBuilder
 from rankscope.dashboards.store.cache import Store, cache_folder, key_of
 from rankscope.dashboards.store.derive import Derived
 from rankscope.dashboards.store.disk import DiskRuns
-from rankscope.dashboards.store.jobs import FOLLOWER_IDLE_TIMEOUT_S
 from rankscope.dashboards.whatif.data import read_scenarios
 
 WriteRun = Callable[..., Path]
@@ -143,7 +142,9 @@ def test_why_it_cannot_be_made_is_said_and_not_tried_again_at_once(
 
 
 @pytest.mark.slow
-def test_a_live_run_is_followed_while_somebody_looks(tmp_path: Path, write_run: WriteRun, until_ready: UntilReady) -> None:
+def test_a_live_run_is_followed_until_it_ends_and_its_result_is_handed_over(
+    tmp_path: Path, write_run: WriteRun, until_ready: UntilReady
+) -> None:
     run = write_run(tmp_path / "run", steps=12, finished=False)
     making = JobBuilder(Store(tmp_path / "cache"))
 
@@ -163,11 +164,18 @@ def test_a_live_run_is_followed_while_somebody_looks(tmp_path: Path, write_run: 
         assert time.monotonic() < end
         time.sleep(0.05)
     assert look().version != before
-    (job,) = making.jobs._jobs.values()
-    job.asked_s -= FOLLOWER_IDLE_TIMEOUT_S  # no client reads the run any more: the process ends
-    while derived.folder.exists():
+    # When it ends, the follower's folder becomes that of the run; nothing is read again
+    write_run(tmp_path / "over", steps=20)
+    for info in (tmp_path / "over").rglob("rank.json"):
+        (run / info.relative_to(tmp_path / "over")).write_bytes(info.read_bytes())
+    while (settled := look()).stale is not None:
+        assert [job.task for job in making.jobs._jobs.values()] == ["follow"]
         assert time.monotonic() < end
         time.sleep(0.05)
+    assert settled.part("analysis").source.steps == 20
+    assert settled.folder.parent == derived.folder.parent
+    assert not derived.folder.exists()
+    assert [path.name for path in making.store.root.iterdir()] == [settled.folder.name]
 
 
 def test_a_run_that_was_moved_is_analysed_where_it_is(tmp_path: Path, write_run: WriteRun) -> None:

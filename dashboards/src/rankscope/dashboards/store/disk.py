@@ -16,6 +16,7 @@ from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.alerts.data import FolderAlerts
 from rankscope.dashboards.alerts.replay import read_replay
 from rankscope.dashboards.compare.data import Compared, read_comparison
+from rankscope.dashboards.data.background import BackgroundAnswers
 from rankscope.dashboards.data.brief import Brief, StoredBrief, stored_brief
 from rankscope.dashboards.data.hardware import Hardware
 from rankscope.dashboards.data.memory_cache import MAX_BYTES, MemoryCache
@@ -77,6 +78,7 @@ class DiskRuns:
         self.alerts, self.all_alerts = alerts.of_run, alerts.of_all
         self._clock_s = clock_s
         self._prometheus = prometheus
+        self._scraped = None if prometheus is None else BackgroundAnswers(self._cache, "scraped", prometheus.name)
         self._damaged: set[Path] = set()
         """Cached folders that could not be read."""
 
@@ -85,8 +87,8 @@ class DiskRuns:
         return self._derived(run_id).version
 
     def stale(self, run_id: str) -> Stale | None:
-        """Return the reason and age of outdated data: a live run whose follower fails."""
-        return self._derived(run_id).stale
+        """Return the reason and age of outdated data: a live run whose follower fails, or one that has just ended."""
+        return self._derived(run_id, listed=True).stale
 
     def part(self, run_id: str, name: str) -> Any:
         """Return a part of the derived data of a run, one of ``PARTS``, cached until it changes."""
@@ -183,23 +185,22 @@ class DiskRuns:
         )
 
     def _hardware(self, run_id: str) -> Hardware:
-        """Return GPUs and their samples: the run's own, or else those of a Prometheus, at most a minute old."""
+        """Return GPUs and their samples: the run's own, or else those of a Prometheus; of a live run at most a minute old."""
         own: Hardware = self._part(self._derived(run_id), "hardware")
         prometheus = self._prometheus
-        if own.gpus or prometheus is None:
+        if own.gpus or prometheus is None or self._scraped is None:
             return own
         from rankscope.dashboards.store.prometheus_hardware import scraped_hardware
 
-        run = self.summary(run_id)
+        run, analysis = self.summary(run_id), self.part(run_id, "analysis")
         now_ns = int(self._clock_s() * 1e9)
         last_ns = min(run.last_write_unix_ns or now_ns, now_ns)
         span = (min(run.start_unix_ns or last_ns, last_ns), last_ns)
-        return self._cache.get(
-            "scraped",
-            run_id,
-            f"{self.version(run_id)} {now_ns // (60 * 10**9)}",
-            lambda: scraped_hardware(prometheus, self.part(run_id, "analysis"), span, own),
-        )
+        last: tuple[str, Hardware] | None = self._cache.last("scraped", run_id)
+        # What a Prometheus has of a run that has ended stays the same; what it lacks may be due to an outage.
+        changes = run.status != "finished" or (last is not None and not last[1].gpus)
+        revision = f"{self.version(run_id)} {run.status} {now_ns // (60 * 10**9) if changes else ''}"
+        return self._scraped.get(run_id, revision, lambda: scraped_hardware(prometheus, analysis, span, own))
 
     def _part(self, derived: Derived, name: str) -> Any:
         folder = derived.folder
