@@ -27,7 +27,7 @@ from rankscope.dashboards.store.follow import Following, Update
 from rankscope.dashboards.store.jobs import Job
 from rankscope.dashboards.store.tasks import State
 from rankscope.dashboards.web.config import DashboardConfig
-from rankscope.dashboards.web.unforeseen import ANSWER
+from rankscope.dashboards.web.errors import ANSWER
 from rankscope.dashboards.words.wording import moment
 
 WriteRun = Callable[..., Path]
