@@ -23,6 +23,7 @@ from rankscope.dashboards.data.memory_cache import MemoryCache
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError, RunSummary
 from rankscope.dashboards.data.viewer import VIEWER
+from rankscope.dashboards.store import run_folder
 from rankscope.dashboards.store.builders import JobBuilder
 from rankscope.dashboards.store.cache import Store
 from rankscope.dashboards.store.derive import PARTS, derive
@@ -275,6 +276,21 @@ def test_a_network_is_asked_in_the_background_once_for_all_viewers() -> None:
     may_answer.set()
     assert answer("2") == 2
     assert len(asked) == 2
+
+
+def test_many_runs_are_looked_at_in_the_background(
+    jobs: Jobs, tmp_path: Path, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch, until_ready: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(run_folder, "FEW_RUNS", 1)
+    for name in "ab":
+        write_run(tmp_path / "runs" / name, run_id=name, steps=1)
+    source = DiskRuns(tmp_path / "runs", JobBuilder(jobs.store, jobs=jobs), look_again_s=1.0)
+    http = create_app(source).server.test_client()
+    assert http.get("/").status_code == 200, "it redirects to the only run"
+    assert len(until_ready(source.runs)) == 2
+    assert source.summary("a").run_id == "a"
+    (tmp_path / "runs").rename(tmp_path / "away")
+    assert len(source.runs()) == 2, "the last list"
 
 
 # A run that ends with its page open ------------------------------------------------------------------------------------------

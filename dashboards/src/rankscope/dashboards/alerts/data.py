@@ -333,8 +333,8 @@ class FolderAlerts:
         interval = f"{self._clock_s() // ALERTS_FOR_S}"
         if self._answers is None:
             return self._cache.get("alerts", key, settled or interval, read)
-        last: tuple[str, AlertsFound] | None = self._cache.last("prometheus alerts", key)
-        failed = last is not None and last[1].problems
+        last: AlertsFound | None = self._answers.last(key)
+        failed = last is not None and last.problems
         return self._answers.get(key, interval if settled is None or failed else settled, read)
 
     def _findings_of(self, run: Path, *, over: bool) -> list[AlertRecord]:

@@ -80,12 +80,12 @@ class MemoryCache:
             if entry is not None and self._is_valid(entry, revision):
                 return entry.value  # type: ignore[no-any-return]
             value, ended = make(), self._clock_s()
-            entry = _Entry(revision, value, ended + lifetime_s(ended - began), size_bytes(value) + _ENTRY_BYTES)
-            with self._guard:
-                self._entries.pop(name, None)
-                if entry.size_bytes <= self._entries.maxsize:
-                    self._entries[name] = entry
+            self._set(name, _Entry(revision, value, ended + lifetime_s(ended - began), size_bytes(value) + _ENTRY_BYTES))
             return value
+
+    def put(self, kind: str, key: str, revision: str, value: Any) -> None:
+        """Set the value of ``key``."""
+        self._set((kind, key), _Entry(revision, value, math.inf, size_bytes(value) + _ENTRY_BYTES))
 
     @property
     def used_bytes(self) -> int:
@@ -95,6 +95,12 @@ class MemoryCache:
     def _entry(self, name: tuple[str, str]) -> _Entry | None:
         with self._guard:
             return self._entries.get(name)
+
+    def _set(self, name: tuple[str, str], entry: _Entry) -> None:
+        with self._guard:
+            self._entries.pop(name, None)
+            if entry.size_bytes <= self._entries.maxsize:
+                self._entries[name] = entry
 
     def _is_valid(self, entry: _Entry, revision: str) -> bool:
         return entry.revision == revision and self._clock_s() < entry.until_s

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -25,12 +25,11 @@ from rankscope.dashboards.data.source import NotReadyError, RunSummary, Stale
 from rankscope.dashboards.store.builders import InlineBuilder
 from rankscope.dashboards.store.cache import Store, is_unfinished, key_of
 from rankscope.dashboards.store.derive import Derived
-from rankscope.dashboards.store.footprint import footprint
+from rankscope.dashboards.store.footprint import VERDICT, footprint
 from rankscope.dashboards.store.run_folder import RunFolder
 from rankscope.dashboards.timeline.data import WindowData, read_window
 from rankscope.dashboards.timeline.windows import CAPTURED, EXPORT, Window, Windows, kernels_of, read_windows, steps_of
 from rankscope.dashboards.whatif.data import Scenarios, read_scenarios
-from rankscope.runs.paths import verdict_file
 from rankscope.runs.records import KernelRecord, StepRecord
 
 if TYPE_CHECKING:
@@ -108,9 +107,9 @@ class DiskRuns:
         """Return the summary by the verdict in the run directory, read once per state of the files."""
         if run.problem is not None or run.status not in ("finished", "failed"):
             return None
-        read = partial(stored_brief, Path(run.path), run.last_write_unix_ns)
         # The run's revision leaves the verdict out, which is stored seconds after the end of the run.
-        return self._cache.get("stored brief", run.path, f"{run.revision} {_modified_ns(verdict_file(Path(run.path)))}", read)
+        revision = f"{run.revision} {_modified_ns(f'{run.path}/{VERDICT}')}"
+        return self._cache.get("stored brief", run.path, revision, lambda: stored_brief(Path(run.path), run.last_write_unix_ns))
 
     def compared(self, run_ids: Sequence[str], at: int | None = None) -> Compared:
         """Return runs compared with the first; with a live one, compared anew every ``WHATIF_EVERY_S`` while requested."""
@@ -196,9 +195,9 @@ class DiskRuns:
         now_ns = int(self._clock_s() * 1e9)
         last_ns = min(run.last_write_unix_ns or now_ns, now_ns)
         span = (min(run.start_unix_ns or last_ns, last_ns), last_ns)
-        last: tuple[str, Hardware] | None = self._cache.last("scraped", run_id)
+        last: Hardware | None = self._scraped.last(run_id)
         # What a Prometheus has of a run that has ended stays the same; what it lacks may be due to an outage.
-        changes = run.status != "finished" or (last is not None and not last[1].gpus)
+        changes = run.status != "finished" or (last is not None and not last.gpus)
         revision = f"{self.version(run_id)} {run.status} {now_ns // (60 * 10**9) if changes else ''}"
         return self._scraped.get(run_id, revision, lambda: scraped_hardware(prometheus, analysis, span, own))
 
@@ -229,9 +228,9 @@ class DiskRuns:
         return summary
 
 
-def _modified_ns(path: Path) -> int | None:
+def _modified_ns(path: str) -> int | None:
     try:
-        return path.lstat().st_mtime_ns
+        return os.lstat(path).st_mtime_ns
     except OSError:
         return None
 

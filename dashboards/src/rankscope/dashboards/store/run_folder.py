@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -67,9 +66,9 @@ class RunFolder:
         self._clock_s = clock_s
         self._look_again_s = look_again_s
         self._cache = cache = cache or MemoryCache()
-        self._lists = BackgroundAnswers(cache, "list of runs", "the file system for the runs") if in_background else None
-        self._listing_s = 0.0
-        """Seconds that the last look at all runs took."""
+        files = "the file system for the runs"
+        self._lists = BackgroundAnswers(cache, "list of runs", files, lifetime_s=adaptive) if in_background else None
+        self._has_many = False
         self._where: dict[str, Path] = {}
         """Folder in which a run was last seen, so that a request for one run does not read all runs."""
 
@@ -78,21 +77,20 @@ class RunFolder:
 
         Of two folders with the same run id the one that was written last is the run, and the other one is reported as a problem.
         """
-        if self._lists is None or len(self._folders()) <= FEW_RUNS:
+        lists = self._lists
+        if lists is None or (not self._has_many and len(self._folders()) <= FEW_RUNS):
             return self._listed()
-        listed = self._lists.get("", f"{time.monotonic() // adaptive(self._listing_s)}", self._listed_or_why)
+        self._has_many = True
+        listed = lists.get("", "", self._listed_or_why)
         if isinstance(listed, RankscopeError):
             raise listed
         return list(listed)
 
     def _listed_or_why(self) -> list[RunSummary] | RankscopeError:
-        began = time.monotonic()
         try:
             return self._listed()
         except RankscopeError as error:
             return error
-        finally:
-            self._listing_s = time.monotonic() - began
 
     def _listed(self) -> list[RunSummary]:
         found: dict[str, RunSummary] = {}
