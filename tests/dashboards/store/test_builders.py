@@ -51,9 +51,9 @@ def test_it_is_made_once_and_found_after_a_restart(tmp_path: Path, write_run: Wr
 @pytest.mark.slow
 def test_two_live_runs_of_one_id_are_told_apart(tmp_path: Path, write_run: WriteRun, until_ready: UntilReady) -> None:
     """A run with another run's id does not get the other run's verdict."""
-    making = JobBuilder(Store(tmp_path / "cache"))
+    builder = JobBuilder(Store(tmp_path / "cache"))
     runs = [write_run(tmp_path / name, slow_rank=slow, finished=False) for name, slow in (("a", 2), ("b", None))]
-    verdicts = [until_ready(lambda run=run: making.derived(summary(run))).part("analysis").verdict for run in runs]  # type: ignore[misc]
+    verdicts = [until_ready(lambda run=run: builder.derived(summary(run))).part("analysis").verdict for run in runs]  # type: ignore[misc]
     assert [verdict.rank for verdict in verdicts] == [2, None]
 
 
@@ -114,12 +114,12 @@ def test_processes_beside_make_it_once_and_two_servers_may_share_a_cache(
     tmp_path: Path, write_run: WriteRun, until_ready: UntilReady
 ) -> None:
     run = summary(write_run(tmp_path / "run", steps=30))
-    making, other = (JobBuilder(Store(tmp_path / "cache")) for _ in range(2))
+    builder, other = (JobBuilder(Store(tmp_path / "cache")) for _ in range(2))
     with pytest.raises(NotReadyError, match="Starting"):
-        making.derived(run)
+        builder.derived(run)
     derived = until_ready(lambda: other.derived(run))
     assert derived.part("analysis").source.steps == 30
-    assert until_ready(lambda: making.derived(run)).folder == derived.folder
+    assert until_ready(lambda: builder.derived(run)).folder == derived.folder
     # Nothing partial is left; a process may run for a moment after its result appears
     deadline = time.monotonic() + LIMIT_S
     while list((tmp_path / "cache").glob(".*")):
@@ -134,10 +134,10 @@ def test_why_it_cannot_be_made_is_said_and_not_tried_again_at_once(
     folder = write_run(tmp_path / "run", steps=12)
     run = summary(folder)
     (folder / "run.json").write_text("{}")
-    making = JobBuilder(Store(tmp_path / "cache"))
+    builder = JobBuilder(Store(tmp_path / "cache"))
     for _ in range(2):
         with pytest.raises(RankscopeError, match="not a rankscope run"):
-            until_ready(lambda: making.derived(run))
+            until_ready(lambda: builder.derived(run))
     assert not list((tmp_path / "cache").glob("[!.]*"))
 
 
@@ -146,10 +146,10 @@ def test_a_live_run_is_followed_until_it_ends_and_its_result_is_handed_over(
     tmp_path: Path, write_run: WriteRun, until_ready: UntilReady
 ) -> None:
     run = write_run(tmp_path / "run", steps=12, finished=False)
-    making = JobBuilder(Store(tmp_path / "cache"))
+    builder = JobBuilder(Store(tmp_path / "cache"))
 
     def look() -> Derived:
-        return making.derived(summary(run))
+        return builder.derived(summary(run))
 
     derived = until_ready(look)
     assert derived.part("steps").steps.tolist() == list(range(12))
@@ -169,23 +169,23 @@ def test_a_live_run_is_followed_until_it_ends_and_its_result_is_handed_over(
     for info in (tmp_path / "over").rglob("rank.json"):
         (run / info.relative_to(tmp_path / "over")).write_bytes(info.read_bytes())
     while (settled := look()).stale is not None:
-        assert [job.task for job in making.jobs._jobs.values()] == ["follow"]
+        assert [job.task for job in builder.jobs._jobs.values()] == ["follow"]
         assert time.monotonic() < end
         time.sleep(0.05)
     assert settled.part("analysis").source.steps == 20
     assert settled.folder.parent == derived.folder.parent
     assert not derived.folder.exists()
-    assert [path.name for path in making.store.root.iterdir()] == [settled.folder.name]
+    assert [path.name for path in builder.store.root.iterdir()] == [settled.folder.name]
 
 
 def test_a_run_that_was_moved_is_analysed_where_it_is(tmp_path: Path, write_run: WriteRun) -> None:
     """Its analysis names commands with its path."""
-    making = InlineBuilder(Store(tmp_path / "cache"))
+    builder = InlineBuilder(Store(tmp_path / "cache"))
     run = write_run(tmp_path / "before", steps=12)
-    before = making.derived(summary(run))
+    before = builder.derived(summary(run))
     moved = run.rename(tmp_path / "after")
-    assert making.known(summary(moved)) is None
-    after = making.derived(summary(moved))
+    assert builder.cached(summary(moved)) is None
+    after = builder.derived(summary(moved))
     assert (before.part("analysis").source.path, after.part("analysis").source.path) == (str(run), str(moved))
 
 
@@ -201,11 +201,11 @@ def test_a_what_if_after_the_analysis_uses_the_step_records_that_it_has_read(tmp
 
 
 def test_a_what_if_of_a_run_that_has_changed_since_the_analysis_reads_it(tmp_path: Path, write_run: WriteRun) -> None:
-    run, making = write_run(tmp_path / "run", steps=40), InlineBuilder(Store(tmp_path / "cache"))
-    making.derived(summary(run))
+    run, builder = write_run(tmp_path / "run", steps=40), InlineBuilder(Store(tmp_path / "cache"))
+    builder.derived(summary(run))
     for file in run.rglob("steps-*"):
         file.unlink()
-    folder = making.result(key_of("changed"), "whatif", [run], [summary(run)])
+    folder = builder.result(key_of("changed"), "whatif", [run], [summary(run)])
     assert read_scenarios(folder).answer.result.source.evidence == "windows"
 
 

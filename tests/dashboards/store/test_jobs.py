@@ -116,20 +116,20 @@ def test_a_job_that_hangs_can_be_cancelled_on_the_page(
 ) -> None:
     before = [InlineBuilder(Store(tmp_path / "cache")).derived(run).folder] if known else []
     monkeypatch.setattr(module, "start", hanging(module.start))
-    making = JobBuilder(Store(tmp_path / "cache"))
-    call = Caller(create_app(DiskRuns(Path(run.path), making)))
+    builder = JobBuilder(Store(tmp_path / "cache"))
+    call = Caller(create_app(DiskRuns(Path(run.path), builder)))
 
     def page() -> Any:
         return call("page.children", {"url.pathname": f"/run/run-1{view}"}, triggered="url.pathname")
 
     waiting = page()
     assert "Starting" in str(waiting)
-    ((key, job),) = making.jobs._jobs.items()
+    ((key, job),) = builder.jobs._jobs.items()
     pid, button = pid_of(job), next(buttons(waiting))
     assert button["job"] == key
     assert call.clicked(button) == "Cancelling …"
     assert has_ended(pid)
-    assert left_over(making.jobs) == before
+    assert left_over(builder.jobs) == before
     assert CANCELLED in str(page())
 
 

@@ -46,11 +46,22 @@ class HostName(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gene
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
+def _outside_of_runs(_context: click.Context, _option: click.Parameter, folder: Path | None) -> Path | None:
+    """Check the cache folder: in a run, each result would be a change of the run, which is then analysed again."""
+    from rankscope.runs.reader import is_visible_run
+
+    for parent in () if folder is None else (folder.resolve(), *folder.resolve().parents):
+        if is_visible_run(parent):
+            raise click.BadParameter(f"{folder} lies in the run {parent}; give a folder outside of it")
+    return folder
+
+
 def cache_options(command: _Command) -> _Command:
     """Add the options that place and bound the cache of results; every command that uses it has them."""
     folder = click.option(
         "--cache",
         type=click.Path(path_type=Path, file_okay=False),
+        callback=_outside_of_runs,
         envvar="RANKSCOPE_CACHE",
         show_envvar=True,
         metavar="FOLDER",

@@ -36,11 +36,11 @@ class _Part(Generic[T]):
 def _once(read: Callable[[Any, str], T]) -> cached_property[T]:
     """Return a property that calls the method ``read`` of the run's source once."""
 
-    def value(run: RunData) -> T:
-        found: T = getattr(run.source, read.__name__)(run.summary.run_id)
-        return found
+    def call(run: RunData) -> T:
+        value: T = getattr(run.source, read.__name__)(run.summary.run_id)
+        return value
 
-    return cached_property(value)
+    return cached_property(call)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ SILENT_FOLLOWED_S: Final = 86_400.0
 """Time of silence within which a run that is looked at is followed: what its ranks do is refreshed while it stands still."""
 
 
-def _silent(_progress: Progress) -> None:
+def _ignore(_progress: Progress) -> None:
     pass
 
 
@@ -38,7 +38,7 @@ class InlineBuilder:
     waits: bool = True
     """True if callers wait for what is missing."""
 
-    def __init__(self, store: Store, tell: Tell = _silent) -> None:
+    def __init__(self, store: Store, tell: Tell = _ignore) -> None:
         self.store = store
         self._tell = tell
         self._records: tuple[str, StepRecords] | None = None
@@ -66,7 +66,7 @@ class InlineBuilder:
         del listed
         return Derived(self.result(_key(run), "analyse", [run.path], [run]))
 
-    def known(self, run: RunSummary) -> Derived | None:
+    def cached(self, run: RunSummary) -> Derived | None:
         """Return the derived data of a run at this revision if they are cached; that does not count as use of the cache."""
         folder = self.store.peek(_key(run))
         return None if folder is None else Derived(folder)

@@ -43,7 +43,7 @@ REPLAY_EVERY_S: Final = 3600.0
 
 _LIVE: Final = ("starting", "live")
 
-Held = TypeVar("Held")
+T = TypeVar("T")
 
 
 class DiskRuns:
@@ -100,7 +100,7 @@ class DiskRuns:
 
     def known_brief(self, run: RunSummary) -> Brief | None:
         """Return the summary of a run if it is cached."""
-        derived = None if run.problem is not None else self._builder.known(run)
+        derived = None if run.problem is not None else self._builder.cached(run)
         return None if derived is None else self._part(derived, "brief")
 
     def stored_brief(self, run: RunSummary) -> StoredBrief | None:
@@ -124,9 +124,7 @@ class DiskRuns:
         """Return all alerts over a run; for a live run they are recomputed every ``REPLAY_EVERY_S`` while requested."""
         return self._repeated([run_id], "replay", [], REPLAY_EVERY_S, read_replay)
 
-    def _repeated(
-        self, run_ids: Sequence[str], task: str, arguments: list[str], every_s: float, read: Callable[[Path], Held]
-    ) -> Held:
+    def _repeated(self, run_ids: Sequence[str], task: str, arguments: list[str], every_s: float, read: Callable[[Path], T]) -> T:
         """Return a task's result. With a live run it is recomputed every ``every_s``; until then the previous one is returned."""
         runs = [self._readable(run_id) for run_id in run_ids]
         interval = f"{self._clock_s() // every_s:.0f}"
@@ -136,7 +134,7 @@ class DiskRuns:
         try:
             folder = self._builder.result(key, task, [*arguments, *(run.path for run in runs)], runs)
         except NotReadyError:
-            before: Held | None = self._cache.last(task, name) if interval in states else None
+            before: T | None = self._cache.last(task, name) if interval in states else None
             if before is None:
                 raise
             return before
@@ -205,7 +203,7 @@ class DiskRuns:
         folder = derived.folder
         return self._sound(folder, lambda: self._cache.get(name, str(folder), derived.version, lambda: derived.part(name)))
 
-    def _sound(self, folder: Path, read: Callable[[], Held]) -> Held:
+    def _sound(self, folder: Path, read: Callable[[], T]) -> T:
         """Read a cached folder. An unreadable one, for example after a machine crash, is deleted and recomputed once."""
         try:
             return read()
