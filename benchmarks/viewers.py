@@ -12,6 +12,7 @@ The peer: the same server without a viewer.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import os
@@ -88,9 +89,10 @@ def window_stopped(server: int) -> Iterator[None]:
     def stop() -> None:
         while not done.wait(0.002):
             for pid in children(worker) - stopped:
-                if TASK in Path("/proc", str(pid), "cmdline").read_bytes():
-                    os.kill(pid, signal.SIGSTOP)
-                    stopped.add(pid)
+                with contextlib.suppress(OSError):  # it has ended
+                    if TASK in Path("/proc", str(pid), "cmdline").read_bytes():
+                        os.kill(pid, signal.SIGSTOP)
+                        stopped.add(pid)
 
     thread = threading.Thread(target=stop)
     thread.start()

@@ -41,7 +41,7 @@ from rankscope.dashboards.store.jobs import (
     Jobs,
 )
 from rankscope.dashboards.store.tasks import State
-from rankscope.dashboards.timeline.windows import Window, Windows
+from rankscope.dashboards.timeline.windows import Window
 
 WriteRun = Callable[..., Path]
 GIB = 1 << 30
@@ -236,7 +236,6 @@ def test_no_viewer_waits_for_a_window_that_is_being_made(
     source = DiskRuns(write_run(tmp_path / "run", steps=40), JobBuilder(jobs.store, jobs=jobs))
     http = create_app(source).server.test_client()
     run, window = source.summary("run-1"), Window(attempt=0, first=20, past=23, ranks=4, start_unix_ns=0)
-    monkeypatch.setattr("rankscope.dashboards.store.disk.read_windows", lambda _: Windows(4, [window]))
     monkeypatch.setattr(time, "sleep", pytest.fail)
 
     def look(number: int) -> None:
@@ -362,6 +361,17 @@ def test_a_run_that_ends_keeps_its_page_and_the_follower_hands_over_its_result(
     assert set(mine.metrics) == set(theirs.metrics)
     for metric in theirs.metrics:
         np.testing.assert_array_equal(mine.part(metric).values, theirs.part(metric).values, err_msg=metric)
+
+
+def test_a_follower_that_has_just_ended_is_no_failure(tmp_path: Path, jobs: Jobs, write_run: WriteRun) -> None:
+    source = DiskRuns(write_run(tmp_path / "run", finished=False, steps=12), JobBuilder(jobs.store, jobs=jobs))
+    with pytest.raises(NotReadyError):
+        source.version("run-1")
+    (job,) = jobs._jobs.values()
+    job.folder, job.state = tmp_path / "cache" / ".gone", State(update=Update("1"))
+    for ask_again in (source.version, source.stale, source.brief):
+        with contextlib.suppress(NotReadyError):
+            assert ask_again("run-1") is None, "there is nothing to report"
 
 
 def test_a_poll_of_what_is_not_ready_changes_nothing(memory_runs: Any) -> None:

@@ -83,11 +83,13 @@ class DiskRuns:
 
     def version(self, run_id: str) -> str:
         """Return the version of the derived data, which may be older than the run's files."""
-        return self._derived(run_id).version
+        derived = self._derived(run_id)
+        return self._sound(derived.folder, lambda: derived.version)
 
     def stale(self, run_id: str) -> Stale | None:
         """Return the reason and age of outdated data: a live run whose follower fails, or one that has just ended."""
-        return self._derived(run_id, listed=True).stale
+        derived = self._derived(run_id, listed=True)
+        return self._sound(derived.folder, lambda: derived.stale)
 
     def part(self, run_id: str, name: str) -> Any:
         """Return a part of the derived data of a run, one of ``PARTS``, cached until it changes."""
