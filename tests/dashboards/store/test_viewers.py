@@ -288,6 +288,9 @@ def test_many_runs_are_looked_at_in_the_background(
     assert http.get("/").status_code == 200, "it redirects to the only run"
     assert len(until_ready(source.runs)) == 2
     assert source.summary("a").run_id == "a"
+    with pytest.raises(NotReadyError):
+        source.all_alerts()
+    assert until_ready(source.all_alerts).problems == []
     (tmp_path / "runs").rename(tmp_path / "away")
     assert len(source.runs()) == 2, "the last list"
 

@@ -288,17 +288,24 @@ PROMETHEUS_ASKED_S: Final = 7 * 86_400.0
 class FolderAlerts:
     """Alerts of watchers, and of a ``prometheus``, about the runs of ``folder``; at most ``ALERTS_FOR_S`` old.
 
-    With a ``prometheus``, they are read in a thread beside the requests.
+    With a ``prometheus``, and of many runs ``in_background``, they are read in a thread beside the requests.
     """
 
     def __init__(
-        self, folder: RunFolder, prometheus: Prometheus | None, cache: MemoryCache, *, clock_s: Callable[[], float]
+        self,
+        folder: RunFolder,
+        prometheus: Prometheus | None,
+        cache: MemoryCache,
+        *,
+        clock_s: Callable[[], float],
+        in_background: bool = False,
     ) -> None:
         self._folder = folder
         self._prometheus = prometheus
         self._cache = cache
         self._clock_s = clock_s
-        self._answers = None if prometheus is None else BackgroundAnswers(cache, "prometheus alerts", prometheus.name)
+        source = "the runs for their alerts" if prometheus is None else prometheus.name
+        self._answers = BackgroundAnswers(cache, "alerts", source) if in_background or prometheus is not None else None
 
     def of_run(self, run_id: str) -> AlertsFound:
         """Return alerts from the start of the run until ``ALERTS_AFTER_S`` after its last record."""
@@ -315,10 +322,11 @@ class FolderAlerts:
     def of_all(self) -> AlertsFound:
         """Return alerts of all runs; the query to a Prometheus covers the last ``PROMETHEUS_ASKED_S``."""
         now_ns = int(self._clock_s() * 1e9)
+        runs = [run for run in self._folder.runs() if run.problem is None]
 
         def read() -> AlertsFound:
             return alerts_of(
-                [run for run in self._folder.runs() if run.problem is None],
+                runs,
                 root=self._folder.path,
                 prometheus=self._prometheus,
                 span_unix_ns=(0, now_ns),
@@ -331,8 +339,8 @@ class FolderAlerts:
     def _read(self, key: str, settled: str | None, read: Callable[[], AlertsFound]) -> AlertsFound:
         """Return what ``read`` returns; ``settled``: revision of alerts that no longer change, unless a source failed."""
         interval = f"{self._clock_s() // ALERTS_FOR_S}"
-        if self._answers is None:
-            return self._cache.get("alerts", key, settled or interval, read)
+        if self._answers is None or (self._prometheus is None and not self._folder.has_many):
+            return self._cache.get("files of alerts", key, settled or interval, read)
         last: AlertsFound | None = self._answers.last(key)
         failed = last is not None and last.problems
         return self._answers.get(key, interval if settled is None or failed else settled, read)

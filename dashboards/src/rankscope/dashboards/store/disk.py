@@ -71,9 +71,10 @@ class DiskRuns:
         self._builder = builder
         self.cancel = builder.cancel
         self._cache = MemoryCache(memory_bytes)
-        self._folder = RunFolder(path, self._cache, clock_s=clock_s, look_again_s=look_again_s, in_background=not builder.waits)
+        background = not builder.waits
+        self._folder = RunFolder(path, self._cache, clock_s=clock_s, look_again_s=look_again_s, in_background=background)
         self.runs, self.summary = self._folder.runs, self._folder.summary
-        alerts = FolderAlerts(self._folder, prometheus, self._cache, clock_s=clock_s)
+        alerts = FolderAlerts(self._folder, prometheus, self._cache, clock_s=clock_s, in_background=background)
         self.alerts, self.all_alerts = alerts.of_run, alerts.of_all
         self._clock_s = clock_s
         self._prometheus = prometheus

@@ -68,7 +68,8 @@ class RunFolder:
         self._cache = cache = cache or MemoryCache()
         files = "the file system for the runs"
         self._lists = BackgroundAnswers(cache, "list of runs", files, lifetime_s=adaptive) if in_background else None
-        self._has_many = False
+        self.has_many = False
+        """True if there are too many runs to look at all of them within a request."""
         self._where: dict[str, Path] = {}
         """Folder in which a run was last seen, so that a request for one run does not read all runs."""
 
@@ -78,9 +79,9 @@ class RunFolder:
         Of two folders with the same run id the one that was written last is the run, and the other one is reported as a problem.
         """
         lists = self._lists
-        if lists is None or (not self._has_many and len(self._folders()) <= FEW_RUNS):
+        if lists is None or (not self.has_many and len(self._folders()) <= FEW_RUNS):
             return self._listed()
-        self._has_many = True
+        self.has_many = True
         listed = lists.get("", "", self._listed_or_why)
         if isinstance(listed, RankscopeError):
             raise listed
