@@ -119,7 +119,7 @@ def recorded(browser: Browser, address: str, until: str, seconds: float) -> list
 
 
 def viewed(url: str, sent: Sequence[Sent], count: int, seconds: float) -> Measured:
-    """Let viewers send the requests again and again, each at the recorded pace from a random moment on."""
+    """Let viewers send the requests again and again, each at the recorded pace, beginning at a random one of them."""
     length = max(each.after_s for each in sent) + 1.0
     measured = Measured([], [], 0)
     failed: list[str] = []
@@ -129,15 +129,16 @@ def viewed(url: str, sent: Sequence[Sent], count: int, seconds: float) -> Measur
         draw = random.Random(number)
         headers = {"Content-Type": "application/json", "Origin": url, "Cookie": f"rankscope-viewer={number:022}"}
         with httpx.Client(timeout=120, headers=headers) as client:
-            time.sleep(length * draw.random())
+            first = draw.randrange(len(sent))
+            schedule = [((each.after_s - sent[first].after_s) % length, each.body) for each in (*sent[first:], *sent[:first])]
             while time.monotonic() < until:
                 began = time.monotonic()
-                for each in sent:
-                    time.sleep(max(0.0, began + each.after_s - time.monotonic()))
+                for after_s, body in schedule:
+                    time.sleep(max(0.0, began + after_s - time.monotonic()))
                     if time.monotonic() >= until:
                         return
                     asked = time.perf_counter()
-                    answer = client.post(f"{url}{UPDATE}", content=each.body)
+                    answer = client.post(f"{url}{UPDATE}", content=body)
                     measured.callbacks.append(time.perf_counter() - asked)
                     if answer.status_code not in (200, 204):
                         failed.append(answer.text)
