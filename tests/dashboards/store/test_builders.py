@@ -76,7 +76,7 @@ def test_what_was_read_last_stays_when_there_is_too_much_and_lists_read_nothing(
     assert [name for name in "abcd" if store.peek(key_of(name)) is not None] == ["a", "d"]
 
 
-def test_a_list_of_runs_does_not_keep_what_nobody_reads(tmp_path: Path, write_run: WriteRun) -> None:
+def test_a_list_of_runs_does_not_keep_cache_entries(tmp_path: Path, write_run: WriteRun) -> None:
     write_run(tmp_path / "runs" / "a", steps=12)
     builder = InlineBuilder(Store(tmp_path / "cache"))
     source = DiskRuns(tmp_path / "runs", builder)

@@ -123,7 +123,7 @@ def test_a_page_that_is_looked_at_keeps_its_follower(jobs: Jobs, clock: Clock) -
     assert set(going_on(jobs)) > {"run-0", "new"}
 
 
-def test_a_list_of_runs_takes_no_follower_from_anybody_and_gives_way_to_a_page(jobs: Jobs) -> None:
+def test_a_list_of_runs_ends_no_follower_and_a_page_may_end_one_of_a_list(jobs: Jobs) -> None:
     for number in range(MAX_FOLLOWERS):
         follow(jobs, f"run-{number}", watched=number == 0)
     with pytest.raises(NotReadyError, match="turn"):
@@ -196,7 +196,7 @@ def test_a_viewer_cancels_only_what_no_other_one_waits_for(jobs: Jobs, clock: Cl
     assert ask(jobs, "ann") == "Starting"
 
 
-def test_whoever_went_away_does_not_wait_any_more(jobs: Jobs, clock: Clock) -> None:
+def test_a_viewer_without_recent_requests_does_not_wait(jobs: Jobs, clock: Clock) -> None:
     ask(jobs, "hidden")
     clock.now_s += 60
     ask(jobs, "ann")

@@ -176,7 +176,7 @@ class Jobs:
         followers = [job for job in self._jobs.values() if job.task == FOLLOW and job.ending is None]
         if task != FOLLOW or len(followers) < MAX_FOLLOWERS:
             return
-        # The list of runs asks for many: it takes no room from what anybody looks at.
+        # The list of runs asks for many: it ends no follower that had a request lately.
         idle = [job for job in followers if now - (job.watched_s if watched else job.asked_s) > WATCHED_S]
         if not idle:
             raise NotReadyError(Progress(f"waiting for its turn: {len(followers)} live runs are being followed"))
@@ -253,7 +253,7 @@ class Jobs:
         alone = [job for job in running if job.used_bytes > limit]
         followers = sorted((job for job in running if job.task == FOLLOW), key=lambda job: (job.watched_s, job.asked_s))
         job = (alone or followers or sorted(running, key=lambda job: -job.used_bytes))[0]
-        # What nobody looks at may be started again; what a page shows would start again at once, and in vain.
+        # A page that is shown would start its follower again at once, and in vain.
         needed = bool(alone) or job.task != FOLLOW or self._clock_s() - job.asked_s <= WATCHED_S
         job.ending = Ending(too_large(limit, given=self._memory_bytes is not None, alone=bool(alone)) if needed else None)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 _THREADS: Final = 64
-"""Connections that are read or written at a time: browsers open some in advance and send nothing, and readers may be slow."""
+"""Connections that are read or written at a time: browsers open some in advance without a request, and readers may be slow."""
 _REQUESTS: Final = 8
 """Requests that are answered at a time."""
 _ARENA_MAX: Final = -8  # M_ARENA_MAX of malloc.h
