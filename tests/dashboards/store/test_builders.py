@@ -15,11 +15,12 @@ from tests.step_files import steps_file
 
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.data.source import NotReadyError, RunSummary
+from rankscope.dashboards.lost_hours.data import run_losses
+from rankscope.dashboards.runs.view import list_rows
+from rankscope.dashboards.store.builders import InlineBuilder, JobBuilder
 from rankscope.dashboards.store.cache import Store, cache_folder, key_of
 from rankscope.dashboards.store.derive import Derived
 from rankscope.dashboards.store.disk import DiskRuns
-from rankscope.dashboards.store.jobs import NOBODY_LOOKS_S
-from rankscope.dashboards.store.making import MadeBeside, MadeHere
 from rankscope.dashboards.whatif.data import read_scenarios
 
 WriteRun = Callable[..., Path]
@@ -38,39 +39,66 @@ def hundred_bytes(folder: Path) -> None:
 
 def test_it_is_made_once_and_found_after_a_restart(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run", steps=12)
-    first = MadeHere(Store(tmp_path / "cache")).finished(summary(run))
+    first = InlineBuilder(Store(tmp_path / "cache")).derived(summary(run))
     written = (first.folder / "analysis.json").stat().st_mtime_ns
-    again = MadeHere(Store(tmp_path / "cache")).finished(summary(run))
+    again = InlineBuilder(Store(tmp_path / "cache")).derived(summary(run))
     assert again.folder == first.folder
     assert (again.folder / "analysis.json").stat().st_mtime_ns == written
-    assert again.analysis().verdict.kind == first.analysis().verdict.kind
-    assert again.steps().steps.tolist() == list(range(12))
+    assert again.part("analysis").verdict.kind == first.part("analysis").verdict.kind
+    assert again.part("steps").steps.tolist() == list(range(12))
 
 
 @pytest.mark.slow
 def test_two_live_runs_of_one_id_are_told_apart(tmp_path: Path, write_run: WriteRun, until_ready: UntilReady) -> None:
     """A run with another run's id does not get the other run's verdict."""
-    making = MadeBeside(Store(tmp_path / "cache"))
+    builder = JobBuilder(Store(tmp_path / "cache"))
     runs = [write_run(tmp_path / name, slow_rank=slow, finished=False) for name, slow in (("a", 2), ("b", None))]
-    verdicts = [until_ready(lambda run=run: making.live(summary(run))).analysis().verdict for run in runs]  # type: ignore[misc]
+    verdicts = [until_ready(lambda run=run: builder.derived(summary(run))).part("analysis").verdict for run in runs]  # type: ignore[misc]
     assert [verdict.rank for verdict in verdicts] == [2, None]
 
 
 def test_a_run_that_cannot_be_read_leaves_nothing_in_the_store(tmp_path: Path, write_run: WriteRun) -> None:
     run = replace(summary(write_run(tmp_path / "run", steps=1)), path=str(tmp_path / "nothing"))
     with pytest.raises(InputError):
-        MadeHere(Store(tmp_path / "cache")).finished(run)
+        InlineBuilder(Store(tmp_path / "cache")).derived(run)
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_what_was_used_last_stays_when_there_is_too_much(tmp_path: Path) -> None:
-    store = Store(tmp_path / "cache", most_bytes=250)
+def test_what_was_read_last_stays_when_there_is_too_much_and_lists_read_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path / "cache", max_bytes=250)
     for name in "abcd":
         key = key_of(name)
         store.put(key, hundred_bytes)
         os.utime(store.root / key / ".used", ns=(ord(name), ord(name)))
         assert store.find(key_of("a")) is not None, "which makes it the one used last"
-    assert [name for name in "abcd" if store.find(key_of(name)) is not None] == ["a", "d"]
+        for listed in "bc":
+            store.peek(key_of(listed))
+    assert [name for name in "abcd" if store.peek(key_of(name)) is not None] == ["a", "d"]
+
+
+def test_a_list_of_runs_does_not_keep_cache_entries(tmp_path: Path, write_run: WriteRun) -> None:
+    write_run(tmp_path / "runs" / "a", steps=12)
+    builder = InlineBuilder(Store(tmp_path / "cache"))
+    source = DiskRuns(tmp_path / "runs", builder)
+    source.part("run-1", "analysis")
+    (used,) = (tmp_path / "cache").glob("*/.used")
+    os.utime(used, ns=(1, 1))
+    list_rows(source, source.runs())
+    run_losses(source)
+    assert used.stat().st_mtime_ns == 1
+    source.part("run-1", "steps")
+    assert used.stat().st_mtime_ns > 1
+
+
+def test_the_installed_version_is_looked_up_once(tmp_path: Path, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = DiskRuns(write_run(tmp_path / "run", steps=12))
+
+    def refused(_name: str) -> str:
+        raise AssertionError
+
+    monkeypatch.setattr("importlib.metadata.version", refused)
+    monkeypatch.setattr("importlib.metadata.distribution", refused)
+    assert list_rows(source, source.runs())
 
 
 def test_the_cache_is_where_the_desktop_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -82,14 +110,16 @@ def test_the_cache_is_where_the_desktop_says(monkeypatch: pytest.MonkeyPatch, tm
 
 
 @pytest.mark.slow
-def test_processes_beside_make_it_once_and_two_servers_may_share_a_cache(tmp_path: Path, write_run: WriteRun) -> None:
+def test_processes_beside_make_it_once_and_two_servers_may_share_a_cache(
+    tmp_path: Path, write_run: WriteRun, until_ready: UntilReady
+) -> None:
     run = summary(write_run(tmp_path / "run", steps=30))
-    making, other = (MadeBeside(Store(tmp_path / "cache"), patience_s=patience) for patience in (0.0, LIMIT_S))
+    builder, other = (JobBuilder(Store(tmp_path / "cache")) for _ in range(2))
     with pytest.raises(NotReadyError, match="Starting"):
-        making.finished(run)
-    derived = other.finished(run)
-    assert derived.analysis().source.steps == 30
-    assert making.finished(run).folder == derived.folder
+        builder.derived(run)
+    derived = until_ready(lambda: other.derived(run))
+    assert derived.part("analysis").source.steps == 30
+    assert until_ready(lambda: builder.derived(run)).folder == derived.folder
     # Nothing partial is left; a process may run for a moment after its result appears
     deadline = time.monotonic() + LIMIT_S
     while list((tmp_path / "cache").glob(".*")):
@@ -98,61 +128,72 @@ def test_processes_beside_make_it_once_and_two_servers_may_share_a_cache(tmp_pat
 
 
 @pytest.mark.slow
-def test_why_it_cannot_be_made_is_said_and_not_tried_again_at_once(tmp_path: Path, write_run: WriteRun) -> None:
+def test_why_it_cannot_be_made_is_said_and_not_tried_again_at_once(
+    tmp_path: Path, write_run: WriteRun, until_ready: UntilReady
+) -> None:
     folder = write_run(tmp_path / "run", steps=12)
     run = summary(folder)
     (folder / "run.json").write_text("{}")
-    making = MadeBeside(Store(tmp_path / "cache"), patience_s=LIMIT_S)
+    builder = JobBuilder(Store(tmp_path / "cache"))
     for _ in range(2):
         with pytest.raises(RankscopeError, match="not a rankscope run"):
-            making.finished(run)
+            until_ready(lambda: builder.derived(run))
     assert not list((tmp_path / "cache").glob("[!.]*"))
 
 
 @pytest.mark.slow
-def test_a_live_run_is_followed_while_somebody_looks(tmp_path: Path, write_run: WriteRun, until_ready: UntilReady) -> None:
+def test_a_live_run_is_followed_until_it_ends_and_its_result_is_handed_over(
+    tmp_path: Path, write_run: WriteRun, until_ready: UntilReady
+) -> None:
     run = write_run(tmp_path / "run", steps=12, finished=False)
-    making = MadeBeside(Store(tmp_path / "cache"))
+    builder = JobBuilder(Store(tmp_path / "cache"))
 
     def look() -> Derived:
-        return making.live(summary(run))
+        return builder.derived(summary(run))
 
     derived = until_ready(look)
-    assert derived.steps().steps.tolist() == list(range(12))
-    assert derived.analysis().source.steps == 12
+    assert derived.part("steps").steps.tolist() == list(range(12))
+    assert derived.part("analysis").source.steps == 12
     before = derived.version
     assert look().version == before
     write_run(tmp_path / "more", steps=20, finished=False)
     for rank in range(4):
         steps_file(run, rank).write_bytes(steps_file(tmp_path / "more", rank).read_bytes())
     end = time.monotonic() + LIMIT_S
-    while len(look().steps().steps) < 20 or look().analysis().source.steps < 20:
+    while len(look().part("steps").steps) < 20 or look().part("analysis").source.steps < 20:
         assert time.monotonic() < end
         time.sleep(0.05)
     assert look().version != before
-    (job,) = making.jobs._jobs.values()
-    job.looked_s -= NOBODY_LOOKS_S  # no client reads the run any more: the process ends
-    while derived.folder.exists():
+    # When it ends, the follower's folder becomes that of the run; nothing is read again
+    write_run(tmp_path / "over", steps=20)
+    for info in (tmp_path / "over").rglob("rank.json"):
+        (run / info.relative_to(tmp_path / "over")).write_bytes(info.read_bytes())
+    while (settled := look()).stale is not None:
+        assert [job.task for job in builder.jobs._jobs.values()] == ["follow"]
         assert time.monotonic() < end
         time.sleep(0.05)
+    assert settled.part("analysis").source.steps == 20
+    assert settled.folder.parent == derived.folder.parent
+    assert not derived.folder.exists()
+    assert [path.name for path in builder.store.root.iterdir()] == [settled.folder.name]
 
 
 def test_a_run_that_was_moved_is_analysed_where_it_is(tmp_path: Path, write_run: WriteRun) -> None:
     """Its analysis names commands with its path."""
-    making = MadeHere(Store(tmp_path / "cache"))
+    builder = InlineBuilder(Store(tmp_path / "cache"))
     run = write_run(tmp_path / "before", steps=12)
-    before = making.finished(summary(run))
+    before = builder.derived(summary(run))
     moved = run.rename(tmp_path / "after")
-    assert making.known(summary(moved)) is None
-    after = making.finished(summary(moved))
-    assert (before.analysis().source.path, after.analysis().source.path) == (str(run), str(moved))
+    assert builder.cached(summary(moved)) is None
+    after = builder.derived(summary(moved))
+    assert (before.part("analysis").source.path, after.part("analysis").source.path) == (str(run), str(moved))
 
 
 def test_a_what_if_after_the_analysis_uses_the_step_records_that_it_has_read(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run", steps=40)
     expected = DiskRuns(run).scenarios("run-1").answer.result
-    source = DiskRuns(run, MadeHere(Store(tmp_path / "cache")), look_again_s=math.inf)
-    source.analysis("run-1")
+    source = DiskRuns(run, InlineBuilder(Store(tmp_path / "cache")), look_again_s=math.inf)
+    source.part("run-1", "analysis")
     for file in run.rglob("steps-*"):
         file.unlink()
     assert (expected.status, expected.source.evidence) == ("ok", "steps")
@@ -160,11 +201,11 @@ def test_a_what_if_after_the_analysis_uses_the_step_records_that_it_has_read(tmp
 
 
 def test_a_what_if_of_a_run_that_has_changed_since_the_analysis_reads_it(tmp_path: Path, write_run: WriteRun) -> None:
-    run, making = write_run(tmp_path / "run", steps=40), MadeHere(Store(tmp_path / "cache"))
-    making.finished(summary(run))
+    run, builder = write_run(tmp_path / "run", steps=40), InlineBuilder(Store(tmp_path / "cache"))
+    builder.derived(summary(run))
     for file in run.rglob("steps-*"):
         file.unlink()
-    folder = making.made(key_of("changed"), "whatif", [run], [summary(run)])
+    folder = builder.result(key_of("changed"), "whatif", [run], [summary(run)])
     assert read_scenarios(folder).answer.result.source.evidence == "windows"
 
 
@@ -172,6 +213,6 @@ def test_a_what_if_after_the_analysis_warns_of_damaged_step_records(tmp_path: Pa
     run = write_run(tmp_path / "run", steps=40)
     with next(run.rglob("steps-*")).open("ab") as file:
         file.write(b"torn")
-    source = DiskRuns(run, MadeHere(Store(tmp_path / "cache")))
-    source.analysis("run-1")
+    source = DiskRuns(run, InlineBuilder(Store(tmp_path / "cache")))
+    source.part("run-1", "analysis")
     assert any("1 damaged line" in warning for warning in source.scenarios("run-1").answer.result.source.warnings)
