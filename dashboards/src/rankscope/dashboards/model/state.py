@@ -32,8 +32,8 @@ class PageState:
     """First and last shown step; ``None``: all."""
     sort: str = "rank"
     """Sort key of the heat map's rows."""
-    rows: str = "rank"
-    """Unit of the rows of heat map, bars and tables of ranks: ``rank`` or ``host``."""
+    rows: str | None = None
+    """Unit of the rows of heat map, bars and tables of ranks: ``rank`` or ``host``; ``None``: as in the verdict."""
     group: str | None = None
     """Name of a process group."""
     window: int | None = None

@@ -25,7 +25,7 @@ LOOKS: Final[dict[PartName, Look]] = {
     "ideal": Look("ideal", "overlap", ""),
     "compute": Look("compute", "compute", ""),
     "exposed_communication": Look("exposed communication", "exposed_communication", "x"),
-    "straggler_wait": Look("straggler wait", "straggler_wait", "\\"),
+    "straggler_wait": Look("waiting for later ranks", "straggler_wait", "\\"),
     "copies": Look("copies", "exposed_memcpy", "."),
     "input": Look("input", "input", "/"),
     "host": Look("host", "idle", "-"),
@@ -92,6 +92,8 @@ def waterfall_bars(waterfall: Waterfall | None, colors: Palette) -> go.Figure:
 
 
 MOST_POINTS: Final = 480
+STEPS_MARGIN: Final = 76
+"""Pixels left of all charts over the steps, so that the same step is at the same place in charts below each other."""
 
 NO_STEPS: Final = "No step has been recorded yet.<br>The trend begins with the first training steps."
 NO_RATE: Final = "Throughput is not known:<br>the script does not report samples or tokens of its steps."
@@ -110,6 +112,8 @@ class Course:
     steps_per_point: int
     wall_us: NDArray[np.float32]
     """[``PERCENTILES`` over the ranks, points]; the median over the steps of each point."""
+    longest_us: NDArray[np.float32]
+    """Longest step time of any rank at any step of a point: the median of several steps hides a single slow one."""
     highest_own_us: NDArray[np.float32]
     """Longest own time of any rank at any step of a point, so that no slow step is lost."""
     slowest: NDArray[np.int64]
@@ -131,6 +135,7 @@ def course_of(trend: Trend, first: int, last: int) -> Course:
         steps=trend.steps[first:last:wide],
         steps_per_point=wide,
         wall_us=binned(trend.wall_us[:, first:last], wide),
+        longest_us=np.fmax.reduce(_padded(trend.wall_us[HIGHEST, first:last], wide), axis=-1).astype(np.float32),
         highest_own_us=np.fmax.reduce(highest, axis=-1).astype(np.float32),
         slowest=slowest,
         profiled=profiled,
@@ -154,19 +159,26 @@ def _padded(values: NDArray[Any], wide: int) -> NDArray[np.float64]:
 
 
 def trend_lines(trend: Trend, first: int, last: int, colors: Palette, *, attempt: str | None = None) -> go.Figure:
-    """Draw step time (median and bands over the ranks) and own time of the slowest rank; mark profiled steps and lasting changes.
+    """Draw step time (median, longest, bands over the ranks) and own time of the slowest rank; mark profiled steps and changes.
 
     ``first`` and ``last`` (exclusive) are indices into ``trend``. ``attempt`` is the text at the first step of the trend.
     """
     course = course_of(trend, first, last)
     if not np.isfinite(course.wall_us).any():
         return note(NO_STEPS, colors)
-    size, unit = time_unit(float(np.nanmax([np.nanmax(course.wall_us[MEDIAN]), _highest(course.highest_own_us)])))
+    size, unit = time_unit(float(np.nanmax([np.nanmax(course.longest_us), _highest(course.highest_own_us)])))
     figure = go.Figure()
     for low, high, density in _BANDS:
         _band(figure, course, (low, high), size, _see_through(colors.compute, density))
     many = course.steps_per_point > 1
     each = f"steps from %{{x}}, {course.steps_per_point} each" if many else "step %{x}"
+    figure.add_scatter(
+        x=course.steps,
+        y=course.longest_us / size,
+        name="step time, longest" + (" step" if many else " rank"),
+        line={"color": colors.muted, "width": 1.5},
+        hovertemplate=f"<b>{each}</b><br>longest step time: <b>%{{y:,.2f}} {unit}</b><extra></extra>",
+    )
     figure.add_scatter(
         x=course.steps,
         y=course.wall_us[MEDIAN] / size,
@@ -300,5 +312,6 @@ def _steps_axis(figure: go.Figure, course: Course) -> None:
     half = course.steps_per_point / 2
     span = (float(course.steps[0]) - half, float(course.steps[-1]) + half)
     figure.update_xaxes(title_text="step", showgrid=False, zeroline=False, range=span)
+    figure.update_layout(margin_l=STEPS_MARGIN)
     if len(course.steps) * course.steps_per_point <= _EVERY_STEP_UP_TO:
         figure.update_xaxes(dtick=1)  # there is no step 0.5

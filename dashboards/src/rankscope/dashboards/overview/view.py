@@ -144,10 +144,11 @@ def _trend(run: RunData, state: PageState, colors: Palette) -> Drawn:
         add_rows(picture, script, colors)
     course = course_of(trend, first, last)
     wall = [f"step time, {percentile}th percentile of the ranks [us]" for percentile in PERCENTILES]
-    columns = ("step", "steps", *wall, "own time of the slowest rank [us]", "slowest rank")
+    columns = ("step", "steps", *wall, "longest step time [us]", "own time of the slowest rank [us]", "slowest rank")
     rows = [
         (
-            int(step), course.steps_per_point, *map(cell, course.wall_us[:, at]), cell(course.highest_own_us[at]),
+            int(step), course.steps_per_point, *map(cell, course.wall_us[:, at]), cell(course.longest_us[at]),
+            cell(course.highest_own_us[at]),
             None if course.slowest[at] < 0 else int(course.slowest[at]),
         )
         for at, step in enumerate(course.steps)
@@ -263,9 +264,9 @@ VIEW: Final = View(
         formula="The verdict has the time that the others wait for the blamed rank in a typical step; the waterfall has the mean "
         "over the typical steps; what to try and what-if have the gain of a fix, which is smaller if another rank is then the "
         "last. GPU time lost: additional time of the steps × ranks. The parts of the waterfall sum to the mean step after "
-        "warm-up. Bands: percentiles over the ranks at each step; where a point covers several steps, their median, and the "
-        "highest own time. Changes: lasting changes of the median step time of 5% or more, without profiled steps, that occur in "
-        "at most one of a thousand random orders of the steps.",
+        "warm-up. Bands: percentiles over the ranks at each step; where a point covers several steps, their median; the "
+        "longest step time and the highest own time are of any of them. Changes: lasting changes of the median step time of 5% "
+        "or more, without profiled steps, that occur in at most one of a thousand random orders of the steps.",
         do="Take the next steps; open Evidence for the numbers. Then work on the longest part of the step.",
     ),
     blocks=_blocks,
