@@ -10,15 +10,14 @@ import pytest
 
 from rankscope.analysis.costs.waterfall import Amount, Costs, waterfall
 from rankscope.analysis.inference.change_points import ChangePoint
+from rankscope.dashboards.charts.course import MOST_POINTS, course_of
 from rankscope.dashboards.charts.palette import PALETTES, Scheme
 from rankscope.dashboards.data.trend import PERCENTILES, Trend
 from rankscope.dashboards.overview.figures import (
     LOOKS,
-    MOST_POINTS,
     NO_RATE,
     NO_STEPS,
     NO_WATERFALL,
-    course_of,
     rate_line,
     trend_lines,
     waterfall_bars,

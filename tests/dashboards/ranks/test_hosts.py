@@ -34,7 +34,7 @@ def test_the_map_has_a_row_per_host_with_its_worst_rank(run: RunData) -> None:
     assert list(heat.y) == ["node-0", "node-1", "node-2", "node-3"]
     by_rank = np.asarray(draw(VIEW, "step-heatmap", run, BY_RANK).figure.data[0].z)
     np.testing.assert_allclose(np.asarray(heat.z), by_rank.reshape(4, 4, -1).max(axis=1))
-    assert "host %{y}" in heat.hovertemplate
+    assert heat.hovertemplate.startswith("<b>%{y}</b>")
     assert "<b>⚑ node-2</b>" in drawn.figure.layout.yaxis.ticktext
     assert drawn.figure.layout.yaxis.title.text == "host"
     assert "16 ranks on 4 hosts" in drawn.says

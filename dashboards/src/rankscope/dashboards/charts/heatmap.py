@@ -295,7 +295,7 @@ def _hover(label: str, unit: str, worst: Worst, *, rows: int, columns: int, by_r
 
     In order of ranks the axis names the first rank of a cell, else all of them.
     """
-    rank = f"{unit_of_rows} %{{y}}"
+    rank = f"{unit_of_rows} %{{y}}" if unit_of_rows == "rank" else "%{y}"
     if rows > 1:
         rank = f"rank %{{y}} and the {rows - 1} after it" if by_rank else f"{unit_of_rows}s %{{y}}"
     step = "step %{x}" + (f" and the {columns - 1} after it" if columns > 1 else "")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -11,9 +10,10 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.result.costs import PartName, Waterfall, WaterfallPart
 from rankscope.dashboards.charts.bars import Look
+from rankscope.dashboards.charts.course import Course, binned, course_of
 from rankscope.dashboards.charts.frame import framed, legend_above, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette
-from rankscope.dashboards.data.trend import HIGHEST, MEDIAN, PERCENTILES, Trend, stretches
+from rankscope.dashboards.data.trend import MEDIAN, PERCENTILES, Trend, stretches
 from rankscope.dashboards.words.units import duration, in_unit, time_unit
 
 NO_WATERFALL: Final = (
@@ -91,7 +91,6 @@ def waterfall_bars(waterfall: Waterfall | None, colors: Palette) -> go.Figure:
     return figure
 
 
-MOST_POINTS: Final = 480
 STEPS_MARGIN: Final = 76
 """Pixels left of all charts over the steps, so that the same step is at the same place in charts below each other."""
 
@@ -101,61 +100,6 @@ NO_RATE: Final = "Throughput is not known:<br>the script does not report samples
 _EVERY_STEP_UP_TO: Final = 12
 _BANDS: Final = ((5, 95, 0.16), (25, 75, 0.3))
 """Lower percentile, upper percentile and opacity of each band."""
-
-
-@dataclass(frozen=True, slots=True)
-class Course:
-    """Trend reduced to at most ``MOST_POINTS`` points. Arrays have the layout of those of ``Trend``."""
-
-    steps: NDArray[np.int64]
-    """First step of each point."""
-    steps_per_point: int
-    wall_us: NDArray[np.float32]
-    """[``PERCENTILES`` over the ranks, points]; the median over the steps of each point."""
-    longest_us: NDArray[np.float32]
-    """Longest step time of any rank at any step of a point: the median of several steps hides a single slow one."""
-    highest_own_us: NDArray[np.float32]
-    """Longest own time of any rank at any step of a point, so that no slow step is lost."""
-    slowest: NDArray[np.int64]
-    """Rank with that own time; -1 if unknown."""
-    profiled: NDArray[np.bool_]
-    """True if any step of the point was profiled."""
-
-
-def course_of(trend: Trend, first: int, last: int) -> Course:
-    """Return entries ``first`` to ``last`` (exclusive) of ``trend``, with several steps per point beyond ``MOST_POINTS``."""
-    wide = max(1, -(-(last - first) // MOST_POINTS))
-    highest = _padded(trend.own_us[HIGHEST, first:last], wide)
-    known: NDArray[np.bool_] = np.logical_or.reduce(np.isfinite(highest), axis=-1)
-    slowest = np.full(len(highest), -1, np.int64)
-    at = np.nanargmax(np.where(known[:, None], highest, 0), axis=-1) if len(highest) else np.empty(0, np.intp)
-    slowest[known] = trend.slowest[first:last][(np.arange(len(highest)) * wide + at)[known]]
-    profiled: NDArray[np.bool_] = np.logical_or.reduce(_padded(trend.profiled[first:last], wide) == 1, axis=-1)
-    return Course(
-        steps=trend.steps[first:last:wide],
-        steps_per_point=wide,
-        wall_us=binned(trend.wall_us[:, first:last], wide),
-        longest_us=np.fmax.reduce(_padded(trend.wall_us[HIGHEST, first:last], wide), axis=-1).astype(np.float32),
-        highest_own_us=np.fmax.reduce(highest, axis=-1).astype(np.float32),
-        slowest=slowest,
-        profiled=profiled,
-    )
-
-
-def binned(values: NDArray[Any], wide: int) -> NDArray[np.float32]:
-    """Return medians over ``wide`` steps each, [..., steps] to [..., points]; NaN if no step of a point is known."""
-    ordered = np.sort(_padded(values, wide), axis=-1)  # NaN sorts last
-    known = np.isfinite(ordered).sum(axis=-1, keepdims=True)
-    low, high = (np.take_along_axis(ordered, place, axis=-1) for place in (np.maximum(known - 1, 0) // 2, known // 2))
-    return ((low + high) / 2)[..., 0].astype(np.float32)
-
-
-def _padded(values: NDArray[Any], wide: int) -> NDArray[np.float64]:
-    """Reshape [..., steps] to [..., points, steps of a point], padded with NaN."""
-    count = -(-values.shape[-1] // wide)
-    whole = np.full((*values.shape[:-1], count * wide), np.nan)
-    whole[..., : values.shape[-1]] = values
-    return whole.reshape(*values.shape[:-1], count, wide)
 
 
 def trend_lines(trend: Trend, first: int, last: int, colors: Palette, *, attempt: str | None = None) -> go.Figure:

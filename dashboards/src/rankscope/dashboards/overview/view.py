@@ -11,6 +11,7 @@ import numpy as np
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.result.costs import MEANING, Memory, RankMemory, Throughput, Waterfall, WaterfallPart
 from rankscope.analysis.result.text import size
+from rankscope.dashboards.charts.course import course_of
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.script import Script
@@ -22,7 +23,7 @@ from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.overview.advice import advice_list
 from rankscope.dashboards.overview.changes import changes
-from rankscope.dashboards.overview.figures import LOOKS, course_of, parts_of, rate_line, rate_name, trend_lines, waterfall_bars
+from rankscope.dashboards.overview.figures import LOOKS, parts_of, rate_line, rate_name, trend_lines, waterfall_bars
 from rankscope.dashboards.overview.script_rows import add_rows, in_range
 from rankscope.dashboards.overview.verdict import verdict_card
 from rankscope.dashboards.words import wording
