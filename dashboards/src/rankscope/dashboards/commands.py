@@ -316,9 +316,7 @@ The file opens in any browser of 2023 or later, also offline. SOURCE_DATE_EPOCH 
 @click.option(
     "--rows",
     type=click.Choice(["rank", "host"]),
-    default="rank",
-    show_default=True,
-    help="Show one row per rank or per host in heat map, bars and tables.",
+    help="Show one row per rank or per host in heat map, bars and tables.  [default: as the verdict blames]",
 )
 def report(
     path: Path,
@@ -329,7 +327,7 @@ def report(
     rank: int | None,
     steps: tuple[int, int] | None,
     metric: str | None,
-    rows: str,
+    rows: str | None,
 ) -> None:
     """The pages of a run as one file that needs neither a server nor a network: for a ticket, a mail, an archive.
 
