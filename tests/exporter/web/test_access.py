@@ -22,7 +22,10 @@ from rankscope.exporter.web.config import load_web_config
 
 pytestmark = pytest.mark.slow  # each starts real processes
 
-HURRIED = "from rankscope.base import http, http_server; http.LOOK_EVERY_S = 0.1; http_server.REQUEST_DEADLINE_S = 1"
+HURRIED = (
+    "from rankscope.base import followed_files, http_server; "
+    "followed_files.LOOK_EVERY_S = 0.1; http_server.REQUEST_DEADLINE_S = 1"
+)
 PASSWORD = "s3cret of a scraper"
 TLS = "tls_server_config: {cert_file: server.pem, key_file: server.key%s}\n"
 
@@ -121,7 +124,7 @@ def test_client_certificates(
 def test_a_new_certificate_is_served_without_dropping_a_connection(
     start_exporter: Callable[..., RunningExporter], certificates: Certificates, web_config: Callable[[str], Path]
 ) -> None:
-    prelude = "from rankscope.base import http; http.LOOK_EVERY_S = 0.1"
+    prelude = "from rankscope.base import followed_files; followed_files.LOOK_EVERY_S = 0.1"
     exporter = start_exporter("--simulate", "1", "--web.config.file", web_config(TLS % ""), prelude=prelude)
     before = served_serial(exporter, certificates)
     kept = exporter.connect()

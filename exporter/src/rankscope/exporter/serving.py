@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from rankscope.base.followed_files import ReloadThread
 from rankscope.base.http import application
 from rankscope.base.http_server import Endpoint, Server
 from rankscope.base.process import notify_systemd
@@ -65,14 +66,14 @@ def serve(
     async def live() -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _end, ended, 0)
-        loop.add_signal_handler(signal.SIGHUP, reload)
+        loop.add_signal_handler(signal.SIGHUP, ReloadThread(reload).request)
         # Listen after the first pass, so that the first scrape shows the GPUs, but do not wait long for one that hangs.
         first = asyncio.ensure_future(loop.run_in_executor(None, assembly.wait, _FIRST_SAMPLE_S))
         await asyncio.wait((first, asyncio.shield(ended)), return_when=asyncio.FIRST_COMPLETED)
         _log_gpus(assembly)
         server = Server(endpoints)
         server.start()
-        _log_addresses("https" if access.web.tls is not None else "http", settings.telemetry_path, sockets, compatible_sockets)
+        _log_addresses(access.scheme, settings.telemetry_path, sockets, compatible_sockets)
         notify_systemd("READY=1")
         status = await ended
         notify_systemd("STOPPING=1")

@@ -30,6 +30,7 @@ from rankscope.alerts.receive.inbox import BusyError, Inbox
 from rankscope.alerts.receive.notification import Notification, NotUnderstoodError, read_notification
 from rankscope.alerts.receive.refusals import CLOSE, EVICTED, RefusalLog, Refused, retry_after
 from rankscope.alerts.store.database import StoreError
+from rankscope.base.followed_files import SharedReading
 from rankscope.base.http import is_loopback
 from rankscope.base.text import one_line
 
@@ -41,8 +42,6 @@ MAX_UNPROVEN_BODIES_BYTES: Final = 40 * 2**20
 """The same for all others: those with a signature over the body, which is checked afterwards, and those without any proof."""
 PROBE_S: Final = 5.0
 """After a delivery that could not be stored, the disk is probed this often until it can be written."""
-SECRETS_S: Final = 1.0
-"""Longest wait for the files of secrets; then their last values are used."""
 CHALLENGE: Final = b'Bearer, Basic realm="rankscope"'
 
 _Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -109,8 +108,7 @@ class ReceiverApp:
         self._clock = clock
         # A slow disk must not block the event loop.
         self._keeper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inbox")
-        self._secrets = ThreadPoolExecutor(max_workers=1, thread_name_prefix="secrets")
-        self._reading_secrets: asyncio.Future[None] | None = None
+        self._secrets = SharedReading(self._read_secrets)
         self._writable = True
         self._refusals = RefusalLog(report)
         self._bodies = BodyBudget(MAX_BODIES_BYTES, evicts=False)
@@ -182,7 +180,7 @@ class ReceiverApp:
                 raise Refused(403, "cross_site", "without credentials, only requests to localhost are accepted", (CLOSE,))
             known = True
         else:
-            await self._read_secrets()
+            await self._secrets.run()
             known = self.credentials.by_header(headers)
             if not known and not self.credentials.may_be_signed(headers, now_s=time.time()):
                 raise _unauthenticated()
@@ -195,12 +193,8 @@ class ReceiverApp:
                 raise _unauthenticated()
             yield data
 
-    async def _read_secrets(self) -> None:
-        """Read the secrets in a thread: a file system that does not answer must not block the event loop."""
-        if self._reading_secrets is None or self._reading_secrets.done():
-            loop = asyncio.get_running_loop()
-            self._reading_secrets = loop.run_in_executor(self._secrets, self.credentials.read_again)
-        await asyncio.wait({self._reading_secrets}, timeout=SECRETS_S)
+    def _read_secrets(self) -> None:
+        self.credentials.read_again()
 
     async def _take(self, headers: Headers, body: bytes) -> tuple[int, bytes, bytes]:
         notification, new = await self._off_loop(lambda: self._keep(headers.get(b"webhook-id"), body))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
 from rankscope.alerts.receive.app import ReceiverApp
 from rankscope.base.errors import InputError
-from rankscope.base.http import FollowedFiles
+from rankscope.base.followed_files import FollowedFiles
 from rankscope.base.http_server import Endpoint, serve_until_signal
 
 STOP_S: Final = 2
@@ -48,7 +48,7 @@ def serve(
 
 
 def receiver_endpoint(
-    app: ReceiverApp, sock: socket.socket, *, tls: Callable[[], ssl.SSLContext | None] = lambda: None
+    app: ReceiverApp, sock: socket.socket, *, tls: Callable[[], Awaitable[ssl.SSLContext | None]] | None = None
 ) -> Endpoint:
     """Endpoint of a receiver, which counts and reports the senders that the server evicts."""
     return Endpoint(sock, app, tls, evicted=app.evicted)

@@ -86,8 +86,7 @@ class App:
         return await self._guarded(request, routes)
 
     async def _guarded(self, request: Request, routes: Mapping[str, Route]) -> Response:
-        web = self._access.web
-        refused = None if request.path == _HEALTHY else await self._access.refusal(request)
+        refused, web = await self._access.checked(request, public=request.path == _HEALTHY)
         return self._under(web, refused or await self._route(request, routes))
 
     def _under(self, web: WebConfig, response: Response) -> Response:
