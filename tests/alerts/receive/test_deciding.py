@@ -23,7 +23,7 @@ from rankscope.alerts.receive.known_runs import KnownRuns, RunName, UnknownRunEr
 from rankscope.alerts.receive.notification import MAX_ALERTS, read_notification
 from rankscope.alerts.store.database import Store
 from rankscope.runs.records import RunInfo
-from rankscope.runs.writer import create_run
+from rankscope.runs.small_files import create_run
 
 
 @pytest.fixture

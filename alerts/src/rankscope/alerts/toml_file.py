@@ -13,8 +13,8 @@ import msgspec
 import msgspec.inspect
 
 from rankscope.base.errors import InputError
+from rankscope.base.regular_files import open_regular
 from rankscope.base.text import one_line
-from rankscope.runs.segments import open_regular
 
 _STEP: Final = re.compile(r"\.([^.\[\]]+)|\[([^\]]*)\]")
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`")

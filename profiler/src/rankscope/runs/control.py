@@ -23,10 +23,10 @@ from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
+from rankscope.base.atomic_files import replace_file
 from rankscope.base.text import one_line
 from rankscope.runs.control_names import MAX_ENTRIES, REQUEST_ID, answer_name, made_ns, remove_old, request_name
 from rankscope.runs.paths import control_dir
-from rankscope.runs.writer import replace_in
 
 CONTROL_SCHEMA: Final = "rankscope.control/1"
 
@@ -148,7 +148,8 @@ def answer(run: Path, given: ControlAnswer, *, rank: int | None = None) -> None:
 
 
 def _write(folder: int, name: str, record: ControlRequest | ControlAnswer) -> None:
-    replace_in(folder, name, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+    data = msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
+    replace_file(name, data, folder=folder, shared=True)
 
 
 def read_answer(run: Path, request_id: str, *, rank: int | None = None) -> ControlAnswer | None:

@@ -15,6 +15,7 @@ import click
 
 from rankscope.alerts.output import progress_line
 from rankscope.analysis.result.text import size
+from rankscope.base.atomic_files import replacing
 from rankscope.base.errors import InputError
 from rankscope.base.process import collector_paused
 from rankscope.dashboards.data.progress import Progress
@@ -26,7 +27,6 @@ from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.store.making import MadeHere
 from rankscope.runs.named import named_run, refuse_folder_of_runs
 from rankscope.runs.reader import RunReader
-from rankscope.runs.writer import replacing
 
 STANDARD_OUTPUT: Final = "-"
 SOURCE_DATE_EPOCH: Final = "SOURCE_DATE_EPOCH"
@@ -155,7 +155,7 @@ def _write(made: Report, target: str) -> None:
         return
     try:
         # Follow a symbolic link, to replace its target and not the link.
-        with replacing(Path(os.path.realpath(target))) as file:
+        with replacing(os.path.realpath(target), shared=True) as file:
             file.write(made.file)
     except OSError as error:
         raise InputError(target, error.strerror or str(error)) from error

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from rankscope.base.atomic_files import replace_file
 from rankscope.base.formats import unread_format
 from rankscope.base.locks import lock_file
 from rankscope.base.logs import ProblemLog
@@ -297,19 +298,7 @@ def load(path: Path) -> dict[str, Remembered]:
 
 def _store(path: Path, content: dict[str, Remembered]) -> None:
     text = msgspec.json.format(msgspec.json.encode(_File(tuple(content.values()))), indent=2) + b"\n"
-    replacement = path.with_suffix(f".{os.getpid()}.new")
-    try:
-        replacement.unlink(missing_ok=True)  # left by an exporter that was killed while writing
-        fd = os.open(replacement, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        with open(fd, "wb") as file:  # noqa: PTH123  a descriptor, not a path
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        replacement.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            replacement.unlink()
-        raise
+    replace_file(path, text, mode=0o600)
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

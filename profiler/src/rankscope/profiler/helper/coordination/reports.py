@@ -12,10 +12,10 @@ from typing import Final
 
 import msgspec
 
+from rankscope.base.regular_files import open_regular
 from rankscope.base.text import one_line
 from rankscope.profiler.plan import REPORTS_PER_SECOND, RankReport, report_seconds
-from rankscope.runs.segments import open_regular
-from rankscope.runs.writer import write_atomically
+from rankscope.runs.small_files import write_shared
 
 _MAX_BYTES: Final = 4096
 _GOLDEN_RATIO: Final = 0.618034
@@ -60,7 +60,7 @@ class ReportWriter:
         # Errors are not reported here: the writer of the records meets and reports the same ones.
         with suppress(OSError):
             if self._folder.parent.is_dir():
-                write_atomically(self._path, msgspec.json.encode(report) + b"\n", share=True)
+                write_shared(self._path, msgspec.json.encode(report) + b"\n")
 
     def _is_due(self, report: RankReport, now: float) -> bool:
         if self._written_at is None:

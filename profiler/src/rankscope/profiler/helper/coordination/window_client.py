@@ -10,10 +10,11 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from rankscope.base.regular_files import open_regular
 from rankscope.base.text import one_line
 from rankscope.profiler.plan import MAX_STEPS
 from rankscope.runs.paths import segment
-from rankscope.runs.segments import UNDECODABLE, open_regular
+from rankscope.runs.segments import UNDECODABLE
 
 MAX_WINDOWS: Final = 8
 """Largest number of windows in one reading; no more are planned ahead."""

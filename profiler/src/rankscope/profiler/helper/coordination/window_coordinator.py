@@ -17,7 +17,7 @@ from rankscope.profiler.plan import REPORTS_PER_SECOND, Planner, RankReport
 from rankscope.runs.control import ControlAnswer, ControlRequest, Inbox, answer
 from rankscope.runs.paths import attempt_dir, reports_dir
 from rankscope.runs.records import PlannedWindow
-from rankscope.runs.writer import append_whole
+from rankscope.runs.small_files import append_whole
 
 
 class WindowCoordinator:

@@ -16,7 +16,8 @@ from rankscope.profiler.helper.tasks import HelperContext, HelperTask
 from rankscope.profiler.settings import EXPORTER_URL
 from rankscope.runs.paths import host_dir
 from rankscope.runs.records import HardwareSample
-from rankscope.runs.writer import JsonLinesWriter, run_is_gone
+from rankscope.runs.segment_writer import JsonLinesWriter
+from rankscope.runs.small_files import run_is_gone
 
 SAMPLE_SECONDS: Final = 5.0
 ELECTION_SECONDS: Final = 3.0

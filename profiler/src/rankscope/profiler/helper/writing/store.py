@@ -17,18 +17,10 @@ from rankscope.profiler.handover import Hello
 from rankscope.profiler.starts import is_alive, is_earlier, is_over, is_same_job, is_same_start
 from rankscope.runs.paths import RANK_STREAMS, RankStream, activity_file, attempt_dir, attempt_file, rank_dir, rank_file, run_file
 from rankscope.runs.records import AttemptInfo, RankActivity, RankInfo, RunInfo, StepRecord
+from rankscope.runs.segment_writer import JsonLinesWriter, RowWriter, SegmentWriter
 from rankscope.runs.segments import UNDECODABLE
+from rankscope.runs.small_files import create_attempt, create_record, create_run, overwrite_in_place, run_is_gone, write_record
 from rankscope.runs.step_columns import event_of, pack_row
-from rankscope.runs.writer import (
-    JsonLinesWriter,
-    RowWriter,
-    SegmentWriter,
-    create_attempt,
-    create_run,
-    overwrite_in_place,
-    run_is_gone,
-    write_record,
-)
 
 MAX_PENDING: Final = 20_000
 """Largest number of records kept while the folder cannot be written; about 6 MB."""
@@ -275,7 +267,7 @@ class RunStore:
                 self._refuse(f"attempt {self.attempt} of {self._run_dir} is that of another job, of {of}; it is not recorded")
                 return True
         file, rank = self.folder / "rank.json", msgspec.structs.replace(self._hello.rank, attempt=self.attempt)
-        if not write_record(file, rank, overwrite=False):
+        if not create_record(file, rank):
             there = _read(file, RankInfo)
             if there is None or not _is_of(rank, there):
                 is_elastic = mine.start_key is not None and there is not None and not is_alive(there, rank.host)
