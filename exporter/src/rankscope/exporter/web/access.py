@@ -15,8 +15,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import click
-
+from rankscope.base.errors import RankscopeError
 from rankscope.base.followed_files import FollowedFiles
 from rankscope.base.http import Request, Response, basic_credentials
 from rankscope.base.logs import ProblemLog
@@ -85,7 +84,7 @@ class WebAccess:
         logger.info("the web configuration was read again")
 
     def _failed(self, error: Exception) -> None:
-        reason = error.message if isinstance(error, click.ClickException) else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, RankscopeError) else f"{type(error).__name__}: {error}"
         self._problems.report(reason)
 
 
