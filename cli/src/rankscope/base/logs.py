@@ -10,7 +10,6 @@ import json
 import logging
 import re
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -50,29 +49,6 @@ class _NonBlockingHandler(logging.Handler):
     def _dropped(self, count: int) -> str:
         text = "log lines were dropped, because the pipe was full: %d"
         return self.format(logging.LogRecord(__name__, logging.WARNING, "", 0, text, (count,), None))
-
-
-class ProblemLog:
-    """Log of one lasting problem: a warning for each new reason, and a note when it is over. Thread-safe.
-
-    ``problem`` is the warning, with one ``%s`` for the reason; ``over`` is the note, if there is one.
-    """
-
-    def __init__(self, logger: logging.Logger, problem: str, over: str = "") -> None:
-        self.reason: str | None = None
-        self._logger = logger
-        self._problem = problem
-        self._over = over
-        self._lock = threading.Lock()
-
-    def report(self, reason: str | None) -> None:
-        """Set the present reason; None if there is no problem."""
-        with self._lock:
-            before, self.reason = self.reason, reason
-        if reason is not None and reason != before:
-            self._logger.warning(self._problem, reason)
-        elif reason is None and before is not None and self._over:
-            self._logger.info(self._over)
 
 
 def set_up(level: LogLevel, style: LogFormat, stream: TextIO | None = None) -> None:

@@ -24,6 +24,7 @@ from typing import Annotated, Final, Literal, TypeVar
 import msgspec
 
 from rankscope.base.atomic_files import replace_file
+from rankscope.base.problems import ProblemLog
 from rankscope.base.text import one_line
 from rankscope.runs.control_names import MAX_ENTRIES, REQUEST_ID, answer_name, made_ns, remove_old, request_name
 from rankscope.runs.paths import control_dir
@@ -213,11 +214,10 @@ class Inbox:
         self._folder = control_dir(run)
         self._kind = kind
         self._since = since_unix_ns
-        self._report = report
+        self._problems = ProblemLog(report, each_reason=False)
         self._rank = rank
         self._clear_at = 0.0 if clears else math.inf
         self._seen: set[str] = set()
-        self._malformed_said = self._too_many_said = False
         self._due = 0.0
         self._changed_ns: int | None = None
         self._settled = 0.0
@@ -286,17 +286,13 @@ class Inbox:
                 yield request
 
     def _malformed(self, name: str, why: str) -> None:
-        if not self._malformed_said:
-            self._malformed_said = True
-            self._report(f"control/{name}.json is no request: {why}")
+        self._problems.report(f"control/{name}.json is no request: {why}", "malformed")
 
     def _ids(self, folder: int) -> Iterator[str]:
         with os.scandir(folder) as entries:
             for number, entry in enumerate(entries):
                 if number >= MAX_ENTRIES:
-                    if not self._too_many_said:
-                        self._too_many_said = True
-                        self._report(f"control/ holds more than {MAX_ENTRIES} files; requests may go unseen")
+                    self._problems.report(f"control/ holds more than {MAX_ENTRIES} files; requests may go unseen", "too many")
                     return
                 if name := _REQUEST_NAME.fullmatch(entry.name):
                     yield name[1]

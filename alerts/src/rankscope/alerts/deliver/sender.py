@@ -23,6 +23,7 @@ from rankscope.alerts.deliver.outbox import ClaimedMessage, Outbox
 from rankscope.alerts.deliver.retrying import RETRY_FOR_S, Judgement, pause_s
 from rankscope.alerts.deliver.targets import Target
 from rankscope.alerts.store.database import StoreError
+from rankscope.base.problems import ProblemLog
 from rankscope.base.text import format_duration
 from rankscope.runs.decoders import make_decoders
 
@@ -59,7 +60,6 @@ class TargetSender:
         self.busy = False
         self._outbox = outbox
         self._courier = courier
-        self._report = report
         self._chance = chance
         self._full_ns = 0
         """When the allowance of the target's rate is full again."""
@@ -67,7 +67,7 @@ class TargetSender:
         self._pauses = 0
         self._not_before_ns = 0
         self._reason = ""
-        self._reported = ""
+        self._problems = ProblemLog(report)
         self._unrecorded: Callable[[], None] | None = None
         """Recording of the last attempt's result, with the next claim or by ``flush``; kept while the disk is full."""
 
@@ -141,9 +141,9 @@ class TargetSender:
         # A target that refuses one message answers, so the others are sent.
         failures, self._failures, self._pauses, self._not_before_ns = self._failures, 0, 0, 0
         if judgement.kind == "delivered":
-            if failures and self._reported:
+            if failures and self._problems:
                 logger.info("%s: delivered after %d failed attempts", self.target.label, failures)
-            self._reported = ""
+            self._problems.report(None)
             self._unrecorded = partial(self._outbox.record, message, "delivered", received=True)
             return
         self._give_up(message, judgement.reason, received=judgement.received)
@@ -168,7 +168,7 @@ class TargetSender:
             received=judgement.received,
             next_attempt_ns=now + self._wait_ns(message.attempts, judgement),
         )
-        self._report_once(f"not delivered so far: {judgement.reason}")
+        self._problems.report(f"{self.target.label}: not delivered so far: {judgement.reason}")
 
     def _give_up(self, message: ClaimedMessage, reason: str, *, received: bool) -> None:
         self._unrecorded = partial(self._outbox.record, message, "dead", reason=reason, received=received)
@@ -181,19 +181,13 @@ class TargetSender:
     def _count_lost(self, count: int, reason: str) -> None:
         self.lost += count
         see = self._outbox.store.see
-        self._report_once(f"not delivered: {reason}" + (f"; kept{see}" if see else ""))
+        self._problems.report(f"{self.target.label}: not delivered: {reason}" + (f"; kept{see}" if see else ""))
 
     def _too_long(self) -> str:
         return f"not accepted within {format_duration(self.target.retry_for_s * 1e6)}: {self._reason}"
 
     def _wait_ns(self, failures: int, judgement: Judgement) -> int:
         return int(max(pause_s(failures, chance=self._chance()), judgement.wait_s or 0.0) * 1e9)
-
-    def _report_once(self, text: str) -> None:
-        """Report a line once, until the line changes or a message is delivered."""
-        if text != self._reported:
-            self._reported = text
-            self._report(f"{self.target.label}: {text}")
 
 
 def courier_for(target: Target) -> Courier:
@@ -217,7 +211,8 @@ class Sender:
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._outbox = outbox
-        self._report = report
+        self._problems = ProblemLog(report)
+        """By target; that of the store has no name."""
         self._stopping = threading.Event()
         self._senders = {
             target.name: TargetSender(target, outbox, courier(target), report=report, chance=chance) for target in targets
@@ -225,7 +220,6 @@ class Sender:
         self._wakes = {name: threading.Event() for name in self._senders}
         self._threads: list[threading.Thread] = []
         self._locking = threading.Lock()
-        self._reported: dict[str, str] = {}
         self._tidied_s: float | None = None
 
     def start(self) -> None:
@@ -283,7 +277,7 @@ class Sender:
             try:
                 waiting = self.waiting()
             except StoreError as error:
-                self._report_once(str(error))
+                self._problems.report(str(error))
                 waiting = [sender.target.label for sender in self._senders.values()]
             if not waiting or time.monotonic() >= deadline:
                 return waiting
@@ -301,11 +295,11 @@ class Sender:
                     elif (due := sender.next_ns()) is not None:
                         wait_s = min(POLL_S, max(SHORTEST_S, (due - self._outbox.now_ns()) / 1e9))
                     self._tidy()
-                    self._reported.pop(name, None)
+                    self._problems.report(None, name)
             except StoreError as error:
-                self._report_once(str(error), name)
+                self._problems.report(str(error), name)
             except Exception as error:  # noqa: BLE001 - a thread that ends would leave its target without alerts
-                self._report_once(f"{sender.target.label}: sending failed: {type(error).__name__}: {error}", name)
+                self._problems.report(f"{sender.target.label}: sending failed: {type(error).__name__}: {error}", name)
             if wait_s:
                 wake.wait(wait_s)
         with suppress(StoreError):  # the message stays in the outbox
@@ -315,7 +309,7 @@ class Sender:
         """Lock the store for sending; return ``False`` while another process holds it."""
         with self._locking:
             if not self._outbox.store.hold():
-                self._report_once(f"{self._outbox.store.name}: another process sends from it; this one stands by")
+                self._problems.report(f"{self._outbox.store.name}: another process sends from it; this one stands by")
                 return False
             if self._tidied_s is None:
                 self._outbox.enable_all()
@@ -333,13 +327,7 @@ class Sender:
         before_ns = now_ns - int(RETRY_FOR_S * 1e9)
         for target, count in self._outbox.waiting().items():
             if target not in self._senders:
-                self._report_once(f"{count} messages wait for {target}, which is not configured{self._outbox.store.see}", target)
+                self._problems.report(
+                    f"{count} messages wait for {target}, which is not configured{self._outbox.store.see}", target
+                )
                 self._outbox.expire(target, queued_before_ns=before_ns, reason="no such target is configured")
-
-    def _report_once(self, line: str, about: str = "") -> None:
-        """Report a line once, until the line for this target changes or the target works again."""
-        if self._reported.get(about) != line:
-            self._reported[about] = line
-            # Several targets may fail for one reason, such as a full disk.
-            if list(self._reported.values()).count(line) == 1:
-                self._report(line)

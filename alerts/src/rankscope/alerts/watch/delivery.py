@@ -14,6 +14,7 @@ from rankscope.alerts.alert import Notice
 from rankscope.alerts.deliver.post import DeliveryError
 from rankscope.alerts.owners import CRASHED
 from rankscope.alerts.watch.ledger import Entry, Ledger, Status
+from rankscope.base.problems import ProblemLog
 
 logger = logging.getLogger(__name__)
 
@@ -103,23 +104,21 @@ class _Failures:
 
     def __init__(self, name: str, report: Callable[[str], None]) -> None:
         self._name = name
-        self._report = report
-        self._reason: str | None = None
+        self._problems = ProblemLog(report)
         self.count = 0
 
     def add(self, error: Exception) -> None:
         """Count a failed delivery."""
         reason = str(error) if isinstance(error, DeliveryError) else f"{type(error).__name__}: {error}"
         self.count += 1
-        if reason != self._reason:
-            self._reason = reason
-            self._report(f"{self._name}: not delivered so far: {reason}")
+        self._problems.report(f"{self._name}: not delivered so far: {reason}")
 
     def end(self) -> None:
         """Reset after a successful delivery."""
-        if self._reason is not None:
+        if self.count:
             logger.info("%s: delivered after %d failed attempts", self._name, self.count)
-        self._reason, self.count = None, 0
+        self.count = 0
+        self._problems.report(None)
 
 
 _State = tuple[str, Status, str]

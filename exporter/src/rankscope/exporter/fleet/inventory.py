@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,7 @@ import msgspec
 from rankscope.base.atomic_files import replace_file
 from rankscope.base.formats import unread_format
 from rankscope.base.locks import lock_file
-from rankscope.base.logs import ProblemLog
+from rankscope.base.problems import ProblemLog
 from rankscope.base.process import boot_id
 from rankscope.exporter.source import GpuIdentity
 
@@ -80,7 +81,10 @@ class Inventory:
         self._stamp: tuple[int, int] | None = None
         self._writer: threading.Thread | None = None
         self._problems = ProblemLog(
-            logger, "known GPUs are not kept on disk, and one that disappears before the next start is not reported: %s"
+            partial(
+                logger.warning,
+                "known GPUs are not kept on disk, and one that disappears before the next start is not reported: %s",
+            )
         )
         self._foreign = False
         self._found: dict[str, Remembered] | None = None

@@ -6,9 +6,10 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
-from rankscope.base.logs import ProblemLog
+from rankscope.base.problems import ProblemLog
 from rankscope.exporter.jobs.party import Hold
 
 T = TypeVar("T")
@@ -89,7 +90,9 @@ class HoldSource:
         self._deadline = Deadline(_DEADLINE_S)
         self._last: tuple[Hold, ...] | None = None
         self._last_s = float("-inf")
-        self._problems = ProblemLog(logger, f"jobs: {name}: %s", f"jobs: {name} works again")
+        self._problems = ProblemLog(
+            partial(logger.warning, "jobs: %s: %s", name), partial(logger.info, "jobs: %s works again", name)
+        )
 
     def read(self, now_s: float) -> tuple[Hold, ...] | None:
         """Return all allocations, at most ``KEEP_S`` old; None if unknown. ``now_s`` is monotonic time."""

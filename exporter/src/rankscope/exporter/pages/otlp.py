@@ -7,10 +7,12 @@ import logging
 import math
 import os
 import threading
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final, Self
 
 from rankscope.base.errors import InputError, MissingError
+from rankscope.base.problems import ProblemLog
 from rankscope.exporter.pages.otlp_metrics import measurements
 from rankscope.exporter.pages.page import Page
 
@@ -52,7 +54,12 @@ class OtlpPush:
         self._builder = MessageBuilder(_resource(page), deltas=_prefers_deltas())
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="otlp", daemon=True)
-        self._accepted: bool | None = None
+        self._accepted = False
+        self._problems = ProblemLog(
+            partial(logger.warning, "OTLP: the collector does not accept metrics: %s"),
+            partial(logger.info, "OTLP: the collector accepts metrics again"),
+            each_reason=False,
+        )
 
     def start(self) -> None:
         """Start exporting, unless ``OTEL_SDK_DISABLED`` is true. Call it after all forks, because it starts a thread."""
@@ -94,10 +101,7 @@ class OtlpPush:
             failure = str(error) or type(error).__name__
         if failure is not None and self._ended.is_set():
             return
-        if failure is not None and self._accepted is not False:
-            logger.warning("OTLP: the collector does not accept metrics: %s", failure)
-        elif failure is None and self._accepted is False:
-            logger.info("OTLP: the collector accepts metrics again")
+        self._problems.report(failure)
         self._accepted = failure is None
 
 

@@ -12,13 +12,14 @@ import secrets
 import ssl
 import time
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rankscope.base.errors import RankscopeError
 from rankscope.base.followed_files import FollowedFiles
 from rankscope.base.http import Request, Response, basic_credentials
-from rankscope.base.logs import ProblemLog
+from rankscope.base.problems import ProblemLog
 from rankscope.exporter.web.config import WebConfig, load_web_config
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class WebAccess:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._problems = ProblemLog(logger, "the web configuration stays as it was: %s")
+        self._problems = ProblemLog(partial(logger.warning, "the web configuration stays as it was: %s"))
         self._config = FollowedFiles(self._read, changed=self._changed, failed=self._failed)
 
     @property

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
-from rankscope.base.logs import ProblemLog
+from rankscope.base.problems import ProblemLog
 from rankscope.exporter.source import FleetState, GpuIdentity, Series, XidEvent
 from rankscope.exporter.xid.journal import XidJournal
 from rankscope.exporter.xid.kernel_log import KernelLog
@@ -19,7 +20,8 @@ class XidCollector:
         self._journal = journal
         self._kernel_log = kernel_log
         self._problems = ProblemLog(
-            logger, "the kernel log cannot be read, so Xids come from NVML only: %s", "the kernel log can be read again"
+            partial(logger.warning, "the kernel log cannot be read, so Xids come from NVML only: %s"),
+            partial(logger.info, "the kernel log can be read again"),
         )
 
     def on_xid(self, identity: GpuIdentity, event: XidEvent) -> None:
