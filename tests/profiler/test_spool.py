@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from rankscope.base.exposition import escaped
 from rankscope.profiler.helper.publishing.metrics_publisher import Sample, render
 from rankscope.profiler.spool import (
     FORGOTTEN_SECONDS,
@@ -19,7 +20,6 @@ from rankscope.profiler.spool import (
     MAX_SLOTS,
     Claimant,
     SpoolFile,
-    escaped,
     label_text,
     remove_own,
 )

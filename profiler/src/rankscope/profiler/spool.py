@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from rankscope.base.atomic_files import replacing
+from rankscope.base.exposition import escaped
 from rankscope.base.regular_files import open_regular
 
 FORGOTTEN_SECONDS: Final = 86_400.0
@@ -151,8 +152,3 @@ def label_text(name: str, max_bytes: int = MAX_LABEL_BYTES) -> str:
     # A lone surrogate (from a file name that is not UTF-8) cannot be encoded.
     encoded = name.encode(errors="replace")[:max_bytes]
     return _CONTROL.sub("?", encoded.decode(errors="ignore"))
-
-
-def escaped(text: str) -> str:
-    """Return ``text`` escaped for use between the quotes of a label value."""
-    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

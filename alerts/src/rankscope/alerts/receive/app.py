@@ -30,6 +30,7 @@ from rankscope.alerts.receive.inbox import BusyError, Inbox
 from rankscope.alerts.receive.notification import Notification, NotUnderstoodError, read_notification
 from rankscope.alerts.receive.refusals import CLOSE, EVICTED, RefusalLog, Refused, retry_after
 from rankscope.alerts.store.database import StoreError
+from rankscope.base.exposition import TEXT_TYPE
 from rankscope.base.followed_files import SharedReading
 from rankscope.base.http import is_loopback
 from rankscope.base.text import one_line
@@ -161,7 +162,7 @@ class ReceiverApp:
                 async with self._authenticated(scope, receive, headers):
                     return 200, b"application/json", msgspec.json.encode(await self._off_loop(self._listing))
             case "/metrics":
-                return 200, b"text/plain; version=0.0.4; charset=utf-8", await self._off_loop(self._metrics)
+                return 200, TEXT_TYPE.encode(), await self._off_loop(self._metrics)
             case "/-/ready":
                 if not self._writable:
                     raise Refused(503, "not_ready", "the last delivery could not be stored", retry_after(PROBE_S))

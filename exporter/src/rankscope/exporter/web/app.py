@@ -9,11 +9,11 @@ from importlib.metadata import version
 from typing import Final
 from urllib.parse import parse_qs
 
+from rankscope.base.exposition import prefers_openmetrics
 from rankscope.base.http import TEXT, Request, Response
 from rankscope.base.text import one_line
 from rankscope.exporter.catalogue import COLLECTORS
 from rankscope.exporter.pages.dcgm import DcgmPage
-from rankscope.exporter.pages.exposition import prefers_openmetrics
 from rankscope.exporter.pages.page import Page
 from rankscope.exporter.settings import DCGM_PATH
 from rankscope.exporter.web.access import WebAccess
