@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, Literal, TextIO
 
 from rankscope.base.line_writer import LineWriter
+from rankscope.base.text import shortened
 
 LogFormat = Literal["text", "logfmt", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -116,9 +117,7 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 def _text(value: object) -> str:
     """Return a value as one line of at most ``_MAX_VALUE`` characters; unprintable characters are escaped as in JSON."""
-    text = str(value)
-    if len(text) > _MAX_VALUE:
-        text = text[:_MAX_VALUE] + "…"
+    text = shortened(str(value), _MAX_VALUE)
     # Includes characters that change the writing direction or move the cursor.
     return "".join(character if character.isprintable() else json.dumps(character)[1:-1] for character in text)
 
