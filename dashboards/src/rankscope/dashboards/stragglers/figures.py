@@ -140,7 +140,7 @@ def wait_matrix(group: WaitGroup, colors: Palette, *, marked: Collection[str] = 
         "type": "category",
         "tickmode": "array",
         "tickvals": list(shown),
-        "ticktext": [escape(shortened(name, _NAME)) for name in (group.names[at] for at in shown)],
+        "ticktext": [escape(shortened(name, _NAME + 1)) for name in (group.names[at] for at in shown)],
         "showgrid": False,
         "zeroline": False,
     }
