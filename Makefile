@@ -34,7 +34,7 @@ BIN = .venv/bin
 FOLDERS = exporter/src profiler/src dashboards/src alerts/src cli/src tests
 PYTEST = $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 # They run tests, and need .venv.
-OF_TESTS = benchmarks/suite.py benchmarks/mutants.py benchmarks/gpu.py benchmarks/gpu_nccl.py
+OF_TESTS = benchmarks/gpu.py benchmarks/gpu_nccl.py
 CODE = $(FOLDERS) benchmarks profiler/examples scripts/*.py
 
 # Tests start hundreds of Python processes; without stored bytecode each of them compiles rankscope first.
