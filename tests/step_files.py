@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from rankscope.runs.paths import Stream, rank_dir
 from rankscope.runs.records import StepRecord
+from rankscope.runs.segment_writer import SEGMENT_BYTES, JsonLinesWriter, RowWriter
 from rankscope.runs.step_columns import HEADER_BYTES, ROW_BYTES, checksums, event_of, header, pack_row, row_dtype
-from rankscope.runs.writer import SEGMENT_BYTES, JsonLinesWriter, RowWriter
 
 Rows = NDArray[Any]
 """Rows of ``row_dtype``."""

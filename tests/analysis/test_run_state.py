@@ -17,7 +17,7 @@ from rankscope.analysis.inference.profiled import ENOUGH_STEPS
 from rankscope.runs.paths import activity_file, rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import AttemptInfo, RankActivity, RankInfo
-from rankscope.runs.writer import write_record
+from rankscope.runs.small_files import write_record
 
 Synthetic = Callable[..., Any]
 Plan = Callable[[int, int], dict[str, Any] | None]

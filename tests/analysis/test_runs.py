@@ -16,8 +16,8 @@ from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import InputError
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import AttemptInfo, CollectiveRecord, RankInfo, StepBreakdown
+from rankscope.runs.small_files import create_attempt, write_record
 from rankscope.runs.step_columns import PROFILED
-from rankscope.runs.writer import create_attempt, write_record
 
 Synthetic = Callable[..., Any]
 Plan = Callable[[int, int], dict[str, Any] | None]

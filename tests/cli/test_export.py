@@ -22,7 +22,7 @@ from rankscope.analysis.perfetto import export
 from rankscope.analysis.perfetto.result import ExportResult
 from rankscope.runs.paths import attempt_dir, rank_dir, segment
 from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
-from rankscope.runs.writer import create_attempt, create_run, write_record
+from rankscope.runs.small_files import create_attempt, create_run, write_record
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

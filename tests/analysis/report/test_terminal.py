@@ -15,7 +15,7 @@ from rankscope.analysis.result.analysis import RareSteps
 from rankscope.base.text import format_duration
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
-from rankscope.runs.writer import write_record
+from rankscope.runs.small_files import write_record
 
 
 def test_the_sentence_the_ranks_the_wait_and_what_to_do_next(synthetic: Callable[..., Any]) -> None:

@@ -21,7 +21,7 @@ from rankscope.dashboards.store.follow import Following
 from rankscope.dashboards.store.samples import Samples
 from rankscope.runs.paths import host_dir, rank_dir
 from rankscope.runs.records import HardwareSample, RankInfo
-from rankscope.runs.writer import JsonLinesWriter
+from rankscope.runs.segment_writer import JsonLinesWriter
 
 WriteRun = Callable[..., Path]
 START_NS = 1_790_000_000_000_000_000

@@ -27,7 +27,7 @@ from rankscope.dashboards.store.run_folder import SILENT_AFTER_S
 from rankscope.runs.paths import activity_file, inspector_dir, rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import KernelRecord, RankActivity
-from rankscope.runs.writer import write_record
+from rankscope.runs.small_files import write_record
 
 WriteRun = Callable[..., Path]
 

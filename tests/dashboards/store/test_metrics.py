@@ -23,7 +23,7 @@ from rankscope.dashboards.store.tiles import LEVELS, Tiles, TileWriter
 from rankscope.dashboards.words.units import shown_unit
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import StepBreakdown
-from rankscope.runs.writer import JsonLinesWriter
+from rankscope.runs.segment_writer import JsonLinesWriter
 
 WriteRun = Callable[..., Path]
 SLOW = 2

@@ -14,7 +14,7 @@ from rankscope.runs.follow import last_rows
 from rankscope.runs.paths import rank_dir, rank_file
 from rankscope.runs.reader import RunReader, is_run
 from rankscope.runs.records import EndReason, RankInfo
-from rankscope.runs.writer import write_record
+from rankscope.runs.small_files import write_record
 
 _DIED: Final = ("crash", "killed")
 

@@ -18,10 +18,11 @@ import msgspec
 import numpy as np
 
 from rankscope.base.errors import InputError
+from rankscope.base.regular_files import open_regular
 from rankscope.runs.paths import Stream
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import StepEvent
-from rankscope.runs.segments import Skipped, add_skipped, decode_blocks, list_segments, list_streams, open_regular, read_blocks
+from rankscope.runs.segments import Skipped, add_skipped, decode_blocks, list_segments, list_streams, read_blocks
 from rankscope.runs.step_columns import row_dtype
 from rankscope.runs.step_segments import Rows, Segment, joined_rows
 

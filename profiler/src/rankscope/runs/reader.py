@@ -21,6 +21,7 @@ import msgspec
 
 from rankscope.base.errors import InputError
 from rankscope.base.formats import unread_format
+from rankscope.base.regular_files import open_regular
 from rankscope.runs.durations import DurationBlock
 from rankscope.runs.paths import (
     Stream,
@@ -48,16 +49,7 @@ from rankscope.runs.records import (
     StepEvent,
     StepRecord,
 )
-from rankscope.runs.segments import (
-    UNDECODABLE,
-    Skipped,
-    add_skipped,
-    decode_blocks,
-    list_segments,
-    open_regular,
-    read_blocks,
-    skip_lines,
-)
+from rankscope.runs.segments import UNDECODABLE, Skipped, add_skipped, decode_blocks, list_segments, read_blocks, skip_lines
 
 if TYPE_CHECKING:
     from rankscope.runs.step_segments import Rows

@@ -20,7 +20,8 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from rankscope.base.errors import InputError
-from rankscope.runs.segments import Skipped, add_skipped, open_regular
+from rankscope.base.regular_files import open_regular
+from rankscope.runs.segments import Skipped, add_skipped
 from rankscope.runs.step_columns import BEGINNING, COLUMNS, HEADER_BYTES, ROW_BYTES, intact, row_dtype, unknown_rows
 
 BLOCK_ROWS: Final = 16_384

@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.base.errors import InputError
+from rankscope.base.regular_files import open_regular
 from rankscope.runs.paths import RankStream, Stream, attempt_file, host_dir, rank_dir, segment
 from rankscope.runs.reader import RunReader
-from rankscope.runs.segments import MAX_LINE_BYTES, list_segments, open_regular
+from rankscope.runs.segments import MAX_LINE_BYTES, list_segments
+from rankscope.runs.small_files import append_whole, create_run, make_folder, write_record
 from rankscope.runs.step_columns import header, row_dtype
 from rankscope.runs.step_segments import Rows, Segment
-from rankscope.runs.writer import append_whole, create_run, make_folder, write_record
 
 READ_BYTES: Final = 32 * 1024
 """Bytes of one read, kept small because a thousand ranks have three streams each."""

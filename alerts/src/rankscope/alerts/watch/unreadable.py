@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from rankscope.base.regular_files import open_regular
 from rankscope.runs.paths import ranks_dir
-from rankscope.runs.segments import open_regular
 
 SHOWN: Final = 5
 """Most unreadable files of a run to name: an unavailable file server makes thousands unreadable."""

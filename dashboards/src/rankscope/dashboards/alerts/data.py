@@ -20,11 +20,12 @@ from rankscope.alerts.store.folders import watcher_state
 from rankscope.alerts.watch.announcements import FindingRecord
 from rankscope.alerts.watch.ledger import Entry, read_entries
 from rankscope.base.errors import InputError, RankscopeError
+from rankscope.base.regular_files import open_regular
 from rankscope.dashboards.data.background import BackgroundAnswers
 from rankscope.dashboards.data.memory_cache import MemoryCache
 from rankscope.runs.links import overview_url
 from rankscope.runs.paths import findings_file
-from rankscope.runs.segments import decode_blocks, open_regular, read_blocks
+from rankscope.runs.segments import decode_blocks, read_blocks
 
 if TYPE_CHECKING:
     from rankscope.dashboards.alerts.prometheus import (

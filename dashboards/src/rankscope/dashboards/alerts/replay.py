@@ -9,8 +9,8 @@ import msgspec
 
 from rankscope.alerts.replay.replay import replay_run
 from rankscope.alerts.replay.result import Replay
+from rankscope.dashboards.data.cached_files import read_json
 from rankscope.dashboards.data.progress import Progress, Tell
-from rankscope.dashboards.data.whole import read_json
 from rankscope.dashboards.words.inert import inert_record
 
 REPLAY: Final = "replay.json"

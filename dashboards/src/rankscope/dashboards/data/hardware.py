@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.base.errors import InputError, RankscopeError
+from rankscope.dashboards.data.cached_files import read_json
 from rankscope.dashboards.data.events import StepClock
 from rankscope.dashboards.data.metrics import worst_of
-from rankscope.dashboards.data.whole import read_json
 
 GAUGES: Final = (
     "utilization_ratio",

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.trace.possible import LAST_STEP
-from rankscope.dashboards.data.whole import read_arrays, replace_file
+from rankscope.base.atomic_files import replace_file
+from rankscope.dashboards.data.cached_files import read_arrays
 from rankscope.dashboards.words.inert import shown
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import StepEvent
@@ -71,7 +72,7 @@ def write_script(script: Script, file: Path) -> None:
     arrays |= {f"tag {name}": steps for name, steps in script.tags.items()}
     buffer = io.BytesIO()
     np.savez(buffer, rank=np.array(-1 if script.rank is None else script.rank), **arrays)
-    replace_file(file, buffer.getvalue())
+    replace_file(file, buffer.getvalue(), sync=False)
 
 
 def stored_script(file: Path) -> Script:

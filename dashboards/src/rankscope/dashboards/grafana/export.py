@@ -8,9 +8,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
+from rankscope.base.atomic_files import replace_file
 from rankscope.base.errors import InputError
 from rankscope.dashboards.grafana.shipped import Board, Compat, shipped
-from rankscope.runs.writer import write_atomically
 
 DEFAULT_DATASOURCE: Final = "prometheus"
 """Uid in the example of a data source; by default a board uses the first Prometheus of Grafana."""
@@ -38,7 +38,8 @@ def export(
     for name, text in contents.items():
         path = folder / name
         try:
-            write_atomically(path, text.encode())
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, text.encode())
         except OSError as error:
             raise InputError(error.filename or path, error.strerror or str(error)) from error
         written.append(path)

@@ -96,7 +96,7 @@ def _place(analysis: Analysis) -> list[Badge]:
         places.append(badge(f"host {result.host}"))
     if result is not None and result.gpu_uuid is not None:
         uuid = result.gpu_uuid
-        places.append(badge(uuid if len(uuid) <= 16 else f"{uuid[:12]}…", title=f"GPU {uuid}"))
+        places.append(badge(shortened(uuid, 16), title=f"GPU {uuid}"))
     return places
 
 

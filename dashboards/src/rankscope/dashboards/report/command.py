@@ -14,6 +14,7 @@ from typing import Final
 import click
 
 from rankscope.analysis.result.text import size
+from rankscope.base.atomic_files import replacing
 from rankscope.base.errors import InputError
 from rankscope.base.process import collector_paused
 from rankscope.base.progress import progress_line
@@ -26,7 +27,6 @@ from rankscope.dashboards.store.cache import MAX_BYTES, Store, cache_folder
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.runs.named import named_run, refuse_folder_of_runs
 from rankscope.runs.reader import RunReader
-from rankscope.runs.writer import replacing
 
 STANDARD_OUTPUT: Final = "-"
 SOURCE_DATE_EPOCH: Final = "SOURCE_DATE_EPOCH"
@@ -158,7 +158,7 @@ def _write(made: Report, target: str) -> None:
         return
     try:
         # Follow a symbolic link, to replace its target and not the link.
-        with replacing(Path(os.path.realpath(target))) as file:
+        with replacing(os.path.realpath(target), shared=True) as file:
             file.write(made.file)
     except OSError as error:
         raise InputError(target, error.strerror or str(error)) from error

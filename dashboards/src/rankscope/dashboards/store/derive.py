@@ -16,9 +16,11 @@ from rankscope.analysis.evidence.steps import METRICS, Stored
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.run_analysis import analysis_of, read_evidence
+from rankscope.base.atomic_files import replace_file
 from rankscope.base.errors import InputError
 from rankscope.base.process import collector_paused
 from rankscope.dashboards.data.brief import Brief, brief_of
+from rankscope.dashboards.data.cached_files import read_json
 from rankscope.dashboards.data.events import Events
 from rankscope.dashboards.data.hardware import stored
 from rankscope.dashboards.data.progress import Progress, Tell
@@ -26,7 +28,6 @@ from rankscope.dashboards.data.script import read_script, stored_script, write_s
 from rankscope.dashboards.data.source import Stale
 from rankscope.dashboards.data.topology import Topology, topology_of
 from rankscope.dashboards.data.trend import Trend, read_trend, trend_of, write_trend
-from rankscope.dashboards.data.whole import read_json, replace_file
 from rankscope.dashboards.store.matrices import RunMatrices, imposed_values, window_values
 from rankscope.dashboards.store.samples import EVENTS, Samples, host_clocks, sample_values
 from rankscope.dashboards.store.tiles import Tiles, TileWriter
@@ -72,19 +73,19 @@ def write_analysis(analysis: Analysis, folder: Path) -> None:
     """Replace the analysis and its brief, each file atomically. Names from the run are made inert (``inert_record``)."""
     shown = inert_record(analysis)
     for name, content in ((ANALYSIS, shown), (BRIEF, brief_of(shown))):
-        replace_file(folder / name, msgspec.json.encode(content))
+        replace_file(folder / name, msgspec.json.encode(content), sync=False)
 
 
 def write_blame(run: RunEvidence, folder: Path) -> None:
     """Write the ``BlameBook`` of the run."""
-    replace_file(folder / BLAME, msgspec.json.encode(inert_record(blame_book(run))))
+    replace_file(folder / BLAME, msgspec.json.encode(inert_record(blame_book(run))), sync=False)
 
 
 def write_topology(run: RunEvidence, folder: Path) -> None:
     """Write the topology of the last attempt."""
     about = run.reader.attempt(run.table.attempt)
     topology = topology_of(run.ranks, run.infos, {} if about is None else about.layout)
-    replace_file(folder / TOPOLOGY, msgspec.json.encode(inert_record(topology)))
+    replace_file(folder / TOPOLOGY, msgspec.json.encode(inert_record(topology)), sync=False)
 
 
 def write_reports(run: RunEvidence, folder: Path) -> None:

@@ -11,6 +11,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from rankscope.analysis.result.analysis import ImposedWait
+from rankscope.base.text import shortened
 from rankscope.dashboards.charts.bars import Look, row_bars
 from rankscope.dashboards.charts.causes import CAUSE_LOOKS
 from rankscope.dashboards.charts.frame import framed, legend_above, marked_label, note, rank_label, rows_axis
@@ -139,7 +140,7 @@ def wait_matrix(group: WaitGroup, colors: Palette, *, marked: Collection[str] = 
         "type": "category",
         "tickmode": "array",
         "tickvals": list(shown),
-        "ticktext": [escape(name if len(name) <= _NAME else f"{name[:_NAME]}…") for name in (group.names[at] for at in shown)],
+        "ticktext": [escape(shortened(name, _NAME + 1)) for name in (group.names[at] for at in shown)],
         "showgrid": False,
         "zeroline": False,
     }

@@ -13,8 +13,8 @@ from rankscope.analysis.captured import step_records
 from rankscope.analysis.perfetto.export import export_perfetto
 from rankscope.analysis.perfetto.selection import Selection
 from rankscope.analysis.trace.possible import is_possible_breakdown
+from rankscope.dashboards.data.cached_files import read_json
 from rankscope.dashboards.data.progress import Progress, Tell
-from rankscope.dashboards.data.whole import read_json
 from rankscope.dashboards.words.inert import inert_record
 from rankscope.runs.control import MAX_STEPS
 from rankscope.runs.paths import attempt_dir

@@ -19,8 +19,8 @@ from rankscope.analysis.whatif.step_scenarios import MOST_CAUSES, MOST_RANKS, Co
 from rankscope.base.errors import InputError
 from rankscope.base.process import collector_paused
 from rankscope.base.text import shortened
+from rankscope.dashboards.data.cached_files import read_json
 from rankscope.dashboards.data.progress import Progress, Tell
-from rankscope.dashboards.data.whole import read_json
 from rankscope.dashboards.model.state import host_item
 from rankscope.dashboards.words.causes import CAUSES
 from rankscope.dashboards.words.inert import inert_record

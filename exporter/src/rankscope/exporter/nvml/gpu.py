@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from rankscope.base.errors import MissingError
 from rankscope.exporter.catalogue import BY_NAME, COLLECTORS
-from rankscope.exporter.errors import DEFECT, ExporterMissingError
+from rankscope.exporter.errors import DEFECT
 from rankscope.exporter.nvml.calls import IMPLAUSIBLE, NvmlCalls, is_lasting, is_trouble
 from rankscope.exporter.nvml.cooling import Fans, Margin
 from rankscope.exporter.nvml.fields import FieldBatches
@@ -74,15 +75,15 @@ def load_nvml() -> Any:
     """Import ``pynvml`` of the official package and return it.
 
     Raises:
-        ExporterMissingError: it is not installed, or the unofficial package with the same module name hides it.
+        MissingError: it is not installed, or the unofficial package with the same module name hides it.
     """
     try:
         module = importlib.import_module("pynvml")
     except ImportError as error:
-        raise ExporterMissingError(f"reading GPUs needs nvidia-ml-py ({error}): pip install 'rankscope[exporter]'") from error
+        raise MissingError(f"reading GPUs needs nvidia-ml-py ({error}): pip install 'rankscope[exporter]'") from error
     # The unofficial one is a package (it has a path) and lacks the newer calls.
     if hasattr(module, "__path__") or not hasattr(module, "nvmlMemory_v2"):
-        raise ExporterMissingError(
+        raise MissingError(
             "the unofficial package 'pynvml' hides nvidia-ml-py: "
             "pip uninstall -y pynvml && pip install --force-reinstall nvidia-ml-py"
         )

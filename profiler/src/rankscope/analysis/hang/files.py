@@ -18,11 +18,11 @@ from rankscope.analysis.hang.pickles import MAX_CONTAINERS, PickleError, load_pl
 from rankscope.analysis.hang.records import NEWEST, Dump, newer_version, parse, text, unreadable_fields
 from rankscope.analysis.result.text import counted, joined
 from rankscope.base.errors import InputError
+from rankscope.base.regular_files import open_regular
 from rankscope.base.text import ranks_text
 from rankscope.runs.named import NamedRun, named_run, refuse_folder_of_runs
 from rankscope.runs.paths import attempt_dir, flight_dir
 from rankscope.runs.reader import RunReader
-from rankscope.runs.segments import open_regular
 from rankscope.runs.world_size import told_world_size
 
 MAX_BYTES: Final = 128 * 1024 * 1024

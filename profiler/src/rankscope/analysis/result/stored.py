@@ -12,9 +12,10 @@ from rankscope.analysis.causes import Cause
 from rankscope.analysis.result.analysis import Analysis, Finding, Source, Verdict
 from rankscope.analysis.result.costs import Throughput
 from rankscope.analysis.result.text import is_about_rare
+from rankscope.base.regular_files import open_regular
 from rankscope.runs.paths import verdict_file
-from rankscope.runs.segments import UNDECODABLE, open_regular
-from rankscope.runs.writer import write_record
+from rankscope.runs.segments import UNDECODABLE
+from rankscope.runs.small_files import write_record
 
 VERDICT_SCHEMA: Final = "rankscope.verdict/1"
 MOST_BYTES: Final = 1 << 20

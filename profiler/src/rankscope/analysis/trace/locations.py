@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
 from rankscope.base.errors import InputError, MissingError, RankscopeError
-from rankscope.runs.segments import open_regular
+from rankscope.base.regular_files import open_regular
 
 Location = Path | str
 """Location of a file: a ``Path`` is local, a ``str`` is a URL."""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from rankscope.exporter.pages.exposition import (
+from rankscope.base.exposition import (
     Family,
     Point,
     PointSource,

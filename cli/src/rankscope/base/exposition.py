@@ -1,7 +1,8 @@
 """Metric families as Prometheus text 0.0.4 and OpenMetrics 1.0.
 
-The renderer of the client library is not used for two reasons. It requires ``_total``, which DCGM's counters lack. And a page has
-a thousand series, of which most have the value of the page before: here, a line is rendered once for each value.
+The renderer of the client library is not used for three reasons. Recorder and alerts do not install it. It requires ``_total``,
+which DCGM's counters lack. And the exporter's page has a thousand series, of which most have the value of the page before: here,
+a line is rendered once for each value.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, Generic, Literal, TypeVar
 
-from rankscope.exporter.source import Labels
-
 V = TypeVar("V")
+Labels = tuple[tuple[str, str], ...]
 
 Kind = Literal["gauge", "counter", "histogram"]
 
@@ -75,7 +75,7 @@ def openmetrics(families: Iterable[Family]) -> bytes:
     lines: list[str] = []
     for family in families:
         name = family.name.removesuffix("_total")
-        lines.append(f"# HELP {name} {_escaped(family.help)}\n# TYPE {name} {family.type}\n")
+        lines.append(f"# HELP {name} {escaped(family.help)}\n# TYPE {name} {family.type}\n")
         if family.unit and name.endswith(f"_{family.unit}"):
             lines.append(f"# UNIT {name} {family.unit}\n")
         lines += [point.line or _line(point, family) for point in family.points]
@@ -157,12 +157,13 @@ def _encoded(lines: list[str]) -> bytes:
 
 def _line(point: Point, family: Family) -> str:
     if not point.beginning:
-        inside = ",".join(f'{label}="{_escaped(value)}"' for label, value in point.labels)
+        inside = ",".join(f'{label}="{escaped(value)}"' for label, value in point.labels)
         name = point.name or family.name
         point.beginning = f"{name}{{{inside}}} " if inside else f"{name} "
     point.line = f"{point.beginning}{number(point.value)}\n"
     return point.line
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Return ``text`` escaped for use between the quotes of a label value."""
     return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

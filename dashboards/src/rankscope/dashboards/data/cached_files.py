@@ -1,4 +1,4 @@
-"""Files that are replaced atomically, so that readers see the old or the new content."""
+"""Reading of the files of derived data."""
 
 from __future__ import annotations
 
@@ -13,13 +13,6 @@ from numpy.typing import NDArray
 from rankscope.base.errors import InputError
 
 T = TypeVar("T")
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write ``data`` beside ``path`` and rename it into place. Raises ``OSError``."""
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_bytes(data)
-    temporary.replace(path)
 
 
 def read_arrays(path: Path, what: str) -> dict[str, NDArray[Any]]:

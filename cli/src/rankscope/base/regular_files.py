@@ -1,0 +1,35 @@
+"""Reading of files that other users may have put in place: opening one never blocks, and has an end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+
+class IrregularFileError(OSError):
+    """A path names no regular file but a FIFO, a socket or a device."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(errno.EINVAL, "not a regular file", os.fspath(path))
+
+
+def open_regular(path: Path, *, links: bool = True) -> BinaryIO:
+    """Open a regular file, or a link to one unless ``links`` is false, for reading.
+
+    Raises ``OSError``, also for other kinds of files: a FIFO without a writer would block for ever, and a device may have no end.
+    """
+    try:
+        follow = 0 if links else os.O_NOFOLLOW
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | follow)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket
+            raise IrregularFileError(path) from error
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path) if stat.S_ISDIR(mode) else IrregularFileError(path)
+    return os.fdopen(descriptor, "rb")
