@@ -95,8 +95,7 @@ EVERY_KIND: tuple[Block, ...] = (
     page.Markdown(HOSTILE),
     page.Request([(HOSTILE, "capture", "/api")], ("steps", "Steps", 3, 9)),
     page.Button("button", HOSTILE),
-    page.Again("again", 1000),
-    page.Callbacks(values={"value": 1}, timers={"timer": 0}),
+    page.Again("again"),
     page.Figure(name="one", label=HOSTILE, draw=no_figure, long=True),
     page.Table(
         name="two",
@@ -104,7 +103,7 @@ EVERY_KIND: tuple[Block, ...] = (
         rows=lambda: [{"id": "1", "a": HOSTILE, "b": 1.0}],
         file_name="two",
     ),
-    page.Listing(name="three", columns=[], rows=[], count="0", path="/", search="", height="9px", selection={}),
+    page.Listing(name="three", columns=[], rows=list, file_name="three", q=None),
     page.Part("part", lambda: [page.Text(HOSTILE)]),
     page.Choice(field="metric", label="Metric", value=None, options=[{"value": "a", "label": HOSTILE}]),
     page.Choice(field="without", label="Without", value=[], options=[{"group": "a", "items": []}], many=True),

@@ -20,7 +20,6 @@ from rankscope.dashboards.compare.figures import (
     step_distributions,
 )
 from rankscope.dashboards.data.source import RunSource
-from rankscope.dashboards.model.list_state import MOST_COMPARED
 from rankscope.dashboards.model.page import (
     Block,
     Figure,
@@ -37,7 +36,7 @@ from rankscope.dashboards.model.page import (
     named_link,
 )
 from rankscope.dashboards.model.run_head import problem, simulated_band
-from rankscope.dashboards.model.state import PageState, run_path
+from rankscope.dashboards.model.state import MOST_COMPARED, PageState, run_path
 from rankscope.dashboards.model.view import SitePage
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.words import wording

@@ -37,8 +37,6 @@ from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.words.wording import GOING_ON
 
 _FOUND_NONE: Final = "no samples of its GPUs"
-LOOK_AGAIN_MS: Final = 10_000
-"""Interval at which the page of a live run without samples is made again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +212,7 @@ def _pick_cell(run: RunData, state: PageState, point: Mapping[str, Any]) -> Page
 def _blocks(run: RunData, state: PageState) -> list[Block]:
     hints = Part("gpu-hints", lambda: gpu_hints(run.hardware, run.events, state.steps))
     if not run.hardware.gpus:
-        return [hints, *([Again("hardware", LOOK_AGAIN_MS)] if run.summary.status in GOING_ON else [])]
+        return [hints, *([Again("hardware")] if run.summary.status in GOING_ON else [])]
     known = {gauge for gpu in run.hardware.gpus for gauge in gpu.gauges}
     steps = partial(steps_of_drag, state)
     return [

@@ -242,7 +242,7 @@ class Request(Block):
 
 @dataclass(frozen=True, slots=True)
 class Button(Block):
-    """Button with a callback of its own in ``live``. Not in a report."""
+    """Button that starts the work of a page (``SitePage.work``). Not in a report."""
 
     name: str
     label: str
@@ -250,18 +250,9 @@ class Button(Block):
 
 @dataclass(frozen=True, slots=True)
 class Again(Block):
-    """Marks a page that is made again after ``ms`` milliseconds, while it has nothing to show. Not in a report."""
+    """Marks a page that has nothing to show yet: it is made again as a whole when its version changes. Not in a report."""
 
     name: str
-    ms: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Callbacks(Block):
-    """Values and timers (milliseconds; 0: off at first) of a page's own callbacks in ``live``. Not in a report."""
-
-    values: Mapping[str, Any]
-    timers: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,6 +260,7 @@ class Figure(Block):
     """Figure: picture, its summary in words, and its numbers.
 
     ``draw`` may raise ``RankscopeError``, which becomes a note in its place; after ``NotReadyError`` it is called again.
+    ``reads``: see ``Part``.
     """
 
     name: str
@@ -284,11 +276,15 @@ class Figure(Block):
     """Selection after a click on a point (in Plotly's format)."""
     zoom: Callable[[tuple[float, float] | None], PageState] | None = None
     """Selection after dragging over a range of the x axis; ``None`` resets it to all."""
+    reads: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table(Block):
-    """Table that can be sorted, filtered and saved. Every row has an ``id``. ``rows`` may raise ``RankscopeError``."""
+    """Table that can be sorted, filtered and saved. Every row has an ``id``. ``rows`` may raise ``RankscopeError``.
+
+    ``reads``: see ``Part``.
+    """
 
     name: str
     """Identifier, unique on the page."""
@@ -297,24 +293,20 @@ class Table(Block):
     file_name: str
     pick: Callable[[str], PageState] | None = None
     """Selection after a click on the row with that ``id``."""
+    reads: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listing(Block):
-    """Table that fills a page, with a search box; search, sort order and selection are in the address (``ListState``)."""
+class Listing(Table):
+    """Table that fills a page, with a search box.
 
-    name: str
-    columns: Sequence[Column]
-    rows: list[dict[str, Any]]
-    count: str
-    """Number of its rows in words."""
-    path: str
-    """Path of the address of its page."""
-    search: str | None
-    """Query part of that address."""
-    height: str
-    selection: Mapping[str, Any]
-    """Options of the selection of rows, in AG grid's format."""
+    The address has the search and the picked row; the browser keeps filters and marked rows while its tab is open.
+    """
+
+    q: str | None
+    """Text that is searched for at first."""
+    several: bool = False
+    """True: rows can be marked, several at a time."""
     tools: Sequence[Block] = ()
 
 
@@ -324,6 +316,8 @@ class Part(Block):
 
     name: str
     make: Callable[[], Sequence[Block]]
+    reads: Sequence[str] | None = None
+    """Fields of ``PageState`` on which the content depends: a change of others does not make it again. ``None``: all."""
 
 
 # Controls: each sets one field of ``PageState``. Not in a report. --------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from rankscope.dashboards.model.page import (
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from rankscope.analysis.result.analysis import Kind
     from rankscope.dashboards.data.source import RunSummary
     from rankscope.dashboards.model.view import View
-
-AGAIN_MS: Final = 10_000
-"""Interval at which the page of a run that goes on is made again while it has nothing to show."""
 
 
 def run_head(run: RunSummary, kind: Kind | None = None) -> list[Block]:
@@ -87,7 +84,7 @@ def about(view: View) -> Block:
 
 def nothing_yet(run: RunSummary, title: str, reason: str) -> list[Block]:
     """Return the content of a view without any data. The page of a run that goes on is made again."""
-    again = [Again("nothing", AGAIN_MS)] if run.status in wording.GOING_ON else []
+    again = [Again("nothing")] if run.status in wording.GOING_ON else []
     return [Section(name="nothing", title=title, help=reason, blocks=[]), *again]
 
 
