@@ -173,7 +173,11 @@ def test_a_hostile_run_does_nothing_on_a_narrow_screen(site: str, opened: Opened
     with opened(site, viewport={"width": 360, "height": 740}) as page:
         page.on("dialog", lambda dialog: pytest.fail(dialog.message))
         expect(runs(page)).to_have_count(3)
-        expect(page.get_by_role("grid")).to_contain_text("Finished")
+        expect(page.get_by_role("grid")).to_contain_text("Compute bound")
+        expect(page.get_by_role("grid")).to_contain_text("simulated · rank 2 · slow input")
+        edge = "one.closest('[role=grid]').getBoundingClientRect().right"
+        cut = f"badges => badges.filter(one => one.getBoundingClientRect().right > {edge}).length"
+        assert page.get_by_role("grid").locator(".badge").evaluate_all(cut) == 0, "badges are whole"
         assert fits(page)
         runs(page).filter(has_text="<img").click()
         expect(page.get_by_role("heading", name=r"\u202e\u2067gnp.exe")).to_be_visible()

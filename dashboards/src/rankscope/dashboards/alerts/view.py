@@ -196,6 +196,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             blocks=[
                 Figure(
                     name="alert-times",
+                    reads=(),
                     label="Bars of the times at which alerts fired",
                     draw=partial(_times, run),
                     height=44,
@@ -212,6 +213,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             blocks=[
                 Figure(
                     name="replay-times",
+                    reads=("replay",),
                     label="Bars of the times at which alerts would have been pending and fired",
                     draw=partial(_replay_times, run, state),
                     height=44,

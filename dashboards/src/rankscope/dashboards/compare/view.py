@@ -79,6 +79,7 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
             blocks=[
                 Figure(
                     name="compare-steps",
+                    reads=("runs", "at"),
                     label="Curves of the distribution of step times, one per run",
                     draw=partial(step_distributions, compared),
                     height=340,
@@ -175,6 +176,7 @@ def _scaling(scaling: Scaling) -> list[Block]:
             blocks=[
                 Figure(
                     name="scaling-efficiency",
+                    reads=("runs", "at"),
                     label="Line of the efficiency over the world size, against the ideal",
                     draw=partial(scaling_efficiency, scaling),
                     height=320,
@@ -189,6 +191,7 @@ def _scaling(scaling: Scaling) -> list[Block]:
             blocks=[
                 Figure(
                     name="scaling-losses",
+                    reads=("runs", "at"),
                     label="Bars of the parts of the lost efficiency per world size",
                     draw=partial(scaling_losses, scaling),
                     height=340,
@@ -212,6 +215,7 @@ def _differences(result: CompareResult, state: PageState) -> list[Block]:
             blocks=[
                 Figure(
                     name="compare-parts",
+                    reads=("runs", "at"),
                     label="Differences of the parts of the step, with intervals",
                     draw=partial(part_differences, comparison),
                     height=300,
@@ -225,6 +229,7 @@ def _differences(result: CompareResult, state: PageState) -> list[Block]:
             blocks=[
                 Figure(
                     name="compare-own",
+                    reads=("runs", "at"),
                     label="Differences of own, blocked and device times, with intervals",
                     draw=partial(own_times, comparison),
                     height=300,
@@ -238,6 +243,7 @@ def _differences(result: CompareResult, state: PageState) -> list[Block]:
             blocks=[
                 Figure(
                     name="compare-ranks",
+                    reads=("runs", "at", "by"),
                     label="Changes of own time above the peers', per host or rank",
                     draw=partial(rank_changes, comparison, result.sides, by=state.by),
                     height=300,

@@ -225,6 +225,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             blocks=[
                 Figure(
                     name="gpu-map",
+                    reads=("gauge", "steps", "rank", "gpu"),
                     label="Heat map of the chosen gauge by GPU and step; the table below has the medians",
                     draw=partial(_map, run, state),
                     height=320,
@@ -242,6 +243,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             blocks=[
                 Figure(
                     name="gpu-lines",
+                    reads=("steps", "rank", "gpu"),
                     label="Temperature, power, SM clock and use of the picked GPU, own time of its rank below",
                     draw=partial(_lines, run, state),
                     height=480,
@@ -257,6 +259,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             blocks=[
                 Table(
                     name="gpu-table",
+                    reads=("steps",),
                     columns=COLUMNS,
                     rows=lambda: _rows(run, state),
                     file_name=f"rankscope-{run.summary.run_id}-gpus",

@@ -112,7 +112,7 @@ class Pages:
             run = self._run(found[0])
             return {**self._shown(run), "note": stale_note(run)}
         except NotReadyError as error:
-            return {"version": error.progress.sentence}
+            return {"version": error.progress.sentence} if whole else {}  # a page with content keeps it
         except RankscopeError as error:
             # The run or folder is being moved or written: the page keeps its content and polls again.
             return {"note": f"{AS_IT_WAS} {error}"}
@@ -130,7 +130,7 @@ class Pages:
         summary = run.summary
         return {
             "version": f"{run.source.version(summary.run_id)} {summary.status}",
-            "every_ms": int(self.config.poll_interval_s * 1000) if summary.status in wording.LIVE else 0,
+            "every_ms": 0 if is_settled(run) else int(self.config.poll_interval_s * 1000),
             "live": live_progress(run),
         }
 
@@ -266,6 +266,11 @@ def verdict_kind(run: RunData) -> Kind | None:
 def stale_note(run: RunData) -> str:
     """Return why the shown content is outdated; ``""`` if it is not."""
     return "" if run.stale is None else wording.not_renewed(run.stale)
+
+
+def is_settled(run: RunData) -> bool:
+    """Return whether nothing newer is to be expected of a run, so that its page need not poll."""
+    return run.summary.status not in wording.LIVE and run.stale is None
 
 
 def view_links(run_id: str, current: str, state: PageState) -> list[Component]:

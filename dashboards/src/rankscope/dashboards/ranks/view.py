@@ -264,6 +264,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             blocks=[
                 Figure(
                     name="step-heatmap",
+                    reads=("rank", "metric", "steps", "sort", "rows"),
                     label="Heat map of the chosen metric by rank and step; the table below has the medians",
                     draw=partial(_heatmap, run, state),
                     pick=partial(_pick, run, state),
@@ -287,6 +288,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             blocks=[
                 Table(
                     name="rank-table",
+                    reads=("rows",),
                     columns=HOST_COLUMNS if by_host else COLUMNS,
                     rows=lambda: host_table(run.analysis) if by_host else rank_table(run.analysis),
                     file_name=f"rankscope-{run.summary.run_id}",

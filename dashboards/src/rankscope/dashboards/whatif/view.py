@@ -283,6 +283,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             blocks=[
                 Figure(
                     name="whatif-ranks",
+                    reads=("without", "price", "currency"),
                     label="Bars of the step time without each rank",
                     draw=partial(_bars, run, state, kinds=("rank",)),
                     height=400,
@@ -299,6 +300,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             blocks=[
                 Figure(
                     name="whatif-parts",
+                    reads=("without", "price", "currency"),
                     label="Bars of the step time without each cause, phase, operation or stage",
                     draw=partial(_bars, run, state, kinds=("stage", "cause", "phase", "operation")),
                     height=300,
@@ -332,6 +334,7 @@ def _hosts(run: RunData, state: PageState) -> Section:
         blocks=[
             Figure(
                 name="whatif-hosts",
+                reads=("without", "price", "currency"),
                 label="Bars of the step time without each host",
                 draw=partial(_bars, run, state, kinds=("host",)),
                 height=300,
