@@ -60,7 +60,7 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
     """Return the page of a comparison. Raises ``NotReadyError`` while it is being computed, else ``RankscopeError``."""
     state = PageState.parse(search)
     if (wrong := not_comparable(state)) is not None:
-        return [problem("There is nothing to compare", wrong, hint="Select two runs or more in the list, then Compare.")]
+        return [problem("There is nothing to compare", wrong, hint="Mark two runs or more in the list, then Compare.")]
     compared = compared_of(source, state)
     result = compared.result
     return [

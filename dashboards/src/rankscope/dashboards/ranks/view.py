@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.dashboards.charts.cells import CellRows, Later
+from rankscope.dashboards.charts.cells import CellRows, LazyRows
 from rankscope.dashboards.charts.heatmap import StepCells, step_cells, step_heatmap
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.events import Events
@@ -193,7 +193,7 @@ def _table(shown: _Shown) -> FigureData:
         return CellRows(ranks, steps, cells.values)
 
     which = f"{shown.metric.label}, {shown.metric.worst} [{shown.metric.unit}]"
-    return FigureData(("ranks" if shown.hosts is None else "hosts", "first step", "steps", which), Later(rows))
+    return FigureData(("ranks" if shown.hosts is None else "hosts", "first step", "steps", which), LazyRows(rows))
 
 
 def _happened(events: Events, steps: tuple[int, int]) -> str:

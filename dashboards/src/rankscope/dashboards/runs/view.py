@@ -299,7 +299,7 @@ def compare_link(run_ids: Sequence[str]) -> Block:
     if 2 <= len(run_ids) <= MOST_COMPARED:
         return Pieces(Link(f"Compare {len(run_ids)} runs", compare_path(run_ids), style="button compact"), "")
     too_many = len(run_ids) > MOST_COMPARED
-    says = f"At most {MOST_COMPARED} runs can be compared" if too_many else "Select two runs to compare"
+    says = f"At most {MOST_COMPARED} runs can be compared" if too_many else "Mark two runs to compare"
     return Pieces(says, "help")
 
 
