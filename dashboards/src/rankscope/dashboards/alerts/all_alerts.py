@@ -22,17 +22,25 @@ from rankscope.dashboards.words.inert import MAX_TEXT, shown
 from rankscope.dashboards.words.units import moment
 
 COLUMNS: Final[list[Column]] = [
-    text_column("state", "State", width=132, renderer="Badge", narrow=132),
-    text_column("alert", "Alert", width=230, hover_field="summary", tooltip="In words below the table, and on hover", narrow=180),
+    text_column("state", "State", width=150, renderer="Badge", narrow=146),
+    text_column(
+        "alert",
+        "Alert",
+        width=230,
+        renderer="Alert",
+        hover_field="summary",
+        tooltip="In words below the table, and on hover",
+        narrow=180,
+    ),
     text_column("severity", "Severity", width=96),
     text_column("at_fault", "Rank or host", width=130, hover=True),
     text_column("name", "Run", width=170, renderer="Name", tooltip="Its page with the rank picked out"),
-    text_column("started", "Since", width=158, renderer="LocalTime", tooltip=LOCAL_TIME),
+    text_column("started", "Since", width=168, renderer="LocalTime", tooltip=LOCAL_TIME),
     number_column("minutes", "Minutes", "From its beginning to its end, or to when the table was filled", digits=1, width=96),
     text_column("runbook", "Runbook", width=104, renderer="Runbook"),
-    text_column("gpu", "GPU", width=150, hover=True, fills=150),
+    text_column("gpu", "GPU", width=130, hover=True, fills=130),
     text_column("host", "Host", width=110, hover=True),
-    text_column("ended", "Ended", width=158, renderer="LocalTime", tooltip=LOCAL_TIME),
+    text_column("ended", "Ended", width=168, renderer="LocalTime", tooltip=LOCAL_TIME),
     text_column("summary", "In words", width=420, hover=True),
 ]
 

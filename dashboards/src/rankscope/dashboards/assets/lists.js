@@ -130,6 +130,16 @@
         React.createElement("small", { className: "narrow-only" }, short)
       );
     },
+    Alert: function (props) {
+      var row = props.data;
+      var short = [row.at_fault, row.name].filter(Boolean).join(" · ");
+      return React.createElement(
+        "span",
+        { className: "cell-lines" },
+        React.createElement("span", null, row.alert || "-"),
+        React.createElement("small", { className: "narrow-only" }, short)
+      );
+    },
     LocalTime: function (props) {
       return React.createElement("span", { title: props.value || undefined }, props.value ? local(props.value) : "-");
     },
