@@ -13,6 +13,7 @@ from tests.dashboards.live.dash_client import RANKS, Caller
 
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis
+from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError, Stale
 from rankscope.dashboards.live.pages import AS_IT_WAS
@@ -181,3 +182,20 @@ def test_nonsense_is_no_poll(call: Caller) -> None:
     assert call("answer.data", {"asked.data": 5}, triggered="asked.data") == {}
     for nonsense in ({}, {"rows": 5}, {"rows": [None, {}], "search": 7, "whole": "x"}):
         assert "rows" not in call.polled("/nowhere", **nonsense)
+
+
+def test_a_comparison_that_is_made_replaces_its_progress(
+    memory_runs: Any, analysis: Analysis, table: StepTable, call: Caller
+) -> None:
+    memory_runs.put(analysis, table, run_id="b")
+    asked = {"search": "?runs=run-1,b", "whole": True}
+    memory_runs.problems["compare"] = NotReadyError(Progress("reading the runs", 1, 2))
+    seen = call.shown("/compare", asked["search"])["version"]
+    assert call.polled("/compare", **asked)["version"] == seen
+    memory_runs.problems["compare"] = RankscopeError("one of them is gone")
+    assert "version" not in call.polled("/compare", **asked)
+
+
+def test_a_page_with_content_keeps_it_while_the_next_is_computed(memory_runs: Any, call: Caller) -> None:
+    memory_runs.problems["run-1"] = NotReadyError(Progress("reading the records of all ranks", 3, 8))
+    assert "version" not in call.polled(RUN)

@@ -26,7 +26,8 @@ from rankscope.dashboards.data.memo import FACTOR, Memo, adaptive
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.live.grid import column_def
-from rankscope.dashboards.model.page import Again, Heading, Link, Listing, Pieces, Span, every, pieces
+from rankscope.dashboards.model.line import Link, Span, pieces
+from rankscope.dashboards.model.page import Again, Heading, Inline, Listing, every
 from rankscope.dashboards.model.run_head import run_head
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.runs.view import COLUMNS, MOST_FOLLOWED, PAGE, asked_row, first_row, picked_run, rows_of
@@ -147,7 +148,7 @@ def test_the_name_of_a_run_is_no_markup(memory_runs: Any) -> None:
 
 
 def all_links(blocks: Any) -> list[Link]:
-    return [piece for block in blocks if isinstance(block, Pieces) for piece in pieces(block.line) if isinstance(piece, Link)]
+    return [piece for block in blocks if isinstance(block, Inline) for piece in pieces(block.line) if isinstance(piece, Link)]
 
 
 @pytest.mark.parametrize("status", ["finished", "failed", "silent"])

@@ -20,21 +20,8 @@ from rankscope.dashboards.compare.figures import (
     step_distributions,
 )
 from rankscope.dashboards.data.source import RunSource
-from rankscope.dashboards.model.page import (
-    Block,
-    Figure,
-    Group,
-    Heading,
-    Line,
-    Pieces,
-    Rows,
-    Section,
-    Span,
-    Text,
-    badge,
-    choice,
-    named_link,
-)
+from rankscope.dashboards.model.line import Line, Span, badge, named_link
+from rankscope.dashboards.model.page import Block, Figure, Group, Heading, Inline, Rows, Section, Text, choice
 from rankscope.dashboards.model.run_head import problem, simulated_band
 from rankscope.dashboards.model.state import MOST_COMPARED, PageState, run_path
 from rankscope.dashboards.model.view import SitePage
@@ -116,12 +103,12 @@ def _verdicts(result: CompareResult) -> list[Block]:
     """Return a block per comparison, or the summary of the scaling."""
     parts: list[Block] = [simulated_band()] if any(side.simulated for side in result.sides) else []
     if result.scaling is not None:
-        parts += [Pieces(badge("Scaling")), Heading(result.scaling.summary, 2, "sentence small")]
+        parts += [Inline(badge("Scaling")), Heading(result.scaling.summary, 2, "sentence small")]
     for one in result.comparisons:
         parts.append(
             Group(
                 [
-                    Pieces(
+                    Inline(
                         [badge(LABELS[one.outcome], tone=TONES[one.outcome]), Span(f"{one.b} against {one.a}", style="sides")]
                     ),
                     Heading(one.summary, 2, "sentence small"),

@@ -15,6 +15,7 @@ from rankscope.dashboards.charts.frame import GRAPH_CONFIG
 from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.live.grid import list_grid, table_grid
 from rankscope.dashboards.model import page as model
+from rankscope.dashboards.model.line import Badge, Line, Link, Span, pieces
 
 CANCEL: Final = "cancel"
 """Type of the buttons that end a computation."""
@@ -63,15 +64,15 @@ def cancel_button(error: NotReadyError, of: str) -> list[Component]:
     return [html.Div(dmc.Button("Cancel", id=identifier, size="compact-xs", variant="default"))]
 
 
-def line(pieces: model.Line) -> list[Component | str]:
+def line(text: Line) -> list[Component | str]:
     """Return a line of text."""
-    return [_piece(piece) for piece in model.pieces(pieces)]
+    return [_piece(piece) for piece in pieces(text)]
 
 
-def _piece(piece: model.Span | model.Link | model.Badge) -> Component | str:
-    if isinstance(piece, model.Badge):
+def _piece(piece: Span | Link | Badge) -> Component | str:
+    if isinstance(piece, Badge):
         return html.Span(piece.text, className=f"badge badge-{piece.tone}", **_given(title=piece.title))
-    if isinstance(piece, model.Link):
+    if isinstance(piece, Link):
         if piece.elsewhere:
             return html.A(
                 piece.text, href=piece.href, target="_blank", rel="noopener noreferrer", **_given(className=piece.style)
@@ -143,7 +144,7 @@ def _(block: model.Terms) -> Component:
 
 
 @component.register
-def _(block: model.Pieces) -> Component:
+def _(block: model.Inline) -> Component:
     return html.Div(line(block.line), **_given(className=block.style))
 
 
@@ -181,7 +182,7 @@ def _(block: model.Rows) -> Component:
     return html.Div(html.Table([html.Thead(head), html.Tbody(body)], className=block.style), className="scrolls")
 
 
-def _cell(cell: model.Line, kind: str) -> Component:
+def _cell(cell: Line, kind: str) -> Component:
     return html.Th(line(cell), scope="row") if kind == "head" else html.Td(line(cell), **_given(className=kind))
 
 

@@ -18,6 +18,7 @@ from rankscope.dashboards.lost_hours.data import (
     total_cost,
 )
 from rankscope.dashboards.lost_hours.figures import NO_HOST, lost_hours_bars
+from rankscope.dashboards.model.line import Line, Piece, Span, badge, first_pieces, named_link
 from rankscope.dashboards.model.page import (
     Block,
     Button,
@@ -26,19 +27,13 @@ from rankscope.dashboards.model.page import (
     Figure,
     Group,
     Heading,
+    Inline,
     Items,
-    Line,
     Part,
-    Piece,
-    Pieces,
     Rows,
     Section,
-    Span,
     Text,
-    badge,
     choice,
-    first_pieces,
-    named_link,
 )
 from rankscope.dashboards.model.state import PageState, run_path
 from rankscope.dashboards.model.view import SitePage
@@ -126,7 +121,7 @@ def _coverage(ledger: ClusterLedger) -> Block:
     if not lines:
         return Text("Every run is counted." if ledger.counted else "There is no run in this time range.", "help")
     ask = [Button("lost-hours-analyse", "Analyse them")] if ledger.not_analysed else []
-    return Group([Pieces(Span("Not in the sum", "strong"), ""), Items(lines), *ask], "covers")
+    return Group([Inline(Span("Not in the sum", "strong"), ""), Items(lines), *ask], "covers")
 
 
 def _missing(why: str, runs: Sequence[RunSummary]) -> list[Piece]:

@@ -21,21 +21,8 @@ from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import StepPart
 from rankscope.dashboards.data.topology import row_order
 from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
-from rankscope.dashboards.model.page import (
-    Block,
-    Figure,
-    Line,
-    Link,
-    Part,
-    Rows,
-    Section,
-    Span,
-    Table,
-    Text,
-    choice,
-    rank_choice,
-    rows_choice,
-)
+from rankscope.dashboards.model.line import Line, Link, Span
+from rankscope.dashboards.model.page import Block, Figure, Part, Rows, Section, Table, Text, choice, rank_choice, rows_choice
 from rankscope.dashboards.model.picks import rank_of_row, steps_of_drag
 from rankscope.dashboards.model.state import DEFAULT_METRIC, PageState, run_path
 from rankscope.dashboards.model.view import Help, View

@@ -28,6 +28,7 @@ from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model import page as model
 from rankscope.dashboards.model.columns import Column
 from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData, csv_of
+from rankscope.dashboards.model.line import pieces
 from rankscope.dashboards.model.page import Block
 from rankscope.dashboards.model.run_head import about, run_head
 from rankscope.dashboards.model.state import PageState, run_of
@@ -121,7 +122,7 @@ class _Contents:
             "kind_of": lambda one: type(one).__name__,
             "leave_out": leave_out,
             "part": lambda block: self._made(block.make, f"{self._view}, part {block.name}"),
-            "pieces": model.pieces,
+            "pieces": pieces,
             "table": self.table,
         }
 

@@ -12,22 +12,8 @@ from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.brief import Brief
 from rankscope.dashboards.data.source import NotReadyError, RunSource, RunSummary, Stale
 from rankscope.dashboards.model.columns import LOCAL_TIME, Column, number_column, text_column
-from rankscope.dashboards.model.page import (
-    Advice,
-    Again,
-    Block,
-    Group,
-    Heading,
-    Link,
-    Listing,
-    Part,
-    Pieces,
-    Section,
-    Span,
-    Text,
-    badge,
-    named_link,
-)
+from rankscope.dashboards.model.line import Link, Span, badge, named_link
+from rankscope.dashboards.model.page import Advice, Again, Block, Group, Heading, Inline, Listing, Part, Section, Text
 from rankscope.dashboards.model.state import MOST_COMPARED, PageState, compare_path, run_path
 from rankscope.dashboards.model.view import SitePage
 from rankscope.dashboards.web.config import DashboardConfig
@@ -233,7 +219,7 @@ def picked_run(source: RunSource, run_id: str | None) -> list[Block]:
     return [
         Group(
             [
-                Pieces(
+                Inline(
                     [
                         named_link(run.name, row["href"]) if "href" in row else run.name,
                         *badges,
@@ -297,10 +283,10 @@ def counted(runs: Sequence[RunSummary]) -> str:
 def compare_link(run_ids: Sequence[str]) -> Block:
     """Return the link to the comparison of the selected runs, or a hint if their number does not allow one."""
     if 2 <= len(run_ids) <= MOST_COMPARED:
-        return Pieces(Link(f"Compare {len(run_ids)} runs", compare_path(run_ids), style="button compact"), "")
+        return Inline(Link(f"Compare {len(run_ids)} runs", compare_path(run_ids), style="button compact"), "")
     too_many = len(run_ids) > MOST_COMPARED
     says = f"At most {MOST_COMPARED} runs can be compared" if too_many else "Mark two runs to compare"
-    return Pieces(says, "help")
+    return Inline(says, "help")
 
 
 _EMPTY: Final = Group(

@@ -13,7 +13,7 @@ from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.text import ranks_text
 from rankscope.dashboards.data.memo import Memo
 from rankscope.dashboards.data.source import RunSummary, Status, UnknownRunError
-from rankscope.dashboards.model.page import MAX_BADGE
+from rankscope.dashboards.model.line import MAX_BADGE
 from rankscope.dashboards.store.footprint import Footprint, footprint, leads_out
 from rankscope.dashboards.words.inert import MAX_TEXT, shown
 from rankscope.runs.reader import RunReader, is_visible_run
