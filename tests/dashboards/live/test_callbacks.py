@@ -188,12 +188,12 @@ def test_a_comparison_that_is_made_replaces_its_progress(
     memory_runs: Any, analysis: Analysis, table: StepTable, call: Caller
 ) -> None:
     memory_runs.put(analysis, table, run_id="b")
-    asked = {"search": "?runs=run-1,b", "whole": True}
+    search = "?runs=run-1,b"
     memory_runs.problems["compare"] = NotReadyError(Progress("reading the runs", 1, 2))
-    seen = call.shown("/compare", asked["search"])["version"]
-    assert call.polled("/compare", **asked)["version"] == seen
+    seen = call.shown("/compare", search)["version"]
+    assert call.polled("/compare", search=search, whole=True)["version"] == seen
     memory_runs.problems["compare"] = RankscopeError("one of them is gone")
-    assert "version" not in call.polled("/compare", **asked)
+    assert "version" not in call.polled("/compare", search=search, whole=True)
 
 
 def test_a_page_with_content_keeps_it_while_the_next_is_computed(memory_runs: Any, call: Caller) -> None:
