@@ -1,6 +1,6 @@
 """Time of the test suite by kind of test, and the results of repeated runs. Prints one JSON object.
 
-    python benchmarks/suite.py [--target test|test-full] [--repeat 10] [--busy 2] [--timing FILE]
+    python scripts/suite.py [--target test|test-full] [--repeat 10] [--busy 2] [--timing FILE]
 
 Runs ``make test`` or ``make test-full`` one or more times, with ``--busy`` beside busy loops. This module is also the pytest
 plugin that measures. For each test it writes the seconds, the CPU seconds and the programs started; for each fixture, the set-up
@@ -163,7 +163,7 @@ def busy(loops: int) -> Iterator[None]:
 def run(target: str, timing: Path) -> dict[str, Any]:
     """Run a target of the Makefile once. Returns its duration and its result."""
     timing.unlink(missing_ok=True)
-    arguments = f"-p benchmarks.suite --suite-timing {timing} {os.environ.get('TEST_ARGS', '')}"
+    arguments = f"-p scripts.suite --suite-timing {timing} {os.environ.get('TEST_ARGS', '')}"
     begin = time.monotonic()
     done = subprocess.run(["make", target, f"TEST_ARGS={arguments}"], cwd=ROOT, capture_output=True, text=True, check=False)
     took = time.monotonic() - begin
@@ -179,7 +179,8 @@ def run(target: str, timing: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    from budget import budget  # beside this script; not on the path when this module is a pytest plugin
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+from budget import budget  # beside this script; not on the path when this module is a pytest plugin
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", choices=[*MINUTES_BUDGET], default="test")

@@ -1,6 +1,6 @@
 """Check that ``make test`` notices wrong lines: picked by hand, each put into a copy of the code. Prints one JSON object.
 
-    python benchmarks/mutants.py [--only TEXT]
+    python scripts/mutants.py [--only TEXT]
 
 For each line of mutants.toml, the tests named beside it run until the first one fails. They are the same tests with the same
 markers as in ``make test``. A wrong line that no test notices is a budget that is not met.
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 from budget import budget
 
 ROOT = Path(__file__).resolve().parents[1]
