@@ -16,8 +16,10 @@
     return Array.from(document.querySelectorAll("[data-draws]"));
   }
 
+  // Whether a block is still being computed, and has been answered since it was asked for last.
   function waits(element) {
-    return element.hasAttribute("data-waits") || element.querySelector("[data-waits]") !== null;
+    var isAsked = element.hasAttribute("data-dash-is-loading");
+    return !isAsked && (element.hasAttribute("data-waits") || element.querySelector("[data-waits]") !== null);
   }
 
   function read(search) {
