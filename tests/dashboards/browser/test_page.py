@@ -75,7 +75,11 @@ def test_nothing_is_asked_again_while_its_answer_is_on_its_way(run_url: str, ope
     with opened(f"{run_url}/overlap") as page:
         view_drawn(page)
         held: list[Route] = []
-        page.route(UPDATES, lambda route: held.append(route))
+
+        def hold(route: Route) -> None:
+            held.append(route)
+
+        page.route(UPDATES, hold)
         page.locator("figcaption[data-draws]").first.evaluate(
             """caption => {
                 caption.setAttribute("data-waits", "1");
