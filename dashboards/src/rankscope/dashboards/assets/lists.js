@@ -63,7 +63,8 @@
   function fitColumns(params) {
     var api = params.api;
     var narrow = window.innerWidth < NARROW_PX;
-    if (Boolean(api.rankscopeNarrow) === narrow) {
+    var isWide = api.getColumns().every((column) => column.isVisible() || column.getColDef().hide);
+    if (api.rankscopeNarrow === narrow || (api.rankscopeNarrow === undefined && !narrow && isWide)) {
       return;
     }
     api.rankscopeNarrow = narrow;

@@ -81,7 +81,7 @@ def table_grid(block: Table, rows: list[dict[str, Any]]) -> Component:
 
 
 def list_grid(block: Listing, rows: list[dict[str, Any]]) -> Component:
-    """Return the table of a list. The browser keeps its filters and marked rows for the tab."""
+    """Return the table of a list. The browser keeps its order, filters and marked rows for the tab."""
     known = known_columns(block.columns, rows)
     columns = [column_def(column) | ({} if column in known else {"hide": True}) for column in block.columns]
     marks: dict[str, Any] = {
@@ -99,7 +99,7 @@ def list_grid(block: Listing, rows: list[dict[str, Any]]) -> Component:
         csvExportParams={"fileName": f"{block.file_name}.csv", "allColumns": True},
         persistence=True,
         persistence_type="session",
-        persisted_props=["selectedRows", "filterModel"],
+        persisted_props=["selectedRows", "filterModel", "columnState"],
         eventListeners={
             "gridSizeChanged": ["fitColumns(params)"],
             "rowDataUpdated": ["showKnown(params)"],

@@ -229,7 +229,7 @@ class Table(Block):
 class Listing(Table):
     """Table that fills a page, with a search box.
 
-    The address has the search and the picked row; the browser keeps filters and marked rows while its tab is open.
+    The address has the search and the picked row; the browser keeps order, filters and marked rows while its tab is open.
     """
 
     q: str | None
