@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from rankscope.alerts.alert import host_of
 from rankscope.dashboards.alerts.data import AlertRecord, AlertsFound
 from rankscope.dashboards.alerts.figures import alert_counts
 from rankscope.dashboards.alerts.view import STATES, alert_article
@@ -51,7 +52,7 @@ def alert_row(alert: AlertRecord, names: Mapping[str, str], *, now_unix_ns: int)
     goes_on = alert.state in ("firing", "pending")
     end = alert.ended_unix_ns if alert.ended_unix_ns is not None or not goes_on else now_unix_ns
     labels = alert.labels
-    host = _text(labels.get("host") or labels.get("instance"))
+    host = _text(host_of(labels))
     row: dict[str, Any] = {
         "id": row_id(alert),
         "state": label,
