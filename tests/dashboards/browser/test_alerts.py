@@ -65,12 +65,12 @@ def test_alerts_of_all_runs_are_searched_read_saved_and_followed(runs: Path, url
         expect(selected).to_contain_text("=Rank 2 <b>is slow</b>.")
         expect(selected.get_by_text("Runbook", exact=True)).to_be_visible()
         page.keyboard.press("ArrowDown")
-        page.keyboard.press("Space")
+        page.keyboard.press("Enter")
         expect(selected).to_contain_text("=Rank 3")
 
         # And it can be saved with formulas escaped for spreadsheets
         _, saved = saved_rows(page, "Save as CSV: all alerts")
-        assert [row["What it says"] for row in saved] == ["'=Rank 2 <b>is slow</b>.", "'=Rank 3 <b>is slow</b>."]
+        assert [row["In words"] for row in saved] == ["'=Rank 2 <b>is slow</b>.", "'=Rank 3 <b>is slow</b>."]
 
         # And the search works
         page.get_by_label("Search alerts").fill("over")

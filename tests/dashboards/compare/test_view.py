@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.dashboards.blocks import draw_at, page_text
+from tests.dashboards.blocks import draw_at, page_for, page_text
 
 from rankscope.analysis.compare.result import RankShift
 from rankscope.analysis.evidence.steps import StepTable
@@ -189,9 +189,10 @@ def test_a_comparison_that_is_being_made_says_how_far_and_asks_again(
 ) -> None:
     memory_runs.put(analysis, table, run_id="b")
     memory_runs.problems["compare"] = NotReadyError(Progress("reading the runs", 1, 2))
-    page = said(memory_runs, "?runs=run-1,b")
-    assert "Reading the runs: 1 of 2" in page
-    assert '"type": "again"' in page
+    page = page_for("/compare", "?runs=run-1,b", memory_runs)
+    assert "Reading the runs: 1 of 2" in said(memory_runs, "?runs=run-1,b")
+    assert page.shown["whole"]
+    assert page.shown["every_ms"] > 0
     assert draw_at(memory_runs, "/compare", "compare-steps", "?runs=run-1,b")[1] is False
 
 

@@ -18,7 +18,8 @@ from rankscope.analysis.result.analysis import Analysis, Verdict
 from rankscope.analysis.result.collectives import CollectiveBandwidth
 from rankscope.analysis.result.costs import Advice, AdviceEvidence, Memory, RankMemory, Throughput
 from rankscope.analysis.verdict.advice_table import TABLE
-from rankscope.dashboards.model.page import Link, Text, every, pieces
+from rankscope.dashboards.model.line import Link, pieces
+from rankscope.dashboards.model.page import Text, every
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.overlap.view import VIEW as OVERLAP
 from rankscope.dashboards.overview.advice import FIGURES

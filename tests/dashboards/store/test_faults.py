@@ -56,9 +56,9 @@ def test_an_error_of_ours_is_a_page_that_says_so_and_a_line_in_the_log(
         raise KeyError("idle")
 
     memory_runs.summary = broken
-    page, title = page_for("/run/run-1", "", memory_runs, DashboardConfig())
-    assert OUR_FAULT in str(page)
-    assert title == "Error"
+    made = page_for("/run/run-1", "", memory_runs, DashboardConfig())
+    assert OUR_FAULT in str(made.content)
+    assert made.name == "Error"
     assert [record.getMessage() for record in caplog.records] == ["page /run/run-1"]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.dashboards.live.dash_client import Caller, find
+from tests.dashboards.live.dash_client import Caller
 
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.app import create_app
@@ -319,12 +319,10 @@ def test_a_run_that_ends_keeps_its_page_and_the_follower_hands_over_its_result(
         job.folder, job.state = folder, State(update=Update(revision, failure, following.is_final))
 
     update()
-    page = call.opened("/run/run-1")
-    shown = find(page, "shown")["data"]
+    shown = call.shown("/run/run-1")
 
     def poll() -> dict[str, Any]:
-        values = {"poll.n_intervals": 1, "shown.data": shown, "run-away.children": ""}
-        return call("shown.data", values, triggered="poll.n_intervals")
+        return call.polled("/run/run-1")
 
     # When it ends
     write_run(tmp_path / "over", steps=steps)
@@ -333,8 +331,8 @@ def test_a_run_that_ends_keeps_its_page_and_the_follower_hands_over_its_result(
 
     # Then the page polls on with its content until the follower has read the last records
     changes = poll()
-    assert changes["poll"]["disabled"] is False
-    assert "last records" in str(changes["run-away"])
+    assert changes["every_ms"] > 0
+    assert "last records" in changes["note"]
     assert source.part("run-1", "analysis").source.steps == steps
     assert list(jobs._jobs) == [key], "nothing is read anew"
 
@@ -348,13 +346,13 @@ def test_a_run_that_ends_keeps_its_page_and_the_follower_hands_over_its_result(
         jobs.store.publish(str(job.ending.publish_as), folder)
     else:
         assert [each.task for each in jobs._jobs.values()] == ["follow", "analyse"]
-        assert "is being analysed" in str(poll()["run-away"])
+        assert "is being analysed" in poll()["note"]
         (whole,) = set(jobs._jobs) - {key}
         derive(run, folder_of_it := jobs.store.new_folder(), lambda _: None)
         jobs.store.publish(whole, folder_of_it)
     settled = poll()
-    assert settled["poll"]["disabled"] is True
-    assert settled["shown"]["data"]["version"] != shown["version"]
+    assert settled["every_ms"] == 0
+    assert settled["version"] != shown["version"]
 
     # And it is what the analysis of the run would be
     fresh = DiskRuns(run)
@@ -378,11 +376,8 @@ def test_a_follower_that_has_just_ended_is_no_failure(tmp_path: Path, jobs: Jobs
 
 
 def test_a_poll_of_what_is_not_ready_changes_nothing(memory_runs: Any) -> None:
-    call = Caller(create_app(memory_runs))
-    seen = find(call.opened("/run/run-1"), "shown")["data"]
     memory_runs.problems["run-1"] = NotReadyError(Progress("reading the run for the first time"))
-    values = {"poll.n_intervals": 1, "shown.data": seen, "run-away.children": ""}
-    assert call("shown.data", values, triggered="poll.n_intervals") == {}
+    assert set(Caller(create_app(memory_runs)).polled("/run/run-1")) == {"number", "path"}
 
 
 def test_a_silent_run_is_followed_while_what_its_ranks_do_changes(tmp_path: Path, jobs: Jobs) -> None:

@@ -11,7 +11,7 @@ from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.result.costs import LedgerSource
 from rankscope.analysis.verdict.builders import EvidenceSource
-from rankscope.dashboards.model.page import Span, pieces
+from rankscope.dashboards.model.line import Span, pieces
 from rankscope.dashboards.overview.verdict import _facts
 from rankscope.dashboards.stragglers.view import _IMPOSED_IN
 from rankscope.dashboards.words.units import in_unit, time_unit

@@ -9,7 +9,7 @@ import flask
 
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.source import RunSource
-from rankscope.dashboards.live import capture_api, downloads, listing, redraw, routing, selection, site_lists
+from rankscope.dashboards.live import capture_api, downloads, lists, redraw, routing, selection
 from rankscope.dashboards.live.pages import Pages
 from rankscope.dashboards.live.shell import document, shell
 from rankscope.dashboards.model.state import run_path
@@ -38,8 +38,7 @@ def create_app(source: RunSource, config: DashboardConfig | None = None) -> dash
     pages = Pages(source, config)
     for adapter in (routing, redraw, selection, downloads):
         adapter.register(app, pages)
-    for adapter in (listing, site_lists):
-        adapter.register(app, source)
+    lists.register(app)
 
     def healthy() -> flask.Response:
         return flask.Response("ok\n", mimetype="text/plain")

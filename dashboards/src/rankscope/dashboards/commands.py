@@ -333,9 +333,9 @@ def report(
 
     RUN is a run directory; one that goes on is reported as it is now.
     """
-    from rankscope.dashboards.report.command import Wish, write_report
+    from rankscope.dashboards.report.command import Selection, write_report
 
-    done = write_report(path, target, Wish(rank, steps, metric, rows), cache=cache, cache_bytes=cache_size)
-    click.echo(done.sentence, err=target == "-")
-    if done.faults:
-        raise RankscopeError(f"the report is written, but not all of it could be drawn: {'; '.join(done.faults)}")
+    result = write_report(path, target, Selection(rank, steps, metric, rows), cache=cache, cache_bytes=cache_size)
+    click.echo(result.sentence, err=target == "-")
+    if result.faults:
+        raise RankscopeError(f"the report is written, but not all of it could be drawn: {'; '.join(result.faults)}")

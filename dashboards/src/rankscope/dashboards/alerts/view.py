@@ -16,21 +16,20 @@ from rankscope.dashboards.alerts.figures import about, alert_table, alert_times,
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model.drawn import Drawn
+from rankscope.dashboards.model.line import Link, badge
 from rankscope.dashboards.model.page import (
     Advice,
     Block,
     Details,
     Figure,
     Group,
+    Inline,
     Items,
-    Link,
     Markdown,
     Part,
-    Pieces,
     Rows,
     Section,
     Text,
-    badge,
     choice,
 )
 from rankscope.dashboards.model.state import PageState
@@ -68,7 +67,7 @@ def alert_article(alert: AlertRecord) -> Block:
     if alert.rank is not None:
         badges.append(badge(f"rank {alert.rank}"))
     parts: list[Block] = [
-        Pieces(badges),
+        Inline(badges),
         Text(alert.summary or _labels(alert), "alert-says"),
         Text(f"{_when(alert)}; reported by {_SOURCES[alert.source]}.", "help"),
     ]
@@ -196,6 +195,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             blocks=[
                 Figure(
                     name="alert-times",
+                    reads=(),
                     label="Bars of the times at which alerts fired",
                     draw=partial(_times, run),
                     height=44,
@@ -212,6 +212,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             blocks=[
                 Figure(
                     name="replay-times",
+                    reads=("replay",),
                     label="Bars of the times at which alerts would have been pending and fired",
                     draw=partial(_replay_times, run, state),
                     height=44,

@@ -21,25 +21,10 @@ from rankscope.dashboards.compare.figures import (
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import RunSource
 from rankscope.dashboards.data.trend import Trend
-from rankscope.dashboards.model.list_state import MOST_COMPARED
-from rankscope.dashboards.model.page import (
-    Block,
-    Choice,
-    Figure,
-    Group,
-    Heading,
-    Line,
-    Pieces,
-    Rows,
-    Section,
-    Span,
-    Text,
-    badge,
-    choice,
-    named_link,
-)
+from rankscope.dashboards.model.line import Line, Span, badge, named_link
+from rankscope.dashboards.model.page import Block, Choice, Figure, Group, Heading, Inline, Rows, Section, Text, choice
 from rankscope.dashboards.model.run_head import problem, simulated_band
-from rankscope.dashboards.model.state import PageState, run_path
+from rankscope.dashboards.model.state import MOST_COMPARED, PageState, run_path
 from rankscope.dashboards.model.view import SitePage
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.words.units import duration
@@ -62,7 +47,7 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
     """Return the page of a comparison. Raises ``NotReadyError`` while it is being computed, else ``RankscopeError``."""
     state = PageState.parse(search)
     if (wrong := not_comparable(state)) is not None:
-        return [problem("There is nothing to compare", wrong, hint="Select two runs or more in the list, then Compare.")]
+        return [problem("There is nothing to compare", wrong, hint="Mark two runs or more in the list, then Compare.")]
     compared = compared_of(source, state)
     result = compared.result
     return [
@@ -81,6 +66,7 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
             blocks=[
                 Figure(
                     name="compare-steps",
+                    reads=("runs", "at"),
                     label="Curves of the distribution of step times, one per run",
                     draw=partial(step_distributions, compared),
                     height=340,
@@ -88,6 +74,7 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
                 Heading("Over the steps"),
                 Figure(
                     name="compare-course",
+                    reads=("runs", "at"),
                     label="Lines of the step time over the steps, one per run",
                     draw=lambda colors: steps_overlay(_courses(source, result), colors),
                     height=340,
@@ -155,13 +142,13 @@ def _verdicts(result: CompareResult, state: PageState) -> list[Block]:
     """Return the chosen comparison in a sentence, with a table of all if there are several, or the summary of the scaling."""
     parts: list[Block] = [simulated_band()] if any(side.simulated for side in result.sides) else []
     if result.scaling is not None:
-        parts += [Pieces(badge("Scaling")), Heading(result.scaling.summary, 2, "sentence small")]
+        parts += [Inline(badge("Scaling")), Heading(result.scaling.summary, 2, "sentence small")]
     if result.comparisons:
         one = _chosen(result, state)
         parts.append(
             Group(
                 [
-                    Pieces(
+                    Inline(
                         [badge(LABELS[one.outcome], tone=TONES[one.outcome]), Span(f"{one.b} against {one.a}", style="sides")]
                     ),
                     Heading(one.summary, 2, "sentence small"),
@@ -219,6 +206,7 @@ def _scaling(scaling: Scaling) -> list[Block]:
             blocks=[
                 Figure(
                     name="scaling-efficiency",
+                    reads=("runs", "at"),
                     label="Line of the efficiency over the world size, against the ideal",
                     draw=partial(scaling_efficiency, scaling),
                     height=320,
@@ -233,6 +221,7 @@ def _scaling(scaling: Scaling) -> list[Block]:
             blocks=[
                 Figure(
                     name="scaling-losses",
+                    reads=("runs", "at"),
                     label="Bars of the parts of the lost efficiency per world size",
                     draw=partial(scaling_losses, scaling),
                     height=340,
@@ -256,6 +245,7 @@ def _differences(result: CompareResult, state: PageState) -> list[Block]:
             blocks=[
                 Figure(
                     name="compare-parts",
+                    reads=("runs", "at", "pair"),
                     label="Differences of the parts of the step, with intervals",
                     draw=partial(part_differences, comparison),
                     height=300,
@@ -270,6 +260,7 @@ def _differences(result: CompareResult, state: PageState) -> list[Block]:
             blocks=[
                 Figure(
                     name="compare-own",
+                    reads=("runs", "at", "pair"),
                     label="Differences of own, blocked and device times, with intervals",
                     draw=partial(own_times, comparison),
                     height=300,
@@ -283,6 +274,7 @@ def _differences(result: CompareResult, state: PageState) -> list[Block]:
             blocks=[
                 Figure(
                     name="compare-ranks",
+                    reads=("runs", "at", "pair", "by"),
                     label="Changes of own time above the peers', per host or rank",
                     draw=partial(rank_changes, comparison, result.sides, by=state.by if several else "rank"),
                     height=300,

@@ -8,7 +8,8 @@ from typing import Final
 from rankscope.analysis.result.text import first_of
 from rankscope.dashboards.data.events import Events
 from rankscope.dashboards.data.hardware import Gpu, Hardware
-from rankscope.dashboards.model.page import Block, Items, Piece, Span, Text, badge
+from rankscope.dashboards.model.line import Piece, Span, badge
+from rankscope.dashboards.model.page import Block, Items, Text
 from rankscope.dashboards.words.wording import count, moment
 
 STALE_NS: Final = 60 * 10**9

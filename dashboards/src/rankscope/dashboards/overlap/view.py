@@ -155,9 +155,10 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             "ranks alike, that the network is slow." + some,
             blocks=[
                 Legend([(one.color, one.label) for one in PARTS]),
-                Part("overlap-hidden", lambda: [Text(_hidden(run.analysis.ranks), "help")]),
+                Part("overlap-hidden", lambda: [Text(_hidden(run.analysis.ranks), "help")], reads=()),
                 Figure(
                     name="breakdown-bars",
+                    reads=("rank",),
                     label="Stacked bars of compute, overlap, exposed communication, exposed copies and idle time per rank",
                     draw=partial(_bars, run, state),
                     pick=partial(rank_of_bar, state),
@@ -175,6 +176,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                 Legend([("exposed_communication", "Transfer"), ("straggler_wait", "Waiting for later ranks")]),
                 Figure(
                     name="collective-waits",
+                    reads=("group",),
                     label="Stacked bars of transfer and waiting per collective",
                     draw=partial(_waits, run, state),
                     long=True,
@@ -182,11 +184,12 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                 Heading("Bandwidth of the transfer"),
                 Figure(
                     name="collective-bandwidth",
+                    reads=("group",),
                     label="Bars of bus bandwidth per collective, marks of the expected one",
                     draw=partial(_bandwidth, run, state),
                     long=True,
                 ),
-                Part("about-collectives", lambda: _about_collectives(run, state)),
+                Part("about-collectives", lambda: _about_collectives(run, state), reads=("group",)),
             ],
             tools=[choice("group", "Process group", choices, state, nothing="all")],
         ),

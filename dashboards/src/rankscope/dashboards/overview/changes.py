@@ -15,7 +15,8 @@ from rankscope.analysis.result.analysis import Finding
 from rankscope.analysis.result.text import units_text
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.trend import Trend
-from rankscope.dashboards.model.page import Block, Items, Link, Piece, Span, Text
+from rankscope.dashboards.model.line import Link, Piece, Span
+from rankscope.dashboards.model.page import Block, Items, Text
 from rankscope.dashboards.model.state import PageState, run_path
 from rankscope.dashboards.words.causes import CAUSES
 from rankscope.dashboards.words.units import duration

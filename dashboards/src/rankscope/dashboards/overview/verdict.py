@@ -10,22 +10,8 @@ from rankscope.analysis.verdict.bottleneck import HOST_OR_INPUT
 from rankscope.analysis.whatif.step_scenarios import MOST_RANKS
 from rankscope.base.text import ranges_text, share_bound, shortened
 from rankscope.dashboards.data.source import RunSummary
-from rankscope.dashboards.model.page import (
-    Advice,
-    Badge,
-    Block,
-    Details,
-    Fact,
-    Facts,
-    Group,
-    Heading,
-    Items,
-    Link,
-    Pieces,
-    Span,
-    Text,
-    badge,
-)
+from rankscope.dashboards.model.line import Badge, Link, Span, badge
+from rankscope.dashboards.model.page import Advice, Block, Details, Fact, Facts, Group, Heading, Inline, Items, Text
 from rankscope.dashboards.model.state import PageState, host_item, run_path
 from rankscope.dashboards.words import wording
 from rankscope.dashboards.words.causes import CAUSES
@@ -40,7 +26,7 @@ def verdict_card(run: RunSummary, analysis: Analysis) -> list[Block]:
     verdict = analysis.verdict
     tone = wording.verdict_tone(verdict.kind, may_be_well=run.may_be_well)
     parts: list[Block] = [
-        Pieces(_badges(analysis, tone)),
+        Inline(_badges(analysis, tone)),
         Heading(verdict.summary, 2, "sentence", name="verdict-sentence"),
         Facts(_facts(analysis)),
     ]

@@ -199,7 +199,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
     steps = partial(steps_of_drag, state)
     return [
         Group(
-            [Part("verdict", lambda: verdict_card(run.summary, run.analysis))],
+            [Part("verdict", lambda: verdict_card(run.summary, run.analysis), reads=())],
             "card",
             "section",
             name="verdict",
@@ -214,11 +214,12 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             blocks=[
                 Figure(
                     name="waterfall",
+                    reads=(),
                     label="Bars of the parts of a step, one below the other",
                     draw=partial(_waterfall, run),
                     height=430,
                 ),
-                Part("waterfall-parts", lambda: _parts(run)),
+                Part("waterfall-parts", lambda: _parts(run), reads=()),
             ],
         ),
         Section(
@@ -229,6 +230,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             blocks=[
                 Figure(
                     name="trend",
+                    reads=("steps",),
                     label="Lines of the step time over the steps",
                     draw=partial(_trend, run, state),
                     height=340,
@@ -239,19 +241,20 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                 Heading("Throughput"),
                 Figure(
                     name="rate",
+                    reads=("steps",),
                     label="Line of what is done per second over the steps",
                     draw=partial(_rate, run, state),
                     height=190,
                     zoom=steps,
                 ),
-                Part("facts", lambda: [Facts(work_and_memory(run.analysis), "plain")]),
+                Part("facts", lambda: [Facts(work_and_memory(run.analysis), "plain")], reads=()),
             ],
         ),
         Section(
             name="advice",
             title="What to try",
             help="Largest gain first. The saving is an upper bound, since another limit may be reached first.",
-            blocks=[Part("advice", lambda: advice_list(run.analysis.advice))],
+            blocks=[Part("advice", lambda: advice_list(run.analysis.advice), reads=())],
         ),
     ]
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.dashboards.charts.cells import CellRows, Later
+from rankscope.dashboards.charts.cells import CellRows, LazyRows
 from rankscope.dashboards.charts.heatmap import StepCells, step_cells, step_heatmap
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.events import Events
@@ -21,21 +21,8 @@ from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import StepPart
 from rankscope.dashboards.data.topology import row_order
 from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
-from rankscope.dashboards.model.page import (
-    Block,
-    Figure,
-    Line,
-    Link,
-    Part,
-    Rows,
-    Section,
-    Span,
-    Table,
-    Text,
-    choice,
-    rank_choice,
-    rows_choice,
-)
+from rankscope.dashboards.model.line import Line, Link, Span
+from rankscope.dashboards.model.page import Block, Figure, Part, Rows, Section, Table, Text, choice, rank_choice, rows_choice
 from rankscope.dashboards.model.picks import rank_of_row, steps_of_drag
 from rankscope.dashboards.model.state import DEFAULT_METRIC, PageState, run_path
 from rankscope.dashboards.model.view import Help, View
@@ -194,7 +181,7 @@ def _table(shown: _Shown) -> FigureData:
         return CellRows(ranks, steps, cells.values)
 
     which = f"{shown.metric.label}, {shown.metric.worst} [{shown.metric.unit}]"
-    return FigureData(("ranks" if shown.hosts is None else "hosts", "first step", "steps", which), Later(rows))
+    return FigureData(("ranks" if shown.hosts is None else "hosts", "first step", "steps", which), LazyRows(rows))
 
 
 def _happened(events: Events, steps: tuple[int, int]) -> str:
@@ -265,6 +252,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             blocks=[
                 Figure(
                     name="step-heatmap",
+                    reads=("rank", "metric", "steps", "sort", "rows"),
                     label="Heat map of the chosen metric by rank and step; the table below has the medians",
                     draw=partial(_heatmap, run, state),
                     pick=partial(_pick, run, state),
@@ -288,6 +276,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             blocks=[
                 Table(
                     name="rank-table",
+                    reads=("rows",),
                     columns=HOST_COLUMNS if by_host else COLUMNS,
                     rows=lambda: host_table(run.analysis) if by_host else rank_table(run.analysis),
                     file_name=f"rankscope-{run.summary.run_id}",

@@ -34,7 +34,7 @@ SOURCE_DATE_EPOCH: Final = "SOURCE_DATE_EPOCH"
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class Selection:
     """Requested selection. ``None``: the page's default."""
 
     rank: int | None = None
@@ -44,19 +44,21 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class Result:
     """Result of a report: a sentence for the user, and the errors in drawing."""
 
     sentence: str
     faults: list[str]
 
 
-def write_report(path: Path, target: str, wish: Wish, *, cache: Path | None = None, cache_bytes: int = MAX_BYTES) -> Done:
+def write_report(
+    path: Path, target: str, selection: Selection, *, cache: Path | None = None, cache_bytes: int = MAX_BYTES
+) -> Result:
     """Write the report of the run at ``path`` to the file ``target``, which is replaced as a whole.
 
     ``cache``: folder of results, at most ``cache_bytes``; by default the dashboard's.
 
-    Raises ``InputError`` if ``path`` is not a run, or on a read or write error; ``click.UsageError`` if ``wish`` cannot be met.
+    Raises ``InputError`` if ``path`` is not a run, or on a read or write error; ``click.UsageError`` if it lacks the selection.
     """
     folder = _run_at(path)
     _check_target(target, folder)
@@ -68,10 +70,10 @@ def write_report(path: Path, target: str, wish: Wish, *, cache: Path | None = No
         source = DiskRuns(folder, builder, look_again_s=math.inf)  # a live run is read once
         tell(Progress("looking at the run").sentence)
         run = RunData(source, source.runs()[0])
-        made = report(run, _state(run, wish), made_unix_ns=made_unix_ns, tell=lambda what: tell(Progress(what).sentence))
+        made = report(run, _state(run, selection), made_unix_ns=made_unix_ns, tell=lambda what: tell(Progress(what).sentence))
         _write(made, target)
     where = "standard output" if target == STANDARD_OUTPUT else target
-    return Done(f"Report of {run.summary.name} written to {where} ({size(len(made.file))}).", made.faults)
+    return Result(f"Report of {run.summary.name} written to {where} ({size(len(made.file))}).", made.faults)
 
 
 def _store(root: Path, max_bytes: int, scratch: Path) -> Store:
@@ -127,25 +129,25 @@ def _made_unix_ns() -> int:
     return int(text) * 1_000_000_000
 
 
-def _state(run: RunData, wish: Wish) -> PageState:
+def _state(run: RunData, selection: Selection) -> PageState:
     """Return the selection. A missing rank, step or metric is an error: a report would silently show something else."""
     state = PageState()
-    if wish.rank is not None:
+    if selection.rank is not None:
         there = [rank.rank for rank in run.analysis.ranks]
-        if wish.rank not in there:
-            raise click.BadParameter(f"rank {wish.rank} is not in this run, which has {_range(there)}", param_hint="--rank")
-        state = replace(state, rank=wish.rank)
-    if wish.steps is not None:
+        if selection.rank not in there:
+            raise click.BadParameter(f"rank {selection.rank} is not in this run, which has {_range(there)}", param_hint="--rank")
+        state = replace(state, rank=selection.rank)
+    if selection.steps is not None:
         steps = [int(step) for step in run.steps.steps]
-        if not any(wish.steps[0] <= step <= wish.steps[1] for step in steps):
+        if not any(selection.steps[0] <= step <= selection.steps[1] for step in steps):
             raise click.BadParameter(f"this run has no such step; it has {_range(steps)}", param_hint="--steps")
-        state = replace(state, steps=wish.steps)
-    if wish.metric is not None:
+        state = replace(state, steps=selection.steps)
+    if selection.metric is not None:
         offered = metrics_offered(run)
-        if wish.metric not in offered:
-            raise click.BadParameter(f"{wish.metric!r} is none of {', '.join(offered)}", param_hint="--metric")
-        state = replace(state, metric=wish.metric)
-    return replace(state, rows=wish.rows)
+        if selection.metric not in offered:
+            raise click.BadParameter(f"{selection.metric!r} is none of {', '.join(offered)}", param_hint="--metric")
+        state = replace(state, metric=selection.metric)
+    return replace(state, rows=selection.rows)
 
 
 def _range(numbers: list[int]) -> str:

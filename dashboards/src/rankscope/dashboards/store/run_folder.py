@@ -13,7 +13,7 @@ from rankscope.base.text import ranks_text
 from rankscope.dashboards.data.background import BackgroundAnswers
 from rankscope.dashboards.data.memory_cache import MemoryCache, adaptive
 from rankscope.dashboards.data.source import RunSummary, Status, UnknownRunError
-from rankscope.dashboards.model.page import MAX_BADGE
+from rankscope.dashboards.model.line import MAX_BADGE
 from rankscope.dashboards.store.footprint import Footprint, footprint, leads_out
 from rankscope.dashboards.words.inert import MAX_TEXT, shown
 from rankscope.runs.named import runs_in

@@ -293,6 +293,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                 Legend([("exposed_communication", "Cost time"), ("overlap", "Hidden by compute")]),
                 Figure(
                     name="imposed-bars",
+                    reads=("rank", "rows"),
                     label="Bars of the wait each rank imposed on the others",
                     draw=partial(_imposed, run, state),
                     pick=partial(_rank_of_bar, lambda: [row.rank for row in _imposed_rows(run, state)], hosts, state),
@@ -309,6 +310,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                 Part("about-matrix", lambda: _about_matrix(run, state)),
                 Figure(
                     name="wait-matrix",
+                    reads=("rank", "rows", "group"),
                     label="Heat map of who waited how long for whom within the process group",
                     draw=partial(_matrix, run, state),
                     height=360,
@@ -325,6 +327,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             blocks=[
                 Figure(
                     name="cause-bars",
+                    reads=("rank", "rows"),
                     label="Stacked bars of the wait each rank imposed, by cause",
                     draw=partial(_cause_bars, run, state),
                     height=300,
@@ -340,6 +343,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             blocks=[
                 Figure(
                     name="cause-timeline",
+                    reads=(),
                     label="Stacked bars of the imposed wait per step, by cause, over the steps of the run",
                     draw=partial(_timeline, run, state),
                     height=300,
@@ -354,6 +358,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             blocks=[
                 Table(
                     name="rank-costs",
+                    reads=("rows",),
                     columns=COLUMNS if hosts is None else HOST_COLUMNS,
                     rows=lambda: _rank_costs(run, state),
                     file_name=f"rankscope-{run.summary.run_id}-rank-costs",

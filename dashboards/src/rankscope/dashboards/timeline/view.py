@@ -320,6 +320,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                 Part("timeline-legend", lambda: _legend(run, state)),
                 Figure(
                     name="timeline-lanes",
+                    reads=("window", "span", "rank", "collective"),
                     label="Lanes of all ranks over the time of the window, by what the time was spent on",
                     draw=partial(_picture, run, state),
                     height=420,
@@ -339,6 +340,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                 Legend([("straggler_wait", "Waiting"), ("exposed_communication", "Transfer"), ("unmatched", "Both")]),
                 Figure(
                     name="timeline-arrival",
+                    reads=("window", "rank", "collective"),
                     label="Bars of every rank in the collective, from its arrival to its end",
                     draw=partial(_arrivals, run, state),
                 ),

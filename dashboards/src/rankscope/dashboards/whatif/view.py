@@ -296,6 +296,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             blocks=[
                 Figure(
                     name="whatif-ranks",
+                    reads=("without", "price", "currency"),
                     label="Bars of the step time without each rank or host",
                     draw=partial(_bars, run, state, kinds=("rank", "host")),
                     height=400,
@@ -311,6 +312,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             blocks=[
                 Figure(
                     name="whatif-parts",
+                    reads=("without", "price", "currency"),
                     label="Bars of the step time without each cause, phase, operation or stage",
                     draw=partial(_bars, run, state, kinds=("stage", "cause", "phase", "operation")),
                     height=300,
