@@ -44,8 +44,7 @@ def without(result: WhatIf, thought: Thought | None, pace: Pace, *, price_given:
     ``price_given``: True if the price was entered on the page, False if it was recorded with the run.
     """
     if thought is None:
-        choose = "Choose ranks, hosts, causes or phases under “Compare without” to see the step without their slowness."
-        return [Text(result.summary, "reason"), Text(choose, "help")]
+        return [Text(result.summary, "reason")]
     if thought.step_seconds is None:
         return [Text(f"Without {thought.label}: not known. {thought.why}", "reason")]
     actual, measured = result.step_seconds or 0.0, result.measured_step_seconds or 0.0
@@ -285,6 +284,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             name="whatif",
             title="What if it were not slow",
             help="The run is simulated again without the slowness of what you remove; all else stays as it was.",
+            use="Choose it under “Compare without”, or click bars.",
             blocks=[Part("whatif-answer", lambda: _answer(run, state))],
             tools=[_choice(scenarios, state), *_price(scenarios, state)],
         ),
@@ -292,7 +292,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             name="whatif-ranks-of",
             title="Without each rank or host" if result.by_host else "Without each rank",
             help=f"At most {RANKS_SHOWN} slow ones, largest gain first; the CSV has all. Ranks of a host that are slow together "
-            f"have one bar. Of two equally slow ranks, fixing one gains nothing: remove both. {_VARIES[result.savings_of]}",
+            f"have one bar. Of two equally slow ranks, fixing one gains nothing. {_VARIES[result.savings_of]}",
             blocks=[
                 Figure(
                     name="whatif-ranks",
