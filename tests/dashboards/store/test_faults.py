@@ -25,7 +25,7 @@ from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.store.follow import Following
 from rankscope.dashboards.store.making import MadeBeside, MadeHere
 from rankscope.dashboards.web.config import DashboardConfig
-from rankscope.dashboards.web.unforeseen import ANSWER
+from rankscope.dashboards.web.errors import ANSWER
 from rankscope.dashboards.words.wording import moment
 
 WriteRun = Callable[..., Path]
