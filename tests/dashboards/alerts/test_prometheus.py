@@ -15,10 +15,16 @@ import pytest
 from tests.local_http import answering, respond
 from tests.remembering_prometheus import remembering
 
-from rankscope.alerts.prometheus import Prometheus, PrometheusDownError, PrometheusError, Server, step_for
 from rankscope.base.errors import InputError
 from rankscope.dashboards.alerts.data import alerts_of
-from rankscope.dashboards.alerts.prometheus import prometheus_alerts
+from rankscope.dashboards.alerts.prometheus import (
+    Prometheus,
+    PrometheusDownError,
+    PrometheusError,
+    Server,
+    prometheus_alerts,
+    step_for,
+)
 from rankscope.dashboards.data.hardware import GAUGES
 from rankscope.dashboards.store.prometheus_hardware import SELECTORS, hardware_of
 from rankscope.exporter.catalogue import BY_NAME

@@ -26,6 +26,7 @@ from tests.dashboards.grafana.grafana_model import BUILT_IN, Json, Target, all_b
 from tests.dashboards.grafana.promql_selectors import Selector, functions, selectors
 
 from rankscope.alerts.rules.rule_file import rules_text
+from rankscope.dashboards.grafana.boards.dialect import DCGM as DCGM_DIALECT
 from rankscope.dashboards.grafana.boards.dialect import RULES
 from rankscope.dashboards.grafana.boards.generate import FOLDER, texts
 from rankscope.dashboards.grafana.boards.marks import NOT_AVAILABLE
@@ -199,6 +200,29 @@ def test_every_query_parses(require_program: Callable[[str], str], tmp_path: Pat
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert f"{len(TARGETS)} rules found" in done.stdout
+
+
+def test_pods_on_a_shared_gpu_add_nothing_to_the_boards_over_dcgm(tmp_path: Path, require_program: Callable[[str], str]) -> None:
+    gpu = 'DCGM_FI_DEV_FB_USED{job="dcgm", instance="n1:9400", Hostname="n1", gpu="0", UUID="GPU-0"'
+    values = [{"series": f"{gpu}}}", "values": "3x5"}]
+    values += [{"series": f'{gpu}, namespace="ml", pod="{pod}"}}', "values": f"{used}x5"} for pod, used in (("a", 2), ("b", 1))]
+    expr = put_in(
+        DCGM_DIALECT.value("gpu_memory_used_bytes"), {"cluster": ".*", "job": ["dcgm"], "instance": ["n1:9400"], "gpu": ["GPU-0"]}
+    )
+    expected = {"labels": '{instance="n1:9400", Hostname="n1", gpu="0", UUID="GPU-0"}', "value": 3 * 2**20}
+    test = {
+        "rule_files": [],
+        "tests": [
+            {"input_series": values, "promql_expr_test": [{"expr": expr, "eval_time": "1m", "exp_samples": [expected]}]},
+        ],
+    }
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(test))
+
+    told = subprocess.run(
+        [require_program("promtool"), "test", "rules", str(tmp_path / "test.yaml")], capture_output=True, text=True, check=False
+    )
+
+    assert told.returncode == 0, told.stdout + told.stderr
 
 
 def test_every_query_asks_for_what_is_chosen() -> None:

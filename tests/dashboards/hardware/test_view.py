@@ -12,8 +12,8 @@ from tests.dashboards.blocks import draw, figure_names, pick, pick_row, table_ro
 from tests.dashboards.gpu_samples import STEP_NS, STEPS, hot, samples_of, uuid, write_samples
 from tests.dashboards.recorded_run import START_NS
 
-from rankscope.alerts.prometheus import Prometheus, Server
 from rankscope.base.errors import RankscopeError
+from rankscope.dashboards.alerts.prometheus import Prometheus, Server
 from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data.events import Events, StepClock
 from rankscope.dashboards.data.hardware import OF_PROMETHEUS, OF_RUN, ROW, GaugeRange, Gpu, Hardware, HardwareIndex, LinkState
@@ -250,7 +250,7 @@ def test_links_say_what_they_were() -> None:
 
 
 def test_a_prometheus_is_asked_for_the_gpus_of_the_ranks_over_the_time_of_the_run(
-    tmp_path: Path, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch, until_ready: Callable[..., Any]
 ) -> None:
     asked: list[Any] = []
 
@@ -264,12 +264,16 @@ def test_a_prometheus_is_asked_for_the_gpus_of_the_ranks_over_the_time_of_the_ru
 
     monkeypatch.setattr("rankscope.dashboards.store.prometheus_hardware.hardware_of", answer)
     path = write_run(tmp_path / "run")
-    assert not DiskRuns(path).hardware("run-1").gpus, "there is none"
-    source = DiskRuns(path, prometheus=Prometheus(Server(url="http://127.0.0.1:9")))
+    assert not DiskRuns(path).part("run-1", "hardware").gpus, "there is none"
+    now_s = [2e9]
+    source = DiskRuns(path, prometheus=Prometheus(Server(url="http://127.0.0.1:9")), clock_s=lambda: now_s[0])
+    until_ready(lambda: source.part("run-1", "hardware"))
     run = RunData(source, source.summary("run-1"))
     (row,) = table_rows(VIEW, "gpu-table", run, PageState())
     assert (row["host"], row["power_median"]) == ("node-1", 400.0)
-    assert source.hardware("run-1") is source.hardware("run-1"), "not asked again at once"
+    before = source.part("run-1", "hardware")
+    now_s[0] += 3600
+    assert source.part("run-1", "hardware") is before, "a run that has ended is not asked for again"
     ((gpus, span),) = asked
     assert gpus == {uuid(rank): (rank,) for rank in range(4)}
     assert span[0] == START_NS

@@ -43,7 +43,7 @@ def test_a_run_outside_is_said_but_not_shown(root: Path, secret: Path) -> None:
     with pytest.raises(RankscopeError, match="there is no run 'secret'"):
         source.summary("secret")
     with pytest.raises(RankscopeError, match="leads out"):
-        source.analysis("link")
+        source.part("link", "analysis")
 
     downloaded = create_app(source).server.test_client().get("/run/link/perfetto?window=20&ask=1", base_url="http://localhost")
     assert "leads out" in downloaded.get_json()["error"]
@@ -90,19 +90,19 @@ def test_a_run_with_a_link_outside_is_not_shown(root: Path, secret: Path, inside
     assert "Nothing of this run is shown" in run.problem
     assert "secret" not in f"{run}"
     with pytest.raises(RankscopeError, match="leads out"):
-        DiskRuns(root).steps(run.run_id)
+        DiskRuns(root).part(run.run_id, "steps")
     with pytest.raises(RankscopeError, match="leads out"):
         DiskRuns(root).windows(run)
 
 
 def test_a_link_that_comes_later_ends_it(root: Path, secret: Path) -> None:
     source = DiskRuns(root)
-    assert source.analysis("own").verdict.rank == 2
+    assert source.part("own", "analysis").verdict.rank == 2
     moved = rank_dir(root / "own", 0, 2).rename(root / "own" / ".aside")
     assert moved.is_dir()
     rank_dir(root / "own", 0, 2).symlink_to(rank_dir(secret, 0, 2))
     with pytest.raises(RankscopeError):
-        source.analysis("own")
+        source.part("own", "analysis")
 
 
 def test_a_run_that_becomes_a_link_is_gone(root: Path, secret: Path) -> None:
@@ -121,7 +121,7 @@ def test_links_that_stay_inside_are_followed(root: Path, tmp_path: Path) -> None
     for path in (root, tmp_path / "alias", tmp_path / "alias" / "own"):
         [run] = DiskRuns(path).runs()
         assert run.problem is None, "also where the folder that is served is itself a link"
-        assert DiskRuns(path).analysis("own").verdict.rank == 2
+        assert DiskRuns(path).part("own", "analysis").verdict.rank == 2
 
 
 def test_links_that_lead_nowhere_or_in_circles_harm_nobody(root: Path) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 from tests.remembering_prometheus import remembering
 
-from rankscope.alerts.prometheus import Prometheus, Server
 from rankscope.analysis.result.analysis import Analysis
+from rankscope.dashboards.alerts.prometheus import Prometheus, Server
 from rankscope.dashboards.data.hardware import nothing
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.store.prometheus_hardware import scraped_hardware
@@ -50,14 +51,15 @@ def down() -> Prometheus:
 
 @pytest.mark.slow
 def test_hardware_of_a_run_without_samples_is_that_of_the_exporters(
-    tmp_path: Path, write_run: Callable[..., Path], real: Prometheus
+    tmp_path: Path, write_run: Callable[..., Path], real: Prometheus, until_ready: Callable[..., Any]
 ) -> None:
     # Given a run whose last record is ten minutes after its first
     run = write_run(tmp_path / "run", run_id="r")
     for path in run.rglob("*"):
         os.utime(path, (BEGAN_S + 600, BEGAN_S + 600))
 
-    hardware = DiskRuns(tmp_path, prometheus=real).hardware("r")
+    source = DiskRuns(tmp_path, prometheus=real)
+    hardware = until_ready(lambda: source.part("r", "hardware"))
 
     # Then the GPU of one rank has readings, and their source and the ranks without readings are named
     [gpu] = hardware.gpus
@@ -84,11 +86,12 @@ def test_without_any_gpu_in_the_run_nobody_is_asked(down: Prometheus, analysis: 
 
 
 def test_a_prometheus_that_is_down_is_said_beside_why_the_run_has_no_samples(
-    tmp_path: Path, write_run: Callable[..., Path], down: Prometheus
+    tmp_path: Path, write_run: Callable[..., Path], down: Prometheus, until_ready: Callable[..., Any]
 ) -> None:
     write_run(tmp_path / "run", run_id="r")
 
-    index = DiskRuns(tmp_path, prometheus=down).hardware("r").index
+    source = DiskRuns(tmp_path, prometheus=down)
+    index = until_ready(lambda: source.part("r", "hardware")).index
 
     assert index.gpus == []
     assert index.prometheus is None

@@ -18,6 +18,7 @@ from rankscope.dashboards.compare.figures import (
     step_distributions,
     steps_overlay,
 )
+from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import RunSource
 from rankscope.dashboards.data.trend import Trend
 from rankscope.dashboards.model.list_state import MOST_COMPARED
@@ -122,7 +123,7 @@ def compared_of(source: RunSource, state: PageState) -> Compared:
 def _courses(source: RunSource, result: CompareResult) -> list[tuple[str, Trend]]:
     """Return name and trend of each run; a run that is divided has one."""
     names = {side.run_id: side.name if result.mode == "before_after" else side.label for side in result.sides}
-    return [(name, source.trend(run_id)) for run_id, name in names.items()]
+    return [(name, RunData(source, source.summary(run_id)).trend) for run_id, name in names.items()]
 
 
 def _chosen(result: CompareResult, state: PageState) -> Comparison:

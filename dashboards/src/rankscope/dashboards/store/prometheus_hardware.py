@@ -9,10 +9,10 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from rankscope.alerts.prometheus import Prometheus, Series, step_for
 from rankscope.analysis.evidence.hardware import bare
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import RankscopeError
+from rankscope.dashboards.alerts.prometheus import Prometheus, Series, step_for
 from rankscope.dashboards.data.hardware import GAUGES, ROW, GaugeRange, Gpu, Hardware, HardwareIndex, Rows, nothing
 
 SELECTORS: Final[Mapping[str, tuple[str, str]]] = {

@@ -116,7 +116,8 @@ class Dcgm(Dialect):
     """Dialect of dcgm-exporter, or of ``rankscope exporter --compat dcgm``, limited to the default set of counters.
 
     A GPU divided by MIG has one series per instance. Metrics of the whole GPU, such as power, repeat the same value in each, so
-    sums over GPUs must first aggregate by ``UUID``.
+    sums over GPUs must first aggregate by ``UUID``. A GPU that pods share has further series for each of them, of which the
+    GPU's own is normally the largest.
     """
 
     def selector(self, metric: str, /, **labels: str) -> str | None:
@@ -150,7 +151,7 @@ class Dcgm(Dialect):
             return None
         selector = _dcgm_selector(counter)
         back = "" if counter.times == 1 else f" / {counter.times:.12g}" if counter.times > 1 else f" * {1 / counter.times:.12g}"
-        return function.format(selector) + back
+        return f"max by (instance, {self.by}) ({function.format(selector)}){back}"
 
 
 def _dcgm_selector(counter: DcgmName) -> str:
