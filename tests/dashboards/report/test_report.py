@@ -19,7 +19,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.dashboards.blocks import figure_names
+from tests.dashboards.blocks import figure_names, page_text
 from tests.dashboards.report.report_file import HOSTILE, MADE_NS, Parsed, made, unpacked
 
 from rankscope.base.errors import RankscopeError
@@ -141,6 +141,13 @@ def test_what_only_a_server_can_do_is_left_out_and_the_rest_is_kept(shown: Calla
     assert "kept" in found.text
     assert "Capture it" not in found.text
     assert "Metric of it" not in found.text
+
+
+def test_what_to_click_drag_or_choose_is_on_the_page_and_not_in_a_file(plain: Report, memory_runs: Any) -> None:
+    orders = re.compile(r"(?i)\b(click (a|another|bars)|drag (over|to)|double-click|choose it|pick a rank above|press )")
+    written = re.sub(r"(?s)<script.*?</script>", "", plain.file.decode())
+    assert orders.findall(written) == []
+    assert "Click a cell" in page_text(memory_runs, "/run/run-1/ranks")
 
 
 def test_links_lead_within_the_file_or_are_texts(shown: Callable[..., Parsed], plain: Report) -> None:

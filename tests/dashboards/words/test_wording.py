@@ -28,7 +28,7 @@ def test_a_duration_beside_an_axis_has_the_unit_of_the_axis() -> None:
     """Given an axis in milliseconds, when durations are written beside it, then short and long ones are in milliseconds, too."""
     axis = time_unit(3_130_000)
 
-    assert [in_unit(us, axis) for us in (3_130_000, 672, 0)] == ["3,130 ms", "0.672 ms", "0 ms"]
+    assert [in_unit(us, axis) for us in (3_130_000, 672, 0, 1e-3)] == ["3,130 ms", "0.672 ms", "0 ms", "0 ms"]
 
 
 def test_a_slowdown_reads_the_same_in_every_output(analysis: Analysis) -> None:

@@ -220,8 +220,8 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         Section(
             name="gpus",
             title="Every GPU over time",
-            help="A hot or slow GPU is a line, an event on all GPUs a column, a host with bad cooling a block. Grey: no sample. "
-            "Click a row to see its GPU below; drag over steps to zoom, double-click to see all again.",
+            help="A hot or slow GPU is a line, an event on all GPUs a column, a host with bad cooling a block. Grey: no sample.",
+            use="Click a row to see its GPU below; drag over steps to zoom, double-click to see all again.",
             blocks=[
                 Figure(
                     name="gpu-map",
@@ -255,7 +255,8 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             name="gpu-table",
             title="All GPUs",
             help="Medians and extremes are of the steps shown; throttling, errors and links of the whole run. A dash means not "
-            "known. Click a row to pick its GPU.",
+            "known.",
+            use="Click a row to pick its GPU.",
             blocks=[
                 Table(
                     name="gpu-table",

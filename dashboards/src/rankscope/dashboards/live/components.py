@@ -336,9 +336,15 @@ def _(block: model.Entry) -> Component:
 
 @component.register
 def _(block: model.Section) -> Component:
+    help_text = f"{block.help} {block.use}".strip()
     head = html.Div(
         [
-            html.Div([html.H2(block.title, id=f"{block.name}-title"), html.P(line(block.help), className="help")]),
+            html.Div(
+                [
+                    html.H2(block.title, id=f"{block.name}-title"),
+                    html.P(line(help_text), className="help"),
+                ]
+            ),
             html.Div([*drawn(block.tools), *(_save_table(one, block.title) for one in block.blocks)], className="tools"),
         ],
         className="section-head",

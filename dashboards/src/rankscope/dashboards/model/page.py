@@ -312,6 +312,8 @@ class Section(Block):
     help: str
     blocks: Sequence[Block]
     tools: Sequence[Block] = ()
+    use: str = ""
+    """What to click, drag or choose. Not in a report."""
 
 
 def every(blocks: Sequence[Block]) -> Iterator[Block]:

@@ -226,7 +226,8 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             name="trend",
             title="Step after step",
             help="Wide bands: ranks differ. A dotted line close to the solid one: one rank computes, the others wait. "
-            "Below: metrics and tags of the script. Drag over steps to zoom, double-click to see all again.",
+            "Below: metrics and tags of the script.",
+            use="Drag over steps to zoom, double-click to see all again.",
             blocks=[
                 Figure(
                     name="trend",

@@ -33,6 +33,8 @@ from rankscope.dashboards.words.units import duration, shown_unit
 from rankscope.dashboards.words.wording import count
 from rankscope.dashboards.words.wording import count as counted
 
+_ANOTHER: Final = "Click another cell for another step."
+
 
 def step_card(rank: int, step: int, known: OneStep | None, timeline: str) -> list[Block]:
     """Return a table of the rank's numbers and the median of the ranks. ``timeline``: address of the window's timeline."""
@@ -42,8 +44,8 @@ def step_card(rank: int, step: int, known: OneStep | None, timeline: str) -> lis
         body = [Text(f"Rank {rank} left no record of step {step:,}.")]
     else:
         body = [_numbers(known.values), _profiled(known, timeline)]
-    help_text = "Each number beside the median of all ranks in this step. Click another cell for another step."
-    return [Section(name="step", title=f"Rank {rank} in step {step:,}", help=help_text, blocks=body)]
+    help_text = "Each number beside the median of all ranks in this step."
+    return [Section(name="step", title=f"Rank {rank} in step {step:,}", help=help_text, use=_ANOTHER, blocks=body)]
 
 
 def _numbers(values: list[OneValue]) -> Block:
@@ -247,8 +249,8 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             name="steps",
             title="Every rank, every step",
             help="A slow rank is a line, a slow moment a column. Own time is wall time minus time blocked on other ranks. Grey: "
-            "no record. Marks above the map: GPU events. Click a cell for its numbers; drag over steps to zoom, double-click to "
-            "see all again.",
+            "no record. Marks above the map: GPU events.",
+            use="Click a cell for its numbers; drag over steps to zoom, double-click to see all again.",
             blocks=[
                 Figure(
                     name="step-heatmap",
@@ -272,7 +274,8 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             title="All ranks",
             help="All times are per step. Own, blocked and wall are medians, so own and blocked need not add up to wall. "
             "The others are means over the profiled steps. A dash means not known."
-            + (" One row per host: medians over its ranks; a click picks the slowest." if several else ""),
+            + (" A row of a host has medians over its ranks." if several else ""),
+            use="A click on a host picks its slowest rank." if by_host else "",
             blocks=[
                 Table(
                     name="rank-table",
@@ -296,9 +299,7 @@ VIEW: Final = View(
         "own times differ by rank. Where several ranks or steps share a cell, the worst of them is shown: "
         "the highest, of ratios and clocks the lowest. A row of a host shows the worst of its ranks in each step; "
         "below the host of the picked rank are its ranks.",
-        do="Look for lines (a slow rank), columns (a slow moment) and blocks (a slow host: choose one row per host, "
-        "click a host to see its ranks). Pick a rank "
-        "to see it in every view.",
+        do="Look for lines (a slow rank), columns (a slow moment) and blocks (a slow host, whose row opens into its ranks).",
     ),
     blocks=_blocks,
 )

@@ -22,7 +22,7 @@ from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.store.cache import in_words
 from rankscope.dashboards.store.derive import derive
 from rankscope.dashboards.store.follow import Update, follow
-from rankscope.dashboards.timeline.laying import derive_window
+from rankscope.dashboards.timeline.build_window import derive_window
 from rankscope.dashboards.timeline.windows import export_window, find_windows
 from rankscope.dashboards.whatif.data import make_scenarios
 

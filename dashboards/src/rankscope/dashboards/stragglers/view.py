@@ -305,7 +305,8 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             name="waits",
             title="Who waited for whom",
             help="Ranks that waited (columns) and the ranks they waited for (rows). Prominent row: many waited for this rank. "
-            "Grey: no rank waits for itself. Click a cell to pick the rank of its row, or enter its number.",
+            "Grey: no rank waits for itself.",
+            use="Click a cell to pick the rank of its row, or enter its number.",
             blocks=[
                 Part("about-matrix", lambda: _about_matrix(run, state)),
                 Figure(
@@ -354,7 +355,8 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             name="rank-costs",
             title="What every rank cost",
             help="Summed over all ranks that waited, so it can exceed the duration of the run. Direct and knock-on waits are "
-            "known of profiled steps only. Click a row to pick its rank.",
+            "known of profiled steps only.",
+            use="Click a row to pick its rank.",
             blocks=[
                 Table(
                     name="rank-costs",

@@ -314,7 +314,8 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         Section(
             name="timeline",
             title="What every rank did when",
-            help="All ranks on one clock. Drag to zoom, down to single events; double-click to see all again. "
+            help="All ranks on one clock.",
+            use="Drag to zoom, down to single events; double-click to see all again. "
             "Click a collective to see it on all ranks, any other part to pick its rank and see its groups and streams.",
             blocks=[
                 Part("timeline-legend", lambda: _legend(run, state)),
