@@ -22,7 +22,8 @@ from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.data.memo import Memo
 from rankscope.runs.links import overview_url
 from rankscope.runs.paths import findings_file
-from rankscope.runs.segments import decode_blocks, open_regular, read_blocks
+from rankscope.runs.run_files import open_run_file
+from rankscope.runs.segments import decode_blocks, read_blocks
 
 if TYPE_CHECKING:
     from rankscope.alerts.prometheus import Prometheus  # needs a package that is installed only for queries to a Prometheus
@@ -169,7 +170,7 @@ def alert_of(entry: Entry, *, seen_unix_ns: int) -> AlertRecord:
 def _findings(path: Path) -> Iterator[FindingRecord]:
     """Yield the records in the last ``READ_BYTES`` of a file; invalid lines are skipped."""
     try:
-        with open_regular(path) as file:
+        with open_run_file(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - READ_BYTES))
             decoder = msgspec.json.Decoder(FindingRecord)
             for records, _ in decode_blocks(read_blocks(file), decoder):

@@ -197,7 +197,7 @@ class DiskRuns:
     def _captured(self, run: RunSummary) -> str:
         """Return a revision that changes with each captured window, but not with each step.
 
-        Raises ``RankscopeError`` for an unreadable run, such as one whose path leads out of the folder.
+        Raises ``RankscopeError`` for an unreadable run, such as a link that leads out of the folder.
         """
         if run.problem is not None:
             raise RankscopeError(run.problem)

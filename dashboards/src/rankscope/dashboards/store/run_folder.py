@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from rankscope.base.text import ranks_text
 from rankscope.dashboards.data.memo import Memo
 from rankscope.dashboards.data.source import RunSummary, Status, UnknownRunError
 from rankscope.dashboards.model.page import MAX_BADGE
-from rankscope.dashboards.store.footprint import Footprint, footprint, leads_out
+from rankscope.dashboards.store.footprint import Footprint, footprint
 from rankscope.dashboards.words.inert import MAX_TEXT, shown
 from rankscope.runs.reader import RunReader, is_visible_run
 from rankscope.runs.records import RunInfo
@@ -52,7 +53,6 @@ class RunFolder:
         except OSError as error:
             raise InputError(path, error.strerror or str(error)) from error
         self.path = path.resolve()
-        self._leads_out = f"a symbolic link that leads out of {self.path}"
         self._clock_s = clock_s
         self._look_again_s = look_again_s
         self._looked = Memo(_KEPT)
@@ -67,7 +67,8 @@ class RunFolder:
         """
         found: dict[str, RunSummary] = {}
         problems: list[tuple[RunSummary, str]] = []
-        for summary in sorted(map(self._summary, self._folders()), key=lambda run: -(run.last_write_unix_ns or 0)):
+        by_path = {summary.path: summary for summary in map(self._summary, self._folders())}  # a link to a run is that run
+        for summary in sorted(by_path.values(), key=lambda run: -(run.last_write_unix_ns or 0)):
             if summary.problem is not None:
                 problems.append((summary, summary.problem))
             elif (first := found.setdefault(summary.run_id, summary)) is not summary:
@@ -99,12 +100,13 @@ class RunFolder:
             raise InputError(self.path, error.strerror or str(error)) from error
 
     def _summary(self, folder: Path) -> RunSummary:
-        if leads_out(folder, self.path):
-            return _unreadable(folder, "outside", f"{folder}: {self._leads_out}. Nothing of it is shown")
+        if folder.is_symlink():
+            real = Path(os.path.realpath(folder))
+            if not real.is_relative_to(self.path):
+                problem = f"{folder}: a symbolic link that leads out of {self.path}. Nothing of it is shown"
+                return _unreadable(folder, "outside", problem)
+            folder = real
         print_ = self._footprint(folder)
-        if print_.outside is not None:
-            problem = f"{folder / print_.outside}: {self._leads_out}. Nothing of this run is shown"
-            return _unreadable(folder, f"outside {print_.revision}", problem)
         # The summary of 1,024 ranks takes 80 ms, and in a live run only the streams change.
         read = self._summaries.get(str(folder), print_.standing, lambda: _summed_up(folder, print_))
         if read.problem is None:
@@ -118,12 +120,12 @@ class RunFolder:
         def lifetime_s(cost_s: float) -> float:
             return self._look_again_s * max(1.0, cost_s / _QUICK_LOOK_S)
 
-        return self._looked.get(str(folder), "", lambda: footprint(folder, within=self.path), lifetime_s=lifetime_s)
+        return self._looked.get(str(folder), "", lambda: footprint(folder), lifetime_s=lifetime_s)
 
 
 def _summed_up(folder: Path, print_: Footprint) -> RunSummary:
     try:
-        reader = RunReader(folder)
+        reader = RunReader(folder, links=False)
         attempts = reader.attempts()
         last = attempts[-1] if attempts else 0
         ranks = reader.ranks(last) if attempts else []

@@ -25,6 +25,7 @@ from rankscope.dashboards.store.follow import follow
 from rankscope.dashboards.timeline.laying import derive_window
 from rankscope.dashboards.timeline.windows import export_window, find_windows
 from rankscope.dashboards.whatif.data import make_scenarios
+from rankscope.runs.run_files import confine
 
 FOLLOW: Final = "follow"
 """Task that does not end by itself; it reports each update of its folder."""
@@ -79,6 +80,8 @@ TASKS: Final[Mapping[str, Task]] = {
 
 def main(server: Connection, task: str, folder: Path, arguments: Sequence[str]) -> None:
     """Run a task and report to the server, with which this process ends."""
+    # The server has checked where these runs are; another user could replace one by a link meanwhile.
+    confine([Path(run) for run in arguments if Path(run).is_absolute()])
     threading.Thread(target=_end_with, args=(server, folder), name="end with the server", daemon=True).start()
     with contextlib.suppress(OSError):  # not Linux, or not permitted
         Path("/proc/self/oom_score_adj").write_text("500")  # the kernel ends this process before the server and a training job
