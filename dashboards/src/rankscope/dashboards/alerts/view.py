@@ -35,7 +35,7 @@ from rankscope.dashboards.model.page import (
 )
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
-from rankscope.dashboards.words.inert import shown
+from rankscope.dashboards.words.inert import sanitize
 from rankscope.dashboards.words.units import duration
 from rankscope.dashboards.words.wording import moment
 
@@ -161,7 +161,7 @@ def _rule(state: PageState) -> str | None:
     if state.replay == ALL:
         return None
     if state.replay not in WATCHER_ALERTS:
-        raise RankscopeError(f"There is no alert {shown(state.replay)!r}; there are {', '.join(WATCHER_ALERTS)}.")
+        raise RankscopeError(f"There is no alert {sanitize(state.replay)!r}; there are {', '.join(WATCHER_ALERTS)}.")
     return state.replay
 
 

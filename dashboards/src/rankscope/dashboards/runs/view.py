@@ -17,7 +17,7 @@ from rankscope.dashboards.model.state import compare_path, run_path
 from rankscope.dashboards.model.view import SitePage
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.words import wording
-from rankscope.dashboards.words.inert import shown
+from rankscope.dashboards.words.inert import sanitize
 
 COLUMNS: Final[list[Column]] = [
     text_column("name", "Run", width=190, renderer="RunName", pinned=True),
@@ -93,12 +93,12 @@ def run_row(run: RunSummary, brief: Brief | None, stale: Stale | None = None) ->
         "state_tone": wording.STATUS_TONES[run.status],
         "simulated": run.simulated or None,
         "live": run.status in wording.GOING_ON or None,
-        "folder": shown(Path(run.path).name),
+        "folder": sanitize(Path(run.path).name),
         "start": None if run.start_unix_ns is None else wording.moment(run.start_unix_ns),
     }
     if run.problem is not None:
         return _known(
-            {**row, "id": shown(run.run_id), "verdict": run.problem, "problem": True, "kind": "Unreadable", "tone": "bad"}
+            {**row, "id": sanitize(run.run_id), "verdict": run.problem, "problem": True, "kind": "Unreadable", "tone": "bad"}
         )
     row |= {
         "href": run_path(run.run_id),

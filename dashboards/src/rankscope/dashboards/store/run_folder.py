@@ -16,7 +16,7 @@ from rankscope.dashboards.data.memo import Memo
 from rankscope.dashboards.data.source import RunSummary, Status, UnknownRunError
 from rankscope.dashboards.model.page import MAX_BADGE
 from rankscope.dashboards.store.footprint import Footprint, footprint
-from rankscope.dashboards.words.inert import MAX_TEXT, shown
+from rankscope.dashboards.words.inert import MAX_TEXT, sanitize
 from rankscope.runs.reader import RunReader, is_visible_run
 from rankscope.runs.records import RunInfo
 from rankscope.runs.world_size import told_world_size
@@ -146,7 +146,7 @@ def _summed_up(folder: Path, print_: Footprint) -> RunSummary:
         status = "failed" if losses else "finished"
     return RunSummary(
         run_id=reader.info.run_id,
-        name=shown(reader.info.name),
+        name=sanitize(reader.info.name),
         path=str(folder),
         revision=print_.revision,
         status=status,
@@ -166,7 +166,7 @@ def _summed_up(folder: Path, print_: Footprint) -> RunSummary:
 
 def _trackers(info: RunInfo) -> tuple[tuple[str, str], ...]:
     """Return the trackers whose addresses are web addresses: anything may be in the file."""
-    found = [(shown(name, MAX_BADGE), url) for name, url in info.trackers.items() if _is_web_address(url)]
+    found = [(sanitize(name, MAX_BADGE), url) for name, url in info.trackers.items() if _is_web_address(url)]
     return tuple(found[:MOST_TRACKERS])
 
 
@@ -187,9 +187,9 @@ def _named(ranks: list[int], of: int) -> str:
 def _unreadable(folder: Path, revision: str, problem: str) -> RunSummary:
     return RunSummary(
         run_id=folder.name,
-        name=shown(folder.name),
+        name=sanitize(folder.name),
         path=str(folder),
         revision=revision,
         status="unreadable",
-        problem=shown(problem, MAX_TEXT),
+        problem=sanitize(problem, MAX_TEXT),
     )

@@ -16,7 +16,7 @@ from rankscope.analysis.trace.work import COMMUNICATION, COMPUTE, Work, work_eve
 from rankscope.base.errors import InputError
 from rankscope.dashboards.timeline.data import Events
 from rankscope.dashboards.timeline.parts import Kind, Numbers
-from rankscope.dashboards.words.inert import MAX_TEXT, shown
+from rankscope.dashboards.words.inert import MAX_TEXT, sanitize
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.run_files import list_run_folder
 
@@ -46,7 +46,7 @@ class RawEvents:
         try:
             trace = read_trace(file, detail=False, of_run=True)
         except InputError as error:
-            self.problems.append(shown(str(error), MAX_TEXT))
+            self.problems.append(sanitize(str(error), MAX_TEXT))
             return
         found = work_events(trace)
         if (before := self.work.get(rank)) is None:
