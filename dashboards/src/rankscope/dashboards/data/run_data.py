@@ -33,6 +33,8 @@ class RunData:
     summary: RunSummary
     perfetto_url: str | None = None
     """Perfetto in which pages open windows of the run; ``None`` if they do not."""
+    may_capture: bool = False
+    """True if visitors may request captures: only with a token."""
 
     stale = _once(RunSource.stale)
     analysis = _once(RunSource.analysis)

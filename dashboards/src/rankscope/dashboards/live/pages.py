@@ -91,7 +91,7 @@ class Pages:
         return None if found is None else (self._run(found[0]), found[1])
 
     def _run(self, run_id: str) -> RunData:
-        return RunData(self.source, self.source.summary(run_id), self.config.perfetto_url)
+        return RunData(self.source, self.source.summary(run_id), self.config.perfetto_url, self.config.token is not None)
 
     def _page(self, path: object, search: str | None) -> tuple[Component, str]:
         if (page := site_page(path)) is not None:
