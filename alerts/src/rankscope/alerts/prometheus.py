@@ -72,14 +72,6 @@ class Series:
     values: NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Result of a query, with the warnings of Prometheus, for instance about missing data."""
-
-    series: list[Series]
-    warnings: list[str]
-
-
 class ActiveAlert(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """An alert that is pending or firing."""
 
@@ -97,11 +89,10 @@ class _Alerts(msgspec.Struct, frozen=True):
 class _Found(msgspec.Struct, frozen=True):
     metric: dict[str, str]
     values: list[tuple[float, str]] = []
-    value: tuple[float, str] | None = None
 
 
 class _Result(msgspec.Struct, frozen=True, rename="camel"):
-    result_type: Literal["matrix", "vector"]
+    result_type: Literal["matrix"]
     result: list[_Found]
 
 
@@ -109,7 +100,6 @@ class _Envelope(msgspec.Struct, frozen=True, rename="camel"):
     status: Literal["success", "error"]
     data: msgspec.Raw = msgspec.Raw(b"null")
     error: str = ""
-    warnings: list[str] = []
 
 
 class Prometheus:
@@ -133,36 +123,28 @@ class Prometheus:
             headers={"User-Agent": "rankscope", "Accept": "application/json"},
         )
 
-    def query(self, expression: str, *, at_unix_ns: int) -> Answer:
-        """Evaluate an expression at one moment; each series has one sample."""
-        return self._query("query", {"query": expression, "time": _seconds(at_unix_ns)})
-
-    def query_range(self, expression: str, *, span_unix_ns: tuple[int, int], step_s: float) -> Answer:
+    def query_range(self, expression: str, *, span_unix_ns: tuple[int, int], step_s: float) -> list[Series]:
         """Evaluate an expression every ``step_s``, from the first to the last moment of ``span_unix_ns``."""
         first, last = span_unix_ns
         parameters = {"query": expression, "start": _seconds(first), "end": _seconds(last), "step": f"{step_s:.3f}"}
-        return self._query("query_range", parameters)
-
-    def alerts(self) -> list[ActiveAlert]:
-        """Alerts that are pending or firing now."""
-        data, _ = self._request("GET", "alerts", {}, _Alerts)
-        return data.alerts
-
-    def _query(self, what: str, parameters: dict[str, str]) -> Answer:
         # Expressions may exceed the length limit of a URL.
-        data, warnings = self._request("POST", what, parameters, _Result)
+        data = self._request("POST", "query_range", parameters, _Result)
         try:
-            return Answer([_series(found) for found in data.result], warnings)
+            return [_series(found) for found in data.result]
         except (ValueError, OverflowError) as error:
             raise PrometheusError(self.name, f"a value in its answer cannot be used: {one_line(str(error))[:_SHOWN]}") from error
 
-    def _request(self, method: str, what: str, parameters: dict[str, str], kind: type[_T]) -> tuple[_T, list[str]]:
+    def alerts(self) -> list[ActiveAlert]:
+        """Alerts that are pending or firing now."""
+        return self._request("GET", "alerts", {}, _Alerts).alerts
+
+    def _request(self, method: str, what: str, parameters: dict[str, str], kind: type[_T]) -> _T:
         status, body = self._exchange(method, f"{self._server.url.rstrip('/')}/api/v1/{what}", parameters)
         envelope: _Envelope | None = None
         try:
             envelope = msgspec.json.decode(body, type=_Envelope)
             if envelope.status == "success" and httpx.codes.is_success(status):
-                return msgspec.json.decode(envelope.data, type=kind), [one_line(line)[:_SHOWN] for line in envelope.warnings]
+                return msgspec.json.decode(envelope.data, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             if httpx.codes.is_success(status):
                 raise PrometheusError(
@@ -244,13 +226,12 @@ def _trusted(ca_file: Path | None) -> ssl.SSLContext | bool:
 
 
 def _series(found: _Found) -> Series:
-    samples = [found.value] if found.value is not None else found.values
-    times = np.array([second for second, _ in samples], dtype=np.float64)
+    times = np.array([second for second, _ in found.values], dtype=np.float64)
     if (np.abs(times) > _MOST_SECONDS).any():
         raise ValueError("a time no clock shows")
     # Prometheus' timestamps are whole milliseconds.
     unix_ns = np.rint(times * 1000).astype(np.int64) * 1_000_000
-    return Series(found.metric, unix_ns, np.array([float(value) for _, value in samples], dtype=np.float64))
+    return Series(found.metric, unix_ns, np.array([float(value) for _, value in found.values], dtype=np.float64))
 
 
 def _seconds(unix_ns: int) -> str:

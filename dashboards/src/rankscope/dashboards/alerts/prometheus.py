@@ -30,7 +30,7 @@ def prometheus_alerts(prometheus: Prometheus, span_unix_ns: tuple[int, int]) -> 
     expression = f'{fired}alertname=~"{names}"}} or {fired}run_id!=""}}'
     past = [
         alert
-        for series in prometheus.query_range(expression, span_unix_ns=span_unix_ns, step_s=step_s).series
+        for series in prometheus.query_range(expression, span_unix_ns=span_unix_ns, step_s=step_s)
         for alert in _past(series, step_s, span_unix_ns[1])
     ]
     active = [

@@ -40,7 +40,6 @@ class RunData:
     analysis = _once(RunSource.analysis)
     blame = _once(RunSource.blame)
     scenarios = _once(RunSource.scenarios)
-    replay = _once(RunSource.replay)
     steps = _once(RunSource.steps)
     topology = _once(RunSource.topology)
     hardware = _once(RunSource.hardware)

@@ -11,13 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from rankscope.alerts.replay.result import Replay
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.alerts.data import FolderAlerts
-from rankscope.dashboards.alerts.replay import read_replay
 from rankscope.dashboards.compare.data import Compared, read_comparison
 from rankscope.dashboards.data.brief import Brief, StoredBrief, stored_brief
-from rankscope.dashboards.data.hardware import Hardware
 from rankscope.dashboards.data.memo import Memo
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError, RunSummary, Stale
@@ -38,15 +35,13 @@ if TYPE_CHECKING:
 WHATIF_EVERY_S: Final = 300.0
 """Refresh interval of the what-if and the comparisons of a live run; reading all of a large run takes minutes."""
 
-REPLAY_EVERY_S: Final = 3600.0
-"""Refresh interval of the alert replay of a live run."""
 
 _KEPT: Final = {
     **dict.fromkeys(("brief", "stored", "captured"), 1 << 15),  # a line per run
     "records": 256,
     **dict.fromkeys(("analysis", "windows"), 64),
     "compare": 32,
-    **dict.fromkeys(("blame", "steps", "trend", "script", "topology", "events", "hardware", "scraped", "whatif", "replay"), 16),
+    **dict.fromkeys(("blame", "steps", "trend", "script", "topology", "events", "hardware", "whatif"), 16),
     "window": 16,  # of 1,024 ranks, about 6 MB
 }
 """Most cached values of each kind; the large ones of one kind evict neither those of another nor the lines of the list."""
@@ -69,7 +64,7 @@ def _part(read: Callable[[Derived], Held]) -> Callable[[DiskRuns, str], Held]:
 class DiskRuns:
     """``RunSource`` over ``path``: a run directory, or a folder whose sub-folders are run directories.
 
-    ``prometheus`` adds alerts to those in the runs' files, and supplies GPU readings of runs without samples.
+    ``prometheus`` adds alerts to those in the runs' files.
     ``making`` runs the slow tasks; without one, the caller waits for them and their results are deleted with this object.
     ``look_again_s`` and the errors raised: see ``RunFolder``.
     """
@@ -88,7 +83,6 @@ class DiskRuns:
         self.runs, self.summary = self._folder.runs, self._folder.summary
         self.alerts, self.all_alerts = alerts.of_run, alerts.of_all
         self._clock_s = clock_s
-        self._prometheus = prometheus
         if making is None:
             folder = tempfile.mkdtemp(prefix="rankscope-dashboard-")
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
@@ -114,7 +108,7 @@ class DiskRuns:
     script = _part(Derived.script)
     topology = _part(Derived.topology)
     events = _part(Derived.events)
-    _recorded = _part(Derived.hardware)
+    hardware = _part(Derived.hardware)
 
     def brief(self, run_id: str) -> Brief:
         """Return the summary of a run for lists, without waiting."""
@@ -141,10 +135,6 @@ class DiskRuns:
     def scenarios(self, run_id: str) -> Scenarios:
         """Return the what-if scenarios; for a live run they are recomputed every ``WHATIF_EVERY_S`` while requested."""
         return self._now_and_then([run_id], "whatif", [], WHATIF_EVERY_S, read_scenarios)
-
-    def replay(self, run_id: str) -> Replay:
-        """Return all alerts over a run; for a live run they are recomputed every ``REPLAY_EVERY_S`` while requested."""
-        return self._now_and_then([run_id], "replay", [], REPLAY_EVERY_S, read_replay)
 
     def _now_and_then(
         self, run_ids: Sequence[str], task: str, arguments: list[str], every_s: float, read: Callable[[Path], Held]
@@ -203,24 +193,6 @@ class DiskRuns:
             raise RankscopeError(run.problem)
         return self._memos["captured"].get(
             run.path, run.revision, lambda: footprint(Path(run.path), CAPTURED, traces=True).revision
-        )
-
-    def hardware(self, run_id: str) -> Hardware:
-        """Return GPUs and their samples: the run's own, or else those of a Prometheus, at most a minute old."""
-        own = self._recorded(run_id)
-        prometheus = self._prometheus
-        if own.gpus or prometheus is None:
-            return own
-        from rankscope.dashboards.store.prometheus_hardware import scraped_hardware
-
-        run = self.summary(run_id)
-        now_ns = int(self._clock_s() * 1e9)
-        last_ns = min(run.last_write_unix_ns or now_ns, now_ns)
-        span = (min(run.start_unix_ns or last_ns, last_ns), last_ns)
-        return self._memos["scraped"].get(
-            run_id,
-            f"{self.version(run_id)} {now_ns // (60 * 10**9)}",
-            lambda: scraped_hardware(prometheus, self.analysis(run_id), span, own),
         )
 
     def _brief(self, derived: Derived) -> Brief:

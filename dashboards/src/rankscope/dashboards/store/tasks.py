@@ -16,7 +16,6 @@ from typing import Final
 import msgspec
 
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.alerts.replay import make_replay
 from rankscope.dashboards.compare.data import compare_runs
 from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.store.cache import in_words
@@ -73,7 +72,6 @@ TASKS: Final[Mapping[str, Task]] = {
     "windows": _of_run(find_windows),
     "window": _of_window(derive_window),
     "perfetto": _of_window(export_window),
-    "replay": _of_run(make_replay),
 }
 """Tasks by name."""
 
