@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rankscope.base.errors import InputError
-from rankscope.dashboards.grafana.shipped import Board, Compat, shipped
+from rankscope.dashboards.grafana.shipped import Board, shipped
 from rankscope.runs.writer import write_atomically
 
 DEFAULT_DATASOURCE: Final = "prometheus"
@@ -22,17 +22,13 @@ _TEXTS: Final = {
 }
 
 
-def export(
-    folder: Path, *, compat: Compat = "native", datasource_uid: str | None = None, dashboard_url: str | None = None
-) -> list[Path]:
+def export(folder: Path, *, datasource_uid: str | None = None, dashboard_url: str | None = None) -> list[Path]:
     """Write boards, provisioning and a README into ``folder``, each file atomically.
 
     ``datasource_uid``: default data source of the boards. ``dashboard_url``: target of their links, without a trailing slash.
     Returns the written paths. Raises ``InputError``.
     """
-    contents = {
-        f"dashboards/{board.file_name}": _text(_addressed(board, datasource_uid, dashboard_url)) for board in shipped(compat)
-    }
+    contents = {f"dashboards/{board.file_name}": _text(_addressed(board, datasource_uid, dashboard_url)) for board in shipped()}
     contents |= {name: _template(source, datasource_uid or DEFAULT_DATASOURCE) for name, source in _TEXTS.items()}
     written = []
     for name, text in contents.items():
