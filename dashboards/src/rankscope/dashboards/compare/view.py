@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from shlex import quote
 from typing import Final
 
-from rankscope.analysis.compare.result import CompareResult, Comparison, Scaling, Side
+from rankscope.analysis.compare.result import CompareResult, Comparison, Side
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.compare.data import Compared
 from rankscope.dashboards.compare.figures import (
@@ -14,14 +15,13 @@ from rankscope.dashboards.compare.figures import (
     own_times,
     part_differences,
     rank_changes,
-    scaling_efficiency,
-    scaling_losses,
     side_name,
     step_distributions,
 )
 from rankscope.dashboards.data.source import RunSource
 from rankscope.dashboards.model.list_state import MOST_COMPARED
 from rankscope.dashboards.model.page import (
+    Advice,
     Block,
     Figure,
     Group,
@@ -86,7 +86,7 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
                 )
             ],
         ),
-        *(_differences(result, state) if result.scaling is None else _scaling(result.scaling)),
+        *(_differences(result, state) if result.scaling is None else []),
     ]
 
 
@@ -117,6 +117,8 @@ def _verdicts(result: CompareResult) -> list[Block]:
     parts: list[Block] = [simulated_band()] if any(side.simulated for side in result.sides) else []
     if result.scaling is not None:
         parts += [Pieces(badge("Scaling")), Heading(result.scaling.summary, 2, "sentence small")]
+        paths = " ".join(quote(side.path) for side in result.sides)
+        parts.append(Advice(f"Efficiency by world size, and where the rest went: rankscope compare {paths}"))
     for one in result.comparisons:
         parts.append(
             Group(
@@ -164,39 +166,6 @@ def _throughput(side: Side) -> str:
     if side.tokens_per_s is not None:
         return f"{side.tokens_per_s:,.0f} tokens/s"
     return "-" if side.samples_per_s is None else f"{side.samples_per_s:,.1f} samples/s"
-
-
-def _scaling(scaling: Scaling) -> list[Block]:
-    return [
-        Section(
-            name="scaling",
-            title="Scaling efficiency",
-            help="Throughput relative to the smallest run, divided by the relative number of ranks. Bars at the points are "
-            "confidence intervals.",
-            blocks=[
-                Figure(
-                    name="scaling-efficiency",
-                    label="Line of the efficiency over the world size, against the ideal",
-                    draw=partial(scaling_efficiency, scaling),
-                    height=320,
-                )
-            ],
-        ),
-        Section(
-            name="losses",
-            title="Where the efficiency went",
-            help="Additional rank-time per unit of work, relative to the smallest run; the parts add up to 100% minus the "
-            "efficiency.",
-            blocks=[
-                Figure(
-                    name="scaling-losses",
-                    label="Bars of the parts of the lost efficiency per world size",
-                    draw=partial(scaling_losses, scaling),
-                    height=340,
-                )
-            ],
-        ),
-    ]
 
 
 def _differences(result: CompareResult, state: PageState) -> list[Block]:
