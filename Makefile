@@ -5,6 +5,7 @@
 # make test        set everything up and run the tests of every day: minutes
 # make test-full   the other tests: every program, framework and fault, long random tests: under an hour
 # make check       format, lint, types, import arrows, fast tests
+# make coverage    the tests of every day with coverage, into htmlcov/
 # make bench       measurements against peers, in .venv-bench
 # make gpu         everything that a GPU makes possible, into benchmarks/results; without one it says what it skips
 # make campaign    every fault on every rank, many quiet runs: long
@@ -33,13 +34,13 @@ BIN = .venv/bin
 FOLDERS = exporter/src profiler/src dashboards/src alerts/src cli/src tests
 PYTEST = $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 # They run tests, and need .venv.
-OF_TESTS = benchmarks/suite.py benchmarks/mutants.py benchmarks/gpu.py benchmarks/gpu_nccl.py
+OF_TESTS = benchmarks/gpu.py benchmarks/gpu_nccl.py
 CODE = $(FOLDERS) benchmarks profiler/examples scripts/*.py
 
 # Tests start hundreds of Python processes; without stored bytecode each of them compiles rankscope first.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo test test-full check bench gpu campaign format docs site dist constraints clean
+.PHONY: help install demo test test-full check coverage bench gpu campaign format docs site dist constraints clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
@@ -64,10 +65,15 @@ check:
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/lint-imports
+	$(BIN)/zizmor --offline --quiet .github
 	@[ ! -x $(BIN)/hadolint ] || $(BIN)/hadolint */docker/Dockerfile
 	$(BIN)/mypy $(FOLDERS) & types=$$!; \
 	$(BIN)/python -m pytest -q -n 3 -m "not slow and not gpu and not full and not campaign" -p no:cacheprovider; \
 	tests=$$?; wait $$types && exit $$tests
+
+coverage:
+	@$(SETUP) .venv check
+	$(BIN)/python -m pytest -q -n 4 -m "not gpu and not full and not campaign" --cov --cov-report=term:skip-covered --cov-report=html
 
 format:
 	@$(SETUP) .venv check

@@ -26,12 +26,13 @@ from pathlib import Path
 import httpx
 from budget import budget
 
-from rankscope.alerts.alert import Alert, Notice, fingerprint
+from rankscope.alerts.alert import Alert
 from rankscope.alerts.deliver.message import Message, messages_about
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.sender import Sender
 from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.deliver.targets import Target
+from rankscope.alerts.payload import Notice, payload_alert
 from rankscope.alerts.store.database import Store
 from rankscope.alerts.store.folders import STORE_FILE
 
@@ -113,12 +114,8 @@ def messages(count: int, name: str) -> list[Message]:
     for number in range(count):
         labels = {"alertname": "TrainingStraggler", "severity": "warning", "run_id": f"{name}-{number}", "rank": str(number % 64)}
         annotations = {"summary": "Rank 5 makes the others wait.", "evidence": "x" * 400, "next": "look at the data loader"}
-        notice = Notice(
-            alert=Alert(labels=labels, annotations=annotations),
-            fingerprint=fingerprint(labels),
-            starts_at_unix_ns=1_790_000_000_000_000_000,
-        )
-        made += messages_about(TARGET, [notice])
+        alert = payload_alert(Alert(labels=labels, annotations=annotations), starts_at_unix_ns=1_790_000_000_000_000_000)
+        made += messages_about(TARGET, [Notice(alert=alert)])
     return made
 
 
@@ -135,7 +132,7 @@ def through_outbox(folder: Path, made: Sequence[Message], *, at_once: int, pause
     """Put the messages into the outbox, ``at_once`` at a time, while the sender delivers them."""
     with receiver(folder) as (url, received):
         outbox = Outbox(Store(folder / "state"))
-        sender = Sender(outbox, [Target(name=TARGET, key=TARGET, label=TARGET, url=Secret(value=url))], report=print)
+        sender = Sender(outbox, [Target(name=TARGET, label=TARGET, url=Secret(value=url))], report=print)
         sender.start()
         cpu, began = time.process_time(), time.monotonic_ns()
         put: dict[str, int] = {}

@@ -45,8 +45,8 @@ from budget import budget
 from numpy.typing import NDArray
 
 from rankscope.alerts.owners import STRAGGLER
-from rankscope.alerts.watch.candidate import Candidate, Subject
-from rankscope.alerts.watch.confirmation import Confirmation, next_test
+from rankscope.alerts.watch.conditions.candidate import Candidate, Subject
+from rankscope.alerts.watch.conditions.confirmation import Confirmation, next_test
 from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
 from rankscope.analysis.evidence.typical import WARM_UP, warm_up
 from rankscope.analysis.inference.judge import judge_ranks

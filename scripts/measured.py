@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-OF_DEVELOPMENT = {"suite", "mutants"}  # say something about the tests, nothing about the product
 NAME = re.compile(r"(?P<date>\d{4}-\d\d-\d\d)-(?P<benchmark>.+)\.json")
 
 HEAD = """\
@@ -29,7 +28,7 @@ def main() -> None:
     print(HEAD)
     for benchmark, path in sorted(newest_results().items()):
         script = script_of(benchmark)
-        if script is None or script.stem in OF_DEVELOPMENT:
+        if script is None:
             continue
         print(f"## {benchmark}\n\n{summary(script)}\n\nFrom `{path.name}`, by `benchmarks/{script.name}`.\n")
         print("| what | measured | limit | met |\n|---|---|---|---|")

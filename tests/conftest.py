@@ -133,8 +133,16 @@ def free_port() -> Iterator[Callable[[], int]]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests that start the command as slow, and put the files with slow tests first: none is left over at the end."""
+    """Mark tests by what they do, and put the files with slow tests first: none is left over at the end."""
+    cases: Counter[str] = Counter()
     for item in items:
+        if (sampled := item.get_closest_marker("sampled")) is not None:
+            test = item.nodeid.partition("[")[0]
+            (every,) = sampled.args
+            # Along the diagonal of a grid, so that each value of each parameter has its turn.
+            if cases[test] % every != cases[test] // every % every:
+                item.add_marker(pytest.mark.full)
+            cases[test] += 1
         if "cli_process" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))

@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 from tests.local_http import answering, respond
 
-from rankscope.alerts.alert import Alert, Notice, fingerprint
+from rankscope.alerts.alert import Alert
 from rankscope.alerts.deliver.message import Message, messages_about
+from rankscope.alerts.payload import Notice, payload_alert
 
 Behaviour = Callable[[BaseHTTPRequestHandler, Callable[[], None]], None]
 """Answers a request. To accept it, it calls its second argument first, so that it counts even if the client is killed then."""
@@ -102,12 +103,9 @@ def notice(
     """Return a notice of a straggler of a run, which is a group; ``name`` is the run's."""
     labels = {"alertname": alertname, "severity": "warning", "run_id": run, "rank": "" if rank is None else str(rank)}
     labels = {name: value for name, value in {**labels, "run": name}.items() if value}
-    return Notice(
-        alert=Alert(labels=labels, annotations={"summary": f"rank {rank}", **(more or {})}),
-        fingerprint=fingerprint(labels),
-        starts_at_unix_ns=start_ns,
-        ends_at_unix_ns=start_ns + 60_000_000_000 if ended else None,
-    )
+    alert = Alert(labels=labels, annotations={"summary": f"rank {rank}", **(more or {})})
+    ended_ns = start_ns + 60_000_000_000 if ended else None
+    return Notice(alert=payload_alert(alert, starts_at_unix_ns=start_ns, ends_at_unix_ns=ended_ns))
 
 
 def about(*notices: Notice, target: str = "hook", most_alerts: int = 16) -> list[Message]:

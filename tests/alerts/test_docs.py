@@ -12,7 +12,7 @@ from tests.alerts.external_metrics import EXTERNAL
 from rankscope.alerts.commands import alerts
 from rankscope.alerts.owners import ALERTS
 from rankscope.alerts.rules.rule_file import rules_text
-from rankscope.alerts.rules.tables import POLICIES
+from rankscope.alerts.rules.xid_policy import POLICIES
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = "\n".join((DOCS / name).read_text() for name in ("alerts.md", "rules.md", "webhooks.md", "receiver.md"))

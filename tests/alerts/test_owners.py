@@ -13,13 +13,13 @@ import yaml
 from rankscope.alerts import watch
 from rankscope.alerts.owners import ALERT_OF_KIND, ALERTS, WATCHER_ALERTS, OwnedAlert
 from rankscope.alerts.rules.rule_file import rules_text, runbooks
-from rankscope.alerts.watch.candidate import Subject
+from rankscope.alerts.watch.conditions.candidate import Subject
 
 OF_RULES = {alert.alertname: alert.severity for alert in ALERTS if alert.owner == "prometheus"}
 
 
 def modules_of_the_watcher() -> list[str]:
-    return [module.name for module in pkgutil.iter_modules(watch.__path__, f"{watch.__name__}.")]
+    return [module.name for module in pkgutil.walk_packages(watch.__path__, f"{watch.__name__}.")]
 
 
 def test_a_name_has_one_row_and_a_runbook() -> None:

@@ -76,12 +76,14 @@ def test_waits_of_minutes_in_late_steps_count_like_others(write: Write) -> None:
     assert (verdict.kind, verdict.ranks, verdict.evidence_source) == ("straggler", [3], "flight_recorder"), verdict.summary
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", ["pp", "pp interleaved"])
 def test_logs_name_the_rank_of_a_pipeline(write: Write, layout: str) -> None:
     verdict = analyze([write(layout, "slow device")]).verdict
     assert (verdict.kind, verdict.ranks, verdict.evidence_source) == ("straggler", [3], "nccl_inspector"), verdict.summary
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("source", ["nccl_inspector", "flight_recorder"])
 @pytest.mark.parametrize("layout", ["fsdp", "tp", "tp x dp"])
 def test_durations_name_the_rank_of_a_run_that_does_not_know_own_times(write: Write, layout: str, source: DurationSource) -> None:
@@ -127,6 +129,7 @@ def test_the_cause_is_that_of_the_step_records(write: Write) -> None:
     assert (verdict.ranks, verdict.cause) == ([3], "gc"), verdict.summary
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fault", ["slow device", "late input"])
 @pytest.mark.parametrize("layout", ["ddp", "tp x dp", "pp x tp"])
 def test_a_whole_run_names_the_rank_whatever_shows_it(tmp_path: Path, layout: str, fault: str) -> None:
@@ -141,6 +144,7 @@ def test_a_whole_run_names_the_rank_whatever_shows_it(tmp_path: Path, layout: st
     assert layout == "ddp" or judged == STEPS - 3
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", ["more tokens", "checkpoint of one rank"])
 @pytest.mark.parametrize("layout", ["ddp", "fsdp"])
 def test_a_cause_that_step_records_show_needs_no_profiled_step(tmp_path: Path, layout: str, fault: str) -> None:

@@ -43,6 +43,7 @@ def edit(folder: Path, change: Callable[[int, int, Record], None]) -> Path:
     return folder
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("verbose", [False, True])
 @pytest.mark.parametrize("fault", ["slow device", "pause of the host"])
 @pytest.mark.parametrize("layout", ["ddp", "fsdp", "tp", "tp x dp"])
@@ -59,6 +60,7 @@ def test_the_rank_that_comes_late_is_named(tmp_path: Path, layout: str, fault: s
     assert analysis.source.world_size == 8
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("verbose", [False, True])
 @pytest.mark.parametrize("layout", ["ddp", "fsdp", "tp", "tp x dp"])
 def test_no_rank_is_named_without_a_fault(tmp_path: Path, layout: str, *, verbose: bool) -> None:
@@ -66,6 +68,7 @@ def test_no_rank_is_named_without_a_fault(tmp_path: Path, layout: str, *, verbos
     assert (verdict.kind, verdict.rank) == ("balanced", None), verdict.summary
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", ["slow link", "one hiccup"])
 @pytest.mark.parametrize("layout", ["ddp", "tp x dp"])
 def test_no_rank_is_named_for_a_link_or_for_one_step(tmp_path: Path, layout: str, fault: str) -> None:
@@ -73,6 +76,7 @@ def test_no_rank_is_named_for_a_link_or_for_one_step(tmp_path: Path, layout: str
     assert (verdict.kind in ("balanced", "insufficient_data"), verdict.rank) == (True, None), verdict.summary
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", ["ddp", "tp", "tp x dp"])
 def test_plugins_before_2_30_will_do(tmp_path: Path, layout: str) -> None:
     analysis = analyze([write_logs(job(layout), tmp_path / "logs", old=True)])
@@ -80,6 +84,7 @@ def test_plugins_before_2_30_will_do(tmp_path: Path, layout: str) -> None:
     assert any("2.30" in warning and "sends and receives" in warning for warning in analysis.source.warnings)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("old", [False, True])
 @pytest.mark.parametrize("layout", ["pp", "pp x tp"])
 def test_pipelines_are_not_judged_by_their_collectives_alone(tmp_path: Path, layout: str, *, old: bool) -> None:
@@ -89,6 +94,7 @@ def test_pipelines_are_not_judged_by_their_collectives_alone(tmp_path: Path, lay
     assert "sends and receives" in verdict.summary
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", ["pp", "pp x tp", "pp interleaved"])
 @pytest.mark.parametrize(("fault", "named"), [("slow device", [3]), ("none", [])])
 def test_verbose_logs_show_the_slow_rank_of_a_pipeline(tmp_path: Path, layout: str, fault: str, named: list[int]) -> None:
@@ -97,6 +103,7 @@ def test_verbose_logs_show_the_slow_rank_of_a_pipeline(tmp_path: Path, layout: s
     assert (verdict.kind, verdict.ranks) == ("straggler" if named else "balanced", named), verdict.summary
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("fault", "named"), [("none", []), ("slow device", [1]), ("slow link", [])])
 def test_a_ring_of_sends_and_receives_has_no_stages(tmp_path: Path, fault: str, named: list[int]) -> None:
     verdict = analyze([write_logs(job("ring attention", fault, late=1), tmp_path / "logs", verbose=True)]).verdict
@@ -204,6 +211,7 @@ def test_logs_of_an_earlier_job_in_the_same_folder_do_not_count(tmp_path: Path) 
     assert any("8 logs left out" in warning for warning in analysis.source.warnings)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["concatenated", "indented", "compressed", "array"])
 def test_other_forms_of_the_same_objects_will_do(tmp_path: Path, form: str) -> None:
     folder = write_logs(job(), tmp_path / "logs")
@@ -228,6 +236,7 @@ def test_a_log_that_is_being_written_ends_in_the_middle_of_a_record(tmp_path: Pa
     assert (analysis.verdict.ranks, analysis.source.warnings) == ([3], [])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "damage",
     [
@@ -252,6 +261,7 @@ def test_damaged_records_are_counted(tmp_path: Path, damage: bytes) -> None:
 SENSELESS: list[object] = [-1, 0, 10**30, 1e300, float("nan"), "1", True, None, [1], {"a": 1}, 2**53 + 1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("key", ["coll_sn", "coll_exec_time_us", "coll_msg_size_bytes", "rank", "n_ranks", "dump_timestamp_us"])
 def test_values_that_make_no_sense_do_no_harm(tmp_path: Path, key: str) -> None:
     # given one record with each such value in the log of each rank

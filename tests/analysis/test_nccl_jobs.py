@@ -36,6 +36,7 @@ def saved(analysis: Analysis) -> float:
     return analysis.verdict.slowdown - 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("layout", "fault"),
     [
@@ -113,6 +114,7 @@ def test_kernels_are_compared_in_the_steps_in_which_the_device_is_slow(tmp_path:
     assert "in its other steps" in analysis.verdict.summary
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", ["late input", "more tokens"])
 def test_kernels_are_no_evidence_where_the_device_is_not_the_cause(tmp_path: Path, fault: str) -> None:
     analysis, _ = of_traces(tmp_path, "ddp", fault)
@@ -120,6 +122,7 @@ def test_kernels_are_no_evidence_where_the_device_is_not_the_cause(tmp_path: Pat
     assert not kernel_evidence(analysis)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("fault", "explained_by"),
     [("late input", None), ("more tokens", None), ("one slow kernel", "few_kernels"), ("slow optimizer", None)],
@@ -130,6 +133,7 @@ def test_two_or_three_steps_show_the_cause_too(tmp_path: Path, fault: str, expla
     assert (verdict.ranks, verdict.cause, verdict.explained_by) == ([3], FAULTS[fault].cause, explained_by), verdict.summary
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", ["ddp", "moe", "pp", "pp x tp"])
 @pytest.mark.parametrize("fault", ["none", "3 % slower", "one hiccup"])
 def test_without_a_rank_at_fault_none_is_named(tmp_path: Path, layout: str, fault: str) -> None:
@@ -149,6 +153,7 @@ def test_a_rank_of_a_pipeline_that_is_late_while_it_would_wait_costs_nothing(tmp
     assert analysis.verdict.kind not in ("straggler", "insufficient_data"), analysis.verdict.summary
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("late", range(8))
 def test_every_rank_of_a_pipeline_with_few_replicas_is_compared_with_its_twin(tmp_path: Path, late: int) -> None:
     analysis, cost = of_traces(tmp_path, "pp gpipe", "slow device", late=late, steps=10)
@@ -157,6 +162,7 @@ def test_every_rank_of_a_pipeline_with_few_replicas_is_compared_with_its_twin(tm
     assert saved(analysis) == pytest.approx(cost, rel=0.25)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("late", [0, 4])
 def test_late_input_of_the_first_stage_delays_its_pipeline(tmp_path: Path, late: int) -> None:
     analysis, cost = of_traces(tmp_path, "pp gpipe", "late input", late=late, steps=10)
@@ -164,6 +170,7 @@ def test_late_input_of_the_first_stage_delays_its_pipeline(tmp_path: Path, late:
     assert saved(analysis) == pytest.approx(cost, rel=0.25)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fault", ["none", "3 % slower", "one hiccup"])
 @pytest.mark.parametrize("steps", [6, 10])
 def test_no_twin_is_named_without_a_fault(tmp_path: Path, fault: str, steps: int) -> None:
@@ -227,6 +234,7 @@ def run_of(tmp_path: Path, synthetic: Callable[..., Any], add_windows: Callable[
     return make
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("layout", "fault"),
     [("pp", "slow device"), ("pp gpipe", "slow device"), ("moe", "more tokens"), ("tp x dp", "slow device")],
@@ -239,6 +247,7 @@ def test_profiled_steps_of_a_run_show_it_too(run_of: Callable[[str, str], Path],
     assert (captured.ranks, captured.cause) == ([3], "compute"), captured.summary
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("layout", "fault", "named"),
     [

@@ -94,6 +94,7 @@ SLOW_UNITS: dict[str, tuple[Callable[[int, int], dict[str, Any] | None], str | N
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("noise", [0.01, 0.05, 0.2])
 @pytest.mark.parametrize("ranks", [8, 17])
 @pytest.mark.parametrize("unit", SLOW_UNITS)
@@ -118,6 +119,7 @@ def test_a_slow_rank_or_host_saves_as_much_in_the_verdict_as_in_the_what_if(
         assert row.gpu_hours_lost == near(finding.gpu_hours_lost, rel=1e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", ["host", "device"])
 @pytest.mark.parametrize("late", [1, 3])
 def test_a_slow_rank_of_traces_saves_as_much_in_the_verdict_as_in_the_what_if(tmp_path: Path, fault: Fault, late: int) -> None:

@@ -58,7 +58,7 @@ def test_another_format_is_taken_over_by_the_thread_that_writes(
     ("name", "component"),
     [
         ("rankscope.exporter.fleet.nvml_fleet", "fleet"),
-        ("rankscope.alerts.receive.app", "receive"),
+        ("rankscope.alerts.receive.web.app", "receive"),
         ("rankscope.base.http_server.protocol", "http_server"),
         ("asyncio", "asyncio"),
     ],

@@ -58,7 +58,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.box = Outbox(Store(self.path, clock=self.clock))
-        target = Target(name="hook", key="hook", label="hook", url=Secret(value=self.receiver.url), timeout_s=0.5)
+        target = Target(name="hook", label="hook", url=Secret(value=self.receiver.url), timeout_s=0.5)
         self.sender = Sender(self.box, [target], report=self.reports.append, chance=random.Random(1).random)
 
     def run(self, seconds: float) -> None:
@@ -233,7 +233,7 @@ def test_the_machines_clock_steps(
     reports: list[str] = []
 
     def sender() -> Sender:
-        return Sender(box, [Target(name="hook", key="hook", label="hook", url=Secret(value=receiver.url))], report=reports.append)
+        return Sender(box, [Target(name="hook", label="hook", url=Secret(value=receiver.url))], report=reports.append)
 
     receiver.behaviour = 503
     box.put(about(*(notice(1, run=str(run)) for run in range(20))))
@@ -273,7 +273,7 @@ def test_a_thousand_alerts_at_once(receiver: WebhookReceiver, tmp_path: Path, gr
     assert sending.returncode == 0
     peak_mib = used.ru_maxrss / 1024
     heard = [alert["fingerprint"] for _, payload in receiver.accepted for alert in payload["alerts"]]
-    assert sorted(heard) == sorted(one.fingerprint for one in alerts)
+    assert sorted(heard) == sorted(one.alert.fingerprint for one in alerts)
     assert max(map(len, receiver.bodies)) <= 20_000
     assert peak_mib < MEMORY_LIMIT_MIB
     row(

@@ -82,9 +82,9 @@ def test_the_pages_read_a_run(kept: Path) -> None:
     runs = DiskRuns(kept)
     (summary,) = runs.runs()
     assert (summary.status, summary.world_size, summary.ranks) == ("finished", 2, 2)
-    assert runs.analysis(summary.run_id).verdict.rank == 1
-    assert runs.steps(summary.run_id).part("own_us").values.shape == (2, 24)
-    assert len(runs.hardware(summary.run_id).gpus) == 2
+    assert runs.part(summary.run_id, "analysis").verdict.rank == 1
+    assert runs.part(summary.run_id, "steps").part("own_us").values.shape == (2, 24)
+    assert len(runs.part(summary.run_id, "hardware").gpus) == 2
     assert "TrainingStraggler" in str(runs.alerts(summary.run_id))
 
 
@@ -100,7 +100,7 @@ def test_a_waiting_message_is_delivered(kept: Path, cli: Cli) -> None:
         (entry,) = load_ledger(store).entries
         assert (entry.alert.labels["alertname"], entry.alert.labels["rank"]) == ("TrainingStraggler", "1")
         # when a sender has a target of that name
-        target = Target(name="oncall", key="oncall", label="oncall", url=Secret(value=receiver.url))
+        target = Target(name="oncall", label="oncall", url=Secret(value=receiver.url))
         assert Sender(Outbox(store), [target], report=pytest.fail).run_due() == 1
         # then it receives the message under its id
         assert (receiver.ids, receiver.states) == ([message], [("1", "firing")])

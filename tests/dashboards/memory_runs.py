@@ -97,8 +97,12 @@ class MemoryRuns:
             raise UnknownRunError(run_id)
         return self.summaries[run_id]
 
-    def cancel(self, job: str) -> None:
+    def cancel(self, job: str) -> bool:
         self.cancelled.append(job)
+        return True
+
+    def part(self, run_id: str, name: str) -> Any:
+        return getattr(self, name)(run_id)
 
     def version(self, run_id: str) -> str:
         if run_id in self.problems:

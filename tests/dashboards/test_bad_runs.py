@@ -32,26 +32,6 @@ EVERYTHING = (
 COLORS = PALETTES["light"]
 FIGURE = re.compile(r'"id":\s*\{\s*"type":\s*"figure",\s*"name":\s*"([^"]*)"')
 """Pattern of the identifier of a figure."""
-EVERY_DAY = {
-    "torn lines",
-    "no rank.json of one",
-    "no steps",
-    "no windows",
-    "half a run.json",
-    "device cuda of one",
-    "windows upside down",
-    "steps gaps",
-    "NaN",
-    "1e308",
-    "clocks jump",
-    "collectives hostile",
-    "second attempt",
-    "samples nonsense",
-    "steps flipped",
-    "steps with zero pages",
-    "steps of a later version",
-}
-"""One run of each kind of damage."""
 
 
 def drawn(figure: Drawn) -> str:
@@ -84,7 +64,8 @@ def everything(source: DiskRuns, run_id: str) -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name if name in EVERY_DAY else pytest.param(name, marks=pytest.mark.full) for name in BAD_RUNS])
+@pytest.mark.sampled(9)
+@pytest.mark.parametrize("name", BAD_RUNS)
 def test_every_page_of_a_bad_run_is_there_and_nothing_is_our_fault(
     tmp_path: Path, write_run: WriteRun, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:

@@ -329,11 +329,17 @@ class FakeDriver:
     def vanish(self) -> None:
         """Unload the driver."""
         self.system["gone"] = 1
-        self.write()
+        self.restart_energy()
 
     def reload(self, version: str) -> None:
         """Load another version of the driver: processes that had it open must restart."""
         self.system["driver"] = version
+        self.restart_energy()
+
+    def restart_energy(self) -> None:
+        """Let the energy counters begin again, as when the driver initialises the GPUs."""
+        for gpu in self.gpus:
+            gpu["energy"] = 1000
         self.write()
 
     def xid(self, gpu: int, *codes: int) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.alerts.watch.findings import candidates
+from rankscope.alerts.watch.conditions.findings import candidates
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.online import OnlineAnalysis
 from rankscope.dashboards.data.run_data import RunData

@@ -24,6 +24,7 @@ def options(run: Path) -> LaunchOptions:
     return LaunchOptions(run_dir=run, name="uneven", window_first=60, window_every=0, window_steps=3, exporter_url=None)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("case", "more"), [("extra", 4), ("join", 12), ("even", 0), ("pause", 0)])
 def test_steps_of_the_same_time_are_compared(case: str, more: int, torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     run = tmp_path / "run"
@@ -51,6 +52,7 @@ def test_ranks_without_torch_distributed_are_not_said_to_wait_for_none(tmp_path:
     assert any("init_process_group" in action for action in verdict.next)
 
 
+@pytest.mark.full
 def test_processes_that_share_a_model_are_not_said_to_be_alone(tmp_path: Path) -> None:
     verdict = analyze([record(tmp_path / "run", [sys.executable, str(JOB), "hogwild"])]).verdict
     info = RunReader(tmp_path / "run").infos(0)[0]

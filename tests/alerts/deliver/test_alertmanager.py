@@ -7,7 +7,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -17,18 +16,20 @@ import yaml
 from tests.alerts.alertmanager_process import alertmanager_process
 from tests.alerts.receive.receiver_process import ReceiverProcess
 
-from rankscope.alerts.alert import Alert, Notice, fingerprint, unix_ns
+from rankscope.alerts.alert import Alert, fingerprint, unix_ns
 from rankscope.alerts.deliver.endpoint import Endpoint
-from rankscope.alerts.deliver.receivers import Alertmanager
+from rankscope.alerts.deliver.notifiers import Alertmanager
 from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.owners import ALERTS, HANG
-from rankscope.alerts.payload import NOT_ENDED
+from rankscope.alerts.payload import NOT_ENDED, Notice, payload_alert
 from rankscope.alerts.rules.rule_file import runbooks
-from rankscope.alerts.watch.candidate import Subject
+from rankscope.alerts.watch.conditions.candidate import Subject
 from rankscope.alerts.watch.delivery import Delivery
+from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
 from rankscope.alerts.watch.settings import WatcherSettings
 from rankscope.alerts.watch.watcher import Watcher
+from rankscope.analysis.result.analysis import Analysis
 
 CONFIG = Path(__file__).parents[3] / "alerts" / "alertmanager" / "alertmanager.yml"
 EXAMPLE = CONFIG.read_text()
@@ -98,17 +99,21 @@ def test_severity_decides_who_is_told(require_program: Callable[[str], str], lab
 def test_from_the_watcher_through_alertmanager_to_the_receiver(
     alertmanager: tuple[str, str], make_run: Any, make_analysis: Any, eventually: Any
 ) -> None:
+    class Straggling(FollowedRuns):
+        def update(self, run: Path) -> Analysis:
+            del run
+            analysis: Analysis = make_analysis(2)
+            return analysis
+
     manager, receiver = alertmanager
     run = make_run()
     # Given a watcher over a live run whose rank 2 is a straggler
     watcher = Watcher(
         run.path,
         analyse=lambda _: make_analysis(2),
-        follow=SimpleNamespace(
-            update=lambda _: make_analysis(2), keep=lambda _: None, past=lambda _, **_how: None, hang=lambda _, _fresh: None
-        ),
+        follow=Straggling(),
         delivery=Delivery(
-            managers=[Alertmanager(endpoint(manager), valid_s=240)],
+            alertmanagers=[Alertmanager(endpoint(manager), valid_s=240)],
             interval_s=1,
             report=pytest.fail,
         ),
@@ -155,16 +160,16 @@ def test_an_alertmanager_that_was_restarted_learns_what_fires_and_forgets_what_i
 ) -> None:
     program, urls = require_program("prometheus-alertmanager"), [""]
 
-    class Restarted:
+    class Restarted(Alertmanager):
         """The Alertmanager at its current address."""
-
-        name = "Alertmanager"
 
         def send(self, notices: Sequence[Notice], *, now_unix_ns: int) -> None:
             Alertmanager(endpoint(urls[-1]), valid_s=5).send(notices, now_unix_ns=now_unix_ns)
 
     reports: list[str] = []
-    delivery = Delivery(managers=[Restarted()], interval_s=0, report=reports.append)
+    delivery = Delivery(
+        alertmanagers=[Restarted(endpoint("http://127.0.0.1"), valid_s=None)], interval_s=0, report=reports.append
+    )
     began = time.time_ns() - 3600 * 10**9
     found = Subject(run_id="r1").candidate(HANG, {"summary": "It stands still."})
     ledger = Ledger()
@@ -268,11 +273,7 @@ def test_fingerprints_and_inhibitions_agree_with_alertmanager(
     }
     Alertmanager(endpoint(manager), valid_s=240).send(
         [
-            Notice(
-                alert=Alert(labels=one, annotations={}),
-                fingerprint=fingerprint(one),
-                starts_at_unix_ns=1_700_000_000_000_000_000,
-            )
+            Notice(alert=payload_alert(Alert(labels=one, annotations={}), starts_at_unix_ns=1_700_000_000_000_000_000))
             for one in labels.values()
         ],
         now_unix_ns=2_000_000_000_000_000_000,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.full_disk import disk_with_room_for
 from tests.webhook_receiver import SimulatedClock, about, notice
 
-from rankscope.alerts.deliver.message import MAX_PAYLOAD_BYTES
+from rankscope.alerts.deliver.message import MAX_PAYLOAD_BYTES, state_of
 from rankscope.alerts.deliver.outbox import ClaimedMessage, Outbox
 from rankscope.alerts.store.database import Store, StoreError
 from rankscope.alerts.store.folders import STORE_FILE
@@ -52,6 +52,25 @@ def test_an_alert_that_is_twice_in_a_payload_is_told_once(box: Outbox) -> None:
     assert box.put(about(notice(1), notice(1))) == 1
     assert box.put(about(notice(1, ended=True))) == 0
     assert box.counts() == {("hook", "overtaken"): 1}
+
+
+def test_what_a_target_is_owed(tmp_path: Path) -> None:
+    firing, ended = state_of(notice(1)), state_of(notice(1, ended=True))
+    more = msgspec.structs.replace(firing, revision="7")
+    with Store(tmp_path) as store:
+        box = Outbox(store)
+        # The end of an alert is owed only to those that its beginning was put for
+        assert (box.owes("hook", firing), box.owes("hook", ended)) == (True, False)
+        box.put(about(notice(1)))
+        assert (box.owes("hook", firing), box.owes("hook", more), box.owes("else", firing)) == (False, True, True)
+    # Also for the next process
+    with Store(tmp_path) as store:
+        box = Outbox(store)
+        assert (box.owes("hook", firing), box.owes("hook", ended)) == (False, True)
+        box.put(about(notice(1, ended=True)))
+        assert not box.owes("hook", ended)
+        # The next firing of the same alert is another one
+        assert box.owes("hook", state_of(notice(1, start_ns=10**18)))
 
 
 def test_what_was_delivered_is_not_put_again(box: Outbox) -> None:
@@ -149,13 +168,14 @@ def test_no_alert_is_left_out_and_no_body_is_too_large(annotations: list[dict[st
     messages = about(*notices)
     assert all(len(message.body) <= 20_000 and len(message.alerts) <= 16 for message in messages)
     told = [state.fingerprint for message in messages for state in message.alerts]
-    assert sorted(told) == sorted(one.fingerprint for one in notices)
+    assert sorted(told) == sorted(one.alert.fingerprint for one in notices)
 
 
 def test_labels_of_any_size_make_a_message(box: Outbox) -> None:
     one = notice(1)
     labels = {f"label{number}" * 100: "\U0001f680" * 10**4 for number in range(200)} | {"alertname": "x" * 10**5}
-    huge = msgspec.structs.replace(one, alert=msgspec.structs.replace(one.alert, labels=labels), fingerprint="f" * 10**5)
+    alert = msgspec.structs.replace(one.alert, labels=labels, fingerprint="f" * 10**5)
+    huge = msgspec.structs.replace(one, alert=alert)
     messages = about(huge)
     assert len(messages[0].body) <= 20_000
     assert box.put(messages) == 1

@@ -21,7 +21,7 @@ from tests.webhook_receiver import Behaviour, SimulatedClock, WebhookReceiver, a
 
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.outbox_command import outbox
-from rankscope.alerts.deliver.retrying import Judgement, judge_status, pause_s
+from rankscope.alerts.deliver.retrying import AttemptResult, judge_status, pause_s
 from rankscope.alerts.deliver.sender import Sender
 from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.deliver.targets import Rate, Target
@@ -38,9 +38,7 @@ class World:
         self.receiver = receiver
         self.reports: list[str] = []
         self.box = Outbox(Store(path, clock=self.clock))
-        self.target = Target(
-            name="hook", key="target-hook", label="hook", url=Secret(value=f"{receiver.url}/{SECRET}"), timeout_s=30.0
-        )
+        self.target = Target(name="hook", label="hook", url=Secret(value=f"{receiver.url}/{SECRET}"), timeout_s=30.0)
         self.sender = self.restarted()
 
     def restarted(self, **changes: Any) -> Sender:
@@ -119,12 +117,12 @@ def test_a_fault_of_our_own_costs_no_alert(world: World, caplog: pytest.LogCaptu
 
         tries = 0
 
-        def attempt(self, message_id: str, payload: bytes) -> Judgement:
+        def attempt(self, message_id: str, payload: bytes) -> AttemptResult:
             del message_id, payload
             self.tries += 1
             if self.tries <= 3:
                 raise RuntimeError("can't start new thread")
-            return Judgement(kind="delivered")
+            return AttemptResult(kind="delivered")
 
     courier = Exhausted()
     sender = Sender(world.box, [world.target], report=world.reports.append, courier=lambda _: courier)
@@ -436,7 +434,7 @@ def test_a_slow_receiver_holds_up_no_other(receiver: WebhookReceiver, eventually
         receiver.behaviour = slow
         box = Outbox(Store(None))
         targets = [
-            Target(name=name, key=name, label=name, url=Secret(value=where.url), timeout_s=30.0)
+            Target(name=name, label=name, url=Secret(value=where.url), timeout_s=30.0)
             for name, where in (("slow", receiver), ("quick", other))
         ]
         sender = Sender(box, targets, report=pytest.fail)

@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from tests.local_http import answering, respond
 from tests.webhook_receiver import about, notice
 
-from rankscope.alerts.alert import Alert, Notice
+from rankscope.alerts.alert import Alert, host_of
 from rankscope.alerts.deliver.apprise_courier import AppriseCourier, text_message
 from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.deliver.targets import Target
 from rankscope.alerts.deliver.templates import TEMPLATES
+from rankscope.alerts.deliver.templates.alert_texts import alert_texts
+from rankscope.alerts.payload import Notice, PayloadAlert, payload_alert
 
 FULL = {
     "summary": "[simulated GPUs] Rank 2 makes the others wait.",
@@ -61,6 +63,23 @@ def test_each_says_what_matters(name: Any) -> None:
     assert "https://wiki.example/TrainingStraggler.md" in everything
 
 
+@pytest.mark.parametrize(
+    ("labels", "host"),
+    [
+        ({"instance": "n1:9838"}, "n1"),
+        ({"instance": "n1"}, "n1"),
+        ({"instance": "[fd00::1]:9838"}, "[fd00::1]"),
+        ({"instance": "10.0.0.7:9838", "host": "n1"}, "n1"),
+    ],
+)
+def test_an_instance_names_the_host_with_a_port_and_without(labels: dict[str, str], host: str) -> None:
+    alert = PayloadAlert(
+        status="firing", labels={"alertname": "ExporterSlow", **labels}, annotations={}, starts_at="2026-01-01T00:00:00Z"
+    )
+
+    assert (host_of(labels), dict(alert_texts(alert, 100).place)["host"]) == (host, host)
+
+
 @pytest.mark.parametrize("name", ["slack", "teams", "pagerduty"])
 def test_an_end_is_told_as_such(name: Any) -> None:
     firing, ended = (TEMPLATES[name](payload(notice(2, ended=ended)), "key") for ended in (False, True))
@@ -68,7 +87,7 @@ def test_an_end_is_told_as_such(name: Any) -> None:
     assert b"resolve" not in firing.lower()
 
 
-def told(*notices: Notice, template: str = "slack") -> Any:
+def rendered(*notices: Notice, template: str = "slack") -> Any:
     """Return the decoded body that a target receives."""
     return msgspec.json.decode(TEMPLATES[template](payload(*notices), "key"))  # type: ignore[index]
 
@@ -80,7 +99,7 @@ def lines_of(body: Any) -> list[str]:
 
 def test_slack_takes_no_markup_from_an_alert() -> None:
     texts_of_all = {**dict.fromkeys(FULL, HOSTILE), "next": f"{HOSTILE}\nrankscope {HOSTILE}"}
-    body = told(notice(2, more=texts_of_all))
+    body = rendered(notice(2, more=texts_of_all))
     marked_up = [block["text"] for block in body["blocks"] if block["text"]["type"] != "plain_text"]
     # Only the command is markup: a code span that its text cannot close, without mentions or links.
     [markup] = marked_up
@@ -94,23 +113,23 @@ def test_slack_takes_no_markup_from_an_alert() -> None:
 
 def test_commands_are_code_and_prose_is_prose() -> None:
     steps = "py-spy dump --pid 7   (rank 2, on node1)\nOn node1: dmesg | grep -i xid\nrankscope hang runs/llama"
-    body = told(notice(2, more={"next": steps}))
+    body = rendered(notice(2, more={"next": steps}))
     assert "`py-spy dump --pid 7  # rank 2, on node1`\n`rankscope hang runs/llama`" in texts(body)
     assert "next: On node1: dmesg | grep -i xid" in lines_of(body)
-    card = told(notice(2, more={"next": steps}), template="teams")["attachments"][0]["content"]
+    card = rendered(notice(2, more={"next": steps}), template="teams")["attachments"][0]["content"]
     code = [run["text"] for block in card["body"] for run in block["inlines"] if run.get("fontType") == "monospace"]
     assert code == ["py-spy dump --pid 7  # rank 2, on node1", "rankscope hang runs/llama"]
 
 
 def test_commands_that_are_too_long_are_left_out_whole() -> None:
-    body = told(notice(2, more={"next": "\n".join(f"rankscope {number}{'&' * 700}" for number in range(8))}))
+    body = rendered(notice(2, more={"next": "\n".join(f"rankscope {number}{'&' * 700}" for number in range(8))}))
     assert all(line.endswith("`") for line in lines_of(body) if line.startswith("`"))
 
 
 @pytest.mark.parametrize("template", ["slack", "teams", "pagerduty"])
 def test_runs_of_one_name_are_told_apart(template: str) -> None:
     names = ("train-20231114-221320-7f53a2", "train-20231115-221320-00c3d1")
-    one, other = (told(notice(2, run=run_id, name="train"), template=template) for run_id in names)
+    one, other = (rendered(notice(2, run=run_id, name="train"), template=template) for run_id in names)
     for body, run_id, not_this in ((one, *names), (other, *reversed(names))):
         said = "\n".join(texts(body))
         assert f"run train ({run_id}), rank 2" in said
@@ -118,7 +137,7 @@ def test_runs_of_one_name_are_told_apart(template: str) -> None:
 
 
 def test_pagerduty_names_alert_and_run() -> None:
-    said = told(notice(2, run="train-1", name="train"), template="pagerduty")["payload"]
+    said = rendered(notice(2, run="train-1", name="train"), template="pagerduty")["payload"]
     assert said["summary"] == "TrainingStraggler, run train: rank 2"
     assert said["group"] == "train-1"
 
@@ -131,21 +150,20 @@ def test_who_hung_a_run_is_in_the_headline() -> None:
         "chain": "rank 0 waits for rank 3 in all_reduce #17",
     }
     stalled = notice(None, alertname="TrainingHang", name="llama", more=hang)
-    assert told(stalled)["text"] == "FIRING warning TrainingHang: run llama, rank 3, host node2"
-    said = told(stalled, template="pagerduty")["payload"]
+    assert rendered(stalled)["text"] == "FIRING warning TrainingHang: run llama, rank 3, host node2"
+    said = rendered(stalled, template="pagerduty")["payload"]
     assert (said["component"], said["source"]) == ("rank 3", "node2")
-    for body in (told(stalled), said, told(stalled, template="teams")):
+    for body in (rendered(stalled), said, rendered(stalled, template="teams")):
         assert all(any(words in text for text in texts(body)) for words in ("all_reduce #17", hang["chain"]))
     crowd = notice(None, more={"culprit": ",".join(map(str, range(40)))})
-    assert told(crowd)["text"] == "FIRING warning TrainingStraggler: run r1, ranks 0, 1, 2, 3 and 36 more"
+    assert rendered(crowd)["text"] == "FIRING warning TrainingStraggler: run r1, ranks 0, 1, 2, 3 and 36 more"
 
 
 def test_what_is_about_no_run_claims_nothing_of_one() -> None:
-    disk = Notice(
-        alert=Alert(labels={"alertname": "DiskFull"}, annotations={"summary": "full"}), fingerprint="f", starts_at_unix_ns=0
-    )
-    assert [line.strip() for line in lines_of(told(disk))] == ["⚪ FIRING DiskFull", "full"]
-    said = told(disk, template="pagerduty")["payload"]
+    full = Alert(labels={"alertname": "DiskFull"}, annotations={"summary": "full"})
+    disk = Notice(alert=payload_alert(full, starts_at_unix_ns=0))
+    assert [line.strip() for line in lines_of(rendered(disk))] == ["⚪ FIRING DiskFull", "full"]
+    said = rendered(disk, template="pagerduty")["payload"]
     assert (said["summary"], said["source"]) == ("DiskFull: full", "rankscope")
     assert "component" not in said
 
@@ -164,14 +182,14 @@ def test_what_is_about_no_run_claims_nothing_of_one() -> None:
 )
 def test_the_heading_says_what_is_new(ended: bool, more: dict[str, str], begins: str) -> None:
     one = notice(2, ended=ended, more=more)
-    assert lines_of(told(one))[0].startswith(begins)
-    card = told(one, template="teams")["attachments"][0]["content"]["body"][0]["inlines"][0]
+    assert lines_of(rendered(one))[0].startswith(begins)
+    card = rendered(one, template="teams")["attachments"][0]["content"]["body"][0]["inlines"][0]
     assert card["text"].startswith(begins[2:])
     assert (card["color"] == "good") == ("RESOLVED" in begins)
 
 
 def test_pagerduty_says_why_an_alert_ended_that_nobody_saw_mended() -> None:
-    event = told(notice(2, ended=True, more={"ended_because": "the run is over"}), template="pagerduty")
+    event = rendered(notice(2, ended=True, more={"ended_because": "the run is over"}), template="pagerduty")
     assert event["event_action"] == "resolve"
     assert event["payload"]["custom_details"]["ended because"] == "the run is over"
     assert "ENDED (the run is over)" in event["payload"]["summary"]
@@ -179,8 +197,8 @@ def test_pagerduty_says_why_an_alert_ended_that_nobody_saw_mended() -> None:
 
 @pytest.mark.parametrize("template", ["slack", "teams", "pagerduty"])
 def test_since_when_and_for_how_long(template: str) -> None:
-    assert any("since 2023-11-14 22:13:20 UTC" in text for text in texts(told(notice(2), template=template)))
-    ended = texts(told(notice(2, ended=True), template=template))
+    assert any("since 2023-11-14 22:13:20 UTC" in text for text in texts(rendered(notice(2), template=template)))
+    ended = texts(rendered(notice(2, ended=True), template=template))
     assert any("2023-11-14 22:13:20 to 2023-11-14 22:14:20 UTC, 60 s" in text for text in ended)
 
 
@@ -188,10 +206,10 @@ def test_of_much_evidence_a_chat_shows_what_decides() -> None:
     pieces = [f"figure {number} ({'x' * 90})" for number in range(17)]
     more = {"evidence": "; ".join(pieces), "dashboard_url": FULL["dashboard_url"]}
     for template in ("slack", "teams"):
-        said = "\n".join(texts(told(notice(2, more=more), template=template)))
+        said = "\n".join(texts(rendered(notice(2, more=more), template=template)))
         assert f"{pieces[2]} … and 14 more figures on the page" in said
         assert pieces[3] not in said
-    assert pieces[5] in told(notice(2, more=more), template="pagerduty")["payload"]["custom_details"]["evidence"]
+    assert pieces[5] in rendered(notice(2, more=more), template="pagerduty")["payload"]["custom_details"]["evidence"]
     assert msgspec.json.decode(payload(notice(2, more=more)))["alerts"][0]["annotations"]["evidence"] == more["evidence"]
 
 
@@ -217,7 +235,7 @@ def test_pagerduty_joins_beginning_and_end_by_the_fingerprint() -> None:
         msgspec.json.decode(TEMPLATES["pagerduty"](payload(what), "r0uting")) for what in (one, notice(2, ended=True))
     )
     assert (began["event_action"], ended["event_action"]) == ("trigger", "resolve")
-    assert began["dedup_key"] == ended["dedup_key"] == one.fingerprint
+    assert began["dedup_key"] == ended["dedup_key"] == one.alert.fingerprint
     assert began["routing_key"] == ended["routing_key"] == "r0uting"
     assert began["payload"]["severity"] == "warning"
     assert began["payload"]["timestamp"] == "2023-11-14T22:13:20.000Z"
@@ -244,7 +262,7 @@ def test_sixteen_full_alerts_fit_everywhere() -> None:
 
 
 def apprise_target(url: str) -> Target:
-    return Target(name="chat", key="target-chat", label="chat", url=Secret(value=url), template="apprise", timeout_s=20.0)
+    return Target(name="chat", label="chat", url=Secret(value=url), template="apprise", timeout_s=20.0)
 
 
 @pytest.mark.slow

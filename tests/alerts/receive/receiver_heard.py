@@ -9,7 +9,7 @@ import pytest
 
 from rankscope.alerts.alert import rfc3339
 from rankscope.alerts.deliver.outbox import Outbox
-from rankscope.alerts.deliver.retrying import Judgement
+from rankscope.alerts.deliver.retrying import AttemptResult
 from rankscope.alerts.deliver.sender import Sender
 from rankscope.alerts.deliver.targets import webhook_target
 from rankscope.alerts.receive.config import ActionRule
@@ -63,7 +63,7 @@ class Heard:
         payloads = [msgspec.json.decode(body) for body in self.delivered]
         return [(one["status"], one["annotations"]) for payload in payloads for one in payload["alerts"]]
 
-    def attempt(self, message_id: str, payload: bytes) -> Judgement:
+    def attempt(self, message_id: str, payload: bytes) -> AttemptResult:
         """Record the body of a message, as a courier that always delivers."""
         self.delivered.append(payload)
-        return Judgement(kind="delivered")
+        return AttemptResult(kind="delivered")

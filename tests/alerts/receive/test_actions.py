@@ -11,15 +11,15 @@ import pytest
 from tests.alerts.receive.receiver_heard import Heard
 from tests.played_ranks import two_ranks
 
-from rankscope.alerts.receive import actor as actor_module
-from rankscope.alerts.receive.actor import Actor, _run_of, _Running
+from rankscope.alerts.payload import PayloadAlert
+from rankscope.alerts.receive.actions import actor as actor_module
+from rankscope.alerts.receive.actions.actor import Actor, _run_of, _Running
+from rankscope.alerts.receive.actions.results import merged_steps
 from rankscope.alerts.receive.bounded_child import ChildResult
-from rankscope.alerts.receive.captured import merged_steps
 from rankscope.alerts.receive.config import ActionRule
 from rankscope.alerts.receive.counters import Counters
-from rankscope.alerts.receive.facts import RunFacts
-from rankscope.alerts.receive.known_runs import KnownRun, KnownRuns, UnknownRunError
-from rankscope.alerts.receive.notification import ReceivedAlert
+from rankscope.alerts.receive.verdicts.known_runs import KnownRun, KnownRuns, UnknownRunError
+from rankscope.alerts.receive.verdicts.run_verdict import RunVerdict
 
 CAPTURE = ActionRule(alert="TrainingStraggler", do="capture", at_most="1/10min per run", at_most_overall="2/1h")
 DUMP = ActionRule(alert="TrainingStraggler", do="dump")
@@ -60,7 +60,7 @@ def test_two_rules_of_a_kind_ask_once() -> None:
 
 def test_a_run_is_one_run_to_the_limits_whatever_alerts_call_it() -> None:
     heard = Heard(CAPTURE)
-    heard.worker._analyst = SimpleNamespace(facts=lambda _: RunFacts(run_id="r1", problem="damaged"))  # type: ignore[assignment]
+    heard.worker._analyst = SimpleNamespace(verdict=lambda _: RunVerdict(run_id="r1", problem="damaged"))  # type: ignore[assignment]
     ((_, first),) = heard.hear(heard.alert(run_id=""))
     ((_, second),) = heard.hear(heard.alert(run=""))
     assert "follows" in first["capture_request"]
@@ -116,7 +116,7 @@ def test_what_to_do_comes_once_and_names_processes_where_they_are_known() -> Non
 
 def test_a_run_that_was_found_by_its_name_is_the_one_that_is_asked(tmp_path: Path) -> None:
     heard = Heard(CAPTURE)
-    heard.worker._analyst = SimpleNamespace(facts=lambda _: RunFacts(run_id="r1", by_name=True, problem="damaged"))  # type: ignore[assignment]
+    heard.worker._analyst = SimpleNamespace(verdict=lambda _: RunVerdict(run_id="r1", by_name=True, problem="damaged"))  # type: ignore[assignment]
     ((_, words),) = heard.hear(heard.alert(run_id="", run="test"))
     assert words["no_verdict"].startswith("Run r1, ")
     assert words["no_verdict"].endswith(": damaged")
@@ -126,7 +126,7 @@ def test_a_run_that_was_found_by_its_name_is_the_one_that_is_asked(tmp_path: Pat
     two_ranks(tmp_path / "two", run_id="r2")
     runs = KnownRuns([tmp_path])
     (action,) = heard.inbox.actions("wanted")
-    alert = msgspec.json.decode(action.alert, type=ReceivedAlert)
+    alert = msgspec.json.decode(action.alert, type=PayloadAlert)
     assert runs.find(_run_of(action, alert)).run_id == "r1"
     # an action whose run was not looked up in time has only the name
     with pytest.raises(UnknownRunError, match="are 2"):

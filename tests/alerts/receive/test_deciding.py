@@ -15,12 +15,12 @@ from tests.played_ranks import end, two_ranks
 
 from rankscope.alerts.alert import fingerprint, unix_ns
 from rankscope.alerts.deliver.outbox import Outbox
-from rankscope.alerts.receive import known_runs as known_runs_module
 from rankscope.alerts.receive.config import Route
 from rankscope.alerts.receive.episodes import Episode, next_episode
 from rankscope.alerts.receive.forwarding import Forwarding
-from rankscope.alerts.receive.known_runs import KnownRuns, RunName, UnknownRunError
 from rankscope.alerts.receive.notification import MAX_ALERTS, read_notification
+from rankscope.alerts.receive.verdicts import known_runs as known_runs_module
+from rankscope.alerts.receive.verdicts.known_runs import KnownRuns, RunName, UnknownRunError
 from rankscope.alerts.store.database import Store
 from rankscope.runs.records import RunInfo
 from rankscope.runs.writer import create_run
@@ -156,7 +156,7 @@ def test_what_grafana_sends_has_the_same_shape() -> None:
     said = read_notification(msgspec.json.encode(GRAFANA))
     assert (said.source, said.truncated_alerts) == ("grafana", 2)
     (alert,) = said.alerts
-    assert alert.starts_unix_ns == 1_714_557_600 * S
+    assert unix_ns(alert.starts_at) == 1_714_557_600 * S
     assert alert.annotations == {
         "summary": "85 °C",
         "values": "[ var='B' value=85 ]",
@@ -168,7 +168,7 @@ def test_what_grafana_sends_has_the_same_shape() -> None:
 def test_what_a_sender_leaves_out_is_tolerated() -> None:
     body = {"version": "4", "status": "firing", "alerts": [{"status": "firing", "labels": {}, "annotations": None}]}
     (alert,) = read_notification(msgspec.json.encode(body)).alerts
-    assert (alert.annotations, alert.starts_unix_ns) == ({}, 0)
+    assert (alert.annotations, alert.starts_at) == ({}, "")
     many = {**body, "alerts": body["alerts"] * (MAX_ALERTS + 5)}  # type: ignore[operator]
     assert read_notification(msgspec.json.encode(many)).truncated_alerts == 5
 

@@ -26,7 +26,7 @@ from tests.alerts.receive.receiver_senders import firing, send_while_killed
 from tests.alerts.receive.test_refusals import largest_alert
 from tests.local_http import answering, respond
 
-from rankscope.alerts.receive.bodies import MAX_BODY_BYTES
+from rankscope.alerts.receive.web.bodies import MAX_BODY_BYTES
 
 pytestmark = pytest.mark.slow
 

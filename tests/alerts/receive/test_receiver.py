@@ -20,8 +20,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rankscope.alerts.receive import inbox as inbox_module
-from rankscope.alerts.receive.app import ReceiverApp
 from rankscope.alerts.receive.inbox import MAX_KEPT, Inbox
+from rankscope.alerts.receive.web.app import ReceiverApp
 
 PAYLOAD: dict[str, Any] = {
     "version": "4",

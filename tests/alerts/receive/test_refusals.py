@@ -23,18 +23,17 @@ from tests.alerts.receive.test_receiver import PAYLOAD, Client, typed
 from tests.full_disk import disk_with_room_for
 
 from rankscope.alerts.deliver.signing import parse_secret, sign
-from rankscope.alerts.receive import app as app_module
-from rankscope.alerts.receive import refusals as refusals_module
-from rankscope.alerts.receive.app import MAX_BODIES_BYTES, MAX_UNPROVEN_BODIES_BYTES, ReceiverApp
-from rankscope.alerts.receive.bodies import MAX_BODY_BYTES
 from rankscope.alerts.receive.config import ReceiveSection
 from rankscope.alerts.receive.inbox import Inbox
 from rankscope.alerts.receive.notification import MAX_ALERTS
-from rankscope.alerts.receive.server import receiver_endpoint
 from rankscope.alerts.receive.settings import load_credentials
+from rankscope.alerts.receive.web import app as app_module
+from rankscope.alerts.receive.web import refusals as refusals_module
+from rankscope.alerts.receive.web.app import MAX_BODIES_BYTES, MAX_UNPROVEN_BODIES_BYTES, ReceiverApp
+from rankscope.alerts.receive.web.bodies import MAX_BODY_BYTES
 from rankscope.alerts.rules.rule_file import rules_text
 from rankscope.alerts.store.database import Store
-from rankscope.base.http_server import Server
+from rankscope.base.http_server import Endpoint, Server
 
 
 @pytest.fixture
@@ -252,7 +251,7 @@ def test_senders_that_are_cut_off_for_others_are_counted_and_logged_once_per_bur
 
     async def serve() -> None:
         with socket.create_server(("127.0.0.1", 0)) as sock:
-            server = Server([receiver_endpoint(client.app, sock)], max_connections=2)
+            server = Server([Endpoint(sock, client.app, evicted=client.app.evicted)], max_connections=2)
             server.start()
             senders = []
             for _ in range(5):

@@ -21,12 +21,12 @@ from standardwebhooks import Webhook
 from tests.alerts.receive.test_receiver import PAYLOAD, Client, typed
 
 from rankscope.alerts.deliver.signing import Secret
-from rankscope.alerts.receive import app as app_module
-from rankscope.alerts.receive.app import ReceiverApp
-from rankscope.alerts.receive.authentication import Credentials
 from rankscope.alerts.receive.config import ReceiveSection
 from rankscope.alerts.receive.inbox import Inbox
 from rankscope.alerts.receive.settings import accepted_credentials, load_credentials, settings
+from rankscope.alerts.receive.web import app as app_module
+from rankscope.alerts.receive.web.app import ReceiverApp
+from rankscope.alerts.receive.web.authentication import Credentials
 from rankscope.base.errors import InputError
 
 BODY = msgspec.json.encode(PAYLOAD)

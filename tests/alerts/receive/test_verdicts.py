@@ -13,13 +13,13 @@ from tests.alerts.receive.receiver_heard import Heard, S
 from rankscope.alerts.deliver.targets import TemplateName
 from rankscope.alerts.deliver.templates import TEMPLATES
 from rankscope.alerts.owners import ALERTS
-from rankscope.alerts.receive import late_verdicts as late_module
 from rankscope.alerts.receive import worker as worker_module
 from rankscope.alerts.receive.config import ActionRule
 from rankscope.alerts.receive.counters import Counters
-from rankscope.alerts.receive.facts import RunFacts, annotations_of, facts_of
-from rankscope.alerts.receive.late_verdicts import LateVerdicts
 from rankscope.alerts.receive.notification import read_notification
+from rankscope.alerts.receive.verdicts import late_verdicts as late_module
+from rankscope.alerts.receive.verdicts.late_verdicts import LateVerdicts
+from rankscope.alerts.receive.verdicts.run_verdict import RunVerdict, run_verdict_of, verdict_annotations
 from rankscope.analysis.result.analysis import Analysis, Verdict
 
 
@@ -29,7 +29,7 @@ def heard() -> Heard:
 
 
 def test_an_alert_waits_for_a_verdict_and_not_for_long(heard: Heard) -> None:
-    heard.worker._analyst = SimpleNamespace(facts=lambda _: None)  # type: ignore[assignment]
+    heard.worker._analyst = SimpleNamespace(verdict=lambda _: None)  # type: ignore[assignment]
     # given more alerts than one round handles, of runs without an analysis yet, and one alert without a run
     for number in range(70):
         assert heard.hear(heard.alert(run_id=str(number))) == []
@@ -49,8 +49,8 @@ def test_an_alert_waits_for_a_verdict_and_not_for_long(heard: Heard) -> None:
 
 
 def test_a_backlog_is_decoded_once_however_often_it_is_looked_at(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
-    known: dict[str, RunFacts] = {}
-    heard.worker._analyst = SimpleNamespace(facts=lambda named: known.get(named.run_id))  # type: ignore[assignment]
+    known: dict[str, RunVerdict] = {}
+    heard.worker._analyst = SimpleNamespace(verdict=lambda named: known.get(named.run_id))  # type: ignore[assignment]
     decoded: list[bytes] = []
 
     def read(body: bytes) -> Any:
@@ -76,14 +76,14 @@ def test_a_backlog_is_decoded_once_however_often_it_is_looked_at(heard: Heard, m
     assert len(decoded) == 9
 
 
-VERDICT = RunFacts(run_id="r1", verdict=Verdict(kind="straggler", rank=1, cause="input", summary="Rank 1 waits for its data."))
+VERDICT = RunVerdict(run_id="r1", verdict=Verdict(kind="straggler", rank=1, cause="input", summary="Rank 1 waits for its data."))
 
 
 @pytest.fixture
-def late(heard: Heard) -> dict[str, RunFacts | None]:
-    """RunFacts by run id that the worker finds; empty at first, changed by the test."""
-    known: dict[str, RunFacts | None] = {}
-    analyst: Any = SimpleNamespace(facts=lambda named: known.get(named.run_id))
+def late(heard: Heard) -> dict[str, RunVerdict | None]:
+    """RunVerdict by run id that the worker finds; empty at first, changed by the test."""
+    known: dict[str, RunVerdict | None] = {}
+    analyst: Any = SimpleNamespace(verdict=lambda named: known.get(named.run_id))
     heard.worker._analyst = analyst
     forwarding: Any = heard.worker._forwarding
     heard.worker._late = LateVerdicts(
@@ -92,7 +92,7 @@ def late(heard: Heard) -> dict[str, RunFacts | None]:
     return known
 
 
-def test_a_verdict_that_is_late_follows_once_under_the_alerts_identity(heard: Heard, late: dict[str, RunFacts | None]) -> None:
+def test_a_verdict_that_is_late_follows_once_under_the_alerts_identity(heard: Heard, late: dict[str, RunVerdict | None]) -> None:
     heard.hear(heard.alert())
     ((status, first),) = heard.wait(20)
     assert status == "firing"
@@ -108,14 +108,14 @@ def test_a_verdict_that_is_late_follows_once_under_the_alerts_identity(heard: He
 
 
 def test_nothing_follows_an_alert_that_is_over_nor_without_a_verdict_nor_after_long(
-    heard: Heard, late: dict[str, RunFacts | None]
+    heard: Heard, late: dict[str, RunVerdict | None]
 ) -> None:
     for run in ("over", "damaged", "slow", "full"):
         heard.hear(heard.alert(run_id=run))
-    late["full"] = RunFacts(problem="alerts about too many runs arrived at once", late=True)
+    late["full"] = RunVerdict(problem="alerts about too many runs arrived at once", late=True)
     assert len(heard.wait(20)) == 4
     heard.hear(heard.alert("resolved", run_id="over"))
-    late["over"], late["damaged"] = VERDICT, RunFacts(problem="it is damaged")
+    late["over"], late["damaged"] = VERDICT, RunVerdict(problem="it is damaged")
     assert heard.wait(1) == []
     assert [action.run_id for action in heard.inbox.owed_verdicts()] == ["slow", "full"]
     late["slow"] = late["full"] = VERDICT
@@ -123,7 +123,9 @@ def test_nothing_follows_an_alert_that_is_over_nor_without_a_verdict_nor_after_l
     assert heard.inbox.owed_verdicts() == []
 
 
-def test_only_so_many_verdicts_are_owed(heard: Heard, late: dict[str, RunFacts | None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_so_many_verdicts_are_owed(
+    heard: Heard, late: dict[str, RunVerdict | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(late_module, "MOST_OWED", 3)
     heard.hear(*(heard.alert(run_id=run) for run in ("a", "b")))
     heard.hear(*(heard.alert(run_id=run) for run in ("c", "d")))
@@ -133,15 +135,15 @@ def test_only_so_many_verdicts_are_owed(heard: Heard, late: dict[str, RunFacts |
     assert len(heard.wait(1)) == 3
 
 
-def words_about(facts: RunFacts, **labels: str) -> dict[str, str]:
-    return annotations_of(facts, labels, dashboard_url="https://d.example")
+def words_about(facts: RunVerdict, **labels: str) -> dict[str, str]:
+    return verdict_annotations(facts, labels, dashboard_url="https://d.example")
 
 
 OF_ONE_RANK = ("cause", "phase", "confidence", "slowdown", "next", "cost", "verdict_rank", "verdict_host", "gpu_uuid", "pattern")
 
 
 def test_a_verdict_explains_only_what_it_is_about(make_analysis: Callable[..., Analysis]) -> None:
-    facts = facts_of(make_analysis(2, 3, simulated=True))
+    facts = run_verdict_of(make_analysis(2, 3, simulated=True))
     straggler = words_about(facts, alertname="TrainingStraggler", rank="2")
     assert (straggler["explained_by"], straggler["next"]) == ("cpu_contention", "look at the data loader")
     assert (straggler["verdict_rank"], straggler["gpu_uuid"]) == ("2", "GPU-2")
@@ -179,7 +181,7 @@ def test_a_verdict_explains_only_what_it_is_about(make_analysis: Callable[..., A
     ],
 )
 def test_what_bounds_a_run_explains_the_alert_about_it(kind: Any, names: list[str]) -> None:
-    facts = RunFacts(verdict=Verdict(kind=kind, cause="host", confidence=0.9, summary="It does.", next=["do"]))
+    facts = RunVerdict(verdict=Verdict(kind=kind, cause="host", confidence=0.9, summary="It does.", next=["do"]))
     told = [name for name in (alert.alertname for alert in ALERTS) if "cause" in words_about(facts, alertname=name)]
     assert told == names
 
@@ -190,8 +192,8 @@ def test_people_are_told_the_verdict_and_what_was_asked(name: TemplateName) -> N
     verdict = Verdict(
         kind="straggler", rank=1, cause="input", summary="Rank 1 on host n1 waits for its data.", next=["look there"]
     )
-    facts = RunFacts(run_id="r1", simulated=True, coverage=1.0, verdict=verdict, hosts={1: "n1"}, gpu_uuids={1: "GPU-1"})
-    heard.worker._analyst = SimpleNamespace(facts=lambda _: facts)  # type: ignore[assignment]
+    facts = RunVerdict(run_id="r1", simulated=True, coverage=1.0, verdict=verdict, hosts={1: "n1"}, gpu_uuids={1: "GPU-1"})
+    heard.worker._analyst = SimpleNamespace(verdict=lambda _: facts)  # type: ignore[assignment]
     heard.hear(heard.alert())
     said = TEMPLATES[name](heard.delivered[0], "key").decode()
     for words in (

@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 from tests.step_files import damage, load, save, steps_file
 
-from rankscope.alerts.output import progress_line
 from rankscope.alerts.owners import WATCHER_ALERTS
 from rankscope.alerts.replay.growing_run import GrowingRun
 from rankscope.alerts.replay.replay import DEFAULTS, replay_run
 from rankscope.alerts.replay.result import Replayed, replay_text
-from rankscope.alerts.watch.budgets import Budgets
+from rankscope.alerts.watch.conditions.budgets import Budgets
 from rankscope.alerts.watch.ledger import FiringPolicy
-from rankscope.alerts.watch.liveness_monitor import Patience
+from rankscope.alerts.watch.liveness.monitor import Patience
 from rankscope.alerts.watch.settings import WatcherSettings
 from rankscope.base.errors import InputError
+from rankscope.base.progress import progress_line
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
 

@@ -13,8 +13,8 @@ import yaml
 
 from rankscope.alerts.rules.explain import AlertExplained, Explanation, UnknownAlertError, XidExplained, explain, explain_text
 from rankscope.alerts.rules.rule_file import rules_text, runbooks
-from rankscope.alerts.rules.tables import OTHERS, POLICIES, policy_of
 from rankscope.alerts.rules.thresholds import DEFAULTS
+from rankscope.alerts.rules.xid_policy import OTHERS, POLICIES, policy_of
 from rankscope.exporter.xids import ACTIONABLE, CRITICAL, GRADED, SOURCE, XIDS
 
 

@@ -10,16 +10,17 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from tests.alerts.watch.watched_world import Told, World, past_of
+from tests.alerts.watch.watched_world import RecordingWebhook, World, past_of
 
 from rankscope.alerts.owners import HANG, STRAGGLER
-from rankscope.alerts.watch.budgets import Budgets, budgets_of
-from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
-from rankscope.alerts.watch.collapsed import FEW_RANKS, MOST_RANKS, collapsed
-from rankscope.alerts.watch.findings import candidates
+from rankscope.alerts.watch.conditions.budgets import Budgets, budgets_of
+from rankscope.alerts.watch.conditions.candidate import Candidate, Loss, Subject
+from rankscope.alerts.watch.conditions.findings import candidates
+from rankscope.alerts.watch.conditions.regressions import Regressions
+from rankscope.alerts.watch.conditions.shared_alerts import FEW_RANKS, MOST_RANKS, merge_shared
 from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
 from rankscope.alerts.watch.pace import LONGEST_PAUSE_S, Pace
-from rankscope.alerts.watch.regressions import Regressions
+from rankscope.analysis.online import RECENT_STEPS
 from rankscope.analysis.result.analysis import Analysis, Cost, Evidence, Finding, RareSteps
 from rankscope.analysis.result.costs import MEANING, Waterfall, WaterfallPart
 
@@ -48,11 +49,11 @@ def test_every_part_over_its_budget_is_an_alert_the_largest_first(make_analysis:
     analysis = with_shares(make_analysis(), exposed_communication=0.31, input=0.4, host=0.1)
     found = candidates(analysis, price=Cost(amount=2.0, currency="EUR"))
     assert names(found) == ["TrainingInputBound", "TrainingCommunicationBound"]
-    told = found[0].alert.annotations
-    assert all(fact in told["summary"] for fact in ("40%", "data loader", "25%"))
+    annotations = found[0].alert.annotations
+    assert all(fact in annotations["summary"] for fact in ("40%", "data loader", "25%"))
     # 0.4 of 100 steps of 0.36 s of 4 GPUs are 0.016 GPU-hours; in an hour 1.6 are lost
-    assert (told["gpu_hours_lost"], told["gpu_hours_lost_per_hour"]) == ("0.016", "1.6")
-    assert (told["cost"], told["cost_per_hour"]) == ("0.03 EUR", "3.20 EUR")
+    assert (annotations["gpu_hours_lost"], annotations["gpu_hours_lost_per_hour"]) == ("0.016", "1.6")
+    assert (annotations["cost"], annotations["cost_per_hour"]) == ("0.03 EUR", "3.20 EUR")
     assert "rank" not in found[0].alert.labels
 
 
@@ -70,6 +71,19 @@ def test_one_very_long_step_is_no_habit(make_analysis: Callable[..., Analysis]) 
     analysis = with_shares(make_analysis(), exposed_communication=0.5)
     assert names(candidates(analysis, rare_share=past.rare_share(500))) == []
     assert names(candidates(analysis, rare_share=0.19)) == ["TrainingCommunicationBound"]
+
+
+def test_a_stall_long_before_the_end_of_a_run_is_no_habit(make_run: Any, make_analysis: Callable[..., Analysis]) -> None:
+    # Given a run that stood still for 46 s, and then made more steps than the analysis of an active run takes
+    run = make_run(slow=None)
+    world = World(run.path, receiver=RecordingWebhook())
+    world.steps = past_of([0.1] * 100 + [46.0] + [0.1] * RECENT_STEPS)
+    analysis = with_shares(make_analysis(), exposed_communication=0.5)
+    world.evaluate(make_analysis(), run)
+    # When it ends, and all of its steps are analysed
+    run.end()
+    world.evaluate(analysis)
+    assert world.said() == ["verdict"]
 
 
 def test_an_hour_of_a_run_with_rare_steps_loses_less_in_typical_ones(make_analysis: Callable[..., Analysis]) -> None:
@@ -153,18 +167,18 @@ def noisy(*levels: tuple[float, int], seed: int = 1) -> list[float]:
 
 def regressions(past: Any, *, at_least: float = 0.1) -> list[Candidate] | None:
     gpus = Loss(gpu_hours=0, per_hour=4, price=2.0, currency="USD")
-    return Regressions(run=RUN, subject=SUBJECT, gpus=gpus).found(past, at_least=at_least)
+    return Regressions(run=RUN, subject=SUBJECT, gpus=gpus).candidates(past, at_least=at_least)
 
 
 def test_steps_that_take_longer_for_good_are_told_with_what_that_costs() -> None:
     [found] = regressions(past_of(noisy((0.1, 300), (0.125, 100)))) or []
     assert found.name == "TrainingStepRegression"
-    told = found.alert.annotations
-    assert told["summary"].startswith("Steps take 12")
-    assert told["summary"].endswith("since step 300.")
-    assert told["slowdown"].startswith("1.2")
-    assert float(told["gpu_hours_lost_per_hour"]) == pytest.approx(0.8, rel=0.05)
-    assert "rankscope analyze '/runs/bob'\"'\"'s llama'" in told["next"]
+    annotations = found.alert.annotations
+    assert annotations["summary"].startswith("Steps take 12")
+    assert annotations["summary"].endswith("since step 300.")
+    assert annotations["slowdown"].startswith("1.2")
+    assert float(annotations["gpu_hours_lost_per_hour"]) == pytest.approx(0.8, rel=0.05)
+    assert "rankscope analyze '/runs/bob'\"'\"'s llama'" in annotations["next"]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +222,7 @@ def test_a_run_that_became_slower_is_told_though_too_little_is_known_to_judge_it
     make_run: Any, make_analysis: Any
 ) -> None:
     run = make_run(slow=None)
-    world = World(run.path, receiver=Told())
+    world = World(run.path, receiver=RecordingWebhook())
     world.steps = past_of(noisy((0.1, 300), (0.125, 100)))
     for _ in range(2):
         world.evaluate(make_analysis(kind="insufficient_data"), run)
@@ -242,9 +256,9 @@ def of_ranks(count: int) -> list[Candidate]:
 
 
 def test_very_many_ranks_have_one_alert_together() -> None:
-    assert len(collapsed(of_ranks(MOST_RANKS))) == MOST_RANKS
+    assert len(merge_shared(of_ranks(MOST_RANKS))) == MOST_RANKS
     other = SUBJECT.candidate(HANG, {"summary": "s"})
-    [one, together] = collapsed([other, *of_ranks(MOST_RANKS + 1)])
+    [one, together] = merge_shared([other, *of_ranks(MOST_RANKS + 1)])
     assert one is other
     assert "rank" not in together.alert.labels
     assert together.alert.annotations["summary"].startswith("33 ranks on 5 hosts: 0, 1, 2, 3, 4, 5, 6, 7 and 25 more. ")
@@ -252,13 +266,13 @@ def test_very_many_ranks_have_one_alert_together() -> None:
 
 
 def test_around_the_limit_alerts_do_not_come_and_go() -> None:
-    assert len(collapsed(of_ranks(FEW_RANKS + 1), together=["TrainingStraggler"])) == 1
-    assert len(collapsed(of_ranks(FEW_RANKS), together=["TrainingStraggler"])) == FEW_RANKS
+    assert len(merge_shared(of_ranks(FEW_RANKS + 1), together=["TrainingStraggler"])) == 1
+    assert len(merge_shared(of_ranks(FEW_RANKS), together=["TrainingStraggler"])) == FEW_RANKS
 
 
 def test_an_alert_about_many_ranks_stays_while_one_of_them_is_not_known() -> None:
     ledger = Ledger()
-    ledger.update("x", collapsed(of_ranks(40)), now_unix_ns=1, policy=FiringPolicy(1, 1))
+    ledger.update("x", merge_shared(of_ranks(40)), now_unix_ns=1, policy=FiringPolicy(1, 1))
     assert ledger.names("x", together=True) == {"TrainingStraggler"}
     [entry] = ledger.entries
     ledger.update("x", [], now_unix_ns=2, policy=FiringPolicy(1, 1), unknown=[17])
@@ -298,7 +312,7 @@ def test_a_dear_analysis_is_made_less_often() -> None:
 
 def test_what_is_saved_is_plain_json(make_run: Any, make_analysis: Any) -> None:
     run = make_run()
-    world = World(run.path, receiver=Told())
+    world = World(run.path, receiver=RecordingWebhook())
     for _ in range(2):
         world.evaluate(make_analysis(2), run)
     [entry] = json.loads(world.saved[-1])["entries"]

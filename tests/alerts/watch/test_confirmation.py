@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.alerts.watch.watched_world import Told, World
+from tests.alerts.watch.watched_world import RecordingWebhook, World
 
-from rankscope.alerts.watch.confirmation import FIRST_TEST, TESTS, Confirmation, Suspicion
-from rankscope.alerts.watch.following import Following
+from rankscope.alerts.watch.conditions.confirmation import FIRST_TEST, TESTS, Confirmation, Suspicion
+from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.alerts.watch.ledger import Ledger
 from rankscope.analysis.inference.slow import SlowRanks
 from rankscope.analysis.online import NewSteps
@@ -29,52 +29,52 @@ def from_steps(analysis: Analysis, end: int) -> Analysis:
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def webhook() -> RecordingWebhook:
+    return RecordingWebhook()
 
 
-def test_a_verdict_by_chance_raises_no_alert(make_run: Any, make_analysis: Any, told: Told) -> None:
+def test_a_verdict_by_chance_raises_no_alert(make_run: Any, make_analysis: Any, webhook: RecordingWebhook) -> None:
     # Given a rank that the recent steps name at every evaluation, and the new steps alone never do
     run = make_run()
-    world = World(run.path, receiver=told)
+    world = World(run.path, receiver=webhook)
     for end in range(500, 1100, 5):
         world.new_steps = named(end - 500)
         world.evaluate(from_steps(make_analysis(2), end), run)
-    assert told.calls == []
+    assert webhook.calls == []
     # Then the first steps are not tested again: the tests begin after the steps of the first verdict
     assert world.judged_since[0] == (500, FIRST_TEST)
     assert min(since for since, _ in world.judged_since) == 500
 
 
-def test_a_straggler_that_new_steps_confirm_raises_an_alert(make_run: Any, make_analysis: Any, told: Told) -> None:
+def test_a_straggler_that_new_steps_confirm_raises_an_alert(make_run: Any, make_analysis: Any, webhook: RecordingWebhook) -> None:
     run = make_run()
-    world = World(run.path, receiver=told)
+    world = World(run.path, receiver=webhook)
     for end in (500, 505, 510, 515):
         world.evaluate(from_steps(make_analysis(2), end), run)
-    assert told.calls == []
+    assert webhook.calls == []
     world.new_steps = named(32, 2)
     world.evaluate(from_steps(make_analysis(2), 535), run)
-    assert told.heard == [("firing", "2")]
+    assert webhook.heard == [("firing", "2")]
 
 
-def test_a_verdict_from_profiled_windows_needs_no_new_steps(make_run: Any, make_analysis: Any, told: Told) -> None:
+def test_a_verdict_from_profiled_windows_needs_no_new_steps(make_run: Any, make_analysis: Any, webhook: RecordingWebhook) -> None:
     run = make_run()
-    world = World(run.path, receiver=told)
+    world = World(run.path, receiver=webhook)
     for _ in range(2):
         world.evaluate(make_analysis(2), run)
-    assert told.heard == [("firing", "2")]
+    assert webhook.heard == [("firing", "2")]
 
 
-def test_a_restarted_watcher_continues_a_suspicion(make_run: Any, make_analysis: Any, told: Told) -> None:
+def test_a_restarted_watcher_continues_a_suspicion(make_run: Any, make_analysis: Any, webhook: RecordingWebhook) -> None:
     run = make_run()
-    first = World(run.path, receiver=told)
+    first = World(run.path, receiver=webhook)
     first.evaluate(from_steps(make_analysis(2), 500), run)
     saved = msgspec.json.decode(first.saved[-1], type=Ledger)
-    second = World(run.path, receiver=told, ledger=saved)
+    second = World(run.path, receiver=webhook, ledger=saved)
     second.new_steps = named(32, 2)
     second.evaluate(from_steps(make_analysis(2), 535), run)
     assert second.judged_since == [(500, FIRST_TEST)]
-    assert told.heard == [("firing", "2")]
+    assert webhook.heard == [("firing", "2")]
 
 
 def test_new_steps_are_tested_each_time_their_number_has_doubled() -> None:
@@ -128,7 +128,7 @@ def test_the_new_steps_of_a_run_are_judged_alone(make_run: Any) -> None:
     run = make_run(slow=2)
     run.slow = 1
     run.grow(40)
-    following = Following()
+    following = FollowedRuns()
     assert following.judge_since(run.path, 60, at_least=FIRST_TEST) is None
     following.update(run.path)
     new = following.judge_since(run.path, 60, at_least=FIRST_TEST)

@@ -10,25 +10,27 @@ import httpx
 import jsonschema
 import msgspec
 import pytest
+from tests.alerts.watch.watched_world import RecordingWebhook
 
-from rankscope.alerts.alert import Alert, Notice, fingerprint
+from rankscope.alerts.alert import Alert
 from rankscope.alerts.deliver.endpoint import Endpoint
 from rankscope.alerts.deliver.http import http_client
+from rankscope.alerts.deliver.notifiers import Alertmanager, Webhook
 from rankscope.alerts.deliver.outbox import Outbox
-from rankscope.alerts.deliver.post import DeliveryError, error_text, post_json, receiver_key, redact
-from rankscope.alerts.deliver.receivers import Alertmanager, Webhook
+from rankscope.alerts.deliver.post import DeliveryError, error_text, opaque_name, post_json, redact
 from rankscope.alerts.deliver.sender import Sender
 from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.deliver.targets import webhook_target
 from rankscope.alerts.owners import STRAGGLER
-from rankscope.alerts.payload import Payload
+from rankscope.alerts.payload import Notice, Payload, payload_alert
 from rankscope.alerts.store.database import Store
-from rankscope.alerts.watch.candidate import Subject
+from rankscope.alerts.watch.conditions.candidate import Subject
 from rankscope.alerts.watch.delivery import RESOLVED_FOR_S, Delivery
-from rankscope.alerts.watch.ledger import Entry, FiringPolicy, Ledger, Track
+from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
 
 SECRET = "s3cr3t-token"
 HERE = "http://127.0.0.1"
+STARTED_NS = 1_700_000_000_000_000_000
 
 
 @pytest.fixture
@@ -43,12 +45,9 @@ def endpoint(url: str, **more: Any) -> Endpoint:
 
 def notice(rank: int = 2, *, ended: bool = False, **more: str) -> Notice:
     labels = {"alertname": "TrainingStraggler", "severity": "warning", "run_id": "r1", "rank": str(rank), **more}
-    return Notice(
-        alert=Alert(labels=labels, annotations={"summary": f"rank {rank}"}, generator_url="http://host/run/r1"),
-        fingerprint=fingerprint(labels),
-        starts_at_unix_ns=1_700_000_000_000_000_000,
-        ends_at_unix_ns=1_700_000_060_000_000_000 if ended else None,
-    )
+    alert = Alert(labels=labels, annotations={"summary": f"rank {rank}"}, generator_url="http://host/run/r1")
+    ended_ns = STARTED_NS + 60 * 10**9 if ended else None
+    return Notice(alert=payload_alert(alert, starts_at_unix_ns=STARTED_NS, ends_at_unix_ns=ended_ns))
 
 
 def test_a_webhook_gets_the_payload_that_alertmanager_would_send(sink: Any) -> None:
@@ -76,7 +75,7 @@ def test_a_webhook_gets_the_payload_that_alertmanager_would_send(sink: Any) -> N
                 "startsAt": "2023-11-14T22:13:20.000Z",
                 "endsAt": "0001-01-01T00:00:00Z",
                 "generatorURL": "http://host/run/r1",
-                "fingerprint": notice(2).fingerprint,
+                "fingerprint": notice(2).alert.fingerprint,
             },
             {
                 "status": "resolved",
@@ -85,7 +84,7 @@ def test_a_webhook_gets_the_payload_that_alertmanager_would_send(sink: Any) -> N
                 "startsAt": "2023-11-14T22:13:20.000Z",
                 "endsAt": "2023-11-14T22:14:20.000Z",
                 "generatorURL": "http://host/run/r1",
-                "fingerprint": notice(3).fingerprint,
+                "fingerprint": notice(3).alert.fingerprint,
             },
         ],
     }
@@ -156,26 +155,12 @@ class Elapsed:
         return self.now_s
 
 
-class Note:
-    """A webhook that records its notices, or refuses them."""
-
-    def __init__(self, key: str, *, broken: bool = False) -> None:
-        self.key = self.name = key
-        self.broken = broken
-        self.heard: list[tuple[str, bool]] = []
-
-    def send(self, notices: Sequence[Notice]) -> None:
-        if self.broken:
-            raise DeliveryError("answered 500")
-        self.heard += [(one.alert.labels["rank"], one.ends_at_unix_ns is not None) for one in notices]
-
-
-class Manager:
+class Manager(Alertmanager):
     """An Alertmanager that records its posts, or refuses them."""
 
-    name = "Alertmanager"
-
     def __init__(self) -> None:
+        super().__init__(endpoint(HERE), valid_s=None)
+        self.name = "Alertmanager"
         self.broken = False
         self.posts: list[list[tuple[str, bool]]] = []
 
@@ -183,32 +168,29 @@ class Manager:
         del now_unix_ns
         if self.broken:
             raise DeliveryError("answered 500")
-        self.posts.append([(one.alert.labels["rank"], one.ends_at_unix_ns is not None) for one in notices])
+        self.posts.append([(one.alert.labels["rank"], one.alert.status == "resolved") for one in notices])
 
 
 def test_a_receiver_hears_of_the_end_of_those_alerts_only_whose_beginning_it_heard() -> None:
     # Given two receivers, of which one is broken while rank 2 fires
-    working, broken = Note("working"), Note("broken", broken=True)
+    working, broken = RecordingWebhook(), RecordingWebhook()
+    broken.broken = True
     reports: list[str] = []
-    delivery = Delivery(receivers=[working, broken], interval_s=1, report=reports.append)
+    delivery = Delivery(webhooks=[working, broken], interval_s=1, report=reports.append)
 
-    def entry(rank: int) -> Entry:
-        one = notice(rank)
-        return Entry(run="r", fingerprint=one.fingerprint, alert=one.alert, track=Track("firing"), starts_at_unix_ns=1)
-
-    ledger = Ledger(entries=[entry(2)])
+    ledger = firing(2)
     delivery.deliver(ledger, now_unix_ns=0)
-    assert delivery.undelivered(ledger) == ["broken"]
+    assert delivery.undelivered(ledger) == [broken.name]
     # When both fail to receive its end, recover, and rank 3 of the same run fires
     working.broken = True
     ledger.resolve("r", now_unix_ns=2, because="over")
     delivery.deliver(ledger, now_unix_ns=0)
     working.broken = broken.broken = False
-    ledger.entries.append(entry(3))
+    ledger.entries += firing(3).entries
     delivery.deliver(ledger, now_unix_ns=0)
     # Then only the receiver that got the firing gets the end, and the ended alert is forgotten
-    assert sorted(working.heard) == [("2", False), ("2", True), ("3", False)]
-    assert broken.heard == [("3", False)]
+    assert sorted(working.heard) == [("firing", "2"), ("firing", "3"), ("resolved", "2")]
+    assert broken.heard == [("firing", "3")]
     assert [one.alert.labels["rank"] for one in ledger.entries] == ["3"]
     assert len([line for line in reports if "not delivered" in line]) == 2
     assert all("answered 500" in line for line in reports)
@@ -216,19 +198,10 @@ def test_a_receiver_hears_of_the_end_of_those_alerts_only_whose_beginning_it_hea
 
 def firing(*ranks: int) -> Ledger:
     """Return a ledger in which these ranks fire and no receiver was notified."""
-    notices = [notice(rank) for rank in ranks]
-    return Ledger(
-        entries=[
-            Entry(
-                run="r",
-                fingerprint=one.fingerprint,
-                alert=one.alert,
-                track=Track("firing"),
-                starts_at_unix_ns=one.starts_at_unix_ns,
-            )
-            for one in notices
-        ]
-    )
+    ledger = Ledger()
+    found = [Subject(run_id="r1").candidate(STRAGGLER, {"summary": "It is slow."}, rank=rank) for rank in ranks]
+    ledger.update("r", found, now_unix_ns=STARTED_NS, policy=FiringPolicy(1, 1))
+    return ledger
 
 
 def test_a_watcher_that_was_killed_before_it_noted_whom_it_told_tells_nobody_twice() -> None:
@@ -236,10 +209,9 @@ def test_a_watcher_that_was_killed_before_it_noted_whom_it_told_tells_nobody_twi
     # Given a second watcher that begins with a ledger saved before the webhook was notified
     for _ in range(2):
         ledger = firing(2, 3)
-        delivery = Delivery(receivers=[Webhook(target, outbox, wake=lambda: None)], interval_s=1, report=pytest.fail)
+        delivery = Delivery(webhooks=[Webhook(target, outbox, wake=lambda: None)], interval_s=1, report=pytest.fail)
         while delivery.undelivered(ledger):
             delivery.deliver(ledger, now_unix_ns=0)
-        assert {entry.accepted[target.key] for entry in ledger.entries} == {"firing"}
     [message] = outbox.listed()
     assert message.alerts == 2
 
@@ -247,7 +219,7 @@ def test_a_watcher_that_was_killed_before_it_noted_whom_it_told_tells_nobody_twi
 def test_while_the_outbox_takes_nothing_alerts_stay_with_the_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
     outbox, target, ledger = Outbox(Store(None)), webhook_target("http://hooks.example/x"), firing(2)
     reports: list[str] = []
-    delivery = Delivery(receivers=[Webhook(target, outbox, wake=lambda: None)], interval_s=1, report=reports.append)
+    delivery = Delivery(webhooks=[Webhook(target, outbox, wake=lambda: None)], interval_s=1, report=reports.append)
     with monkeypatch.context() as patch:
         patch.setattr("rankscope.alerts.store.database.MAX_FILE_BYTES", 0)
         for _ in range(5):
@@ -267,7 +239,7 @@ class Posting:
         self.reports: list[str] = []
         self.step_s = 0
         """Seconds by which the clock of the machine has been set."""
-        self.delivery = Delivery(managers=[self.manager], interval_s=10, report=self.reports.append, elapsed=self.clock)
+        self.delivery = Delivery(alertmanagers=[self.manager], interval_s=10, report=self.reports.append, elapsed=self.clock)
 
     def unix_ns(self) -> int:
         return 10**18 + (self.step_s + int(self.clock.now_s)) * 10**9
@@ -335,13 +307,13 @@ def test_a_slow_alertmanager_holds_up_neither_the_webhooks_nor_the_evaluation() 
             super().send(notices, now_unix_ns=now_unix_ns)
 
     release = threading.Event()
-    slow, quick, clock, ledger = Slow(), Note("quick"), Elapsed(), firing(2)
-    delivery = Delivery(managers=[slow], receivers=[quick], interval_s=1, report=pytest.fail, elapsed=clock)
+    slow, quick, clock, ledger = Slow(), RecordingWebhook(), Elapsed(), firing(2)
+    delivery = Delivery(alertmanagers=[slow], webhooks=[quick], interval_s=1, report=pytest.fail, elapsed=clock)
     # Given an alert that ends before the slow receiver has answered to its firing
     delivery.deliver(ledger, now_unix_ns=10**9, wait_s=0)
     ledger.resolve("r", now_unix_ns=2 * 10**9, because="over")
     delivery.deliver(ledger, now_unix_ns=2 * 10**9, wait_s=0)
-    assert quick.heard == [("2", False), ("2", True)]
+    assert quick.heard == [("firing", "2"), ("resolved", "2")]
     assert delivery.undelivered(ledger) == ["Alertmanager"]
     # Then the end is posted to the slow one, too
     release.set()
@@ -361,5 +333,5 @@ def test_a_slow_alertmanager_holds_up_neither_the_webhooks_nor_the_evaluation() 
 )
 def test_addresses_are_shown_without_secrets(url: str, shown: str) -> None:
     assert redact(url) == shown
-    assert SECRET not in receiver_key("webhook", url)
-    assert receiver_key("webhook", url) == receiver_key("webhook", url) != receiver_key("webhook", url + "x")
+    assert SECRET not in opaque_name("webhook", url)
+    assert opaque_name("webhook", url) == opaque_name("webhook", url) != opaque_name("webhook", url + "x")

@@ -8,12 +8,15 @@ import msgspec
 import pytest
 
 from rankscope.alerts.alert import fingerprint, rfc3339
-from rankscope.alerts.watch.findings import candidates, reading
+from rankscope.alerts.watch.conditions.candidate import Subject
+from rankscope.alerts.watch.conditions.findings import candidates
 from rankscope.analysis.result.analysis import Analysis, Evidence
+from rankscope.analysis.result.text import reading
 
 
 def test_a_straggler_becomes_an_alert(make_analysis: Callable[..., Analysis]) -> None:
-    [found] = candidates(make_analysis(2), dashboard_url="http://host:8050", runbook_url="https://wiki/x")
+    run = Subject(run_id="llama-1", name="llama", dashboard_url="http://host:8050", runbook_url="https://wiki/x")
+    [found] = candidates(make_analysis(2), run)
     assert found.alert.labels == {
         "alertname": "TrainingStraggler",
         "severity": "warning",

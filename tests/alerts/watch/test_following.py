@@ -10,7 +10,7 @@ import pytest
 from tests.flight_dumps import Job, write
 from tests.step_files import CountedReads
 
-from rankscope.alerts.watch.following import Following
+from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.analysis.hang.diagnosis import analyze_hang
 from rankscope.analysis.hang.result import HangReport
 from rankscope.analysis.run_analysis import analyze_run
@@ -24,7 +24,7 @@ START_NS = 1_700_000_000_000_000_000
 def test_a_run_that_grows_is_read_on_from_where_it_was(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     reads = CountedReads(monkeypatch)
     run = make_run()
-    following = Following()
+    following = FollowedRuns()
     following.update(run.path)
     first, reads.bytes = reads.bytes, 0
     run.grow(5)
@@ -43,7 +43,7 @@ def test_a_run_that_grows_is_read_on_from_where_it_was(make_run: Any, monkeypatc
 
 def test_the_past_of_a_run_that_is_not_followed_is_read_from_its_files(make_run: Any) -> None:
     run = make_run()
-    following = Following()
+    following = FollowedRuns()
     assert following.past(run.path) is None
     read = following.past(run.path, read=True)
     following.update(run.path)
@@ -56,7 +56,7 @@ def test_the_past_of_a_run_that_is_not_followed_is_read_from_its_files(make_run:
 
 def test_what_is_no_run_is_said(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a run directory"):
-        Following().update(tmp_path)
+        FollowedRuns().update(tmp_path)
 
 
 def test_dumps_are_read_once_however_often_the_run_is_looked_at(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def test_dumps_are_read_once_however_often_the_run_is_looked_at(make_run: Any, m
         return analyze_hang(paths)
 
     monkeypatch.setattr(hung_run, "analyze_hang", reading)
-    following = Following()
+    following = FollowedRuns()
     # When the run is evaluated repeatedly
     for _ in range(3):
         report = following.hang(run.path, True)
@@ -87,7 +87,7 @@ def test_dumps_are_read_once_however_often_the_run_is_looked_at(make_run: Any, m
 def test_what_went_on_after_its_dumps_does_not_hang(make_run: Any) -> None:
     run = make_run(slow=None)
     write(flight_dir(run.path, 0), Job.of_events({"0": (0, 1, 2, 3)}, ["0"] * 3, stops={2: 1}).dumps(), waited_s=None)
-    following = Following(clock=lambda: START_NS / 1e9 + 6)
+    following = FollowedRuns(clock=lambda: START_NS / 1e9 + 6)
     assert following.hang(run.path, False) is None
     assert following.hang(run.path, True) is not None
 
@@ -96,7 +96,7 @@ def test_the_past_of_a_run_is_what_was_read_of_it_by_whichever_rank_recorded_any
     run = make_run(slow=None)
     shutil.rmtree(rank_dir(run.path, 0, 0))
     rank_dir(run.path, 0, 0).mkdir()
-    following = Following()
+    following = FollowedRuns()
     assert following.past(run.path) is None
     following.update(run.path)
     run.grow(5, ranks=[1, 2, 3])

@@ -6,16 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from tests.alerts.watch.watched_world import Told, World
+from tests.alerts.watch.watched_world import RecordingWebhook, World
 
-from rankscope.alerts.alert import Notice
-from rankscope.alerts.deliver.templates.facts import facts
+from rankscope.alerts.deliver.templates.alert_texts import alert_texts
 from rankscope.alerts.owners import STRAGGLER
 from rankscope.alerts.payload import PayloadAlert, payload_alert
-from rankscope.alerts.receive.facts import annotations_of, facts_of
-from rankscope.alerts.watch.candidate import Candidate, Loss, Subject
-from rankscope.alerts.watch.collapsed import FEW_RANKS, MOST_RANKS, collapsed
-from rankscope.alerts.watch.findings import candidates
+from rankscope.alerts.receive.verdicts.run_verdict import run_verdict_of, verdict_annotations
+from rankscope.alerts.watch.conditions.candidate import Candidate, Loss, Subject
+from rankscope.alerts.watch.conditions.findings import candidates
+from rankscope.alerts.watch.conditions.shared_alerts import FEW_RANKS, MOST_RANKS, merge_shared
 from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
 from rankscope.analysis.result.analysis import Analysis
 
@@ -56,10 +55,10 @@ def labels(found: list[Candidate]) -> list[tuple[str, str]]:
     return [(one.alert.labels.get("rank", ""), one.alert.labels.get("host", "")) for one in found]
 
 
-def heard(told: Told) -> list[tuple[str, str, str]]:
+def heard(webhook: RecordingWebhook) -> list[tuple[str, str, str]]:
     return [
-        ("resolved" if notice.ends_at_unix_ns else "firing", notice.alert.labels.get("rank", ""), notice.alert.labels["host"])
-        for call in told.calls
+        (notice.alert.status, notice.alert.labels.get("rank", ""), notice.alert.labels["host"])
+        for call in webhook.calls
         for notice in call
     ]
 
@@ -93,40 +92,40 @@ def test_a_finding_about_some_ranks_has_an_alert_for_each_of_them(make_analysis:
 
 
 def test_the_alert_of_a_host_begins_and_ends_once(make_run: Any, make_analysis: Make) -> None:
-    run, told = make_run(), Told()
-    world = World(run.path, receiver=told)
+    run, webhook = make_run(), RecordingWebhook()
+    world = World(run.path, receiver=webhook)
     for _ in range(4):
         world.evaluate(of_host(make_analysis, "node0"), run)
-    assert heard(told) == [("firing", "", "node0")]
+    assert heard(webhook) == [("firing", "", "node0")]
     for _ in range(4):
         world.evaluate(make_analysis(), run)
-    assert heard(told)[1:] == [("resolved", "", "node0")]
-    assert "ended_because" not in told.calls[-1][0].alert.annotations
+    assert heard(webhook)[1:] == [("resolved", "", "node0")]
+    assert "ended_because" not in webhook.calls[-1][0].alert.annotations
     assert world.watcher.ledger.entries == []
 
 
 def test_alerts_of_ranks_end_when_that_of_their_host_begins(make_run: Any, make_analysis: Make) -> None:
-    run, told = make_run(), Told()
-    world = World(run.path, receiver=told, fire_after=3)
+    run, webhook = make_run(), RecordingWebhook()
+    world = World(run.path, receiver=webhook, fire_after=3)
     for _ in range(4):
         world.evaluate(of_ranks(make_analysis, 1, 9), run)
-    assert {rank for _, rank, _ in heard(told)} == {"1", "9"}
-    told.calls.clear()
+    assert {rank for _, rank, _ in heard(webhook)} == {"1", "9"}
+    webhook.calls.clear()
     # While the alert of the host is pending, that of its rank goes on: there is no gap.
     for _ in range(2):
         world.evaluate(of_host(make_analysis, "node0", single=9), run)
     assert "TrainingStraggler 1" in world.firing()
     for _ in range(3):
         world.evaluate(of_host(make_analysis, "node0", single=9), run)
-    assert sorted((state, rank) for state, rank, _ in heard(told)) == [("firing", ""), ("resolved", "1")]
-    [ended] = [notice for call in told.calls for notice in call if notice.ends_at_unix_ns]
+    assert sorted((state, rank) for state, rank, _ in heard(webhook)) == [("firing", ""), ("resolved", "1")]
+    [ended] = [notice for call in webhook.calls for notice in call if notice.alert.status == "resolved"]
     assert "node0" in ended.alert.annotations["ended_because"]
     assert world.firing() == ["TrainingStraggler", "TrainingStraggler 9"]
 
 
 def test_after_its_host_a_rank_that_stays_slow_has_its_own_alert(make_run: Any, make_analysis: Make) -> None:
-    run, told = make_run(), Told()
-    world = World(run.path, receiver=told)
+    run, webhook = make_run(), RecordingWebhook()
+    world = World(run.path, receiver=webhook)
     for _ in range(3):
         world.evaluate(of_host(make_analysis, "node0"), run)
     for _ in range(4):
@@ -137,9 +136,9 @@ def test_after_its_host_a_rank_that_stays_slow_has_its_own_alert(make_run: Any, 
 def test_an_alert_about_many_ranks_ends_when_all_their_hosts_have_theirs() -> None:
     ledger, policy = Ledger(), FiringPolicy(1, 3)
     ranks = [SUBJECT.candidate(STRAGGLER, {"summary": "s"}, rank=rank, host=f"n{rank // 8}") for rank in range(40)]
-    ledger.update("x", collapsed(ranks), now_unix_ns=1, policy=policy)
+    ledger.update("x", merge_shared(ranks), now_unix_ns=1, policy=policy)
     hosts = hosts_alerts(5)
-    assert len(collapsed(hosts, together=ledger.names("x", together=True))) == 5
+    assert len(merge_shared(hosts, together=ledger.names("x", together=True))) == 5
     ledger.update("x", hosts, now_unix_ns=2, policy=policy)
     ended = [entry for entry in ledger.entries if entry.ends_at_unix_ns is not None]
     assert [entry.alert.labels.get("host") for entry in ended] == [None]
@@ -166,12 +165,12 @@ def test_hosts_do_not_count_as_alerts_about_many_ranks() -> None:
 
 
 def test_very_many_hosts_have_one_alert_together() -> None:
-    assert len(collapsed(hosts_alerts(MOST_RANKS))) == MOST_RANKS
-    [together] = collapsed(hosts_alerts(MOST_RANKS + 1))
+    assert len(merge_shared(hosts_alerts(MOST_RANKS))) == MOST_RANKS
+    [together] = merge_shared(hosts_alerts(MOST_RANKS + 1))
     assert not {"rank", "host"} & together.alert.labels.keys()
     assert len(together.alert.annotations["ranks"].split(",")) == 8 * 33
     assert len(together.alert.annotations["hosts"].split(",")) == 33
-    assert len(collapsed(hosts_alerts(FEW_RANKS), together=["TrainingStraggler"])) == FEW_RANKS
+    assert len(merge_shared(hosts_alerts(FEW_RANKS), together=["TrainingStraggler"])) == FEW_RANKS
 
 
 def test_the_alert_of_a_host_stays_while_one_of_its_ranks_cannot_be_read() -> None:
@@ -185,20 +184,20 @@ def test_the_alert_of_a_host_stays_while_one_of_its_ranks_cannot_be_read() -> No
 
 def test_a_payload_and_a_message_name_the_host_and_its_ranks(make_analysis: Make) -> None:
     [found] = candidates(of_host(make_analysis, "node0"))
-    sent = payload_alert(Notice(alert=found.alert, fingerprint=found.fingerprint, starts_at_unix_ns=10**18))
+    sent = payload_alert(found.alert, starts_at_unix_ns=10**18)
     assert (sent.labels["host"], sent.annotations["ranks"]) == ("node0", "0,1,2,3")
     assert "rank" not in sent.labels
-    shown = facts(sent, 400)
+    shown = alert_texts(sent, 400)
     assert "host node0" in shown.heading
     assert "ranks 0, 1, 2, 3" in shown.heading
 
 
 def test_a_receiver_explains_the_alert_of_a_host_by_the_verdict_on_it(make_analysis: Make) -> None:
-    known = facts_of(of_host(make_analysis, "node0", "node2"))
-    said = annotations_of(known, {"alertname": "TrainingStraggler", "host": "node0"}, dashboard_url=None)
+    known = run_verdict_of(of_host(make_analysis, "node0", "node2"))
+    said = verdict_annotations(known, {"alertname": "TrainingStraggler", "host": "node0"}, dashboard_url=None)
     assert (said["verdict_host"], "verdict_rank" in said, "gpu_uuid" in said) == ("node0, node2", False, False)
     assert said["next"] == "Drain node0"
-    other = annotations_of(known, {"alertname": "TrainingStraggler", "host": "node3"}, dashboard_url=None)
+    other = verdict_annotations(known, {"alertname": "TrainingStraggler", "host": "node3"}, dashboard_url=None)
     assert "verdict_host" not in other
     anonymous = PayloadAlert(status="firing", labels={"alertname": "x"}, annotations=said, starts_at="2023-11-14T22:13:20Z")
-    assert "hosts node0, node2" in facts(anonymous, 400).heading
+    assert "hosts node0, node2" in alert_texts(anonymous, 400).heading

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.alerts.watch.watched_world import Told, World
+from tests.alerts.watch.watched_world import RecordingWebhook, World
 
 from rankscope.alerts.watch import announcements as announcing
 from rankscope.alerts.watch.announcements import FINDING_SCHEMA, FindingRecord, append_finding, is_logged
@@ -56,14 +56,16 @@ def lines_of(run: Path) -> list[tuple[str, str]]:
     return [(row["status"], row["labels"]["rank"]) for row in rows]
 
 
-def followed(make_run: Any, make_analysis: Any, monkeypatch: pytest.MonkeyPatch, reaper: Reaper, name: str) -> tuple[Any, Told]:
+def followed(
+    make_run: Any, make_analysis: Any, monkeypatch: pytest.MonkeyPatch, reaper: Reaper, name: str
+) -> tuple[Any, RecordingWebhook]:
     """Follow two ranks that become slow and recover, with a watcher that is killed once and restarted."""
-    run, told = make_run(name), Told()
+    run, webhook = make_run(name), RecordingWebhook()
     monkeypatch.setattr(announcing, "append_finding", reaper.around(append_finding))
     saved: list[bytes] = [msgspec.json.encode(Ledger())]
 
     def start(before: World | None) -> World:
-        world = World(run.path, receiver=told, ledger=msgspec.json.decode(saved[-1], type=Ledger))
+        world = World(run.path, receiver=webhook, ledger=msgspec.json.decode(saved[-1], type=Ledger))
         # The next watcher loads the last saved ledger; after a kill during the save, the one before.
         saving = reaper.around(lambda ledger: saved.append(msgspec.json.encode(ledger)))
         world.watcher._save = world.watcher._announcer._save = saving
@@ -80,7 +82,7 @@ def followed(make_run: Any, make_analysis: Any, monkeypatch: pytest.MonkeyPatch,
                 world = start(world)
                 continue
             break
-    return run, told
+    return run, webhook
 
 
 @pytest.mark.slow
@@ -91,15 +93,15 @@ def test_killed_at_any_moment_it_notes_every_change_once_and_tells_it(
     followed(make_run, make_analysis, monkeypatch, never, "never")
     assert never.moments >= 24
     for at in range(1, never.moments + 1):
-        run, told = followed(make_run, make_analysis, monkeypatch, Reaper(at), f"run-{at}")
+        run, webhook = followed(make_run, make_analysis, monkeypatch, Reaper(at), f"run-{at}")
         assert sorted(lines_of(run.path)) == [("firing", "2"), ("firing", "3"), ("resolved", "2"), ("resolved", "3")], at
         for rank in ("2", "3"):
-            heard = [status for status, of in told.heard if of == rank]
+            heard = [status for status, of in webhook.heard if of == rank]
             # A receiver notified at the moment of the kill may be notified again, with the same identity and start.
             assert (heard[0], heard[-1]) == ("firing", "resolved"), at
             assert heard == sorted(heard), at
-        for call in told.calls:
-            assert {notice.fingerprint for notice in call} <= {notice.fingerprint for notice in told.calls[0]}
+        for call in webhook.calls:
+            assert {notice.alert.fingerprint for notice in call} <= {notice.alert.fingerprint for notice in webhook.calls[0]}
 
 
 def test_what_a_full_disk_cut_short_takes_no_other_line_with_it(make_run: Any) -> None:
@@ -130,14 +132,14 @@ def put_folder(path: Path, _target: Path) -> None:
 def test_another_users_link_or_pipe_in_a_run_is_not_written_to(
     make_run: Any, make_analysis: Any, tmp_path: Path, put: Callable[[Path, Path], None]
 ) -> None:
-    run, told = make_run(), Told()
+    run, webhook = make_run(), RecordingWebhook()
     target = tmp_path / "target"
     target.write_bytes(b"precious")
     put(run.path / "findings.jsonl", target)
-    world = World(run.path, receiver=told)
+    world = World(run.path, receiver=webhook)
     for _ in range(4):
         world.evaluate(make_analysis(2), run)
-    assert told.heard == [("firing", "2")]
+    assert webhook.heard == [("firing", "2")]
     assert target.read_bytes() == b"precious"
     [line] = world.reports
     assert "findings.jsonl cannot be written" in line

@@ -15,6 +15,7 @@ from tests.watched_job import QUICK, Watch, training
 
 from rankscope.alerts.store.database import Store
 from rankscope.alerts.watch.ledger import load_ledger
+from rankscope.alerts.watch.liveness.dumps import WAIT_S
 from rankscope.runs.reader import RunReader
 
 
@@ -41,7 +42,8 @@ def test_a_rank_that_is_stopped_is_found_and_named_and_its_recovery_is_seen(
             # When one of them is stopped, as by a debugger or a host that is out of memory
             os.kill(info.pid, signal.SIGSTOP)
             try:
-                eventually(lambda: watch.of("TrainingHang"), timeout=120)
+                # No dump of a stopped process is waited for.
+                eventually(lambda: watch.of("TrainingHang"), timeout=WAIT_S)
             finally:
                 os.kill(info.pid, signal.SIGCONT)
             # Then the hang is reported, with the rank that the other one waits for if torch's dumps show it

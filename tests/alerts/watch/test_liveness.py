@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.alerts.watch.watched_world import Told, World, past_of
+from tests.alerts.watch.watched_world import RecordingWebhook, World, past_of
 from tests.flight_dumps import Job, write
 
 from rankscope.alerts.deliver.message import messages_about
-from rankscope.alerts.watch.dumps import AGAIN_S, WAIT_S
 from rankscope.alerts.watch.ledger import Ledger
-from rankscope.alerts.watch.liveness_monitor import Patience
+from rankscope.alerts.watch.liveness.dumps import AGAIN_S, WAIT_S
+from rankscope.alerts.watch.liveness.monitor import Patience
 from rankscope.alerts.watch.runs import RESTART_GRACE_S
 from rankscope.alerts.watch.watcher import CRASH_FIRING_S, FORGET_AFTER_S, FORGET_LIFE_AFTER_S
 from rankscope.analysis.hang.diagnosis import analyze_hang
@@ -34,7 +34,7 @@ def world(make_run: Any, make_analysis: Any) -> Callable[..., tuple[Any, World]]
     def make(path: str = ".", **options: Any) -> tuple[Any, World]:
         run = make_run(slow=None)
         options = {"patience": Patience(silent_after_s=PATIENCE_S), "ask_for_dumps": False, **options}
-        watched = World((run.path / path).resolve(), receiver=Told(), **options)
+        watched = World((run.path / path).resolve(), receiver=RecordingWebhook(), **options)
         watched.answer = make_analysis()
         watched.steps = past_of([0.1] * 100)
         return run, watched
@@ -242,11 +242,11 @@ def test_a_rank_that_was_killed_while_others_have_not_ended_is_reported(world: C
     assert watched.said() == []
     let_pass(watched, 15, run, ranks=[0, 1, 3])
     assert watched.firing() == ["TrainingRankLost 2"]
-    told = watched.annotations("TrainingRankLost")
-    assert "was killed" in told["summary"]
+    annotations = watched.annotations("TrainingRankLost")
+    assert "was killed" in annotations["summary"]
     # The process is dead: there is no stack to dump
-    assert "py-spy" not in told["next"]
-    assert "dmesg" in told["next"]
+    assert "py-spy" not in annotations["next"]
+    assert "dmesg" in annotations["next"]
 
 
 @pytest.mark.parametrize("reason", ["killed", "crash"])
@@ -333,14 +333,53 @@ def test_ranks_of_a_stalled_run_are_asked_once_and_the_culprit_is_named(
         answer(run.path, ControlAnswer(id=asked.stem, accepted=rank != 2, answered_unix_ns=1), rank=rank)
     let_pass(watched, 20)
     assert watched.firing() == ["TrainingHang"]
-    told = watched.annotations("TrainingHang")
-    assert (told["culprit"], told["collective"]) == ("2", "all_reduce 2 of group 0")
-    assert told["next"].startswith(f"rankscope hang {run.path}\npy-spy dump --pid 102   (rank 2, on node1)\n")
-    assert "PID" not in told["next"]
+    annotations = watched.annotations("TrainingHang")
+    assert (annotations["culprit"], annotations["collective"]) == ("2", "all_reduce 2 of group 0")
+    assert annotations["next"].startswith(f"rankscope hang {run.path}\npy-spy dump --pid 102   (rank 2, on node1)\n")
+    assert "PID" not in annotations["next"]
     assert "rank" not in watched.events[0].labels
     # And dumps are requested only once
     let_pass(watched, 10 * PATIENCE_S)
     assert requests(run.path) == [asked]
+
+
+def test_a_stopped_process_is_not_waited_for(world: Callable[..., tuple[Any, World]]) -> None:
+    # Given a stalled run whose rank 2 is a stopped process, which cannot write a dump
+    run, watched = world(ask_for_dumps=True, fire_after=3)
+    let_pass(watched, 20, run)
+    let_pass(watched, PATIENCE_S - 5)
+    now_ns = int(watched.now_s * 1e9)
+    stopped = RankActivity(attempt=0, rank=2, phase="data", process="stopped", since_unix_ns=now_ns, updated_unix_ns=now_ns)
+    write_record(activity_file(run.path, 0, 2), stopped)
+    let_pass(watched, 5)
+    [asked] = requests(run.path)
+    # When all others have answered
+    for rank in (0, 1, 3):
+        answer(run.path, ControlAnswer(id=asked.stem, accepted=False, answered_unix_ns=1), rank=rank)
+    let_pass(watched, 10)
+    # Then the alert fires after as many evaluations as any other, and names it
+    assert watched.firing() == ["TrainingHang"]
+    assert watched.annotations("TrainingHang")["culprit"] == "2"
+
+
+def test_evaluations_count_while_dumps_are_waited_for(world: Callable[..., tuple[Any, World]]) -> None:
+    # Given a stalled run of which no rank answers
+    run, watched = world(ask_for_dumps=True, fire_after=6)
+    let_pass(watched, 20, run)
+    let_pass(watched, PATIENCE_S + WAIT_S - 5)
+    assert watched.firing() == []
+    # When the time for dumps is over, then the alert fires at once
+    let_pass(watched, 5)
+    assert watched.firing() == ["TrainingHang"]
+
+
+def test_a_stall_that_ends_while_dumps_are_waited_for_is_not_reported(world: Callable[..., tuple[Any, World]]) -> None:
+    run, watched = world(ask_for_dumps=True)
+    let_pass(watched, 20, run)
+    let_pass(watched, PATIENCE_S + 15)
+    let_pass(watched, 2 * WAIT_S, run)
+    assert watched.events == []
+    assert watched.watcher.ledger.entries == []
 
 
 def test_without_an_answer_the_alert_comes_all_the_same_and_its_text_changes_when_there_is_one(
@@ -362,14 +401,14 @@ def test_without_an_answer_the_alert_comes_all_the_same_and_its_text_changes_whe
     let_pass(watched, 60)
     assert watched.said() == ["firing", "firing"]
     first, second = watched.receiver.calls
-    assert [(one.fingerprint, one.starts_at_unix_ns) for one in first] == [
-        (one.fingerprint, one.starts_at_unix_ns) for one in second
+    assert [(one.alert.fingerprint, one.alert.starts_at) for one in first] == [
+        (one.alert.fingerprint, one.alert.starts_at) for one in second
     ]
     assert [one.alert.annotations.get("culprit") for one in (*first, *second)] == [None, "2"]
     assert ["updated_at" in one.alert.annotations for one in (*first, *second)] == [False, True]
     assert messages_about("hook", first)[0].id != messages_about("hook", second)[0].id
     let_pass(watched, 10, run)
-    assert [one.ends_at_unix_ns is not None for one in watched.receiver.calls[2]] == [True]
+    assert [one.alert.status for one in watched.receiver.calls[2]] == ["resolved"]
     assert len(watched.receiver.calls) == 3
 
 
@@ -417,11 +456,11 @@ def test_that_a_run_crashed_is_told_and_not_taken_back_at_once(
         run.end("killed", ranks=others, end_unix_ns=end + 2 * 10**9)
     let_pass(watched, RESTART_GRACE_S + 10)
     assert watched.firing() == ["TrainingCrashed"]
-    told = watched.annotations("TrainingCrashed")
-    assert (told["culprit"], told["culprit_host"], told["cause"]) == ("1", "node0", "crash")
-    assert "error output of rank 1 on node0" in told["next"]
-    heard = [(one.alert.labels["alertname"], one.ends_at_unix_ns is not None) for call in watched.receiver.calls for one in call]
-    assert heard == [("TrainingStraggler", False), ("TrainingCrashed", False), ("TrainingStraggler", True)]
+    annotations = watched.annotations("TrainingCrashed")
+    assert (annotations["culprit"], annotations["culprit_host"], annotations["cause"]) == ("1", "node0", "crash")
+    assert "error output of rank 1 on node0" in annotations["next"]
+    heard = [(one.alert.labels["alertname"], one.alert.status) for call in watched.receiver.calls for one in call]
+    assert heard == [("TrainingStraggler", "firing"), ("TrainingCrashed", "firing"), ("TrainingStraggler", "resolved")]
     assert watched.receiver.calls[-1][0].alert.annotations["ended_because"] == "the run ended early"
     let_pass(watched, CRASH_FIRING_S)
     assert watched.firing() == []

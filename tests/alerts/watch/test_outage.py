@@ -10,12 +10,12 @@ import msgspec
 import numpy as np
 import pytest
 from tests.alerts.conftest import START_NS
-from tests.alerts.watch.watched_world import Told, World, past_of
+from tests.alerts.watch.watched_world import RecordingWebhook, World, past_of
 from tests.step_files import add_damaged, add_rows, change, rows_of, tear
 
 from rankscope.alerts.watch.ledger import Ledger
-from rankscope.alerts.watch.liveness_monitor import Patience
-from rankscope.alerts.watch.outage import WAITED_S
+from rankscope.alerts.watch.liveness.monitor import Patience
+from rankscope.alerts.watch.liveness.outage import WAITED_S
 from rankscope.alerts.watch.runs import RESTART_GRACE_S
 from rankscope.runs.control import ControlAnswer, answer
 from rankscope.runs.paths import control_dir, rank_dir
@@ -62,7 +62,7 @@ def powered_off(make_run: Any, make_analysis: Any) -> Callable[..., PoweredOff]:
     def make(path: str = ".", *, past: Any = None, **options: Any) -> PoweredOff:
         run = make_run(slow=None)
         options = {"patience": Patience(silent_after_s=PATIENCE_S), "ask_for_dumps": False, **options}
-        watched = World((run.path / path).resolve(), receiver=Told(), **options)
+        watched = World((run.path / path).resolve(), receiver=RecordingWebhook(), **options)
         watched.answer = make_analysis()
         watched.steps = past or past_of([0.1] * 100)
         world = PoweredOff(run, watched)

@@ -17,18 +17,18 @@ from typing import Any
 import pytest
 from tests.alerts.receive.receiver_process import listening_target
 
-from rankscope.alerts.watch.signals import Signals, StoppedError
+from rankscope.alerts.watch.signals import SignalHandlers, StoppedError
 
 
 def test_a_signal_interrupts_only_what_changes_nothing() -> None:
     done: list[str] = []
-    with Signals() as signals:
+    with SignalHandlers() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
         done.append("a change")
         assert signals.stopping
         with pytest.raises(StoppedError), signals.interruptible():
             done.append("not reached")
-    with Signals() as signals:
+    with SignalHandlers() as signals:
         with pytest.raises(StoppedError), signals.interruptible():
             signal.raise_signal(signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)  # a second one does not interrupt what follows
@@ -37,7 +37,7 @@ def test_a_signal_interrupts_only_what_changes_nothing() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_pause(number: signal.Signals) -> None:
-    with Signals() as signals:
+    with SignalHandlers() as signals:
         began = time.monotonic()
         threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
         signals.wait(60)

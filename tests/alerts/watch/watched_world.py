@@ -9,12 +9,17 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from rankscope.alerts.alert import Notice
+from rankscope.alerts.deliver.notifiers import Webhook
+from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.post import DeliveryError
+from rankscope.alerts.deliver.targets import webhook_target
 from rankscope.alerts.output import Event
+from rankscope.alerts.payload import Notice
+from rankscope.alerts.store.database import Store
+from rankscope.alerts.watch.conditions.step_past import StepPast
 from rankscope.alerts.watch.delivery import Delivery
+from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
-from rankscope.alerts.watch.regressions import StepPast
 from rankscope.alerts.watch.settings import WatcherSettings
 from rankscope.alerts.watch.watcher import Watcher
 from rankscope.analysis.evidence.rank_columns import RankColumns
@@ -23,41 +28,40 @@ from rankscope.analysis.online import NewSteps
 from rankscope.analysis.result.analysis import Analysis
 
 
-class Told:
-    """A receiver that records its notices, or refuses them."""
+class RecordingWebhook(Webhook):
+    """A webhook with an outbox in memory that records its notices, or refuses them."""
 
     def __init__(self) -> None:
-        self.key = self.name = "told"
+        super().__init__(webhook_target("http://told.example/"), Outbox(Store(None)), wake=lambda: None)
+        self.name = "told"
         self.broken = False
         self.calls: list[list[Notice]] = []
 
     def send(self, notices: Sequence[Notice]) -> None:
         if self.broken:
             raise DeliveryError("answered 500")
+        super().send(notices)
         self.calls.append(list(notices))
 
     @property
     def heard(self) -> list[tuple[str, str]]:
-        return [
-            ("resolved" if notice.ends_at_unix_ns else "firing", notice.alert.labels.get("rank", ""))
-            for call in self.calls
-            for notice in call
-        ]
+        return [(notice.alert.status, notice.alert.labels.get("rank", "")) for call in self.calls for notice in call]
 
 
-class World:
+class World(FollowedRuns):
     """A watcher, its clock, and everything that it reports."""
 
     def __init__(
         self,
         path: Path,
         *,
-        receiver: Told,
+        receiver: RecordingWebhook,
         ledger: Ledger | None = None,
         once: bool = False,
         fire_after: int = 2,
         **options: Any,
     ) -> None:
+        super().__init__()
         self.now_s = 1_700_000_100.0
         self.clock_off_s = 0.0
         """Seconds by which the clock has been set, in addition."""
@@ -79,7 +83,7 @@ class World:
             path,
             analyse=self.analyse,
             follow=self,
-            delivery=Delivery(receivers=[receiver], interval_s=5, report=self.reports.append),
+            delivery=Delivery(webhooks=[receiver], interval_s=5, report=self.reports.append),
             ledger=ledger or Ledger(),
             options=WatcherSettings(**{"policy": FiringPolicy(fire_after, 2), "once": once, **options}),
             report=self.reports.append,

@@ -64,7 +64,7 @@ def test_each_field_agrees_with_the_golden_value(traces: Path, name: str) -> Non
             assert found[field] == pytest.approx(golden[field], abs=slack, rel=1e-4), field
 
 
-LARGE = ("hta_df_index_resolver/rank-1.json.gz", "hta_trace_diff_test/rank-1.json.gz")
+LARGE = ("hta_df_index_resolver/rank-1.json.gz", "hta_trace_diff_test/rank-1.json.gz", "kineto_2021_schema/rank-0.json.gz")
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from rankscope.alerts.store.database import Store
 def main(path: Path, url: str) -> None:
     """Send until no message waits; print a line when the sender has begun."""
     outbox = Outbox(Store(path))
-    target = Target(name="hook", key="target-hook", label="hook", url=Secret(value=url))
+    target = Target(name="hook", label="hook", url=Secret(value=url))
     sender = Sender(outbox, [target], report=lambda _: None)
     sender.start()
     print("begun", flush=True)

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tests.dashboards.blocks import draw_at, page_text
 
 from rankscope.alerts.alert import fingerprint
-from rankscope.alerts.prometheus import Prometheus, Server
 from rankscope.alerts.watch.announcements import FINDING_SCHEMA, FindingRecord, append_finding
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.alerts import all_alerts as page
@@ -22,6 +21,7 @@ from rankscope.dashboards.alerts import data as watched_alerts
 from rankscope.dashboards.alerts.all_alerts import PAGE, alert_row, picked, row_id
 from rankscope.dashboards.alerts.data import AlertRecord, AlertsFound, alert_record
 from rankscope.dashboards.alerts.figures import MOST_BARS, alert_counts, alert_times, bar_width_s
+from rankscope.dashboards.alerts.prometheus import Prometheus, Server
 from rankscope.dashboards.alerts.view import alert_article
 from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.store.disk import DiskRuns
@@ -205,7 +205,7 @@ def test_a_folder_that_cannot_be_read_is_a_page_that_says_so(memory_runs: Any) -
 
 
 def test_alerts_of_all_runs_come_from_their_files_alone_those_that_fire_first(
-    tmp_path: Path, write_run: Callable[..., Path]
+    tmp_path: Path, write_run: Callable[..., Path], until_ready: Callable[..., Any]
 ) -> None:
     # Given a live run, an ended one, a damaged one, and a Prometheus that is down
     root = tmp_path / "runs"
@@ -218,7 +218,7 @@ def test_alerts_of_all_runs_come_from_their_files_alone_those_that_fire_first(
     finding(over, "resolved", AT + MINUTE, run_id="over", rank="0")
     source = DiskRuns(root, prometheus=Prometheus(Server(url="http://127.0.0.1:9")))
 
-    found = source.all_alerts()
+    found = until_ready(source.all_alerts)
 
     told = [(one.state, one.run_id, one.evidence) for one in found.alerts]
     assert told == [("firing", "live", "/run/live?rank=1"), ("resolved", "over", "/run/over?rank=0")]

@@ -161,6 +161,7 @@ def test_a_run_is_told_of_its_own_alerts_and_of_those_of_its_hardware() -> None:
         about(run_id="run-1", host="far"),
         about(uuid="GPU-1", instance="n9:9400"),
         about(instance="n1:9400"),
+        about(instance="n1"),  # as the chart of the exporter sets it
         about(host="n1"),
     ]
     others = [about(run_id="run-2", host="n1"), about(uuid="GPU-9", instance="n1:9400"), about(instance="n2:9400"), about()]

@@ -14,10 +14,16 @@ import pytest
 from tests.local_http import answering, respond
 from tests.remembering_prometheus import remembering
 
-from rankscope.alerts.prometheus import Prometheus, PrometheusDownError, PrometheusError, Server, step_for
 from rankscope.base.errors import InputError
 from rankscope.dashboards.alerts.data import alerts_of
-from rankscope.dashboards.alerts.prometheus import prometheus_alerts
+from rankscope.dashboards.alerts.prometheus import (
+    Prometheus,
+    PrometheusDownError,
+    PrometheusError,
+    Server,
+    prometheus_alerts,
+    step_for,
+)
 
 BEGAN_S = 1_790_000_000
 SPAN = (BEGAN_S * 10**9, (BEGAN_S + 600) * 10**9)

@@ -16,9 +16,9 @@ from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.compare.figures import host_rows
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError, UnknownRunError
+from rankscope.dashboards.store.builders import JobBuilder
 from rankscope.dashboards.store.cache import Store
 from rankscope.dashboards.store.disk import DiskRuns
-from rankscope.dashboards.store.making import MadeBeside
 
 WriteRun = Callable[..., Path]
 UntilReady = Callable[[Callable[[], Any]], Any]
@@ -149,7 +149,7 @@ def test_a_comparison_is_made_once_per_state_of_its_runs(source: DiskRuns) -> No
 
 @pytest.mark.slow
 def test_comparisons_are_made_beside_the_server(source: DiskRuns, folder: Path, tmp_path: Path, until_ready: UntilReady) -> None:
-    beside = DiskRuns(folder, MadeBeside(Store(tmp_path / "cache"), patience_s=0.0))
+    beside = DiskRuns(folder, JobBuilder(Store(tmp_path / "cache")))
     with pytest.raises(NotReadyError):
         beside.compared(["sound", "slow"])
     made = until_ready(lambda: beside.compared(["sound", "slow"]))

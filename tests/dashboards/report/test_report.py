@@ -364,8 +364,8 @@ def test_a_run_that_goes_on_is_looked_at_once(tmp_path: Path, write_run: Callabl
     # given a live run that has been read once
     folder = write_run(tmp_path / "run", finished=False)
     source = DiskRuns(folder, look_again_s=math.inf)
-    first = source.analysis("run-1")
+    first = source.part("run-1", "analysis")
     # when the run grows, the report's state stays the same
     (folder / "run.json").touch()
-    assert source.analysis("run-1") is first
+    assert source.part("run-1", "analysis") is first
     assert DiskRuns(folder).summary("run-1").revision != source.summary("run-1").revision

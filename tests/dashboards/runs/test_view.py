@@ -22,7 +22,7 @@ from rankscope.analysis.result.analysis import Analysis, Verdict
 from rankscope.analysis.result.stored import store_verdict, stored_verdict
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.data.brief import StoredBrief, brief_of
-from rankscope.dashboards.data.memo import FACTOR, Memo, adaptive
+from rankscope.dashboards.data.memory_cache import FACTOR, MemoryCache, adaptive
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.live.grid import column_def
@@ -263,10 +263,10 @@ def test_many_viewers_share_a_look() -> None:
         now[0] += 0.5  # duration of the call
         return len(asked)
 
-    memo = Memo(1, clock_s=lambda: now[0])
-    assert [memo.get("", "", look, lifetime_s=adaptive) for _ in range(2)] == [1, 1]
+    cache = MemoryCache(clock_s=lambda: now[0])
+    assert [cache.get("runs", "", "", look, lifetime_s=adaptive) for _ in range(2)] == [1, 1]
     now[0] += FACTOR * 0.5
-    assert memo.get("", "", look, lifetime_s=adaptive) == 2
+    assert cache.get("runs", "", "", look, lifetime_s=adaptive) == 2
 
 
 texts = st.text(min_size=1, max_size=40)

@@ -53,7 +53,7 @@ def test_a_run_outside_is_said_but_not_shown(root: Path, secret: Path) -> None:
     with pytest.raises(RankscopeError, match="there is no run 'secret'"):
         source.summary("secret")
     with pytest.raises(RankscopeError, match="leads out"):
-        source.analysis("link")
+        source.part("link", "analysis")
 
     downloaded = create_app(source).server.test_client().get("/run/link/perfetto?window=20&ask=1", base_url="http://localhost")
     assert "leads out" in downloaded.get_json()["error"]
@@ -100,8 +100,8 @@ def test_what_a_link_in_a_run_leads_to_is_not_shown(root: Path, secret: Path, in
     if run.problem is not None:
         return
     with contextlib.suppress(RankscopeError):  # nothing is left to analyse
-        assert b"secret" not in msgspec.json.encode(source.analysis(run.run_id))
-        assert max(source.steps(run.run_id).steps) < 60
+        assert b"secret" not in msgspec.json.encode(source.part(run.run_id, "analysis"))
+        assert max(source.part(run.run_id, "steps").steps) < 60
 
 
 def test_raw_traces_behind_links_are_neither_shown_nor_exported(root: Path, secret: Path) -> None:
@@ -159,7 +159,7 @@ def test_links_that_stay_inside_are_followed(root: Path, tmp_path: Path) -> None
     for path in (root, tmp_path / "alias", tmp_path / "alias" / "own"):
         [run] = DiskRuns(path).runs()
         assert run.problem is None, "also where the folder that is served is itself a link"
-        assert DiskRuns(path).analysis("own").verdict.rank == 2
+        assert DiskRuns(path).part("own", "analysis").verdict.rank == 2
 
 
 def test_links_that_lead_nowhere_or_in_circles_harm_nobody(root: Path) -> None:

@@ -6,7 +6,7 @@ from typing import get_args
 
 import msgspec
 
-from rankscope.alerts.watch.findings import candidates
+from rankscope.alerts.watch.conditions.findings import candidates
 from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.result.costs import LedgerSource

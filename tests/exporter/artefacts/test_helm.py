@@ -187,6 +187,20 @@ def test_prometheus_finds_each_exporter_once(full_chart: dict[str, Manifest]) ->
     assert ingress["ports"] == [{"port": "metrics"}]
 
 
+def test_the_instance_is_the_node_whichever_pod_runs_on_it(full_chart: dict[str, Manifest]) -> None:
+    """Else each update would be an exporter that disappeared, and rates and alerts would begin anew."""
+    (endpoint,) = full_chart["ServiceMonitor"]["spec"]["endpoints"]
+    sources = {rule["targetLabel"]: rule["sourceLabels"] for rule in endpoint["relabelings"] if "targetLabel" in rule}
+    dropped = next(re.compile(rule["regex"]) for rule in endpoint["relabelings"] if rule.get("action") == "labeldrop")
+
+    assert sources == {label: ["__meta_kubernetes_pod_node_name"] for label in ("node", "instance")}
+    assert all(dropped.fullmatch(label) for label in ("pod", "container", "endpoint"))
+    # the exporter gives its GPUs the same name, so that joins with what Kubernetes says about the node work
+    (name,) = (variable for variable in pod_of(full_chart)["containers"][0]["env"] if variable["name"] == "NODE_NAME")
+    assert name["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"
+    assert parameters(full_chart)["host"] == "node1"
+
+
 def test_the_rules_in_the_chart_are_the_projects_rules(full_chart: dict[str, Manifest]) -> None:
     assert (CHART / "files" / RULES_FILE).read_text() == rules_text(), "make docs"
     assert full_chart["PrometheusRule"]["spec"] == yaml.safe_load(rules_text())

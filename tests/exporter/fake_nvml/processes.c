@@ -9,6 +9,7 @@ static u64 hidden(const char *text, u64 otherwise) { return *text == '-' ? other
 static int processes(void *gpu, const char *kind, unsigned int *count, process_info *out) {
     void *parent = handle_of(slot_of(gpu), -1);
     unsigned int found_count = 0, own = 0;
+    if (lookup(parent, "process_count")) { *count = (unsigned int)number_of(lookup(parent, "process_count")); return INSUFFICIENT_SIZE; }
     if (mig_of(gpu) >= 0) small(gpu, "gi", &own);
     for (int i = 0;; i++) {
         char what[32], of_kind[16], used[32], instance[16], compute[16];
@@ -43,8 +44,11 @@ PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, "mps")
 /* With nothing to tell it succeeds without a buffer, which nvidia-ml-py raises as an error. */
 int nvmlDeviceGetProcessUtilization(void *gpu, process_sample *out, unsigned int *count, u64 since_us) {
     unsigned int found_count = 0;
-    (void)since_us;
     ENTER(gpu);
+    if (lookup(gpu, "process_util_count")) {
+        *count = (unsigned int)number_of(lookup(gpu, "process_util_count"));
+        return leave(INSUFFICIENT_SIZE);
+    }
     for (int i = 0;; i++) {
         char what[32];
         process_sample sample = {0};
@@ -52,8 +56,10 @@ int nvmlDeviceGetProcessUtilization(void *gpu, process_sample *out, unsigned int
         snprintf(what, sizeof what, "process_util.%d", i);
         found = lookup(gpu, what);
         if (!found) break;
-        sscanf(found->text, "%u %u %u %u %u", &sample.pid, &sample.sm, &sample.memory, &sample.encoder, &sample.decoder);
         sample.timestamp_us = since_us + 1;
+        sscanf(found->text, "%u %u %u %u %u %llu", &sample.pid, &sample.sm, &sample.memory, &sample.encoder, &sample.decoder,
+               &sample.timestamp_us);
+        if (sample.timestamp_us <= since_us) continue;
         if (out && found_count < *count) out[found_count] = sample;
         found_count++;
     }

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -20,6 +21,7 @@ from rankscope.exporter.fleet.counters import ADDED_UP_BY_PROCESS, Continuity
 from rankscope.exporter.fleet.gpu_slot import GpuSlot
 from rankscope.exporter.fleet.inventory import Inventory, Meter, forget
 from rankscope.exporter.fleet.patience import Patience
+from rankscope.exporter.fleet.probe import probe
 from rankscope.exporter.fleet.survey import Survey
 from rankscope.exporter.fleet.wire import Done, DriverFound, Failed, FrameReader, Listed, Opened, Sampled, send_frame
 from rankscope.exporter.fleet.worker import work
@@ -88,6 +90,107 @@ def test_a_gpu_that_the_last_listing_skipped_is_not_missing_while_the_next_one_r
     children.close()
 
 
+def test_a_driver_that_does_not_tell_its_version_once_was_not_exchanged(tmp_path: Path) -> None:
+    """Else all GPUs would count as reset."""
+    children = _Probes()
+    survey = Survey(cast(Children, children), pci_root=tmp_path, patience=Patience(survey_s=1.0))
+
+    def probed(now: float, *versions: str) -> str | None:
+        survey.step(now, skip=frozenset(), paused=False)
+        probe = children.last
+        news = survey.handle(probe, DriverFound(Driver(*versions), 0), now)
+        survey.handle(probe, Done(), now)
+        survey.ended(probe, "exited", now)
+        return news
+
+    assert probed(1.0, "580.65.06", "", "13.0") == "returned"
+    assert probed(2.0, "", "13.580", "") is None
+    assert survey.driver == Driver("580.65.06", "13.580", "13.0")
+    assert probed(3.0, "580.65.06", "13.580", "13.0") is None
+    assert probed(4.0, "590.44.01", "13.580", "") == "exchanged"
+    assert survey.driver == Driver("590.44.01", "13.580", "")
+    children.close()
+
+
+class _Nvml:
+    """The calls of a probe, with answers by name; an exception is raised."""
+
+    NVML_ERROR_LIBRARY_NOT_FOUND = 12
+    NVML_ERROR_DRIVER_NOT_LOADED = 9
+
+    class NVMLError(Exception):
+        value = 999
+
+    def __init__(self, **answers: object) -> None:
+        usual = {
+            "nvmlSystemGetDriverVersion": "580.65.06",
+            "nvmlSystemGetNVMLVersion": "13.580.65.06",
+            "nvmlSystemGetCudaDriverVersion": 13000,
+            "nvmlDeviceGetCount": 2,
+            "nvmlDeviceGetPciInfo": SimpleNamespace(busId=b"00000000:1A:00.0"),
+        }
+        self._answers = {**usual, **answers}
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("nvml"):
+            raise AttributeError(name)
+
+        def call(*_: object) -> object:
+            answer = self._answers.get(name)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return call
+
+
+def _probed(nvml: _Nvml) -> list[Any]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        fd = new_board()
+        board = CallBoard(fd)
+        os.close(fd)
+        probe(theirs, board, nvml, list_unless=-1, skip=frozenset())
+        board.close()
+        return FrameReader().feed(ours.recv(1 << 16))
+
+
+@pytest.mark.parametrize("count", [2**32 - 1, 2**31, 100_000])
+def test_a_number_of_gpus_that_cannot_be_is_a_failure_of_the_driver(count: int) -> None:
+    (failed,) = _probed(_Nvml(nvmlDeviceGetCount=count))
+
+    assert isinstance(failed, Failed)
+    assert failed.reason == "nvml_error"
+    assert "nvmlDeviceGetCount" in failed.text
+    assert str(count) in failed.text
+
+
+@pytest.mark.parametrize("address", [b"\xff" * 13, "FFFFFFFF:FF:1F.7", b"", "nonsense"])
+def test_a_gpu_with_an_address_that_cannot_be_has_none(address: bytes | str) -> None:
+    _, *listed, done = _probed(_Nvml(nvmlDeviceGetPciInfo=SimpleNamespace(busId=address)))
+
+    assert listed == [Listed(0, ""), Listed(1, "")]
+    assert done == Done()
+
+
+def test_versions_that_cannot_be_are_unknown() -> None:
+    undecodable = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+    nvml = _Nvml(
+        nvmlSystemGetDriverVersion=undecodable, nvmlSystemGetNVMLVersion="\x7f\x01", nvmlSystemGetCudaDriverVersion=2**32 - 1
+    )
+
+    found, *_ = _probed(nvml)
+
+    assert found == DriverFound(Driver("", "", ""), 2)
+
+
+def test_a_probe_that_meets_a_defect_says_in_which_call() -> None:
+    (failed,) = _probed(_Nvml(nvmlDeviceGetCount=TypeError("no integer")))
+
+    assert isinstance(failed, Failed)
+    assert "TypeError in nvmlDeviceGetCount" in failed.text
+
+
 class _Probes:
     """``Children`` without processes."""
 
@@ -125,14 +228,14 @@ def test_a_release_that_did_not_come_about_leaves_nothing_released() -> None:
     def why() -> str | None:
         return slot.down.reason if slot.down is not None else None
 
-    slot.release(time.monotonic() + 60)
+    slot.release(time.monotonic(), 60)
     assert why() == "released"
     slot.give_up_release(time.monotonic())
     assert why() == "starting"
 
     child, theirs, _ = _child()
     slot.child, slot.state, child.pid = child, "sampling", 7
-    slot.release(time.monotonic() + 60)
+    slot.release(time.monotonic(), 60)
     slot.give_up_release(time.monotonic())
     assert why() == "stuck"
     assert child.connection is not None
@@ -172,11 +275,11 @@ def test_a_smaller_energy_counter_of_a_new_process_is_a_reset() -> None:
     process(5.0, 1.0, uuid=1)  # another GPU in its place
     assert len(resets) == 2
 
-    # A reset while no exporter ran is dated at the last reading before it
+    # A reset while no exporter ran
     slot.remember(_identity(1, bus=0), Meter(900.0, "boot", 0.5))
     slot._readings = ()
     process(6.0, None, 30.0, uuid=1)
-    assert resets[2:] == [("GPU-1", 0.5)]
+    assert resets[2:] == [("GPU-1", 6.0)]
     assert child.connection is not None
     child.connection.close()
     theirs.close()

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankscope.exporter.jobs.cgroups import Place, place_of
 from rankscope.exporter.jobs.environment import ranks_of, variables
 from rankscope.exporter.jobs.party import Ranks
-from rankscope.exporter.jobs.processes import Place, place_of
 
 UID = "6f1b2c3d-0000-4444-8888-abcdefabcdef"
 UNDER = UID.replace("-", "_")

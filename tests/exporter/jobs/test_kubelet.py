@@ -19,7 +19,7 @@ from tests.exporter.fake_driver import FakeDriver, build_library, h100_state, uu
 
 from rankscope.exporter.errors import ExporterMissingError
 from rankscope.exporter.jobs import kubelet as kubelet_module
-from rankscope.exporter.jobs.deadline import KEEP_S, HoldSource
+from rankscope.exporter.jobs.hold_source import KEEP_S, HoldSource
 from rankscope.exporter.jobs.kubelet import Kubelet, KubeletError
 from rankscope.exporter.jobs.party import Device, Hold, Identity
 
@@ -133,15 +133,20 @@ def test_pods_that_share_a_gpu_are_on_the_page(
     slots = {pod: [f"{uuid_of(0)}::{slot}"] for slot, pod in enumerate("ab")}
     fake.says(pods=[["ml", pod, {"train": {"nvidia.com/gpu.shared": ids}}] for pod, ids in slots.items()])
 
-    exporter = start_exporter("--jobs.podresources-socket", fake.socket, env=driver.env)
+    exporter = start_exporter("--jobs.podresources-socket", fake.socket, "--compat", "dcgm", env=driver.env)
     exporter.wait_until(lambda: exporter.values("gpu_jobs") == [2])
+    compatible = exporter.get("/dcgm/metrics").text
 
     for pod in "ab":
         labels = {"uuid": uuid_of(0), "namespace_k8s": "ml", "pod_k8s": pod}
         assert exporter.values("gpu_tenant_info", **labels) == [1]
         assert exporter.values("gpu_tenant_memory_used_bytes", **labels) == [0]  # no process runs on it
-        assert exporter.values("gpu_tenant_sm_utilization_ratio", **labels) == []
+        assert exporter.values("gpu_tenant_sm_utilization_ratio", **labels) == [0]
+        for name in ("FB_USED", "GPU_UTIL"):
+            (line,) = (line for line in compatible.splitlines() if f'pod="{pod}"' in line and f"DEV_{name}{{" in line)
+            assert line.endswith(f'namespace="ml",pod="{pod}"}} 0')
     assert exporter.values("gpu_job_info", pod_k8s="multiple") == [1]
+    assert "multiple" not in compatible
     # a part of the jobs that does not work would be reported
     assert exporter.values("rankscope_exporter_jobs_source_ok", source="kubelet") == [1]
 

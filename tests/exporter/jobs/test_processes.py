@@ -194,6 +194,21 @@ def test_calls_that_do_not_come_back_are_few() -> None:
         Deadline(30).ask(lambda: 1 // 0)
 
 
+def test_a_process_without_a_thread_for_its_environment_is_known_by_its_other_files(
+    proc: Proc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proc.process(10, uid=1000, cgroup=in_job(7), environ={"RANK": "1"})
+
+    def no_thread(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+
+    use = ProcessTable(proc.path).read(_now(10))[10]
+
+    assert (use.job_id, use.environ_read, use.ranks.rank) == ("7", False, None)
+
+
 def test_users_are_named_and_a_directory_that_hangs_names_nobody_else_wrongly() -> None:
     released = threading.Event()
 
@@ -202,11 +217,13 @@ def test_users_are_named_and_a_directory_that_hangs_names_nobody_else_wrongly() 
             released.wait()
         if uid == 2:
             raise KeyError(uid)
+        if uid == 4:
+            raise OverflowError("a fault of the directory service")
         return {0: "root", 1: "slow", 3: 'o"dd'}[uid]
 
     names = UserNames(look_up, wait_s=0.05)
     try:
-        assert UserNames(look_up, wait_s=30).names([0, 2, 3]) == {0: "root", 2: "2", 3: "3"}
+        assert UserNames(look_up, wait_s=30).names([4, 0, 2, 3]) == {0: "root", 2: "2", 3: "3", 4: "4"}
         assert names.names([1]) == {}
         assert names.names([0, 1]) == {}
     finally:

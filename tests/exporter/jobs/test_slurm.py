@@ -6,12 +6,16 @@ import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.exporter.jobs.job_node import ROOT, slurm_folder
 
+from rankscope.exporter.jobs import slurm
 from rankscope.exporter.jobs.party import Device, Identity
 from rankscope.exporter.jobs.slurm import SlurmError, SlurmFolder, devices_of
+from rankscope.exporter.spool.file import read_regular
+from rankscope.exporter.spool.series import RejectedError
 
 SCRIPTS = ROOT / "exporter" / "slurm"
 GPU = "GPU-10000000-aaaa-bbbb-cccc-000000000000"
@@ -145,6 +149,24 @@ def test_only_files_of_the_folders_owner_count(tmp_path: Path) -> None:
         os.chown(folder / "job-7", 4242, 4242)
 
     assert [hold.identity.job_id for hold in _read(folder).read() or ()] == ["1"]
+
+
+def test_a_file_that_cannot_be_read_hides_no_other_job_and_leaves_no_gpu_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = slurm_folder(tmp_path / "jobs", job_1={"SLURM_JOB_GPUS": "0"}, job_2={"SLURM_JOB_GPUS": "1"})
+
+    def unreadable(name: str, folder_fd: int, most_bytes: int) -> Any:
+        if name == "job-2":
+            raise RejectedError("unreadable")
+        return read_regular(name, folder_fd, most_bytes)
+
+    monkeypatch.setattr(slurm, "read_regular", unreadable)
+
+    assert {hold.identity.job_id: hold.devices for hold in _read(folder).read() or ()} == {
+        "1": (Device(number=0),),
+        "2": (Device(),),
+    }
 
 
 def test_a_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:

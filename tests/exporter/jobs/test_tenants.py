@@ -109,6 +109,12 @@ def test_pods_of_a_time_sliced_gpu_have_their_memory_and_share(node: Callable[..
     assert value_of(series, "gpu_jobs", gpu_uuid(0)) == 3
 
 
+def test_pods_stay_named_while_their_gpu_does_not_answer(node: Callable[..., JobsCollector]) -> None:
+    series = node(*held("a", "b")).read(fleet(gpu(0, up=False)))
+
+    assert tenants(series) == {"a": (None, None), "b": (None, None)}
+
+
 def test_a_gpu_with_one_tenant_has_no_series_of_tenants(node: Callable[..., JobsCollector], proc: Proc) -> None:
     proc.process(10, cgroup=in_pod("a"))
     jobs = node(*held("a"))

@@ -142,7 +142,7 @@ def _nursery(library: Path) -> socket.socket:
 def asking(fake: FakeDriver, gpu: int = 0, collectors: frozenset[str] = DEFAULT) -> Iterator[AskedGpu]:
     """Yield a process that has not opened its GPU yet."""
     (stdin, to_it), (from_it, stdout) = os.pipe(), os.pipe()
-    request = json.dumps([fake.gpus[gpu]["bus"], sorted(collectors), fake.env])
+    request = json.dumps([str(fake.gpus[gpu]["bus"]).lower(), sorted(collectors), fake.env])
     socket.send_fds(_nursery(fake.library), [request.encode()], [stdin, stdout])
     os.close(stdin)
     os.close(stdout)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from ctypes import sizeof
 from pathlib import Path
 
 import pytest
 from tests.exporter.fake_driver import FakeDriver, build_library, h100_state
 from tests.exporter.nvml.asked_gpu import opened, sample_of
+
+from rankscope.exporter.nvml import processes
+from rankscope.exporter.nvml.gpu import load_nvml
 
 JOBS = frozenset({"gpu", "jobs"})
 CALL = "nvmlDeviceGetProcessUtilization"
@@ -39,6 +44,43 @@ def test_processes_are_known_where_their_shares_are_not(fake: FakeDriver, code: 
     fake.fail(CALL, code)
 
     assert shares(fake) == ({501: None, 502: None, 503: None}, {})
+
+
+@pytest.mark.parametrize("count", [2**32 - 1, 2**31, 10**6])
+def test_numbers_of_processes_that_cannot_be_take_no_memory(fake: FakeDriver, count: int) -> None:
+    fake.gpus[0]["process_util_count"] = count
+    fake.write()
+    assert shares(fake) == ({501: None, 502: None, 503: None}, {})
+
+    fake.gpus[0]["process_count"] = count
+    fake.write()
+    sample = sample_of(fake, 0, JOBS)
+    assert sample.processes is None
+    assert sample.raw.readings == ()
+
+
+def test_the_layouts_are_those_of_nvidia_ml_py() -> None:
+    pynvml = load_nvml()
+    sample, process = pynvml.c_nvmlProcessUtilizationSample_t, pynvml.c_nvmlProcessInfo_v2_t
+    assert (processes._UTILIZATION.size, processes._PROCESS.size) == (sizeof(sample), sizeof(process))
+    memory = bytearray(sizeof(sample))
+    written = sample.from_buffer(memory)
+    written.pid, written.timeStamp, written.smUtil, written.memUtil = 7, 2**40, 93, 5
+    assert processes._UTILIZATION.unpack(memory) == (7, 2**40, 93)
+
+
+def test_a_sample_of_the_future_hides_no_later_one(fake: FakeDriver) -> None:
+    """As after the wall clock was set back, or of a driver that returns a number with all bits set."""
+    now_us = time.time_ns() // 1000
+    fake.gpus[0] |= {"process_util.0": f"501 25 0 0 0 {now_us + 3600 * 10**6}", "process_util.1": f"502 50 0 0 0 {2**64 - 1}"}
+    fake.gpus[0] |= {"process_util.2": "503 75 0 0 0"}
+    fake.write()
+
+    with opened(fake, 0, frozenset({"gpu", "process"})) as asked:
+        assert {process.pid: process.sm_ratio for process in asked.sample().processes or ()} == {501: 0, 502: 0, 503: 0.75}
+        fake.gpus[0] |= {"process_util.0": "501 50 0 0 0"}
+        fake.write()
+        assert {process.pid: process.sm_ratio for process in asked.sample().processes or ()} == {501: 0.5, 502: 0, 503: 0.75}
 
 
 def test_a_fault_in_reading_shares_is_one_of_the_collector_of_processes(fake: FakeDriver) -> None:

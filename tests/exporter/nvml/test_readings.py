@@ -20,7 +20,7 @@ from tests.exporter.fake_driver import (
     h100_state,
     uuid_of,
 )
-from tests.exporter.nvml.asked_gpu import ALL, Sample, opened, sample_of
+from tests.exporter.nvml.asked_gpu import ALL, DownError, Sample, asking, opened, sample_of
 
 from rankscope.exporter.catalogue import BY_NAME, CATALOGUE, COLLECTORS
 
@@ -293,6 +293,8 @@ def test_numbers_with_all_bits_set_are_no_readings_of_any_topic(tmp_path: Path, 
         ("fabric", ONES_32, {"gpu_fabric_state", "gpu_fabric_healthy"}),
         ("fabric_health", ONES_32, {"gpu_fabric_healthy"}),
         ("fans", ONES_32, {"gpu_fan_speed_ratio"}),
+        ("fans", 10**6, {"gpu_fan_speed_ratio"}),
+        ("retired.0", ONES_32, {"gpu_retired_pages"}),
         ("mig", ONES_32, {"gpu_mig_enabled", "gpu_mig_instances"}),
         ("nvlink.5", ONES_32, {"gpu_nvlink_links", "gpu_nvlink_link_up", "gpu_nvlink_errors_total",
                                "gpu_nvlink_transmit_bytes_total", "gpu_nvlink_receive_bytes_total",
@@ -309,6 +311,16 @@ def test_one_number_with_all_bits_set_costs_its_own_series(tmp_path: Path, key: 
     assert {metric for (metric, *_), reason in sample.absent.items() if reason == "implausible"} == metrics
     assert sample.value("gpu_temperature_margin_celsius") == (89 - 40 if key == "margin" else 47)
     assert sample.errors == {}
+
+
+@pytest.mark.parametrize("uuid", ["", "\x7f\x01"])
+def test_a_gpu_without_a_uuid_is_not_opened(tmp_path: Path, uuid: str) -> None:
+    fake = FakeDriver(tmp_path, build_library(), [h100_state(0) | {"uuid": uuid}])
+
+    with asking(fake) as asked, pytest.raises(DownError, match="no uuid") as down:
+        asked.open()
+
+    assert down.value.reason == "nvml_error"
 
 
 def test_field_values_have_their_own_return_codes_and_types(tmp_path: Path) -> None:

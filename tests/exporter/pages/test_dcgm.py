@@ -112,12 +112,12 @@ class SampledTwice:
         return self._states.pop() if len(self._states) > 1 else self._states[0]
 
 
-def page_of(state: FleetState, *, collectors: frozenset[str] = ALL) -> Page:
+def page_of(state: FleetState, *, collectors: frozenset[str] = ALL, jobs: tuple[Series, ...] = JOBS) -> Page:
     def loop(name: str, last: tuple[Series, ...]) -> Any:
         return SimpleNamespace(name=name, latest=lambda: Snapshot(last, fresh=True, ok=True, age_s=0, duration_s=0, reason=None))
 
     fleet: Any = SampledTwice(state)
-    return Page("node1", fleet, jobs=loop("jobs", JOBS), xid=loop("xid", XIDS), collectors=collectors)
+    return Page("node1", fleet, jobs=loop("jobs", jobs), xid=loop("xid", XIDS), collectors=collectors)
 
 
 @pytest.fixture
@@ -211,6 +211,78 @@ def test_a_divided_gpu_is_told_by_its_instances_and_never_twice(page: Page) -> N
     # readings of the whole GPU have no instance labels
     (line,) = (line for line in body.splitlines() if line.startswith("DCGM_FI_DEV_GPU_TEMP{") and DIVIDED in line)
     assert "GPU_I_ID" not in line
+
+
+def shared(uuid: str, *pods: str, memory: dict[str, float] | None = None, sm: dict[str, float] | None = None) -> list[Series]:
+    """Return the series of a device that these pods of the namespace ml share."""
+
+    def tenant(pod: str) -> tuple[tuple[str, str], ...]:
+        return (("uuid", uuid), ("namespace_k8s", "ml"), ("pod_k8s", pod))
+
+    return [
+        Series(
+            "gpu_job_info",
+            1,
+            (("uuid", uuid), ("namespace_k8s", "ml"), ("pod_k8s", "multiple"), ("container_k8s", "main")),
+        ),
+        *(Series("gpu_tenant_info", 1, tenant(pod)) for pod in pods),
+        *(Series("gpu_tenant_memory_used_bytes", value * 2**20, tenant(pod)) for pod, value in (memory or {}).items()),
+        *(Series("gpu_tenant_sm_utilization_ratio", value, tenant(pod)) for pod, value in (sm or {}).items()),
+    ]
+
+
+def test_pods_that_share_a_gpu_have_series_of_their_own() -> None:
+    instance = "MIG-20000000-1111-bbbb-cccc-000000000000"
+    of_gpu = shared(H100, "a", "b", "c", memory={"a": 1024, "b": 512}, sm={"a": 0.25, "b": 0.5, "c": 0})
+    # a job of Slurm on the same GPU is no pod
+    job = Series("gpu_tenant_memory_used_bytes", 2.0**30, (("uuid", H100), ("job_id", "7"), ("user", "ann")))
+    of_instance = shared(instance, "d", "e", memory={"d": 1, "e": 2})
+
+    body = text(page_of(node(), jobs=(*of_gpu, job, *of_instance)))
+
+    assert {pod: values(body, "DEV_FB_USED", UUID=H100, namespace="ml", pod=pod) for pod in "abc"} == {
+        "a": [1024],
+        "b": [512],
+        "c": [],
+    }
+    assert {pod: values(body, "DEV_GPU_UTIL", UUID=H100, pod=pod) for pod in "abc"} == {"a": [25], "b": [50], "c": [0]}
+    assert values(body, "DEV_FB_USED", GPU_I_ID="1", pod="e") == [2]
+    assert len(values(body, "DEV_FB_USED", UUID=DIVIDED)) == 4  # two instances, two pods
+    # the device has its series once, of no pod
+    lines = [line for line in body.splitlines() if H100 in line and not line.startswith("#") and "pod=" not in line]
+    assert len([line for line in lines if line.startswith(("DCGM_FI_DEV_FB_USED{", "DCGM_FI_DEV_GPU_UTIL{"))]) == 2
+    assert not [line for line in lines if "namespace=" in line or "container=" in line]
+    assert "multiple" not in body
+    # pods without values are named in a comment
+    assert [line for line in body.splitlines() if line.startswith("# DCGM_FI_DEV_FB_USED") and line.endswith(": ml/c")]
+    names = [line.rpartition(" ")[0] for line in body.splitlines() if not line.startswith("#")]
+    assert len(set(names)) == len(names)
+
+
+def test_several_containers_of_a_pod_are_one_pod() -> None:
+    labels = (("uuid", H100), ("namespace_k8s", "ml"), ("pod_k8s", "a"), ("container_k8s", "multiple"))
+
+    body = text(page_of(node(), jobs=(Series("gpu_job_info", 1, labels),)))
+
+    assert values(body, "DEV_GPU_TEMP", UUID=H100, namespace="ml", pod="a") == [66]
+    assert "container=" not in body
+
+
+def test_a_mig_instance_that_several_pods_divide_has_the_pod_of_none() -> None:
+    state = node()
+    divided = next(gpu for gpu in state.gpus if gpu.identity.uuid == DIVIDED)
+    assert divided.sample is not None
+    first = divided.sample.mig_devices[0]
+    second = msgspec.structs.replace(first, uuid="MIG-other", compute_instance=1)
+    sample = msgspec.structs.replace(divided.sample, mig_devices=(first, second))
+    state = msgspec.structs.replace(state, gpus=(msgspec.structs.replace(divided, sample=sample),))
+    jobs = tuple(
+        Series("gpu_job_info", 1, (("uuid", uuid), ("namespace_k8s", "ml"), ("pod_k8s", pod)))
+        for uuid, pod in ((first.uuid, "a"), (second.uuid, "b"))
+    )
+
+    assert "pod=" in text(page_of(state, jobs=jobs[:1]))
+    assert "pod=" not in text(page_of(state, jobs=jobs))
 
 
 def test_a_gpu_that_is_down_has_no_values_but_its_last_xid(page: Page) -> None:

@@ -242,12 +242,59 @@ def test_a_kernel_that_was_faster_than_we_is_no_end(kmsg: Kmsg, monkeypatch: pyt
     kmsg.say("NVRM: Xid (PCI:0000:1a:00): 48, text")
     assert len(kmsg.log.read()) == 1
     kmsg.say("NVRM: Xid (PCI:0000:1a:00): 63, text", skip=7)
-    told: list[OSError] = [BrokenPipeError(), OSError(errno.EINVAL, "a record too large")]
+    told: list[OSError] = [OSError(errno.EPIPE, "overwritten"), OSError(errno.EINVAL, "a record too large")]
     read = os.read
     monkeypatch.setattr(os, "read", lambda fd, size: (_ for _ in ()).throw(told.pop()) if told else read(fd, size))
 
     assert [one.code for one in kmsg.log.read()] == [63]
-    assert (kmsg.log.problem, kmsg.log.lost) == (None, 1 + 7)
+    assert (kmsg.log.problem, kmsg.log.lost) == (None, 7)
+
+
+def test_a_record_that_breaks_the_parser_costs_no_other(
+    kmsg: Kmsg, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    parse = KernelLines._error
+
+    def faulty(lines: KernelLines, text: str, seq: int, boot_s: float) -> KernelXid | None:
+        if "break" in text:
+            raise IndexError("no such group")
+        return parse(lines, text, seq, boot_s)
+
+    monkeypatch.setattr(KernelLines, "_error", faulty)
+    for text in ("48, text", "63, break", "63, break", "79, text"):
+        kmsg.say(f"NVRM: Xid (PCI:0000:1a:00): {text}")
+
+    assert [one.code for one in kmsg.log.read()] == [48, 79]
+    assert (kmsg.log.problem, kmsg.log.lost) == (None, 2)
+    assert caplog.text.count("no such group") == 1
+
+
+def test_a_record_that_the_journal_refuses_costs_no_other(
+    kmsg: Kmsg, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpu = GpuIdentity(uuid="GPU-1", index=0, model="H100", pci_bus_id=PCI)
+    journal = XidJournal(None, job_at=lambda uuid: None, monotonic=lambda: kmsg.now_s)
+    observe = journal._observe
+
+    def faulty(seen: KernelXid, uuid: str) -> None:
+        if seen.code == 63:
+            raise KeyError("gone")
+        observe(seen, uuid)
+
+    monkeypatch.setattr(journal, "_observe", faulty)
+    collector = XidCollector(journal, kmsg.log)
+    for code in (48, 63, 79):
+        kmsg.say(f"NVRM: Xid (PCI:0000:1a:00): {code}, text")
+    collector.on_xid(gpu, XidEvent(1e6, 63))  # in the fleet's thread
+
+    page = {
+        dict(one.labels).get("xid"): one.value
+        for one in collector.read(FleetState((GpuState(gpu, up=True),), None, {}, 0, 0, None, None))
+        if one.metric == "gpu_xid_errors_total"
+    }
+
+    assert (page["48"], page.get("63"), page["79"]) == (1, None, 1)
+    assert caplog.text.count("gone") == 1
 
 
 def test_the_kernels_clock_may_drift_but_what_is_new_happened_since_the_last_look(kmsg: Kmsg) -> None:

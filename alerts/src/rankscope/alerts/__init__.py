@@ -6,5 +6,5 @@
                                                                 ├─ Alertmanager ─ receive/ ─ deliver/ ─ chat, pager, webhook
     run directory ─ watch/ (analysis of the steps) ─ deliver/ ──┘
 
-``replay/`` runs the watcher over a recorded run. ``prometheus`` is a client of Prometheus' HTTP API, used by the dashboards.
+``replay/`` runs the watcher over a recorded run.
 """

@@ -1,4 +1,4 @@
-"""One alert: what identifies it, what it says, and when it began and ended.
+"""One alert: what identifies it and what it says.
 
 Labels identify the alert, so a value that changes between evaluations must be an annotation.
 """
@@ -6,6 +6,7 @@ Labels identify the alert, so a value that changes between evaluations must be a
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -17,6 +18,7 @@ _FNV_OFFSET: Final = 14695981039346656037
 _FNV_PRIME: Final = 1099511628211
 _SEPARATOR: Final = b"\xff"
 _DATE_AND_TIME: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d")
+_PORT: Final = re.compile(r":[0-9]+$")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -30,17 +32,6 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     """Page that shows the evidence; empty when no dashboard is known."""
 
 
-class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """An alert at a moment, as it is sent: firing while ``ends_at_unix_ns`` is ``None``, resolved afterwards."""
-
-    alert: Alert
-    fingerprint: str
-    starts_at_unix_ns: int
-    ends_at_unix_ns: int | None = None
-    revision: str = ""
-    """Identifier of the state after the details of a firing alert changed; empty before the first such change."""
-
-
 def ranks_of(alert: Alert) -> set[int]:
     """Return the ranks that an alert is about: its own, or all of those it stands for together."""
     texts = [alert.labels.get("rank", ""), *alert.annotations.get("ranks", "").split(",")]
@@ -50,6 +41,11 @@ def ranks_of(alert: Alert) -> set[int]:
 def is_of_host(alert: Alert) -> bool:
     """Return whether an alert is about a host as a whole."""
     return "host" in alert.labels and "rank" not in alert.labels and "ranks" in alert.annotations
+
+
+def host_of(labels: Mapping[str, str]) -> str:
+    """Return the host that an alert is about: without a label, the instance, a node's name or an address, without its port."""
+    return labels.get("host") or _PORT.sub("", labels.get("instance", ""))
 
 
 def fingerprint(labels: dict[str, str]) -> str:
@@ -78,8 +74,8 @@ def unix_ns(moment: str) -> int:
         return 0
     if read.tzinfo is None:
         read = read.replace(tzinfo=UTC)
-    found = (read - _EPOCH) // timedelta(microseconds=1) * 1000
-    return found if abs(found) < 2**62 else 0
+    nanoseconds = (read - _EPOCH) // timedelta(microseconds=1) * 1000
+    return nanoseconds if abs(nanoseconds) < 2**62 else 0
 
 
 def is_rfc3339(moment: str) -> bool:

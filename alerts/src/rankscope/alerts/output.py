@@ -1,12 +1,11 @@
-"""Output of the watcher: one line per event, as text or JSON, progress lines, and the options of the log."""
+"""Output of the watcher: one line per event, as text or JSON, and the options of the log."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
 import click
@@ -67,12 +66,12 @@ def alert_line(head: str, labels: dict[str, str], annotations: dict[str, str]) -
     return one_line(f"{' '.join(parts)}: {annotations.get('summary') or '(no summary)'}{tail}")
 
 
-def print_line(line: str, *, err: bool = False) -> OSError | None:
+def print_line(line: str) -> OSError | None:
     """Print a line and flush it; return the error if that fails. The failed line is lost, later lines are still tried."""
     try:
-        click.echo(line, err=err)
+        click.echo(line)
     except OSError as error:
-        _drop_buffered(err=err)
+        _drop_buffered()
         return error
     return None
 
@@ -88,39 +87,16 @@ def log_options(command: _Command) -> _Command:
     return level(style(command))
 
 
-@contextmanager
-def progress_line() -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows the current activity in one line of standard error, which is cleared at the end.
-
-    The function does nothing when standard error is not a terminal.
-    """
-
-    def write(text: str) -> None:
-        with suppress(OSError):
-            click.echo(f"\r\x1b[K{text}", nl=False, err=True)
-
-    if not sys.stderr.isatty():
-        yield lambda _what: None
-        return
-    # A wrapped line cannot be overwritten.
-    longest = shutil.get_terminal_size().columns - 3
-    try:
-        yield lambda what: write(f"{one_line(what)[:longest]} …")
-    finally:
-        write("")
-
-
-def _drop_buffered(*, err: bool) -> None:
+def _drop_buffered() -> None:
     """Discard buffered output that could not be written: flushing it when the process exits would fail again."""
-    stream = sys.stderr if err else sys.stdout
     with suppress(OSError, ValueError):  # not a file, or closed: nothing is buffered
-        number = stream.fileno()
+        number = sys.stdout.fileno()
         kept = os.dup(number)
         try:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, number)
             os.close(nowhere)
-            stream.flush()
+            sys.stdout.flush()
         finally:
             os.dup2(kept, number)
             os.close(kept)

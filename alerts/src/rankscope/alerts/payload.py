@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from rankscope.alerts.alert import Notice, rfc3339
+from rankscope.alerts.alert import Alert, fingerprint, rfc3339
 
 PAYLOAD_VERSION: Final = "4"
 GROUP_LABELS: Final = ("alertname", "run_id")
@@ -20,7 +20,7 @@ _Status = Literal["firing", "resolved"]
 
 
 class PayloadAlert(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One alert of a payload."""
+    """One alert of a payload: an alert at a moment, firing or resolved."""
 
     status: _Status
     labels: dict[str, str]
@@ -29,6 +29,14 @@ class PayloadAlert(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     ends_at: str = NOT_ENDED
     generator_url: str = msgspec.field(name="generatorURL", default="")
     fingerprint: str = ""
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """An alert to deliver."""
+
+    alert: PayloadAlert
+    revision: str = ""
+    """Not empty for a further message about a state that was already delivered, such as a reminder."""
 
 
 class Payload(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -68,17 +76,16 @@ def build_payload(alerts: list[PayloadAlert], *, key: str, external_url: str = "
     )
 
 
-def payload_alert(notice: Notice) -> PayloadAlert:
-    """Convert a notice to an alert of a payload."""
-    ended = notice.ends_at_unix_ns
+def payload_alert(alert: Alert, *, starts_at_unix_ns: int, ends_at_unix_ns: int | None = None) -> PayloadAlert:
+    """Convert an alert, which fires while ``ends_at_unix_ns`` is ``None``."""
     return PayloadAlert(
-        status="firing" if ended is None else "resolved",
-        labels=notice.alert.labels,
-        annotations=notice.alert.annotations,
-        starts_at=rfc3339(notice.starts_at_unix_ns),
-        ends_at=NOT_ENDED if ended is None else rfc3339(ended),
-        generator_url=notice.alert.generator_url,
-        fingerprint=notice.fingerprint,
+        status="firing" if ends_at_unix_ns is None else "resolved",
+        labels=alert.labels,
+        annotations=alert.annotations,
+        starts_at=rfc3339(starts_at_unix_ns),
+        ends_at=NOT_ENDED if ends_at_unix_ns is None else rfc3339(ends_at_unix_ns),
+        generator_url=alert.generator_url,
+        fingerprint=fingerprint(alert.labels),
     )
 
 

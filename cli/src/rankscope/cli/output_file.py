@@ -11,8 +11,8 @@ from pathlib import Path
 
 import click
 
-from rankscope.alerts.output import progress_line
 from rankscope.base.errors import InputError
+from rankscope.base.progress import progress_line
 from rankscope.runs.named import named_run
 from rankscope.runs.paths import findings_file, run_file
 from rankscope.runs.writer import replacing

@@ -140,8 +140,8 @@ class Assembly:
         )
 
     def _ranks(self) -> SpoolSample | None:
-        known = self._spool.latest() if self._spool is not None else None
-        return known.last if known is not None and known.fresh else None
+        snapshot = self._spool.latest() if self._spool is not None else None
+        return snapshot.last if snapshot is not None and snapshot.fresh else None
 
     def _make_spool(self) -> Callable[[], SpoolSample]:
         settings = self._settings

@@ -1,4 +1,4 @@
-"""Resolution of a path that names a run: its folder, its ``run.json``, or the folder of one of its attempts."""
+"""Resolution of a path that names a run (its folder, its ``run.json``, the folder of one of its attempts) or a folder of runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from rankscope.base.errors import InputError
-from rankscope.runs.paths import run_file
+from rankscope.runs.paths import RUN_FILE, run_file
 from rankscope.runs.reader import ATTEMPTS, RunReader, is_headless_run, is_run, is_visible_run
 from rankscope.runs.run_files import real_run
 
@@ -55,6 +55,18 @@ def _named_run(path: Path) -> NamedRun | None:
             raise InputError(path, f"no such attempt of the run; there {_listed(there)}")
         return NamedRun(run, number)
     return None
+
+
+def runs_in(path: Path) -> list[Path]:
+    """Return ``path`` if it is a run, else the runs directly inside it, by name. Raises ``OSError`` if ``path`` is unreadable.
+
+    An unreadable folder inside it does not count as a run.
+    """
+    if is_run(path):
+        return [path]
+    # Paths of thousands of runs take longer to make than to look at.
+    names = [name for name in os.listdir(path) if os.path.isfile(f"{path}/{name}/{RUN_FILE}")]  # noqa: PTH113, PTH208
+    return [path / name for name in sorted(names)]
 
 
 def refuse_folder_of_runs(path: Path) -> None:

@@ -8,10 +8,10 @@ from typing import Final
 
 import msgspec
 
-from rankscope.alerts.deliver.retrying import Judgement, not_answered
+from rankscope.alerts.deliver.retrying import AttemptResult, not_answered
 from rankscope.alerts.deliver.signing import SecretUnavailableError
 from rankscope.alerts.deliver.targets import Target
-from rankscope.alerts.deliver.templates.facts import Facts, facts, headline
+from rankscope.alerts.deliver.templates.alert_texts import AlertTexts, alert_texts, headline
 from rankscope.alerts.payload import Payload
 
 _CAP: Final = 300
@@ -46,7 +46,7 @@ class AppriseCourier:
     def __init__(self, target: Target) -> None:
         self._target = target
 
-    def attempt(self, message_id: str, payload: bytes) -> Judgement:
+    def attempt(self, message_id: str, payload: bytes) -> AttemptResult:
         """Hand the message to Apprise once. Apprise reports only success or failure, not the service's answer."""
         del message_id
         try:
@@ -69,16 +69,16 @@ class AppriseCourier:
         except OSError as error:
             return not_answered(f"cannot start a process: {error.strerror or error}", sent=False)
         if done.returncode == 0:
-            return Judgement(kind="delivered", reason="accepted by Apprise", received=True)
+            return AttemptResult(kind="delivered", reason="accepted by Apprise", received=True)
         if done.returncode == _REFUSED:
-            return Judgement(kind="dead", reason="Apprise supports no service with such an address")
+            return AttemptResult(kind="dead", reason="Apprise supports no service with such an address")
         return not_answered("Apprise could not deliver it", sent=True)
 
 
 def text_message(payload: bytes) -> dict[str, str]:
     """Convert a payload to plain text: ``title``, ``body`` and ``kind`` (firing, critical, resolved or ended)."""
     content = msgspec.json.decode(payload, type=Payload)
-    parts = [_text(facts(alert, _CAP)) for alert in content.alerts]
+    parts = [_text(alert_texts(alert, _CAP)) for alert in content.alerts]
     critical = any(alert.status == "firing" and alert.labels.get("severity") == "critical" for alert in content.alerts)
     mended = not any(alert.annotations.get("ended_because") for alert in content.alerts)
     over = "resolved" if mended else "ended"
@@ -90,7 +90,7 @@ def text_message(payload: bytes) -> dict[str, str]:
     return {"title": headline(content, 100), "body": body, "kind": kind}
 
 
-def _text(content: Facts) -> str:
+def _text(content: AlertTexts) -> str:
     lines = [content.heading, content.summary, *(f"{name}: {text}" for name, text in content.fields)]
     if not content.brief:
         lines += [f"next: {step}" for step in content.next]

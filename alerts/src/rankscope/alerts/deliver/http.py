@@ -94,10 +94,10 @@ def proxy_for(url: str) -> str:
     """Return the proxy that the environment sets for ``url``; empty for none."""
     parts = urlsplit(url)
     proxies = urllib.request.getproxies_environment()
-    found = proxies.get(parts.scheme) or proxies.get("all") or ""
+    proxy = proxies.get(parts.scheme) or proxies.get("all") or ""
     # typeshed lacks proxy_bypass_environment.
     with suppress(ValueError):
         host = f"{parts.hostname}:{parts.port or ''}".rstrip(":")
-        if found and urllib.request.proxy_bypass_environment(host, proxies):  # type: ignore[attr-defined]
+        if proxy and urllib.request.proxy_bypass_environment(host, proxies):  # type: ignore[attr-defined]
             return ""
-    return found if "://" in found or not found else f"http://{found}"
+    return proxy if "://" in proxy or not proxy else f"http://{proxy}"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from rankscope.alerts.deliver.endpoint import connected
 from rankscope.alerts.deliver.post import JSON, DeliveryError, NoAnswerError, post
-from rankscope.alerts.deliver.retrying import Judgement, judge_status, not_answered
+from rankscope.alerts.deliver.retrying import AttemptResult, judge_status, not_answered
 from rankscope.alerts.deliver.signing import ID_HEADER, SecretError, SecretUnavailableError, parse_secret, sign
 from rankscope.alerts.deliver.targets import Target
 from rankscope.alerts.deliver.templates import TEMPLATES
@@ -20,7 +20,7 @@ class HttpCourier:
         self._target = target
         self._wall = wall
 
-    def attempt(self, message_id: str, payload: bytes) -> Judgement:
+    def attempt(self, message_id: str, payload: bytes) -> AttemptResult:
         """POST the rendered and signed message."""
         target = self._target
         try:

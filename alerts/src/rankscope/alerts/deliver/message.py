@@ -13,8 +13,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from rankscope.alerts.alert import Notice
-from rankscope.alerts.payload import MAX_ALERTS, Payload, PayloadAlert, build_payload, common, group_key, payload_alert
+from rankscope.alerts.payload import MAX_ALERTS, Notice, Payload, PayloadAlert, build_payload, common, group_key
 from rankscope.base.text import shortened
 
 MAX_PAYLOAD_BYTES: Final = 18_000
@@ -37,7 +36,6 @@ class AlertState(msgspec.Struct, frozen=True, kw_only=True):
     """As in the payload; distinguishes one firing of an alert from the next."""
     status: Literal["firing", "resolved"]
     revision: str = ""
-    """Not empty for a further message about a state that was already sent, such as a reminder."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,24 +74,17 @@ class MessageSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Start of the earliest alert, as in the payload."""
 
 
-def messages(target: str, payload: Payload, *, most_alerts: int = MAX_ALERTS, revision: str = "") -> list[Message]:
-    """Split a payload into messages for a target, none of them too large. No alert is left out."""
-    return [_message(target, part, revision) for part in split(payload, most_alerts=most_alerts)]
-
-
 def messages_about(
     target: str, notices: Sequence[Notice], *, external_url: str = "", most_alerts: int = MAX_ALERTS
 ) -> list[Message]:
-    """Build messages for a target from alerts of any number of groups."""
+    """Build messages for a target from alerts of any number of groups, none of them too large. No alert is left out."""
     groups: dict[tuple[str, str], list[PayloadAlert]] = defaultdict(list)
     for notice in notices:
-        groups[group_key(notice.alert.labels), notice.revision].append(payload_alert(notice))
+        groups[group_key(notice.alert.labels), notice.revision].append(notice.alert)
     return [
-        message
+        _message(target, part, revision)
         for (key, revision), alerts in groups.items()
-        for message in messages(
-            target, build_payload(alerts, key=key, external_url=external_url), most_alerts=most_alerts, revision=revision
-        )
+        for part in split(build_payload(alerts, key=key, external_url=external_url), most_alerts=most_alerts)
     ]
 
 
@@ -121,6 +112,12 @@ def with_alerts(payload: Payload, alerts: list[PayloadAlert]) -> Payload:
     )
 
 
+def state_of(notice: Notice) -> AlertState:
+    """Return the state of an alert that a notice is about."""
+    alert = notice.alert
+    return AlertState(fingerprint=alert.fingerprint, starts_at=alert.starts_at, status=alert.status, revision=notice.revision)
+
+
 def without(body: bytes, gone: Collection[AlertState]) -> bytes:
     """Remove alerts from an encoded payload. At least one alert must remain."""
     payload = msgspec.json.decode(body, type=Payload)
@@ -135,10 +132,7 @@ def too_large(payload: Payload) -> bool:
 
 
 def _message(target: str, payload: Payload, revision: str) -> Message:
-    alerts = tuple(
-        AlertState(fingerprint=alert.fingerprint, starts_at=alert.starts_at, status=alert.status, revision=revision)
-        for alert in payload.alerts
-    )
+    alerts = tuple(state_of(Notice(alert=alert, revision=revision)) for alert in payload.alerts)
     named = sorted(f"{state.fingerprint}\0{state.starts_at}\0{state.status}\0{state.revision}" for state in alerts)
     digest = hashlib.sha256("\1".join([target, *named]).encode(errors="surrogatepass")).hexdigest()
     return Message(

@@ -16,7 +16,7 @@ from typing import Final, Literal
 import msgspec
 
 from rankscope.alerts.deliver.message import AlertState, Message, MessageSummary, State, without
-from rankscope.alerts.deliver.templates.facts import headline
+from rankscope.alerts.deliver.templates.alert_texts import headline
 from rankscope.alerts.payload import Payload
 from rankscope.alerts.store.database import Store
 
@@ -63,6 +63,16 @@ class Outbox:
             if new:
                 self.store.require_room()
             return new
+
+    def owes(self, target: str, alert: AlertState) -> bool:
+        """Return whether a state has not been put for a target. The end of an alert is owed only if its beginning was put."""
+        put = self.store.query(
+            "SELECT status, revision FROM alert_states WHERE target = ? AND fingerprint = ? AND starts_at = ?",
+            (target, alert.fingerprint, alert.starts_at),
+        )
+        if alert.status == "firing":
+            return ("firing", alert.revision) not in put
+        return {status for status, _ in put} == {"firing"}
 
     def claim(self, target: str, *, probe: bool = False) -> ClaimedMessage | None:
         """Claim the oldest due message of a target, and mark it as possibly received; ``None`` if none is due.
@@ -120,15 +130,6 @@ class Outbox:
                 " WHERE state = 'waiting' AND target = ? AND queued_ns < ?",
                 (self.wall(), reason, target, queued_before_ns),
             ).rowcount
-
-    def waiting(self) -> dict[str, int]:
-        """Count waiting messages by target."""
-        rows = self.store.query("SELECT target, count(*) FROM messages WHERE state = 'waiting' GROUP BY target")
-        return {str(target): int(count) for target, count in rows}
-
-    def has_waiting(self, target: str) -> bool:
-        """Check whether a message waits for a target."""
-        return bool(self.store.query("SELECT 1 FROM messages WHERE state = 'waiting' AND target = ? LIMIT 1", (target,)))
 
     def next_due_ns(self, target: str) -> int | None:
         """Return when the next message of a target is due; ``None`` if none waits."""
@@ -202,8 +203,8 @@ class Outbox:
         """
         where, parameters = _where(state="dead", target=target)
         with self.store.transaction() as database:
-            found = database.execute(f"SELECT id FROM messages{where} ORDER BY sequence", parameters).fetchall()  # noqa: S608
-            chosen = [id_ for (id_,) in found if (ids is None or id_ in ids) and _leave_out_ended(database, id_, self.wall())]
+            rows = database.execute(f"SELECT id FROM messages{where} ORDER BY sequence", parameters).fetchall()  # noqa: S608
+            chosen = [id_ for (id_,) in rows if (ids is None or id_ in ids) and _leave_out_ended(database, id_, self.wall())]
             for id_ in chosen:
                 database.execute("DELETE FROM disabled WHERE target = (SELECT target FROM messages WHERE id = ?)", (id_,))
                 database.execute(
@@ -217,8 +218,8 @@ class Outbox:
         """Delete messages that meet all given conditions. Returns their ids."""
         where, parameters = _where(state=state, target=target)
         with self.store.transaction() as database:
-            found = database.execute(f"SELECT id FROM messages{where} ORDER BY sequence", parameters).fetchall()  # noqa: S608
-            chosen = [id_ for (id_,) in found if ids is None or id_ in ids]
+            rows = database.execute(f"SELECT id FROM messages{where} ORDER BY sequence", parameters).fetchall()  # noqa: S608
+            chosen = [id_ for (id_,) in rows if ids is None or id_ in ids]
             for id_ in chosen:
                 # A target that certainly never received the firing state need not receive the end.
                 database.execute(

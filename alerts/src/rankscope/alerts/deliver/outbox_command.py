@@ -106,10 +106,10 @@ def show(ctx: click.Context, *, id_: str, folders: tuple[Path, ...], format_: Li
     Exit status: 0 done, 1 no such message.
     """
     for path, box in _opened(folders):
-        found = box.show(id_)
-        if found is None:
+        entry = box.show(id_)
+        if entry is None:
             continue
-        message, payload = found
+        message, payload = entry
         try:
             text = msgspec.json.format(payload.decode(), indent=2)
         except (msgspec.DecodeError, UnicodeDecodeError):  # written by another program

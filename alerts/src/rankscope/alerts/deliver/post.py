@@ -119,7 +119,7 @@ class NoAnswerError(DeliveryError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PostResponse:
     """Status of an answer and its headers ``Retry-After`` and ``Date``; empty if absent."""
 
     status: int
@@ -129,13 +129,15 @@ class Answer:
 
 def post(
     client: httpx.Client, url: str, body: bytes, *, headers: Mapping[str, str] = JSON, attempt_s: float = ATTEMPT_S
-) -> Answer:
+) -> PostResponse:
     """POST ``body`` once. Raises ``NoAnswerError``, and ``DeliveryError`` for a request that cannot be made."""
     with Deadline(attempt_s) as deadline:
         try:
             # The body of the answer is never read: it is not needed and could be endless.
             with client.stream("POST", url, content=body, headers=headers, extensions={"trace": deadline.trace}) as response:
-                return Answer(response.status_code, response.headers.get("Retry-After", ""), response.headers.get("Date", ""))
+                return PostResponse(
+                    response.status_code, response.headers.get("Retry-After", ""), response.headers.get("Date", "")
+                )
         except (httpx.ConnectTimeout, httpx.ConnectError, httpx.ProxyError, httpx.UnsupportedProtocol) as error:
             late = deadline.passed or isinstance(error, httpx.ConnectTimeout)
             raise NoAnswerError(error_text(error, url, late=late), sent=False, late=late) from error
@@ -152,11 +154,11 @@ def post_json(
     client: httpx.Client, url: str, body: bytes, *, headers: Mapping[str, str] = JSON, attempt_s: float = ATTEMPT_S
 ) -> None:
     """POST ``body`` once. Raises ``DeliveryError`` unless it was accepted (2xx)."""
-    judgement = judge_status(post(client, url, body, headers=headers, attempt_s=attempt_s).status)
-    if judgement.kind != "delivered":
-        raise DeliveryError(judgement.reason)
+    result = judge_status(post(client, url, body, headers=headers, attempt_s=attempt_s).status)
+    if result.kind != "delivered":
+        raise DeliveryError(result.reason)
 
 
-def receiver_key(kind: str, url: str) -> str:
-    """Derive a stable name of a receiver for the state file, without revealing the address."""
+def opaque_name(kind: str, url: str) -> str:
+    """Derive a stable name of an address for the outbox, which does not reveal it."""
     return f"{kind}-{hashlib.sha256(url.encode()).hexdigest()[:16]}"

@@ -26,7 +26,7 @@ _REASON_CHARACTERS: Final = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class AttemptResult:
     """Result of an attempt. ``dead``: this message cannot be delivered; ``gone``: nor can any other to this target."""
 
     kind: Literal["delivered", "retry", "dead", "gone"]
@@ -39,25 +39,25 @@ class Judgement:
     """The receiver as a whole fails, not only this message."""
 
 
-def judge_status(status: int, *, retry_after: str = "", date: str = "", wall_s: float = 0.0) -> Judgement:
+def judge_status(status: int, *, retry_after: str = "", date: str = "", wall_s: float = 0.0) -> AttemptResult:
     """Judge an answer. ``retry_after`` and ``date`` are its headers; ``wall_s`` is our time, used without a date."""
     if 200 <= status < 300:
-        return Judgement(kind="delivered", reason=f"answered {status}", received=True)
+        return AttemptResult(kind="delivered", reason=f"answered {status}", received=True)
     if 300 <= status < 400:
-        return Judgement(kind="dead", reason=f"answered {status}; redirects are not followed")
+        return AttemptResult(kind="dead", reason=f"answered {status}; redirects are not followed")
     if status == HTTPStatus.GONE:
-        return Judgement(kind="gone", reason=f"refused with {status}: the receiver no longer exists")
+        return AttemptResult(kind="gone", reason=f"refused with {status}: the receiver no longer exists")
     if status in _BUSY or status in _DENIED or status >= 500 or status < 200:
         wait_s = retry_after_s(retry_after, date=date, wall_s=wall_s)
         throttle = wait_s is not None or status in _UNKNOWN or status in _DENIED or status == HTTPStatus.TOO_MANY_REQUESTS
         reason = f"{'refused with' if status in _DENIED else 'answered'} {status}"
-        return Judgement(kind="retry", reason=reason, received=status in _UNKNOWN, wait_s=wait_s, throttle=throttle)
-    return Judgement(kind="dead", reason=f"refused with {status}")
+        return AttemptResult(kind="retry", reason=reason, received=status in _UNKNOWN, wait_s=wait_s, throttle=throttle)
+    return AttemptResult(kind="dead", reason=f"refused with {status}")
 
 
-def not_answered(reason: str, *, sent: bool, late: bool = False) -> Judgement:
+def not_answered(reason: str, *, sent: bool, late: bool = False) -> AttemptResult:
     """Judge an attempt without an answer. ``late``: it timed out."""
-    return Judgement(kind="retry", reason=shortened(reason, _REASON_CHARACTERS), received=sent, throttle=late or not sent)
+    return AttemptResult(kind="retry", reason=shortened(reason, _REASON_CHARACTERS), received=sent, throttle=late or not sent)
 
 
 def retry_after_s(header: str, *, date: str, wall_s: float) -> float | None:

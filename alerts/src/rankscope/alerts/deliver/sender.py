@@ -6,7 +6,6 @@ fails as a whole, single messages probe it.
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import time
@@ -18,15 +17,14 @@ from typing import Final, Protocol
 import msgspec
 
 from rankscope.alerts.deliver.apprise_courier import AppriseCourier
+from rankscope.alerts.deliver.failure_log import FailureLog
 from rankscope.alerts.deliver.http_courier import HttpCourier
 from rankscope.alerts.deliver.outbox import ClaimedMessage, Outbox
-from rankscope.alerts.deliver.retrying import RETRY_FOR_S, Judgement, pause_s
+from rankscope.alerts.deliver.retrying import RETRY_FOR_S, AttemptResult, pause_s
 from rankscope.alerts.deliver.targets import Target
 from rankscope.alerts.store.database import StoreError
 from rankscope.base.text import format_duration
 from rankscope.runs.decoders import make_decoders
-
-logger = logging.getLogger(__name__)
 
 POLL_S: Final = 1.0
 """Poll interval for messages of other processes; ``wake`` announces those of this process."""
@@ -43,7 +41,7 @@ TOLERATED: Final = 3
 class Courier(Protocol):
     """Transport that delivers messages to one target."""
 
-    def attempt(self, message_id: str, payload: bytes) -> Judgement:
+    def attempt(self, message_id: str, payload: bytes) -> AttemptResult:
         """Attempt delivery once. Failures of the receiver, the network or a secret's file are returned, never raised."""
 
 
@@ -59,15 +57,13 @@ class TargetSender:
         self.busy = False
         self._outbox = outbox
         self._courier = courier
-        self._report = report
+        self._log = FailureLog(target.label, report)
         self._chance = chance
         self._full_ns = 0
         """When the allowance of the target's rate is full again."""
-        self._failures = 0
         self._pauses = 0
         self._not_before_ns = 0
         self._reason = ""
-        self._reported = ""
         self._unrecorded: Callable[[], None] | None = None
         """Recording of the last attempt's result, with the next claim or by ``flush``; kept while the disk is full."""
 
@@ -125,50 +121,49 @@ class TargetSender:
         self._unrecorded = None
         return message
 
-    def _attempt(self, message: ClaimedMessage) -> Judgement:
+    def _attempt(self, message: ClaimedMessage) -> AttemptResult:
         try:
             return self._courier.attempt(message.id, message.body)
         except msgspec.DecodeError:
-            return Judgement(kind="dead", reason="cannot be sent: the payload is not readable")
+            return AttemptResult(kind="dead", reason="cannot be sent: the payload is not readable")
         except Exception as error:  # noqa: BLE001 - a bug in one message must not stop the others
             # This machine may be short of a resource for a while.
-            return Judgement(kind="retry", reason=f"cannot be sent: {type(error).__name__}", received=True)
+            return AttemptResult(kind="retry", reason=f"cannot be sent: {type(error).__name__}", received=True)
 
-    def _process(self, message: ClaimedMessage, judgement: Judgement) -> None:
-        if judgement.kind == "retry":
-            self._failed(message, judgement)
+    def _process(self, message: ClaimedMessage, result: AttemptResult) -> None:
+        if result.kind == "retry":
+            self._failed(message, result)
             return
         # A target that refuses one message answers, so the others are sent.
-        failures, self._failures, self._pauses, self._not_before_ns = self._failures, 0, 0, 0
-        if judgement.kind == "delivered":
-            if failures and self._reported:
-                logger.info("%s: delivered after %d failed attempts", self.target.label, failures)
-            self._reported = ""
+        self._pauses, self._not_before_ns = 0, 0
+        if result.kind == "delivered":
+            self._log.delivered()
             self._unrecorded = partial(self._outbox.record, message, "delivered", received=True)
             return
-        self._give_up(message, judgement.reason, received=judgement.received)
-        if judgement.kind == "gone":
-            self._outbox.disable(self.target.name, judgement.reason)
+        self._log.count = 0
+        self._give_up(message, result.reason, received=result.received)
+        if result.kind == "gone":
+            self._outbox.disable(self.target.name, result.reason)
 
-    def _failed(self, message: ClaimedMessage, judgement: Judgement) -> None:
+    def _failed(self, message: ClaimedMessage, result: AttemptResult) -> None:
         now = self._outbox.now_ns()
-        self._failures += 1
-        self._reason = judgement.reason
-        if judgement.throttle or self._pauses or self._failures >= TOLERATED:
+        self._reason = result.reason
+        self._log.count += 1
+        if result.throttle or self._pauses or self._log.count >= TOLERATED:
             self._pauses += 1
-            self._not_before_ns = now + self._wait_ns(self._pauses, judgement)
+            self._not_before_ns = now + self._wait_ns(self._pauses, result)
         if now - message.queued_ns > self.target.retry_for_s * 1e9:
-            self._give_up(message, self._too_long(), received=judgement.received)
+            self._give_up(message, self._too_long(), received=result.received)
             return
         self._unrecorded = partial(
             self._outbox.record,
             message,
             "waiting",
-            reason=judgement.reason,
-            received=judgement.received,
-            next_attempt_ns=now + self._wait_ns(message.attempts, judgement),
+            reason=result.reason,
+            received=result.received,
+            next_attempt_ns=now + self._wait_ns(message.attempts, result),
         )
-        self._report_once(f"not delivered so far: {judgement.reason}")
+        self._log.report(f"not delivered so far: {result.reason}")
 
     def _give_up(self, message: ClaimedMessage, reason: str, *, received: bool) -> None:
         self._unrecorded = partial(self._outbox.record, message, "dead", reason=reason, received=received)
@@ -181,19 +176,13 @@ class TargetSender:
     def _count_lost(self, count: int, reason: str) -> None:
         self.lost += count
         see = self._outbox.store.see
-        self._report_once(f"not delivered: {reason}" + (f"; kept{see}" if see else ""))
+        self._log.report(f"not delivered: {reason}" + (f"; kept{see}" if see else ""))
 
     def _too_long(self) -> str:
         return f"not accepted within {format_duration(self.target.retry_for_s * 1e6)}: {self._reason}"
 
-    def _wait_ns(self, failures: int, judgement: Judgement) -> int:
-        return int(max(pause_s(failures, chance=self._chance()), judgement.wait_s or 0.0) * 1e9)
-
-    def _report_once(self, text: str) -> None:
-        """Report a line once, until the line changes or a message is delivered."""
-        if text != self._reported:
-            self._reported = text
-            self._report(f"{self.target.label}: {text}")
+    def _wait_ns(self, failures: int, result: AttemptResult) -> int:
+        return int(max(pause_s(failures, chance=self._chance()), result.wait_s or 0.0) * 1e9)
 
 
 def courier_for(target: Target) -> Courier:
@@ -269,7 +258,11 @@ class Sender:
 
     def waiting(self) -> list[str]:
         """Return the labels of targets with waiting messages. Raises ``StoreError``."""
-        return [sender.target.label for name, sender in self._senders.items() if sender.busy or self._outbox.has_waiting(name)]
+        return [
+            sender.target.label
+            for name, sender in self._senders.items()
+            if sender.busy or self._outbox.next_due_ns(name) is not None
+        ]
 
     def lost(self) -> list[str]:
         """Return the labels of targets for which messages were given up since the start."""
@@ -331,8 +324,8 @@ class Sender:
             self._tidied_s = now_ns / 1e9
         self._outbox.prune()
         before_ns = now_ns - int(RETRY_FOR_S * 1e9)
-        for target, count in self._outbox.waiting().items():
-            if target not in self._senders:
+        for (target, state), count in self._outbox.counts().items():
+            if state == "waiting" and target not in self._senders:
                 self._report_once(f"{count} messages wait for {target}, which is not configured{self._outbox.store.see}", target)
                 self._outbox.expire(target, queued_before_ns=before_ns, reason="no such target is configured")
 

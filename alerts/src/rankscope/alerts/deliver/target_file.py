@@ -152,10 +152,9 @@ def _target(entry: _TargetEntry, place: _Place, taken: set[str]) -> Target:
     return Target(
         **_endpoint(entry, place),
         name=entry.name,
-        key=f"target-{entry.name}",
         label=entry.name,
         template=entry.template,
-        secrets=tuple(place.secret(f"secrets[{number}]", one, _no_key) for number, one in enumerate(entry.secrets)),
+        secrets=tuple(place.secret(f"secrets[{number}]", secret, _no_key) for number, secret in enumerate(entry.secrets)),
         routing_key=None if entry.routing_key is None else place.secret("routing_key", entry.routing_key),
         retry_for_s=_seconds("retry_for", entry.retry_for, RETRY_FOR_S),
         rate=_rate(entry.rate_limit or _RATES.get(entry.template)),
@@ -244,12 +243,12 @@ def _url(entry: _EndpointEntry, place: _Place, template: TemplateName) -> Secret
 
 def _seconds(field: str, text: str | None, usual: float, *, most: float | None = None) -> float:
     try:
-        found = usual if text is None else parse_duration(text, needs_unit=True)
+        seconds = usual if text is None else parse_duration(text, needs_unit=True)
     except ValueError as error:
         raise _WrongError(field, str(error)) from error
-    if most is not None and found > most:
+    if most is not None and seconds > most:
         raise _WrongError(field, f"at most {most:g}s")
-    return found
+    return seconds
 
 
 def _rate(text: str | None) -> Rate | None:

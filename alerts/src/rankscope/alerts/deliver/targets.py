@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rankscope.alerts.deliver.endpoint import Endpoint
-from rankscope.alerts.deliver.post import receiver_key, redact
+from rankscope.alerts.deliver.post import opaque_name, redact
 from rankscope.alerts.deliver.retrying import RETRY_FOR_S
 from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.payload import MAX_ALERTS
@@ -28,8 +28,6 @@ class Target(Endpoint):
 
     name: str
     """Name in the outbox."""
-    key: str
-    """Name in the watcher's state file, which contains Alertmanagers, too."""
     label: str
     """Name in messages to users."""
     template: TemplateName = "generic"
@@ -48,6 +46,6 @@ class Target(Endpoint):
 
 def webhook_target(url: str) -> Target:
     """Build the target for ``--webhook URL``."""
-    name = receiver_key("webhook", url)
+    name = opaque_name("webhook", url)
     # The name distinguishes webhooks on one host, and appears in outbox listings, too.
-    return Target(name=name, key=name, label=f"{name} {redact(url)}", url=Secret(value=url))
+    return Target(name=name, label=f"{name} {redact(url)}", url=Secret(value=url))

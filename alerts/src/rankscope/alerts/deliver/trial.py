@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Literal
 import click
 import msgspec
 
-from rankscope.alerts.alert import Alert, Notice, fingerprint
+from rankscope.alerts.alert import Alert
+from rankscope.alerts.payload import Notice, payload_alert
 from rankscope.base.options import format_option, http_url
 from rankscope.base.text import one_line
 
@@ -78,8 +79,8 @@ def test_webhook(
         raise click.UsageError("name a target: --config FILE, or --webhook URL (without --target)")
     targets = load_targets(config) if config is not None else []
     if target is not None:
-        names = ", ".join(one.name for one in targets)
-        targets = [one for one in targets if one.name == target]
+        names = ", ".join(configured.name for configured in targets)
+        targets = [configured for configured in targets if configured.name == target]
         if not targets:
             raise click.UsageError(f"there is no target {target!r} in {config}; there are {names}")
     elif webhook is not None:
@@ -118,10 +119,11 @@ def trial_notice(now_unix_ns: int, *, ended: bool) -> Notice:
         "next": "rankscope alerts --help",
     }
     return Notice(
-        alert=Alert(labels=labels, annotations=annotations),
-        fingerprint=fingerprint(labels),
-        starts_at_unix_ns=now_unix_ns,
-        ends_at_unix_ns=now_unix_ns + 10**9 if ended else None,
+        alert=payload_alert(
+            Alert(labels=labels, annotations=annotations),
+            starts_at_unix_ns=now_unix_ns,
+            ends_at_unix_ns=now_unix_ns + 10**9 if ended else None,
+        )
     )
 
 
@@ -133,13 +135,13 @@ def _attempts(target: Target, now_unix_ns: int) -> Iterator[TrialAttempt]:
     for ended in (False, True):
         [message] = messages_about(target.name, [trial_notice(now_unix_ns, ended=ended)])
         began = time.monotonic()
-        judgement = courier.attempt(message.id, message.body)
+        result = courier.attempt(message.id, message.body)
         yield TrialAttempt(
             target=target.label,
             status="resolved" if ended else "firing",
-            delivered=judgement.kind == "delivered",
-            answer=judgement.reason,
+            delivered=result.kind == "delivered",
+            answer=result.reason,
             seconds=round(time.monotonic() - began, 3),
         )
-        if judgement.kind != "delivered":
+        if result.kind != "delivered":
             return

@@ -140,11 +140,11 @@ def load_config(path: Path) -> ReceiverConfig:
 
 def unknown_alerts(config: ReceiverConfig) -> list[str]:
     """Return a line for each action on an alert that rankscope does not define: a custom alert or a typing error."""
-    known = runbooks()
+    alerts = runbooks()
     lines = []
     for number, rule in enumerate(config.actions):
-        if rule.alert not in known:
-            close = difflib.get_close_matches(rule.alert, known, n=1)
+        if rule.alert not in alerts:
+            close = difflib.get_close_matches(rule.alert, alerts, n=1)
             hint = f"did you mean {close[0]}?" if close else "correct if the alert is your own"
             lines.append(f"action[{number}].alert: rankscope has no alert {rule.alert!r}; {hint}")
     return lines

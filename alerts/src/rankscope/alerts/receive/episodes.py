@@ -39,7 +39,7 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def next_episode(
-    known: Episode | None,
+    previous: Episode | None,
     *,
     fingerprint: str,
     status: Literal["firing", "resolved"],
@@ -59,23 +59,25 @@ def next_episode(
         status=status,
         changed_unix_ns=now_unix_ns,
         forwarded_unix_ns=now_unix_ns if status == "firing" else 0,
-        repeats=known.repeats + 1 if known is not None and known.starts_unix_ns == starts_unix_ns else 0,
+        repeats=previous.repeats + 1 if previous is not None and previous.starts_unix_ns == starts_unix_ns else 0,
         updated_unix_ns=updated_unix_ns,
     )
-    if known is None:
+    if previous is None:
         return fresh, "change" if status == "firing" else None
     if status == "resolved":
         # An end without a start time belongs to the known episode.
-        if known.status == "resolved" or 0 < starts_unix_ns < known.starts_unix_ns - LATE_S * 1e9:
-            return known, None
-        return msgspec.structs.replace(known, status="resolved", changed_unix_ns=now_unix_ns), "change"
-    if known.status == "resolved":
+        if previous.status == "resolved" or 0 < starts_unix_ns < previous.starts_unix_ns - LATE_S * 1e9:
+            return previous, None
+        return msgspec.structs.replace(previous, status="resolved", changed_unix_ns=now_unix_ns), "change"
+    if previous.status == "resolved":
         # After a clock change, or without a start time, the order is unknown: forward once too often rather than never.
-        late = 0 <= now_unix_ns - known.changed_unix_ns < LATE_S * 1e9 and 0 < starts_unix_ns <= known.starts_unix_ns
-        return (known, None) if late else (fresh, "change")
-    updated = updated_unix_ns > known.updated_unix_ns
-    if not updated and abs(now_unix_ns - known.forwarded_unix_ns) < repeat_after_s * 1e9:
-        return known, None
-    latest = max(updated_unix_ns, known.updated_unix_ns)
-    episode = msgspec.structs.replace(known, forwarded_unix_ns=now_unix_ns, forwarded=known.forwarded + 1, updated_unix_ns=latest)
+        late = 0 <= now_unix_ns - previous.changed_unix_ns < LATE_S * 1e9 and 0 < starts_unix_ns <= previous.starts_unix_ns
+        return (previous, None) if late else (fresh, "change")
+    updated = updated_unix_ns > previous.updated_unix_ns
+    if not updated and abs(now_unix_ns - previous.forwarded_unix_ns) < repeat_after_s * 1e9:
+        return previous, None
+    latest = max(updated_unix_ns, previous.updated_unix_ns)
+    episode = msgspec.structs.replace(
+        previous, forwarded_unix_ns=now_unix_ns, forwarded=previous.forwarded + 1, updated_unix_ns=latest
+    )
     return episode, "update" if updated else "reminder"

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from rankscope.alerts.alert import UPDATED_AT, rfc3339
-from rankscope.alerts.deliver.message import Message, messages
+from rankscope.alerts.deliver.message import messages_about
 from rankscope.alerts.deliver.outbox import Outbox
-from rankscope.alerts.payload import PayloadAlert, build_payload, group_key
+from rankscope.alerts.payload import Notice, PayloadAlert
 from rankscope.alerts.receive.config import Route
 from rankscope.alerts.receive.episodes import Episode
-from rankscope.alerts.receive.notification import ReceivedAlert, payload_alert
 
 _OWN: Final = frozenset(
     {
@@ -33,37 +30,27 @@ _OWN: Final = frozenset(
     | {UPDATED_AT, "found_by_name", "capture_request", "dump_request"}
 )
 """Annotations whose received value is replaced by our own."""
-_LONGEST_GROUP: Final = 512
-"""Characters; a longer group key is replaced by a digest, because every message contains it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardedAlert:
-    """An alert as it is forwarded."""
-
-    alert: PayloadAlert
-    revision: str = ""
-    """Not empty for a further message about a state that was already forwarded."""
-
-
-def forwarded(
-    alert: ReceivedAlert, episode: Episode, annotations: dict[str, str], *, revision: str | None = None
-) -> ForwardedAlert:
+def notice_to_forward(
+    received: PayloadAlert, episode: Episode, annotations: dict[str, str], *, revision: str | None = None
+) -> Notice:
     """Build the forwarded alert: as received, with the start of its episode and our own ``annotations``.
 
     Received annotations take precedence, except those in ``_OWN``. ``revision`` defaults to that of the episode.
     """
-    received = payload_alert(alert)
     if annotations.get("verdict") == received.annotations.get("summary"):  # from the watcher: its summary is the verdict
         annotations = {name: text for name, text in annotations.items() if name != "verdict"}
     annotations = annotations | received.annotations | {name: text for name, text in annotations.items() if name in _OWN}
-    return ForwardedAlert(
-        msgspec.structs.replace(received, starts_at=episode_start(alert, episode.starts_unix_ns), annotations=annotations),
-        episode.revision if revision is None else revision,
+    return Notice(
+        alert=msgspec.structs.replace(
+            received, starts_at=episode_start(received, episode.starts_unix_ns), annotations=annotations
+        ),
+        revision=episode.revision if revision is None else revision,
     )
 
 
-def episode_start(alert: ReceivedAlert, starts_unix_ns: int) -> str:
+def episode_start(alert: PayloadAlert, starts_unix_ns: int) -> str:
     """Return the start of the episode for forwarding; if it is unknown, the start as received."""
     return rfc3339(starts_unix_ns) if starts_unix_ns > 0 else alert.starts_at
 
@@ -86,19 +73,20 @@ class Forwarding:
         self._external_url = external_url
         self._wake = wake
 
-    def put(self, alerts: Sequence[ForwardedAlert]) -> int:
-        """Store messages about ``alerts``, all or none, and return once they are on disk. Returns the number of messages.
+    def put(self, notices: Sequence[Notice]) -> int:
+        """Store messages about ``notices``, all or none, and return once they are on disk. Returns the number of messages.
 
         Raises ``StoreError``.
         """
-        groups: dict[tuple[str, str, str], list[PayloadAlert]] = defaultdict(list)
-        for one in alerts:
-            for target in self.targets_of(one.alert.labels):
-                groups[target, _group(one.alert), one.revision].append(one.alert)
-        made: list[Message] = []
-        for (target, group, revision), members in groups.items():
-            payload = build_payload(members, key=group, external_url=self._external_url)
-            made += messages(target, payload, most_alerts=self._targets[target], revision=revision)
+        by_target: dict[str, list[Notice]] = defaultdict(list)
+        for notice in notices:
+            for target in self.targets_of(notice.alert.labels):
+                by_target[target].append(notice)
+        made = [
+            message
+            for target, members in by_target.items()
+            for message in messages_about(target, members, external_url=self._external_url, most_alerts=self._targets[target])
+        ]
         if made:
             self._outbox.put(made)
             self._wake()
@@ -108,8 +96,3 @@ class Forwarding:
         """Return the targets of the first matching route; all targets if none matches."""
         route = next((route for route in self._routes if route.matches(labels)), None)
         return list(self._targets) if route is None else list(dict.fromkeys(route.targets))
-
-
-def _group(alert: PayloadAlert) -> str:
-    key = group_key(alert.labels)
-    return key if len(key) <= _LONGEST_GROUP else hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()

@@ -31,7 +31,7 @@ class BusyError(StoreError):
     """Too many deliveries wait; no further one is accepted."""
 
 
-class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+class StoredDelivery(msgspec.Struct, frozen=True, kw_only=True):
     """One accepted body."""
 
     number: int
@@ -55,7 +55,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     created_unix_ns: int
     steps: int
     alert: bytes
-    """The alert as received, ``ReceivedAlert`` as JSON; empty if the action is ``done``."""
+    """The alert as received, ``PayloadAlert`` as JSON; empty if the action is ``done``."""
     request_id: str | None = None
     result: bytes | None = None
 
@@ -99,7 +99,7 @@ class Inbox:
         [[count, oldest]] = self.store.query("SELECT count(*), min(received_unix_ns) FROM deliveries WHERE done_unix_ns IS NULL")
         return count, oldest
 
-    def kept(self) -> tuple[int, list[Delivery]]:
+    def kept(self) -> tuple[int, list[StoredDelivery]]:
         """Return the number of all deliveries, and the last ones within the limits for kept bodies, oldest first."""
         [[total]] = self.store.query("SELECT coalesce(max(number), 0) FROM deliveries")
         rows = self.store.query(
@@ -108,7 +108,7 @@ class Inbox:
             "WHERE size <= ? ORDER BY number DESC LIMIT ?",
             (MAX_KEPT_BYTES, MAX_KEPT),
         )
-        return total, [Delivery(number=number, received_unix_ns=at, body=body) for number, at, body in reversed(rows)]
+        return total, [StoredDelivery(number=number, received_unix_ns=at, body=body) for number, at, body in reversed(rows)]
 
     def prune(self, *, now_unix_ns: int) -> None:
         """Delete old bodies, ids, episodes and actions."""
@@ -178,10 +178,10 @@ class Inbox:
 
     def has_action(self, kind: str, fingerprint: str, starts_unix_ns: int) -> bool:
         """Check whether this episode has had an action of this kind."""
-        found = self.store.query(
+        rows = self.store.query(
             "SELECT 1 FROM actions WHERE kind = ? AND fingerprint = ? AND starts_unix_ns = ?", (kind, fingerprint, starts_unix_ns)
         )
-        return bool(found)
+        return bool(rows)
 
     def recent_actions(self, kind: str, within_s: float, run_id: str | None = None, *, now_unix_ns: int) -> int:
         """Count actions within ``within_s`` before or after now, of one run or of all.

@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from rankscope.alerts.alert import fingerprint, is_rfc3339, unix_ns
+from rankscope.alerts.alert import fingerprint, is_rfc3339
 from rankscope.alerts.payload import NOT_ENDED, PayloadAlert
 from rankscope.base.text import shortened
 
@@ -19,30 +19,16 @@ class NotUnderstoodError(ValueError):
     """A body is not a supported payload; the message gives the reason in one line."""
 
 
-class ReceivedAlert(msgspec.Struct, frozen=True, kw_only=True):
-    """One alert as received. Its fingerprint is computed here, because that of the sender is not trusted."""
-
-    status: _Status
-    labels: dict[str, str]
-    annotations: dict[str, str]
-    starts_at: str
-    ends_at: str
-    generator_url: str
-    fingerprint: str
-    starts_unix_ns: int
-    """0 if the sender gives no time."""
-
-
 class Notification(msgspec.Struct, frozen=True, kw_only=True):
     """One delivery."""
 
     source: Literal["alertmanager", "grafana"]
     truncated_alerts: int = 0
     """Alerts that the sender or this receiver left out"""
-    alerts: list[ReceivedAlert] = []
+    alerts: list[PayloadAlert] = []
 
 
-class _Alert(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class _SentAlert(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Alert of either sender: Grafana's has all fields of Alertmanager's, and a few more."""
 
     status: _Status
@@ -57,21 +43,21 @@ class _Alert(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     panel_url: str | None = msgspec.field(name="panelURL", default=None)
 
 
-class _Body(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class _SentPayload(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     version: Literal["4", "1"]
     status: _Status
     receiver: str = ""
     group_key: str = ""
     external_url: str | None = msgspec.field(name="externalURL", default=None)
     truncated_alerts: int | None = 0
-    alerts: list[_Alert]
+    alerts: list[_SentAlert]
 
 
 def read_notification(body: bytes) -> Notification:
     """Decode a body. Raises ``NotUnderstoodError``."""
     try:
         # Check all of it for UTF-8: msgspec does not check skipped fields, and the stored body is shown again.
-        read = msgspec.json.decode(body.decode(), type=_Body)
+        read = msgspec.json.decode(body.decode(), type=_SentPayload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise NotUnderstoodError(f"not a webhook payload of Alertmanager (version 4) or Grafana (version 1): {error}") from error
     for number, alert in enumerate(read.alerts[:MAX_ALERTS]):
@@ -88,14 +74,15 @@ def read_notification(body: bytes) -> Notification:
     )
 
 
-def _received_alert(alert: _Alert) -> ReceivedAlert:
+def _received_alert(alert: _SentAlert) -> PayloadAlert:
+    """Convert an alert. Its fingerprint is computed here, because that of the sender is not trusted."""
     extra = {
         "values": alert.value_string,
         "silence_url": alert.silence_url,
         "dashboard_url": alert.dashboard_url,
         "panel_url": alert.panel_url,
     }
-    return ReceivedAlert(
+    return PayloadAlert(
         status=alert.status,
         labels=alert.labels,
         annotations={name: text for name, text in extra.items() if text} | (alert.annotations or {}),
@@ -103,18 +90,4 @@ def _received_alert(alert: _Alert) -> ReceivedAlert:
         ends_at=alert.ends_at,
         generator_url=alert.generator_url or "",
         fingerprint=fingerprint(alert.labels),
-        starts_unix_ns=unix_ns(alert.starts_at),
-    )
-
-
-def payload_alert(alert: ReceivedAlert) -> PayloadAlert:
-    """Convert a received alert for forwarding."""
-    return PayloadAlert(
-        status=alert.status,
-        labels=alert.labels,
-        annotations=alert.annotations,
-        starts_at=alert.starts_at,
-        ends_at=alert.ends_at,
-        generator_url=alert.generator_url,
-        fingerprint=alert.fingerprint,
     )

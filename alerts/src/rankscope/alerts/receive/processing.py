@@ -8,14 +8,14 @@ from collections.abc import Callable
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.sender import STOP_S, Sender
 from rankscope.alerts.deliver.target_file import load_targets
-from rankscope.alerts.receive.actor import Actor
-from rankscope.alerts.receive.analyst import Analyst
+from rankscope.alerts.receive.actions.actor import Actor
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.forwarding import Forwarding
 from rankscope.alerts.receive.inbox import Inbox
-from rankscope.alerts.receive.known_runs import KnownRuns
-from rankscope.alerts.receive.late_verdicts import LateVerdicts
 from rankscope.alerts.receive.settings import Settings
+from rankscope.alerts.receive.verdicts.analyst import Analyst
+from rankscope.alerts.receive.verdicts.known_runs import KnownRuns
+from rankscope.alerts.receive.verdicts.late_verdicts import LateVerdicts
 from rankscope.alerts.receive.worker import Worker, WorkerSettings
 from rankscope.base.options import parse_duration
 

@@ -11,8 +11,8 @@ from typing import Final
 import click
 
 from rankscope.alerts.deliver.signing import SecretPlace
-from rankscope.alerts.receive.authentication import Credentials, RotatedSecret, no_signing_secret, too_short
 from rankscope.alerts.receive.config import ReceiverConfig, ReceiveSection, load_config
+from rankscope.alerts.receive.web.authentication import Credentials, RotatedSecret, no_signing_secret, too_short
 from rankscope.alerts.store.folders import receiver_state
 from rankscope.base.errors import InputError
 from rankscope.base.http import is_loopback

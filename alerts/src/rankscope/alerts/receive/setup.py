@@ -13,14 +13,14 @@ import click
 
 from rankscope.alerts.deliver.outbox import Outbox
 from rankscope.alerts.deliver.sender import REPLACE_S
-from rankscope.alerts.receive.app import ReceiverApp
 from rankscope.alerts.receive.config import unknown_alerts
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.inbox import Inbox
-from rankscope.alerts.receive.known_runs import absent
 from rankscope.alerts.receive.processing import Processing
-from rankscope.alerts.receive.server import serve as serve_app
 from rankscope.alerts.receive.settings import Settings, accepted_credentials
+from rankscope.alerts.receive.verdicts.known_runs import absent
+from rankscope.alerts.receive.web.app import ReceiverApp
+from rankscope.alerts.receive.web.server import serve as serve_app
 from rankscope.alerts.store.database import Store, StoreError
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.http import host_port, open_listener

@@ -15,17 +15,19 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rankscope.alerts.alert import UPDATED_AT, rfc3339, unix_ns
-from rankscope.alerts.receive.actor import run_until_stopped, wanted_actions
-from rankscope.alerts.receive.analyst import Analyst
+from rankscope.alerts.payload import Notice, PayloadAlert
+from rankscope.alerts.receive.actions.actor import wanted_actions
 from rankscope.alerts.receive.config import ActionRule
 from rankscope.alerts.receive.counters import Counters
 from rankscope.alerts.receive.episodes import Change, Episode, next_episode
-from rankscope.alerts.receive.facts import RunFacts, annotations_of
-from rankscope.alerts.receive.forwarding import ForwardedAlert, Forwarding, forwarded
+from rankscope.alerts.receive.forwarding import Forwarding, notice_to_forward
 from rankscope.alerts.receive.inbox import Action, Inbox
-from rankscope.alerts.receive.known_runs import RunName, run_named
-from rankscope.alerts.receive.late_verdicts import LateVerdicts
-from rankscope.alerts.receive.notification import Notification, NotUnderstoodError, ReceivedAlert, read_notification
+from rankscope.alerts.receive.notification import Notification, NotUnderstoodError, read_notification
+from rankscope.alerts.receive.verdicts.analyst import Analyst
+from rankscope.alerts.receive.verdicts.known_runs import RunName, run_named
+from rankscope.alerts.receive.verdicts.late_verdicts import LateVerdicts
+from rankscope.alerts.receive.verdicts.run_verdict import RunVerdict, verdict_annotations
+from rankscope.alerts.receive.work_loop import run_until_stopped
 from rankscope.alerts.store.database import StoreError
 
 POLL_S: Final = 0.5
@@ -50,7 +52,7 @@ class _Changes:
     """Alerts of one delivery that have to be forwarded, and the episodes after it."""
 
     episodes: dict[str, Episode] = field(default_factory=dict)
-    alerts: list[tuple[ReceivedAlert, Episode, Change]] = field(default_factory=list)
+    alerts: list[tuple[PayloadAlert, Episode, Change]] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
 
 
@@ -127,22 +129,24 @@ class Worker:
     def _process_waiting(self) -> int:
         """Process the deliveries that need not wait; returns their number."""
         waiting = self._inbox.waiting()
-        known = {number: self._waiting[number] for number, _ in waiting if number in self._waiting}
-        self._waiting = known
-        if len(known) == len(waiting) and not any(not one.blocked and self._may_proceed(one) for one in known.values()):
+        remembered = {number: self._waiting[number] for number, _ in waiting if number in self._waiting}
+        self._waiting = remembered
+        if len(remembered) == len(waiting) and not any(
+            not delivery.blocked and self._may_proceed(delivery) for delivery in remembered.values()
+        ):
             return 0
         held: set[int] = set()
         done = 0
         for number, received_unix_ns in waiting:
-            delivery = known.get(number)
+            delivery = remembered.get(number)
             if delivery is None or (held.isdisjoint(delivery.fingerprints) and self._may_proceed(delivery)):
                 # One body at a time to limit memory: each may have the maximum size.
                 delivery = self._process_delivery(number, received_unix_ns, held)
                 if delivery is None:
-                    known.pop(number, None)
+                    remembered.pop(number, None)
                     done += 1
                     continue
-                known[number] = delivery
+                remembered[number] = delivery
             # No later delivery about the same alerts may overtake this one.
             delivery.blocked = not held.isdisjoint(delivery.fingerprints)
             held.update(delivery.fingerprints)
@@ -153,7 +157,7 @@ class Worker:
         if time.monotonic() < delivery.not_before_s:
             return False
         analyst = self._analyst
-        return self._is_late(delivery) or analyst is None or all(analyst.facts(named) is not None for named in delivery.runs)
+        return self._is_late(delivery) or analyst is None or all(analyst.verdict(named) is not None for named in delivery.runs)
 
     def _process_delivery(self, number: int, received_unix_ns: int, held: set[int]) -> _Waiting | None:
         """Process a delivery, unless it has to wait; returns what to keep about one that waits.
@@ -184,20 +188,20 @@ class Worker:
         """Process a delivery; returns the runs whose verdicts it has to wait for, empty if it was processed."""
         now = self._clock()
         changes = self._changes(notification.alerts, now)
-        facts, missing = self._facts(delivery, changes)
+        verdicts, missing = self._verdicts(delivery, changes)
         if missing:
             return missing
         actions: list[Action] = []
-        alerts: list[ForwardedAlert] = []
+        notices: list[Notice] = []
         for alert, episode, kind in changes.alerts:
-            annotations = self._annotations(alert, episode, facts.get(alert.fingerprint), actions)
+            annotations = self._annotations(alert, episode, verdicts.get(alert.fingerprint), actions)
             if kind == "reminder":
                 annotations |= {"reminder": str(episode.forwarded - 1), UPDATED_AT: rfc3339(episode.forwarded_unix_ns)}
-            alerts.append(forwarded(alert, episode, annotations))
+            notices.append(notice_to_forward(alert, episode, annotations))
         forwarded_count = 0
         with self._inbox.store.transaction():
-            if self._forwarding is not None and alerts:
-                forwarded_count = self._forwarding.put(alerts)
+            if self._forwarding is not None and notices:
+                forwarded_count = self._forwarding.put(notices)
             self._inbox.settle(number, list(changes.episodes.values()), actions, now_unix_ns=now)
         self._counters.add("forwarded", forwarded_count)
         for counted in changes.kinds:
@@ -208,18 +212,18 @@ class Worker:
         return frozenset()
 
     def _annotations(
-        self, alert: ReceivedAlert, episode: Episode, known: RunFacts | None, actions: list[Action]
+        self, alert: PayloadAlert, episode: Episode, verdict: RunVerdict | None, actions: list[Action]
     ) -> dict[str, str]:
         """Return our annotations of an alert; append the actions that it calls for to ``actions``."""
         annotations: dict[str, str] = {}
-        if known is not None:
-            annotations = annotations_of(known, alert.labels, dashboard_url=self._settings.dashboard_url)
-            self._counters.add("enriched", outcome="no_verdict" if known.verdict is None else "verdict")
-            if known.late and self._late is not None and (owed := self._late.owed(alert, episode, new=len(actions))):
+        if verdict is not None:
+            annotations = verdict_annotations(verdict, alert.labels, dashboard_url=self._settings.dashboard_url)
+            self._counters.add("enriched", outcome="no_verdict" if verdict.verdict is None else "verdict")
+            if verdict.late and self._late is not None and (owed := self._late.owed(alert, episode, new=len(actions))):
                 annotations["no_verdict"] += "; it follows when it is ready"
                 actions.append(owed)
-        rules = () if known is not None and known.unknown else self._settings.rules
-        run_id = "" if known is None else known.run_id
+        rules = () if verdict is not None and verdict.unknown else self._settings.rules
+        run_id = "" if verdict is None else verdict.run_id
         now = self._clock()
         for kind, text, action in wanted_actions(rules, alert, episode, self._inbox, actions, run_id=run_id, now_unix_ns=now):
             annotations[f"{kind}_request"] = text
@@ -229,15 +233,15 @@ class Worker:
                 actions.append(action)
         return annotations
 
-    def _changes(self, alerts: Sequence[ReceivedAlert], now_unix_ns: int) -> _Changes:
+    def _changes(self, alerts: Sequence[PayloadAlert], now_unix_ns: int) -> _Changes:
         changes = _Changes()
         for alert in alerts:
-            known = changes.episodes.get(alert.fingerprint) or self._inbox.episode(alert.fingerprint)
+            previous = changes.episodes.get(alert.fingerprint) or self._inbox.episode(alert.fingerprint)
             episode, kind = next_episode(
-                known,
+                previous,
                 fingerprint=alert.fingerprint,
                 status=alert.status,
-                starts_unix_ns=alert.starts_unix_ns,
+                starts_unix_ns=unix_ns(alert.starts_at),
                 now_unix_ns=now_unix_ns,
                 repeat_after_s=self._settings.repeat_after_s,
                 updated_unix_ns=unix_ns(alert.annotations.get(UPDATED_AT, "")),
@@ -253,22 +257,22 @@ class Worker:
         waited_s = max(time.monotonic() - delivery.since_s, (self._clock() - delivery.received_unix_ns) / 1e9)
         return waited_s >= self._settings.enrich_within_s
 
-    def _facts(self, delivery: _Waiting, changes: _Changes) -> tuple[dict[str, RunFacts], frozenset[RunName]]:
-        """Return facts by fingerprint for firing alerts that name a run, and the runs that have to be waited for."""
-        found: dict[str, RunFacts] = {}
+    def _verdicts(self, delivery: _Waiting, changes: _Changes) -> tuple[dict[str, RunVerdict], frozenset[RunName]]:
+        """Return verdicts by fingerprint for firing alerts that name a run, and the runs that have to be waited for."""
+        verdicts: dict[str, RunVerdict] = {}
         missing: set[RunName] = set()
         if self._analyst is None:
-            return found, frozenset()
+            return verdicts, frozenset()
         late = self._is_late(delivery)
         for alert, _, _ in changes.alerts:
             named = run_named(alert.labels)
             if named is None or alert.status != "firing":
                 continue
-            facts = self._analyst.facts(named)
-            if facts is None:
+            verdict = self._analyst.verdict(named)
+            if verdict is None:
                 if not late:
                     missing.add(named)
                     continue
-                facts = RunFacts(problem=f"the run was not analysed within {self._settings.enrich_within_s:g} s", late=True)
-            found[alert.fingerprint] = facts
-        return found, frozenset(missing)
+                verdict = RunVerdict(problem=f"the run was not analysed within {self._settings.enrich_within_s:g} s", late=True)
+            verdicts[alert.fingerprint] = verdict
+        return verdicts, frozenset(missing)

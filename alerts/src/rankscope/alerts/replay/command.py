@@ -9,9 +9,9 @@ from typing import Literal
 import click
 import msgspec
 
-from rankscope.alerts.output import progress_line
 from rankscope.alerts.watch.options import budgets, judging_options
 from rankscope.base.options import Duration, format_option
+from rankscope.base.progress import progress_line
 
 
 @click.command()
@@ -58,7 +58,7 @@ def replay(
     from rankscope.alerts.replay.replay import replay_run
     from rankscope.alerts.replay.result import replay_text
     from rankscope.alerts.watch.ledger import FiringPolicy
-    from rankscope.alerts.watch.liveness_monitor import Patience
+    from rankscope.alerts.watch.liveness.monitor import Patience
     from rankscope.alerts.watch.settings import WatcherSettings
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # as for Ctrl-C: the copy of the run is removed

@@ -154,25 +154,13 @@ _AT_START: Final[dict[str, Any]] = {
 """Initial values of the fields in ``rank.json`` that a rank fills in when it ends."""
 
 
-class _Event(msgspec.Struct):
+class _Ended(msgspec.Struct):
     end_unix_ns: int
 
 
 class _Window(msgspec.Struct):
     start_unix_ns: int
     window_us: float
-
-
-class _Collective(msgspec.Struct):
-    end_unix_ns: int
-
-
-class _Stacks(msgspec.Struct):
-    end_unix_ns: int
-
-
-class _Durations(msgspec.Struct):
-    end_unix_ns: int
 
 
 class _Sample(msgspec.Struct):
@@ -193,12 +181,9 @@ def _end_ns(start_unix_ns: int, us: float) -> int:
 
 
 _KINDS: Final[dict[Stream, tuple[type[Any], Any]]] = {
-    "events": (_Event, lambda one: one.end_unix_ns),
-    "windows": (_Window, lambda one: _end_ns(one.start_unix_ns, one.window_us)),
-    "collectives": (_Collective, lambda one: one.end_unix_ns),
-    "stacks": (_Stacks, lambda one: one.end_unix_ns),
-    "durations": (_Durations, lambda one: one.end_unix_ns),
-    "gpu": (_Sample, lambda one: one.unix_ns),
+    **dict.fromkeys(("events", "collectives", "stacks", "durations"), (_Ended, lambda record: record.end_unix_ns)),
+    "windows": (_Window, lambda record: _end_ns(record.start_unix_ns, record.window_us)),
+    "gpu": (_Sample, lambda record: record.unix_ns),
 }
 """Type and end time of a record, by stream. Kernels have no time and only add advice, so they are left out."""
 
@@ -225,7 +210,7 @@ class GrowingRun:
             self._add_attempt(reader, attempt)
         for host in reader.hosts():
             self._add(host_dir(reader.path, host), host_dir(self.path, host), "gpu")
-        self._files = deque(sorted(self._files, key=lambda one: one[0]))
+        self._files = deque(sorted(self._files, key=lambda file: file[0]))
         self.end_unix_ns = self._files[-1][0] if self._files else self.info.start_unix_ns
         """Time of the last recorded start or end of an attempt or a rank."""
 
@@ -235,8 +220,8 @@ class GrowingRun:
         moments = [copy.records.next_unix_ns for copy in self._copies]
         if self._files:
             moments.append(self._files[0][0])
-        known = [moment for moment in moments if moment is not None]
-        return min(*known, self._latest_unix_ns) if known else None
+        times = [moment for moment in moments if moment is not None]
+        return min(*times, self._latest_unix_ns) if times else None
 
     def advance(self, unix_ns: int) -> None:
         """Grow the copy to the state of the run at ``unix_ns``. Raises ``OSError``."""

@@ -20,9 +20,9 @@ from rankscope.alerts.output import Event
 from rankscope.alerts.owners import WATCHER_ALERTS
 from rankscope.alerts.replay.growing_run import GrowingRun
 from rankscope.alerts.replay.result import Replay, Replayed, Spell
+from rankscope.alerts.watch.conditions.findings import candidates
 from rankscope.alerts.watch.delivery import Delivery
-from rankscope.alerts.watch.findings import candidates
-from rankscope.alerts.watch.following import Following
+from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
 from rankscope.alerts.watch.runs import RESTART_GRACE_S
 from rankscope.alerts.watch.settings import WatcherSettings
@@ -89,7 +89,7 @@ class _Replaying:
         self._watcher = Watcher(
             growing.path,
             analyse=self._analyse,
-            follow=_ObservedFollowing(lambda: self._now / 1e9, self._remember),
+            follow=_ObservedRuns(lambda: self._now / 1e9, self._remember),
             delivery=Delivery(interval_s=options.interval_s, report=self._note),
             ledger=Ledger(),
             options=replace(options, ask_for_dumps=False),
@@ -181,7 +181,9 @@ class _Replaying:
 
     def _remember(self, analysis: Analysis) -> Analysis:
         self._judged = self._judged or analysis.verdict.kind != "insufficient_data"
-        self._findings = {one.fingerprint: one.finding for one in candidates(analysis) if one.finding is not None}
+        self._findings = {
+            candidate.fingerprint: candidate.finding for candidate in candidates(analysis) if candidate.finding is not None
+        }
         return analysis
 
     def _take(self, event: Event) -> None:
@@ -234,8 +236,8 @@ class _Replaying:
         return text.replace(shlex.quote(growing), shlex.quote(run)).replace(growing, run)
 
 
-class _ObservedFollowing(Following):
-    """``Following`` that passes every analysis to ``seen``."""
+class _ObservedRuns(FollowedRuns):
+    """``FollowedRuns`` that passes every analysis to ``seen``."""
 
     def __init__(self, clock: Callable[[], float], seen: Callable[[Analysis], Analysis]) -> None:
         super().__init__(clock=clock)

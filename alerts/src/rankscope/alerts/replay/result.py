@@ -8,8 +8,8 @@ from typing import Final
 import msgspec
 
 from rankscope.alerts.alert import rfc3339
-from rankscope.alerts.watch.findings import reading
 from rankscope.analysis.result.analysis import Evidence
+from rankscope.analysis.result.text import reading
 from rankscope.base.text import format_duration, one_line
 
 REPLAY_SCHEMA: Final = "rankscope.replay/1"

@@ -1,7 +1,6 @@
 """Prometheus rules and their runbooks, as data with the programs that read it.
 
 The build steps of the rule file: ``*.rules.yaml`` and ``*.alerts.yaml`` (templates), filled with ``thresholds.toml`` and the
-operator's overrides (``thresholds``) → ``rule_file`` (one rule file, one runbook per alert) → ``export`` (into a folder, without
-overwriting edits). ``tables`` has the Xid policy and the metrics of other exporters; ``explain`` describes an alert or Xid;
-``command`` is the command line.
+operator's overrides (``thresholds``) → ``rule_file`` (one rule file, one runbook per alert) → ``export`` (into a folder).
+``xid_policy`` has the alert of each Xid; ``explain`` describes an alert or Xid; ``command`` is the command line.
 """

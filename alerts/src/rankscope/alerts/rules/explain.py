@@ -11,8 +11,8 @@ import msgspec
 
 from rankscope.alerts.owners import ALERTS
 from rankscope.alerts.rules.rule_file import runbooks
-from rankscope.alerts.rules.tables import Policy, Severity, policy_of
 from rankscope.alerts.rules.thresholds import DEFAULTS
+from rankscope.alerts.rules.xid_policy import Severity, XidPolicy, policy_of
 from rankscope.base.errors import RankscopeError
 from rankscope.exporter.xids import GRADED, SOURCE, SOURCES, XIDS
 
@@ -98,16 +98,16 @@ def _one(question: str) -> XidExplained | AlertExplained:
 
 
 def _xid(code: int) -> XidExplained:
-    known = XIDS.get(code)
+    xid = XIDS.get(code)
     policy = policy_of(code)
     alert = None if policy.alert == "none" else policy.alert
-    source = None if known is None else SOURCES[known.source]
+    source = None if xid is None else SOURCES[xid.source]
     return XidExplained(
         code=code,
-        name=None if known is None else known.name,
-        meaning=None if known is None else known.meaning,
-        cause=None if known is None else known.cause,
-        action=None if known is None else known.action,
+        name=None if xid is None else xid.name,
+        meaning=None if xid is None else xid.meaning,
+        cause=None if xid is None else xid.cause,
+        action=None if xid is None else xid.action,
         source=None if source is None else source.title,
         source_url=None if source is None else source.url,
         read_on=None if source is None else source.read_on.isoformat(),
@@ -134,7 +134,7 @@ def _alert(name: str) -> AlertExplained:
     return AlertExplained(name=name, severity=severity, settings=settings, xids=codes, runbook=runbooks()[name])
 
 
-def _policies(code: int) -> list[Policy]:
+def _policies(code: int) -> list[XidPolicy]:
     return [policy_of(code), *(policy_of(code, severity) for severity in _SEVERITIES if code in GRADED)]
 
 
@@ -155,19 +155,19 @@ _ACTIONS: Final = {
 def explain_text(explanation: Explanation) -> str:
     """Format a paragraph and the runbook of each answer; a shared runbook follows the last answer that needs it."""
     parts: list[str] = []
-    later = [_pages(one) for one in explanation.explained]
-    for one in explanation.explained:
+    later = [_pages(item) for item in explanation.explained]
+    for item in explanation.explained:
         pages = later.pop(0)
         new = [page.rstrip() for page in pages if not any(page in others for others in later)]
-        parts.append("\n\n".join([_xid_text(one) if isinstance(one, XidExplained) else _alert_text(one), *new]))
+        parts.append("\n\n".join([_xid_text(item) if isinstance(item, XidExplained) else _alert_text(item), *new]))
     return "\n\n\n".join(parts)
 
 
-def _pages(one: XidExplained | AlertExplained) -> list[str]:
+def _pages(item: XidExplained | AlertExplained) -> list[str]:
     also: list[str] = []
-    if isinstance(one, XidExplained):
-        also = [*(alert.runbook for alert in one.also), *(runbooks()[policy.alert] for policy in one.by_severity)]
-    return [page for page in dict.fromkeys((one.runbook, *also)) if page is not None]
+    if isinstance(item, XidExplained):
+        also = [*(alert.runbook for alert in item.also), *(runbooks()[policy.alert] for policy in item.by_severity)]
+    return [page for page in dict.fromkeys((item.runbook, *also)) if page is not None]
 
 
 def _xid_text(xid: XidExplained) -> str:

@@ -15,10 +15,10 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from rankscope.alerts.owners import ALERTS
-from rankscope.alerts.rules.tables import POLICIES
 from rankscope.alerts.rules.thresholds import SHARED, Tables, Value, duration_seconds, duration_text, thresholds
-from rankscope.alerts.watch.budgets import BUDGETS, Budgets
-from rankscope.alerts.watch.liveness_monitor import Patience
+from rankscope.alerts.rules.xid_policy import POLICIES
+from rankscope.alerts.watch.conditions.budgets import BUDGETS, Budgets
+from rankscope.alerts.watch.liveness.monitor import Patience
 from rankscope.exporter.catalogue import COLLECTORS
 from rankscope.exporter.xids import XIDS
 
@@ -154,12 +154,12 @@ def _watcher_defaults() -> dict[str, Value]:
 def _measured(settings: Mapping[str, Value]) -> dict[str, Value]:
     """Add derived values to ``settings``: durations in seconds for arithmetic, durations and ratios as text."""
     lengths = {name: duration_seconds(value) for name, value in settings.items() if isinstance(value, str)}
-    known = {name: length for name, length in lengths.items() if length is not None}
+    parsed = {name: length for name, length in lengths.items() if length is not None}
     seconds = {name: value for name, value in settings.items() if name.endswith("seconds") and not isinstance(value, str)}
     return {
         **settings,
-        **{f"{name}_seconds": length for name, length in known.items()},
-        **{f"{name}.words": duration_text(float(length)) for name, length in {**known, **seconds}.items()},
+        **{f"{name}_seconds": length for name, length in parsed.items()},
+        **{f"{name}.words": duration_text(float(length)) for name, length in {**parsed, **seconds}.items()},
         **{f"{name}.percent": f"{100 * float(value):.15g} %" for name, value in settings.items() if name.endswith("_ratio")},
     }
 

@@ -51,12 +51,12 @@ def thresholds(path: Path | None = None) -> Tables:
                 raise InputError(path, "an alert of the watcher, adjusted by `rankscope alerts watch`", place=f"[{name}]")
             if name not in tables:
                 raise InputError(path, f"no such alert or table{_instead(name, tables)}", place=f"[{name}]")
-            known = DEFAULTS[name] | _WITHOUT_DEFAULT.get(name, {})
+            settable = DEFAULTS[name] | _WITHOUT_DEFAULT.get(name, {})
             for key, value in settings.items():
                 place = f"[{name}] {key}"
-                if key not in known:
-                    raise InputError(path, f"no such setting{_instead(key, known)}", place=place)
-                if wrong := _wrong(key, value, known[key]):
+                if key not in settable:
+                    raise InputError(path, f"no such setting{_instead(key, settable)}", place=place)
+                if wrong := _wrong(key, value, settable[key]):
                     raise InputError(path, f"{reprlib.repr(value)} is not {wrong}", place=place)
                 tables[name][key] = cast("Value", value)
     return MappingProxyType(tables)
@@ -97,8 +97,8 @@ def _with_common_settings(tables: dict[str, dict[str, Value]]) -> Mapping[str, d
     return MappingProxyType({name: common(name) | settings for name, settings in tables.items()})
 
 
-def _instead(name: str, known: Mapping[str, object]) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+def _instead(name: str, names: Mapping[str, object]) -> str:
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else "; `rankscope alerts rules thresholds` prints those there are"
 
 

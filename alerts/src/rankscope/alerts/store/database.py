@@ -193,9 +193,9 @@ class Store:
         if not boot:
             return time.time_ns
         with self.transaction() as database:
-            found = dict(database.execute("SELECT name, value FROM meta WHERE name IN ('boot', 'offset_ns')").fetchall())
-            if found.get("boot") == boot:
-                offset_ns = int(found["offset_ns"])
+            stored = dict(database.execute("SELECT name, value FROM meta WHERE name IN ('boot', 'offset_ns')").fetchall())
+            if stored.get("boot") == boot:
+                offset_ns = int(stored["offset_ns"])
             else:
                 offset_ns = time.time_ns() - _since_boot_ns()
                 values = [("boot", boot), ("offset_ns", str(offset_ns))]

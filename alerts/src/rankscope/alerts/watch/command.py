@@ -15,7 +15,7 @@ import click
 from rankscope.alerts.deliver.trial import targets_option
 from rankscope.alerts.output import log_options
 from rankscope.alerts.watch.options import budgets, judging_options
-from rankscope.alerts.watch.signals import Signals, StoppedError
+from rankscope.alerts.watch.signals import SignalHandlers, StoppedError
 from rankscope.analysis.trace.locations import local_path
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.http import host_port
@@ -130,17 +130,17 @@ def watch(
 
     Exit status: 0 done, 1 something could not be delivered or evaluated, 3 PATH cannot be read.
     """  # noqa: D301 - \b is for click
-    with daemon_log(log_level, log_format), Signals() as signals:
+    with daemon_log(log_level, log_format), SignalHandlers() as signals:
         from rankscope.alerts.deliver.endpoint import Endpoint
         from rankscope.alerts.deliver.signing import Secret
         from rankscope.alerts.deliver.target_file import Destinations, load_destinations
         from rankscope.alerts.deliver.targets import webhook_target
         from rankscope.alerts.watch.ledger import FiringPolicy
-        from rankscope.alerts.watch.liveness_monitor import Patience
+        from rankscope.alerts.watch.liveness.monitor import Patience
         from rankscope.alerts.watch.pace import Pace
-        from rankscope.alerts.watch.runs import discover
         from rankscope.alerts.watch.settings import WatcherSettings
         from rankscope.alerts.watch.setup import prepare
+        from rankscope.runs.named import runs_in
 
         def destinations() -> Destinations:
             configured = Destinations([], []) if config is None else load_destinations(config, absent=logger.warning)
@@ -150,7 +150,7 @@ def watch(
             )
 
         try:
-            runs = discover(path)
+            runs = runs_in(path)
         except OSError as error:
             raise InputError(path, error.strerror or str(error)) from error
         watch = prepare(
@@ -195,7 +195,7 @@ def watch(
             ctx.exit(1)
 
 
-def follow(watch: Watch, signals: Signals, *, interval_s: float, reread: Callable[[], Destinations] | None) -> None:
+def follow(watch: Watch, signals: SignalHandlers, *, interval_s: float, reread: Callable[[], Destinations] | None) -> None:
     """Evaluate until the followed run is over; once if ``watch.once``. ``reread`` returns the destinations after a SIGHUP.
 
     Raises ``StoppedError`` after SIGTERM or SIGINT.

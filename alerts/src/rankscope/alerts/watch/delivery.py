@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Final, Protocol
+from typing import Final
 
-from rankscope.alerts.alert import Notice
+from rankscope.alerts.deliver.failure_log import FailureLog
+from rankscope.alerts.deliver.notifiers import Alertmanager, Webhook
 from rankscope.alerts.deliver.post import DeliveryError
 from rankscope.alerts.owners import CRASHED
 from rankscope.alerts.watch.ledger import Entry, Ledger, Status
-
-logger = logging.getLogger(__name__)
 
 WAIT_S: Final = 0.5
 """Time that an evaluation waits for the response of an Alertmanager; the next evaluation processes a later one."""
@@ -25,40 +23,18 @@ RESOLVED_FOR_S: Final = 900.0
 """Time for which a resolved alert is posted, as Prometheus does: an Alertmanager may have missed the first post."""
 
 
-class Manager(Protocol):
-    """An Alertmanager."""
-
-    name: str
-    """Name for messages, without secrets."""
-
-    def send(self, notices: Sequence[Notice], *, now_unix_ns: int) -> None:
-        """Post alerts that fire or have ended, from any thread. Raises ``DeliveryError``."""
-
-
-class Receiver(Protocol):
-    """A receiver that is sent each change once."""
-
-    key: str
-    """Stable name for the state file."""
-    name: str
-    """Name for messages, without secrets."""
-
-    def send(self, notices: Sequence[Notice]) -> None:
-        """Accept notices of any groups for delivery. Raises ``DeliveryError``."""
-
-
 class Delivery:
-    """Delivery to all receivers. A slow or failing receiver delays neither the others nor the next evaluation.
+    """Delivery to all destinations. A slow or failing one delays neither the others nor the next evaluation.
 
-    ``managers`` are sent all alerts every ``interval_s``; ``receivers`` are sent each change until they accept it.
+    ``alertmanagers`` are sent all alerts every ``interval_s``; ``webhooks`` are sent each change until they accept it.
     ``elapsed``: seconds of a monotonic clock.
     """
 
     def __init__(
         self,
         *,
-        managers: Sequence[Manager] = (),
-        receivers: Sequence[Receiver] = (),
+        alertmanagers: Sequence[Alertmanager] = (),
+        webhooks: Sequence[Webhook] = (),
         interval_s: float,
         report: Callable[[str], None],
         elapsed: Callable[[], float] = time.monotonic,
@@ -66,19 +42,19 @@ class Delivery:
         self._interval_s = interval_s
         self._report = report
         self._elapsed = elapsed
-        self.deliver_to(managers=managers, receivers=receivers)
+        self.deliver_to(alertmanagers=alertmanagers, webhooks=webhooks)
 
-    def deliver_to(self, *, managers: Sequence[Manager], receivers: Sequence[Receiver]) -> None:
-        """Replace the receivers."""
+    def deliver_to(self, *, alertmanagers: Sequence[Alertmanager], webhooks: Sequence[Webhook]) -> None:
+        """Replace the destinations."""
         self._posts = [
-            _Posts(manager, self._interval_s, _Failures(manager.name, self._report), self._elapsed) for manager in managers
+            _Posts(manager, self._interval_s, FailureLog(manager.name, self._report), self._elapsed) for manager in alertmanagers
         ]
-        self._receivers = [(receiver, _Failures(receiver.name, self._report)) for receiver in receivers]
+        self._webhooks = [(webhook, FailureLog(webhook.name, self._report)) for webhook in webhooks]
 
     def deliver(self, ledger: Ledger, *, now_unix_ns: int, wait_s: float = WAIT_S) -> None:
         """Send what is due, wait for the responses of Alertmanagers, then drop resolved alerts that need no more delivery."""
-        for receiver, failures in self._receivers:
-            _send_changes(receiver, ledger, failures)
+        for webhook, failures in self._webhooks:
+            _send_changes(webhook, ledger, failures)
         for posts in self._posts:
             posts.begin(ledger, now_unix_ns)
         deadline = time.monotonic() + wait_s
@@ -87,39 +63,15 @@ class Delivery:
         ledger.forget(lambda entry: self._is_owed(entry, now_unix_ns))
 
     def undelivered(self, ledger: Ledger) -> list[str]:
-        """Names of the receivers that have not accepted the present state of an alert."""
+        """Names of the destinations that have not accepted the present state of an alert."""
         behind = [posts.name for posts in self._posts if posts.is_behind(ledger)]
-        return [*behind, *(receiver.name for receiver, _ in self._receivers if _changes(receiver, ledger))]
+        return [*behind, *(webhook.name for webhook, _ in self._webhooks if _changes(webhook, ledger))]
 
     def _is_owed(self, entry: Entry, now_unix_ns: int) -> bool:
         """Return whether a resolved alert still has to be sent."""
         if self._posts and now_unix_ns - (entry.ends_at_unix_ns or 0) < RESOLVED_FOR_S * 1e9:
             return True
-        return any(_is_change(entry, receiver) for receiver, _ in self._receivers)
-
-
-class _Failures:
-    """Reporter of a receiver's failures: the first one, each with a new reason, and the recovery."""
-
-    def __init__(self, name: str, report: Callable[[str], None]) -> None:
-        self._name = name
-        self._report = report
-        self._reason: str | None = None
-        self.count = 0
-
-    def add(self, error: Exception) -> None:
-        """Count a failed delivery."""
-        reason = str(error) if isinstance(error, DeliveryError) else f"{type(error).__name__}: {error}"
-        self.count += 1
-        if reason != self._reason:
-            self._reason = reason
-            self._report(f"{self._name}: not delivered so far: {reason}")
-
-    def end(self) -> None:
-        """Reset after a successful delivery."""
-        if self._reason is not None:
-            logger.info("%s: delivered after %d failed attempts", self._name, self.count)
-        self._reason, self.count = None, 0
+        return any(_is_change(entry, webhook) for webhook, _ in self._webhooks)
 
 
 _State = tuple[str, Status, str]
@@ -128,7 +80,7 @@ _State = tuple[str, Status, str]
 class _Posts:
     """Posts to one Alertmanager, one at a time from a daemon thread, so that none prevents the process from exiting."""
 
-    def __init__(self, manager: Manager, interval_s: float, failures: _Failures, elapsed: Callable[[], float]) -> None:
+    def __init__(self, manager: Alertmanager, interval_s: float, failures: FailureLog, elapsed: Callable[[], float]) -> None:
         self.name = manager.name
         self._manager = manager
         self._interval_s = interval_s
@@ -172,10 +124,10 @@ class _Posts:
             return
         self._running = None
         if isinstance(error, Exception):
-            self._failures.add(error)
+            self._failures.failed(_reason(error))
             return
         self._accepted = self._sending
-        self._failures.end()
+        self._failures.delivered()
 
     def is_behind(self, ledger: Ledger) -> bool:
         """Return whether the current state of any alert is not yet accepted."""
@@ -199,30 +151,28 @@ def _state(entry: Entry) -> _State:
     return entry.fingerprint, _status(entry), entry.revision
 
 
-def _send_changes(receiver: Receiver, ledger: Ledger, failures: _Failures) -> None:
-    changed = _changes(receiver, ledger)
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, DeliveryError) else f"{type(error).__name__}: {error}"
+
+
+def _send_changes(webhook: Webhook, ledger: Ledger, failures: FailureLog) -> None:
+    changed = _changes(webhook, ledger)
     if not changed:
         return
     try:
-        receiver.send([entry.notice() for entry in changed])
-    except Exception as error:  # noqa: BLE001 - a fault of one receiver must not cost the others
-        failures.add(error)
+        webhook.send([entry.notice() for entry in changed])
+    except Exception as error:  # noqa: BLE001 - a fault of one destination must not cost the others
+        failures.failed(_reason(error))
         return
-    for entry in changed:
-        entry.accepted[receiver.key] = _status(entry)
-        entry.accepted_revision[receiver.key] = entry.revision
-    failures.end()
+    failures.delivered()
 
 
-def _changes(receiver: Receiver, ledger: Ledger) -> list[Entry]:
-    return [entry for entry in ledger.entries if _is_change(entry, receiver)]
+def _changes(webhook: Webhook, ledger: Ledger) -> list[Entry]:
+    return [entry for entry in ledger.entries if _is_change(entry, webhook)]
 
 
-def _is_change(entry: Entry, receiver: Receiver) -> bool:
-    """Return whether the state of an alert must be sent to the receiver. The end of an alert is sent only after its beginning."""
-    accepted = entry.accepted.get(receiver.key)
-    if entry.track.state == "firing":
-        return accepted != "firing" or entry.accepted_revision.get(receiver.key, "") != entry.revision
+def _is_change(entry: Entry, webhook: Webhook) -> bool:
+    """Return whether the state of an alert must be sent to the webhook."""
     # An incident about a crashed run stays open until a person closes it: a timeout repairs nothing.
     only_forgotten = entry.name == CRASHED.alertname and bool(entry.ended_because)
-    return entry.track.state == "resolved" and accepted == "firing" and not only_forgotten
+    return entry.track.state != "pending" and not only_forgotten and webhook.owes(entry.notice())

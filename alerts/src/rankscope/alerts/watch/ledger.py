@@ -1,7 +1,6 @@
-"""Ledger of alerts: which are pending, firing or resolved, since when, and which webhook has accepted which change.
+"""Ledger of alerts: which are pending, firing or resolved, and since when.
 
-It is kept in the store and survives a restart of the watcher: start times and fingerprints stay, and no webhook is sent a change
-twice.
+It is kept in the store and survives a restart of the watcher: start times and fingerprints stay.
 """
 
 from __future__ import annotations
@@ -13,12 +12,13 @@ from typing import Final, Literal
 
 import msgspec
 
-from rankscope.alerts.alert import UPDATED_AT, Alert, Notice, is_of_host, ranks_of, rfc3339
+from rankscope.alerts.alert import UPDATED_AT, Alert, is_of_host, ranks_of, rfc3339
 from rankscope.alerts.owners import STRAGGLER
+from rankscope.alerts.payload import Notice, payload_alert
 from rankscope.alerts.store.database import Store, read_only
 from rankscope.alerts.store.folders import STORE_FILE
-from rankscope.alerts.watch.candidate import Candidate, Loss
-from rankscope.alerts.watch.confirmation import Confirmation, Suspicion
+from rankscope.alerts.watch.conditions.candidate import Candidate, Loss
+from rankscope.alerts.watch.conditions.confirmation import Confirmation, Suspicion
 from rankscope.analysis.result.analysis import Finding
 from rankscope.base.errors import InputError
 
@@ -88,10 +88,6 @@ class Entry(msgspec.Struct, kw_only=True):
     """Ranks to blame, as last known."""
     revised_unix_ns: int | None = None
     """When the culprit became known or changed while the alert fired; the alert is then sent again."""
-    accepted: dict[str, Status] = {}
-    """Receiver key (not its address) to the last status that it accepted."""
-    accepted_revision: dict[str, str] = {}
-    """Receiver key to the last revision that it accepted."""
     logged: Status | None = None
     """Last status in the run's ``findings.jsonl``."""
     ended_because: str = ""
@@ -122,13 +118,8 @@ class Entry(msgspec.Struct, kw_only=True):
     def notice(self) -> Notice:
         """Build the notice to send. The alert must have fired."""
         assert self.starts_at_unix_ns is not None
-        return Notice(
-            alert=self.alert_now(),
-            fingerprint=self.fingerprint,
-            starts_at_unix_ns=self.starts_at_unix_ns,
-            ends_at_unix_ns=self.ends_at_unix_ns,
-            revision=self.revision if self.ends_at_unix_ns is None else "",
-        )
+        alert = payload_alert(self.alert_now(), starts_at_unix_ns=self.starts_at_unix_ns, ends_at_unix_ns=self.ends_at_unix_ns)
+        return Notice(alert=alert, revision=self.revision if self.ends_at_unix_ns is None else "")
 
     def alert_now(self) -> Alert:
         """Return the alert with annotations for its last revision and for the reason of its end."""
@@ -139,7 +130,7 @@ class Entry(msgspec.Struct, kw_only=True):
             more[ENDED_BECAUSE] = self.ended_because
         return msgspec.structs.replace(self.alert, annotations=self.alert.annotations | more)
 
-    def found(self, candidate: Candidate, now_unix_ns: int) -> None:
+    def update(self, candidate: Candidate, now_unix_ns: int) -> None:
         """Update the alert from an evaluation that found its condition."""
         self.alert = candidate.alert
         culprit = self.alert.annotations.get("culprit", "")
@@ -169,21 +160,23 @@ class Ledger(msgspec.Struct, kw_only=True):
     def update(
         self,
         run: str,
-        found: Iterable[Candidate],
+        candidates: Iterable[Candidate],
         *,
         now_unix_ns: int,
         policy: FiringPolicy,
         unknown: Collection[int] = (),
         of: Collection[str] | None = None,
         confirmation: Confirmation | None = None,
+        held: Collection[str] = (),
     ) -> None:
         """Apply one evaluation of a run.
 
         ``unknown``: ranks that were not evaluated; their alerts stay unchanged unless found. ``of``: names of the evaluated
-        alerts, all for ``None``. ``confirmation``: of stragglers on new steps; without it they need none.
+        alerts, all for ``None``. ``confirmation``: of stragglers on new steps; without it they need none. ``held``: names of
+        alerts whose details are incomplete: those do not fire yet, and firing ones stay unchanged.
         """
         silent = set(unknown)
-        present = {candidate.fingerprint: candidate for candidate in found}
+        present = {candidate.fingerprint: candidate for candidate in candidates}
         followed = {
             entry.fingerprint: entry
             for entry in self.entries
@@ -202,29 +195,45 @@ class Ledger(msgspec.Struct, kw_only=True):
                 if hosts and entry.track.state == "firing":
                     _absorb(entry, hosts, now_unix_ns=now_unix_ns, policy=policy)
                     continue
-            self._advance(entry, present.get(key), now_unix_ns=now_unix_ns, policy=policy, confirmation=confirmation)
+            if entry.name in held and entry.track.state == "firing":
+                continue
+            self._advance(
+                entry,
+                present.get(key),
+                now_unix_ns=now_unix_ns,
+                policy=policy,
+                confirmation=confirmation,
+                held=entry.name in held,
+            )
 
     def _advance(
-        self, entry: Entry, found: Candidate | None, *, now_unix_ns: int, policy: FiringPolicy, confirmation: Confirmation | None
+        self,
+        entry: Entry,
+        candidate: Candidate | None,
+        *,
+        now_unix_ns: int,
+        policy: FiringPolicy,
+        confirmation: Confirmation | None,
+        held: bool,
     ) -> None:
         """Advance an alert by an evaluation that found its condition, or did not (``None``)."""
-        before, held = entry.track.state, False
-        if confirmation is not None and found is not None and before == "pending" and entry.name == STRAGGLER.alertname:
+        before = entry.track.state
+        if confirmation is not None and candidate is not None and before == "pending" and entry.name == STRAGGLER.alertname:
             entry.suspicion = confirmation.advance(entry.suspicion, ranks_of(entry.alert))
             held = not entry.suspicion.confirmed
         firing_s = entry.firing_s(now_unix_ns)
-        track = advance(entry.track, present=found is not None, policy=policy, firing_s=firing_s, held=held)
+        track = advance(entry.track, present=candidate is not None, policy=policy, firing_s=firing_s, held=held)
         if track is None:
             self.entries.remove(entry)
             return
         entry.track = track
-        if found is not None:
-            entry.found(found, now_unix_ns)
+        if candidate is not None:
+            entry.update(candidate, now_unix_ns)
         if track.state == "resolved":
             entry.ends_at_unix_ns = now_unix_ns
-        elif found is not None and track.state == "firing" and before != "firing":
+        elif candidate is not None and track.state == "firing" and before != "firing":
             entry.starts_at_unix_ns = now_unix_ns
-            entry.finding = found.finding
+            entry.finding = candidate.finding
             self._drop_overtaken(entry)
 
     def resolve(
@@ -284,15 +293,15 @@ class Ledger(msgspec.Struct, kw_only=True):
 
 
 def _is_of_many(alert: Alert) -> bool:
-    """Return whether an alert stands for those of many ranks or hosts (``findings.collapsed``)."""
+    """Return whether an alert stands for those of many ranks or hosts (``conditions.shared_alerts``)."""
     return "ranks" in alert.annotations and not is_of_host(alert)
 
 
 def _covering(entry: Entry, present: Iterable[Entry]) -> list[Entry]:
     """Return the alerts about whole hosts that are about all ranks of ``entry`` together; empty if they are not."""
     ranks = ranks_of(entry.alert)
-    hosts = [one for one in present if one.name == entry.name and is_of_host(one.alert) and ranks & ranks_of(one.alert)]
-    return hosts if ranks and ranks <= set().union(*(ranks_of(one.alert) for one in hosts)) else []
+    hosts = [host for host in present if host.name == entry.name and is_of_host(host.alert) and ranks & ranks_of(host.alert)]
+    return hosts if ranks and ranks <= set().union(*(ranks_of(host.alert) for host in hosts)) else []
 
 
 def _absorb(entry: Entry, hosts: Iterable[Entry], *, now_unix_ns: int, policy: FiringPolicy) -> None:
@@ -315,7 +324,7 @@ def save_ledger(store: Store, ledger: Ledger) -> None:
     with store.transaction() as database:
         database.execute("DELETE FROM alerts")
         database.execute("DELETE FROM active_runs")
-        database.executemany("INSERT INTO alerts (entry) VALUES (?)", [(msgspec.json.encode(one),) for one in ledger.entries])
+        database.executemany("INSERT INTO alerts (entry) VALUES (?)", [(msgspec.json.encode(entry),) for entry in ledger.entries])
         database.executemany("INSERT OR IGNORE INTO active_runs VALUES (?)", [(run,) for run in ledger.active])
 
 

@@ -10,7 +10,7 @@ import click
 from rankscope.base.options import Duration
 
 if TYPE_CHECKING:
-    from rankscope.alerts.watch.budgets import Budgets
+    from rankscope.alerts.watch.conditions.budgets import Budgets
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -57,7 +57,7 @@ def judging_options(command: _Command) -> _Command:
 
 def budgets(texts: tuple[str, ...]) -> Budgets:
     """Parse the values of ``--budget``. Raises ``click.BadParameter``."""
-    from rankscope.alerts.watch.budgets import budgets_of
+    from rankscope.alerts.watch.conditions.budgets import budgets_of
 
     try:
         return budgets_of(texts)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from rankscope.runs.paths import RUN_FILE, attempt_dir, rank_dir
-from rankscope.runs.reader import RunReader, is_run
+from rankscope.runs.paths import attempt_dir, rank_dir
+from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo, RunInfo
 from rankscope.runs.segments import list_streams
 
@@ -136,14 +136,14 @@ class Glances:
         if not attempts:
             return Glance(reader.info.run_id, (0, 0, 0), ended=False, info=reader.info)
         last = attempts[-1]
-        known = self._looks.get(run)
-        looks = known[1] if known is not None and known[0] == last else {}
+        previous = self._looks.get(run)
+        looks = previous[1] if previous is not None and previous[0] == last else {}
         # An unreadable rank stays in the result as unknown; the analysis reports why.
         looks = {rank: looks.get(rank) or RankLook(rank_dir(run, last, rank), last, rank) for rank in reader.ranks(last)}
         self._looks[run] = (last, looks)
         seen = {rank: look.look(reader) for rank, look in looks.items()}
-        ended = self._ended(run, last, [one.info for one in seen.values()], now_unix_ns, elapsed_s)
-        content = (last, len(seen), sum(one.size for one in seen.values()))
+        ended = self._ended(run, last, [rank_seen.info for rank_seen in seen.values()], now_unix_ns, elapsed_s)
+        content = (last, len(seen), sum(rank_seen.size for rank_seen in seen.values()))
         return Glance(reader.info.run_id, content, ended=ended, info=reader.info, ranks=seen)
 
     def is_resting(self, run: Path, attempt: int) -> bool:
@@ -152,12 +152,12 @@ class Glances:
         For thousands of old runs, most looks cost one ``stat`` each.
         """
         changed_ns = attempt_dir(run, 0).parent.stat().st_mtime_ns
-        known = self._resting.get(run)
-        if known == (changed_ns, True):
+        previous = self._resting.get(run)
+        if previous == (changed_ns, True):
             return True
         attempts = RunReader(run).attempts()
         # Check once more: an attempt added within the same clock tick does not change the modification time.
-        self._resting[run] = (changed_ns, known is not None and known[0] == changed_ns)
+        self._resting[run] = (changed_ns, previous is not None and previous[0] == changed_ns)
         return bool(attempts) and attempts[-1] == attempt
 
     def keep(self, runs: Collection[Path]) -> None:
@@ -168,24 +168,12 @@ class Glances:
     def _ended(self, run: Path, attempt: int, ranks: list[RankInfo | None], now_unix_ns: int, elapsed_s: float) -> bool:
         """Return whether every rank has ended and no restart is expected."""
         ends = [rank.end_unix_ns if rank is not None else None for rank in ranks]
-        known = [end for end in ends if end is not None]
-        if not known or len(known) < len(ends):
+        recorded = [end for end in ends if end is not None]
+        if not recorded or len(recorded) < len(ends):
             return False
         if not any(rank is not None and rank.end_reason in ("crash", "killed") for rank in ranks):
             return True
         if self._died_s.get(run, (None,))[0] != attempt:
             self._died_s[run] = (attempt, elapsed_s)
         # The first test covers runs that ended before the first look, the second hosts whose clocks are ahead.
-        return now_unix_ns - max(known) >= RESTART_GRACE_S * 1e9 or elapsed_s - self._died_s[run][1] >= RESTART_GRACE_S
-
-
-def discover(path: Path) -> list[Path]:
-    """Return ``path`` if it is a run, else the runs directly inside it, by name. Raises ``OSError`` if ``path`` is unreadable.
-
-    An unreadable folder inside it does not count as a run.
-    """
-    if is_run(path):
-        return [path]
-    # Paths of thousands of runs take longer to make than to look at.
-    names = [name for name in os.listdir(path) if os.path.isfile(f"{path}/{name}/{RUN_FILE}")]  # noqa: PTH113, PTH208
-    return [path / name for name in sorted(names)]
+        return now_unix_ns - max(recorded) >= RESTART_GRACE_S * 1e9 or elapsed_s - self._died_s[run][1] >= RESTART_GRACE_S

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rankscope.alerts.watch.budgets import Budgets
+from rankscope.alerts.watch.conditions.budgets import Budgets
 from rankscope.alerts.watch.ledger import FiringPolicy
-from rankscope.alerts.watch.liveness_monitor import Patience
+from rankscope.alerts.watch.liveness.monitor import Patience
 from rankscope.alerts.watch.pace import Pace
 
 

@@ -11,15 +11,15 @@ from typing import Final
 
 import msgspec
 
+from rankscope.alerts.deliver.notifiers import Alertmanager, Webhook
 from rankscope.alerts.deliver.outbox import Outbox
-from rankscope.alerts.deliver.receivers import Alertmanager, Webhook
 from rankscope.alerts.deliver.sender import REPLACE_S, Sender
 from rankscope.alerts.deliver.target_file import Destinations
 from rankscope.alerts.output import Event, as_json, as_text, print_line
 from rankscope.alerts.store.database import Store, StoreError
 from rankscope.alerts.store.folders import watcher_state
 from rankscope.alerts.watch.delivery import Delivery
-from rankscope.alerts.watch.following import Following
+from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.alerts.watch.ledger import Ledger, load_ledger, save_ledger
 from rankscope.alerts.watch.settings import WatcherSettings
 from rankscope.alerts.watch.watcher import Watcher
@@ -77,8 +77,8 @@ class Watch:
         # With ``once`` an alert is not posted again: it ends by Alertmanager's own resolve_timeout.
         valid_s = None if options.once else VALID_INTERVALS * max(LEAST_INTERVAL_S, options.interval_s)
         self._delivery.deliver_to(
-            managers=[Alertmanager(endpoint, valid_s=valid_s) for endpoint in destinations.alertmanagers],
-            receivers=[
+            alertmanagers=[Alertmanager(endpoint, valid_s=valid_s) for endpoint in destinations.alertmanagers],
+            webhooks=[
                 Webhook(target, self._outbox, wake=sender.wake, external_url=options.dashboard_url or "")
                 for target in destinations.targets
             ],
@@ -107,7 +107,7 @@ def prepare(
     watcher = Watcher(
         path,
         analyse=analyze,
-        follow=Following(),
+        follow=FollowedRuns(),
         delivery=delivery,
         ledger=load_ledger(store),
         options=options,

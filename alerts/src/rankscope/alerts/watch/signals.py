@@ -17,7 +17,7 @@ class StoppedError(BaseException):
     """SIGTERM or SIGINT arrived. Not an ``Exception``, so that no handler in between catches it."""
 
 
-class Signals:
+class SignalHandlers:
     """Handlers of SIGTERM, SIGINT and SIGHUP, as a context manager; the previous handlers return at its end.
 
     A signal sets a flag and ends ``wait``. Only within ``interruptible`` does it raise an exception: anywhere else that could

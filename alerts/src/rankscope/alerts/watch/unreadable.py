@@ -35,9 +35,9 @@ class Unreadable:
 
     def report(self, run: Path, paths: Sequence[str]) -> None:
         """Report ``paths`` inside ``run`` that cannot be read now."""
-        known = self._known.get(run, frozenset())
+        reported = self._known.get(run, frozenset())
         everything = set(paths)
-        new = [path for path in paths if path not in known and everything.isdisjoint(map(str, Path(path).parents))]
+        new = [path for path in paths if path not in reported and everything.isdisjoint(map(str, Path(path).parents))]
         for path in new[:SHOWN]:
             self._report(f"{run / path}: {why_unreadable(run / path)}; left out, the rest of the run is followed")
         if len(new) > SHOWN:
@@ -46,7 +46,7 @@ class Unreadable:
 
     def keep(self, runs: Collection[Path]) -> None:
         """Forget all other runs."""
-        self._known = {run: known for run, known in self._known.items() if run in runs}
+        self._known = {run: reported for run, reported in self._known.items() if run in runs}
 
 
 def ranks_within(run: Path, attempt: int, paths: Iterable[str]) -> set[int]:

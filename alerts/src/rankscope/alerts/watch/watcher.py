@@ -12,30 +12,31 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from rankscope.alerts.output import Event
 from rankscope.alerts.owners import CRASHED, HISTORY_ALERTS, LIFE_ALERTS, RECORD_ALERTS
 from rankscope.alerts.watch.announcements import Announcer
-from rankscope.alerts.watch.candidate import Candidate, Subject
-from rankscope.alerts.watch.collapsed import collapsed
-from rankscope.alerts.watch.confirmation import Confirmation
+from rankscope.alerts.watch.conditions.candidate import Candidate, Subject
+from rankscope.alerts.watch.conditions.confirmation import Confirmation
+from rankscope.alerts.watch.conditions.findings import candidates
+from rankscope.alerts.watch.conditions.regressions import Regressions
+from rankscope.alerts.watch.conditions.shared_alerts import merge_shared
 from rankscope.alerts.watch.delivery import Delivery
-from rankscope.alerts.watch.dumps import Dumps
-from rankscope.alerts.watch.findings import candidates
-from rankscope.alerts.watch.following import Follow
+from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
-from rankscope.alerts.watch.life_alerts import LifeAlerts
-from rankscope.alerts.watch.liveness_monitor import LivenessMonitor, gpus_of
+from rankscope.alerts.watch.liveness.alerts import LifeAlerts
+from rankscope.alerts.watch.liveness.dumps import Dumps
+from rankscope.alerts.watch.liveness.monitor import LivenessMonitor, gpus_of
 from rankscope.alerts.watch.page import Evaluation, WatcherPage
-from rankscope.alerts.watch.regressions import Regressions
-from rankscope.alerts.watch.runs import Glance, Glances, discover
+from rankscope.alerts.watch.runs import Glance, Glances
 from rankscope.alerts.watch.settings import WatcherSettings
 from rankscope.alerts.watch.unreadable import Unreadable, ranks_within
 from rankscope.analysis.online import RECENT_STEPS
 from rankscope.analysis.result.analysis import Analysis, Cost
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.text import span
+from rankscope.runs.named import runs_in
 
 logger = logging.getLogger(__name__)
 
@@ -49,17 +50,11 @@ CRASH_FIRING_S: Final = 600.0
 """Time for which an alert about a crash fires, so that a person sees it."""
 
 
-class Analyse(Protocol):
-    """Interface of ``rankscope.analysis.engine.analyze`` that the watcher uses. Raises ``RankscopeError``."""
-
-    def __call__(self, paths: Sequence[Path], /) -> Analysis:
-        """Analyse one run."""
-
-
 class Watcher:
     """Watcher of ``path``: one run, or a folder in which runs appear and disappear.
 
-    ``follow`` analyses active runs; ``analyse`` analyses runs that are over, as a whole.
+    ``follow`` analyses active runs; ``analyse`` analyses runs that are over, as a whole, and raises
+    ``RankscopeError``.
     ``report`` takes problems, one line each; ``emit`` takes events; ``save`` persists the ledger.
     ``clock`` returns unix nanoseconds, ``elapsed`` seconds of a monotonic clock.
     """
@@ -68,8 +63,8 @@ class Watcher:
         self,
         path: Path,
         *,
-        analyse: Analyse,
-        follow: Follow,
+        analyse: Callable[[Sequence[Path]], Analysis],
+        follow: FollowedRuns,
         delivery: Delivery,
         ledger: Ledger,
         options: WatcherSettings,
@@ -157,7 +152,7 @@ class Watcher:
 
     def _runs(self) -> list[Path]:
         try:
-            runs = discover(self._path)
+            runs = runs_in(self._path)
         except OSError as error:
             self._report_problem("list", self._path, f"{self._path}: {error.strerror or error}")
             return []
@@ -179,8 +174,8 @@ class Watcher:
         seen = self._glance(run)
         if seen is None:
             return False
-        known = str(run) in self.ledger.active or not self.ledger.names(str(run)) <= {CRASHED.alertname}
-        followed = run == self._single or str(run) in self._fresh_s or known
+        remembered = str(run) in self.ledger.active or not self.ledger.names(str(run)) <= {CRASHED.alertname}
+        followed = run == self._single or str(run) in self._fresh_s or remembered
         if seen.ended and not followed and not self._options.once:
             # It was over before the watcher started: not reported.
             self._over[run] = seen
@@ -199,7 +194,7 @@ class Watcher:
             del self._final_failures[run]
             self._set_active(run, active=False)
         elif not self._options.once:
-            self._look_for_life(run, seen, news=run == self._single or known)
+            self._look_for_life(run, seen, news=run == self._single or remembered)
         return seen.ended
 
     def _judged(self, run: Path, seen: Glance) -> bool:
@@ -262,18 +257,18 @@ class Watcher:
                     kind=analysis.verdict.kind,
                 )
             )
-        found, decided = self._found(run, analysis, seen)
+        conditions, decided = self._conditions(run, analysis, seen)
         if not seen.ended and not self._options.once:
             # For an active run, ``_look_for_life`` decides these, which is faster.
-            found = [one for one in found if one.name not in LIFE_ALERTS]
+            conditions = [candidate for candidate in conditions if candidate.name not in LIFE_ALERTS]
         policy = self._options.policy
         if seen.ended:
             # All evidence is available: waiting adds nothing.
             policy = FiringPolicy(fire_after=1, resolve_after=policy.resolve_after, least_firing_s=policy.least_firing_s)
         attempt = analysis.ranks[0].attempt if analysis.ranks else 0
         unknown = ranks_within(run, attempt, analysis.source.unreadable)
-        of = decided | {one.name for one in found}
-        self._update(run, found, policy=policy, unknown=unknown, of=of, confirmation=self._confirmation(run, analysis, seen))
+        of = decided | {candidate.name for candidate in conditions}
+        self._update(run, conditions, policy=policy, unknown=unknown, of=of, confirmation=self._confirmation(run, analysis, seen))
 
     def _confirmation(self, run: Path, analysis: Analysis, seen: Glance) -> Confirmation | None:
         """Return the confirmation of stragglers on new steps; ``None`` for a single look and for a verdict from windows."""
@@ -286,32 +281,33 @@ class Watcher:
             lambda since, at_least: self._follow.judge_since(run, since, at_least=at_least),
         )
 
-    def _found(self, run: Path, analysis: Analysis, seen: Glance) -> tuple[list[Candidate], set[str]]:
+    def _conditions(self, run: Path, analysis: Analysis, seen: Glance) -> tuple[list[Candidate], set[str]]:
         """Return the alerts that the records support, and the names of all alerts that the records can decide."""
         options, price = self._options, seen.info.price_per_gpu_hour
         subject = self._subject(seen)
-        found: list[Candidate] = []
+        conditions: list[Candidate] = []
         decided = {CRASHED.alertname}
-        past = self._follow.past(run, read=seen.ended or options.once)
+        whole = seen.ended or options.once
+        past = self._follow.past(run, read=whole)
         if analysis.verdict.kind != "insufficient_data":
             decided |= {*RECORD_ALERTS} - {*HISTORY_ALERTS}
-            found += candidates(
+            conditions += candidates(
                 analysis,
-                dashboard_url=options.dashboard_url,
-                runbook_url=options.runbook_url,
+                subject,
                 budgets=options.budgets,
                 price=None if price is None else Cost(amount=price, currency=seen.info.currency or "USD"),
-                rare_share=0.0 if past is None else past.rare_share(RECENT_STEPS),
+                # Of the steps that the analysis is about.
+                rare_share=0.0 if past is None else past.rare_share(None if whole else RECENT_STEPS),
             )
         regressions = Regressions(run=run, subject=subject, gpus=gpus_of(seen))
-        slower = None if past is None else regressions.found(past, at_least=options.budgets.slower)
+        slower = None if past is None else regressions.candidates(past, at_least=options.budgets.slower)
         if slower is not None:
             decided |= {*HISTORY_ALERTS}
-            found += slower
+            conditions += slower
         alerts = LifeAlerts(run=run, subject=subject, infos=seen.infos)
         if seen.ended and (crashed := alerts.crashed()) is not None:
-            found.append(crashed)
-        return found, decided
+            conditions.append(crashed)
+        return conditions, decided
 
     def _look_for_life(self, run: Path, seen: Glance, *, news: bool) -> None:
         try:
@@ -322,21 +318,24 @@ class Watcher:
         self._problems.pop(("look", run), None)
         if report.moved:
             self._set_active(run, active=True)
-        self._update(run, report.found, policy=self._options.policy, unknown=report.unknown, of=report.of)
+        self._update(run, report.candidates, policy=self._options.policy, unknown=report.unknown, of=report.of, held=report.held)
 
     def _update(
         self,
         run: Path,
-        found: Sequence[Candidate],
+        conditions: Sequence[Candidate],
         *,
         policy: FiringPolicy,
         unknown: Collection[int],
         of: Collection[str],
         confirmation: Confirmation | None = None,
+        held: Collection[str] = (),
     ) -> None:
-        found = collapsed(found, together=self.ledger.names(str(run), together=True))
+        conditions = merge_shared(conditions, together=self.ledger.names(str(run), together=True))
         now = self._clock()
-        self.ledger.update(str(run), found, now_unix_ns=now, policy=policy, unknown=unknown, of=of, confirmation=confirmation)
+        self.ledger.update(
+            str(run), conditions, now_unix_ns=now, policy=policy, unknown=unknown, of=of, confirmation=confirmation, held=held
+        )
 
     def _subject(self, seen: Glance) -> Subject:
         return Subject(
@@ -348,10 +347,10 @@ class Watcher:
         )
 
     def _set_active(self, run: Path, *, active: bool) -> None:
-        known = str(run) in self.ledger.active
-        if active and not known:
+        listed = str(run) in self.ledger.active
+        if active and not listed:
             self.ledger.active.append(str(run))
-        elif known and not active:
+        elif listed and not active:
             self.ledger.active.remove(str(run))
 
     def _deliver(self) -> None:

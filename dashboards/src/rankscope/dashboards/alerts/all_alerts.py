@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from rankscope.alerts.alert import host_of
 from rankscope.dashboards.alerts.data import AlertRecord, AlertsFound
 from rankscope.dashboards.alerts.figures import alert_counts
 from rankscope.dashboards.alerts.view import STATES, alert_article
@@ -51,7 +52,7 @@ def alert_row(alert: AlertRecord, names: Mapping[str, str], *, now_unix_ns: int)
         "name": _text(names.get(alert.run_id or "") or labels.get("run") or alert.run_id),
         "href": alert.evidence,
         "rank": alert.rank,
-        "host": _text(labels.get("host") or labels.get("instance")),
+        "host": _text(host_of(labels)),
         "gpu": _text(labels.get("gpu_uuid") or labels.get("uuid")),
         "started": _utc(alert.started_unix_ns),
         "ended": None if alert.ended_unix_ns is None else _utc(alert.ended_unix_ns),

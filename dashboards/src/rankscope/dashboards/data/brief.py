@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -11,6 +10,7 @@ import msgspec
 from rankscope.analysis.result.analysis import Analysis, Kind, Source, Verdict
 from rankscope.analysis.result.costs import Throughput
 from rankscope.analysis.result.stored import Losses, losses_of, stored_verdict
+from rankscope.base.version import VERSION
 from rankscope.dashboards.words.inert import inert_record
 
 
@@ -59,7 +59,7 @@ def stored_brief(run: Path, last_write_unix_ns: int | None) -> StoredBrief | Non
     if stored is None:
         return None
     shown = inert_record(stored)
-    current = stored.version == version("rankscope") and (last_write_unix_ns or 0) <= stored.as_of_unix_ns
+    current = stored.version == VERSION and (last_write_unix_ns or 0) <= stored.as_of_unix_ns
     brief = _brief(shown.verdict, shown.source, shown.throughput)
     return StoredBrief(msgspec.structs.replace(brief, losses=shown.losses), current)
 

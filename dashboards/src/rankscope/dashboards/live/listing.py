@@ -8,7 +8,6 @@ from typing import Any, Final
 from dash import ClientsideFunction, Dash, Input, Output, State, no_update
 
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.data.memo import Memo, adaptive
 from rankscope.dashboards.data.source import RunSource
 from rankscope.dashboards.live.components import drawn
 from rankscope.dashboards.model.list_state import ListState
@@ -22,7 +21,6 @@ MOST_FOLLOWED: Final = 8
 
 def register(app: Dash, source: RunSource) -> None:
     """Add the callbacks of the list of runs."""
-    listed = Memo(1)
 
     @app.callback(
         Output("runs-grid", "rowData"),
@@ -34,7 +32,7 @@ def register(app: Dash, source: RunSource) -> None:
     )
     def refresh_list(_ticks: int | None, seen: str | None) -> tuple[Any, ...]:
         try:
-            runs = listed.get("", "", source.runs, lifetime_s=adaptive)
+            runs = source.runs()
         except RankscopeError:
             return (no_update,) * 3  # the folder cannot be read at the moment: the page keeps its content
         revision = list_revision(runs)

@@ -119,9 +119,7 @@ class Pages:
             version = self.version(run, view)  # read before the content: if the content is newer, the next poll redraws it
         except NotReadyError as error:
             return html.Div(_not_ready(summary.name, error), className="stack")
-        poll = dcc.Interval(
-            id="poll", interval=int(self.config.poll_interval_s * 1000), disabled=summary.status not in wording.LIVE
-        )
+        poll = dcc.Interval(id="poll", interval=int(self.config.poll_interval_s * 1000), disabled=is_settled(run))
         links = view_links(summary.run_id, view.slug, state)
         return html.Div(
             [
@@ -192,6 +190,11 @@ def verdict_kind(run: RunData) -> Kind | None:
 def stale_note(run: RunData) -> str:
     """Return why the shown content is outdated; ``""`` if it is not."""
     return "" if run.stale is None else wording.not_renewed(run.stale)
+
+
+def is_settled(run: RunData) -> bool:
+    """Return whether nothing newer is to be expected of a run, so that its page need not poll."""
+    return run.summary.status not in wording.LIVE and run.stale is None
 
 
 def view_links(run_id: str, current: str, state: PageState) -> list[Component]:

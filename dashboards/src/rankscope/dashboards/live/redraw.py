@@ -10,14 +10,14 @@ from flask import request
 
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.charts.palette import palette
+from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.live.components import drawn, identity, part, part_or_why
 from rankscope.dashboards.live.grid import column_def, grid_style
-from rankscope.dashboards.live.pages import OUR_FAULT, Pages, stale_note, verdict_kind
+from rankscope.dashboards.live.pages import OUR_FAULT, Pages, is_settled, stale_note, verdict_kind
 from rankscope.dashboards.model.columns import known_columns
 from rankscope.dashboards.model.page import Part, Table
 from rankscope.dashboards.model.run_head import run_head
 from rankscope.dashboards.words.units import time_zone
-from rankscope.dashboards.words.wording import LIVE
 
 ZONE_COOKIE: Final = "rankscope-zone"
 """Cookie in which assets/early.js puts the time zone of the browser."""
@@ -126,13 +126,15 @@ def _follow(app: Dash, pages: Pages) -> None:
                 return (no_update,) * 4
             run, view = found
             now, note = pages.version(run, view), stale_note(run)
+        except NotReadyError:
+            return (no_update,) * 4  # its data are being computed: the page keeps its content and polls again
         except RankscopeError as error:
             # The run is being moved or written: the page keeps its content and polls again.
             return no_update, no_update, no_update, f"{AS_IT_WAS} {error}"
         said = no_update if note == (away or "") else note
         if now == before:
             return no_update, no_update, no_update, said
-        return now, drawn(run_head(run.summary, verdict_kind(run))), now["status"] not in LIVE, said
+        return now, drawn(run_head(run.summary, verdict_kind(run))), is_settled(run), said
 
 
 def _path(shown: Any) -> Any:

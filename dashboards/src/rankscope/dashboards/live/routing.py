@@ -42,8 +42,7 @@ def register(app: Dash, pages: Pages) -> None:
     def cancel(clicks: int | None, which: dict[str, str]) -> Any:
         if not clicks:
             return no_update  # the button was only just created
-        pages.source.cancel(str(which["job"]))
-        return "Cancelling …"
+        return "Cancelling …" if pages.source.cancel(str(which["job"])) else "It goes on: another viewer waits for it"
 
     app.clientside_callback(  # type: ignore[no-untyped-call]
         ClientsideFunction("rankscope", "scheme"),

@@ -128,7 +128,7 @@ def _of_attempts(run: RunData, trend: Trend) -> Iterator[Moment]:
 def _of_gpus(run: RunData) -> Iterator[Moment]:
     """Yield the first event of each kind on each GPU, so that an intermittent event does not crowd out all others."""
     seen: set[tuple[str, str]] = set()
-    for event in run.source.events(run.summary.run_id).events:
+    for event in run.events.events:
         if event.step is not None and (event.gpu_uuid, event.kind) not in seen:
             seen.add((event.gpu_uuid, event.kind))
             whose = f"host {event.host}" if event.rank is None else f"rank {event.rank} on host {event.host}"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rankscope.alerts.watch.findings import reading
 from rankscope.analysis.result.analysis import Analysis, Finding, RareSteps, Source, Verdict
-from rankscope.analysis.result.text import judged_text, steps_of_verdict
+from rankscope.analysis.result.text import judged_text, reading, steps_of_verdict
 from rankscope.analysis.verdict.bottleneck import HOST_OR_INPUT
 from rankscope.analysis.whatif.step_scenarios import MOST_RANKS
 from rankscope.base.text import ranges_text, share_bound, shortened

@@ -13,17 +13,17 @@ from typing import Final
 
 import click
 
-from rankscope.alerts.output import progress_line
 from rankscope.analysis.result.text import size
 from rankscope.base.errors import InputError
 from rankscope.base.process import collector_paused
+from rankscope.base.progress import progress_line
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.report.document import Report, metrics_offered, report
-from rankscope.dashboards.store.cache import Store, cache_folder
+from rankscope.dashboards.store.builders import InlineBuilder
+from rankscope.dashboards.store.cache import MAX_BYTES, Store, cache_folder
 from rankscope.dashboards.store.disk import DiskRuns
-from rankscope.dashboards.store.making import MadeHere
 from rankscope.runs.named import named_run, refuse_folder_of_runs
 from rankscope.runs.reader import RunReader
 from rankscope.runs.writer import replacing
@@ -51,8 +51,10 @@ class Done:
     faults: list[str]
 
 
-def write_report(path: Path, target: str, wish: Wish) -> Done:
+def write_report(path: Path, target: str, wish: Wish, *, cache: Path | None = None, cache_bytes: int = MAX_BYTES) -> Done:
     """Write the report of the run at ``path`` to the file ``target``, which is replaced as a whole.
+
+    ``cache``: folder of results, at most ``cache_bytes``; by default the dashboard's.
 
     Raises ``InputError`` if ``path`` is not a run, or on a read or write error; ``click.UsageError`` if ``wish`` cannot be met.
     """
@@ -60,8 +62,10 @@ def write_report(path: Path, target: str, wish: Wish) -> Done:
     _check_target(target, folder)
     made_unix_ns = _made_unix_ns()
     with progress_line() as tell, tempfile.TemporaryDirectory(prefix="rankscope-report-") as scratch, collector_paused():
-        making = MadeHere(_store(Path(scratch)), lambda progress: tell(progress.sentence))
-        source = DiskRuns(folder, making, look_again_s=math.inf)  # a live run is read once
+        builder = InlineBuilder(
+            _store(cache or cache_folder(), cache_bytes, Path(scratch)), lambda progress: tell(progress.sentence)
+        )
+        source = DiskRuns(folder, builder, look_again_s=math.inf)  # a live run is read once
         tell(Progress("looking at the run").sentence)
         run = RunData(source, source.runs()[0])
         made = report(run, _state(run, wish), made_unix_ns=made_unix_ns, tell=lambda what: tell(Progress(what).sentence))
@@ -70,14 +74,13 @@ def write_report(path: Path, target: str, wish: Wish) -> Done:
     return Done(f"Report of {run.summary.name} written to {where} ({size(len(made.file))}).", made.faults)
 
 
-def _store(scratch: Path) -> Store:
-    """Return the dashboard's cache, so that neither works out anew what the other has; ``scratch`` where it cannot be written."""
-    root = cache_folder()
+def _store(root: Path, max_bytes: int, scratch: Path) -> Store:
+    """Return the cache in ``root``, which the dashboard uses, too; ``scratch`` where it cannot be written."""
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:
         return Store(scratch)
-    return Store(root) if os.access(root, os.W_OK | os.X_OK) else Store(scratch)
+    return Store(root, max_bytes) if os.access(root, os.W_OK | os.X_OK) else Store(scratch)
 
 
 def _run_at(path: Path) -> Path:

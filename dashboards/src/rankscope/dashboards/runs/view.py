@@ -106,7 +106,7 @@ def run_row(run: RunSummary, brief: Brief | None, stale: Stale | None = None) ->
         "hosts": run.hosts or None,
         "hours": _hours(run),
         "health": _health(run, brief, stale),
-        "ask": True if brief is None else None,
+        "ask": True if brief is None or (stale is not None and stale.is_pending) else None,
     }
     if brief is not None:
         label, tone = wording.state(run.status, brief.kind)

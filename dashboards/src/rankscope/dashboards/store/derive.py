@@ -4,10 +4,10 @@ topology, GPU samples and GPU events.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
@@ -20,9 +20,9 @@ from rankscope.base.errors import InputError
 from rankscope.base.process import collector_paused
 from rankscope.dashboards.data.brief import Brief, brief_of
 from rankscope.dashboards.data.events import Events
-from rankscope.dashboards.data.hardware import Hardware, stored
+from rankscope.dashboards.data.hardware import stored
 from rankscope.dashboards.data.progress import Progress, Tell
-from rankscope.dashboards.data.script import Script, read_script, stored_script, write_script
+from rankscope.dashboards.data.script import read_script, stored_script, write_script
 from rankscope.dashboards.data.source import Stale
 from rankscope.dashboards.data.topology import Topology, topology_of
 from rankscope.dashboards.data.trend import Trend, read_trend, trend_of, write_trend
@@ -42,9 +42,6 @@ HARDWARE: Final = "hardware"
 TOPOLOGY: Final = "topology.json"
 TREND: Final = "trend.npz"
 SCRIPT: Final = "script.npz"
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 @collector_paused()
@@ -133,6 +130,8 @@ class Derived:
     folder: Path
     failure: str | None = None
     """Reason why the files are older than they should be."""
+    waits_for: str | None = None
+    """What is being done to replace these files by newer ones."""
 
     @property
     def version(self) -> str:
@@ -142,7 +141,8 @@ class Derived:
     @property
     def stale(self) -> Stale | None:
         """Time of the last write and the reason why no newer one followed; ``None``: up to date. Raises ``InputError``."""
-        return None if self.failure is None else Stale(self._written_unix_ns, self.failure)
+        why = self.failure or self.waits_for
+        return None if why is None else Stale(self._written_unix_ns, why, is_pending=self.failure is None)
 
     @property
     def _written_unix_ns(self) -> int:
@@ -156,41 +156,24 @@ class Derived:
         """True if the analysis has been written."""
         return (self.folder / ANALYSIS).is_file()
 
-    def analysis(self) -> Analysis:
-        """Read the analysis. Raises ``InputError``."""
-        return self._decoded(ANALYSIS, Analysis)
+    def part(self, name: str) -> Any:
+        """Read one of ``PARTS``. Raises ``InputError``."""
+        return PARTS[name](self.folder)
 
-    def brief(self) -> Brief:
-        """Read the summary of the run. Raises ``InputError``."""
-        return self._decoded(BRIEF, Brief)
 
-    def blame(self) -> BlameBook:
-        """Read the imposed wait by origin, victim and cause. Raises ``InputError``."""
-        return self._decoded(BLAME, BlameBook)
+def _json(name: str, kind: type[Any]) -> Callable[[Path], Any]:
+    return lambda folder: read_json(folder / name, kind, "the cached analysis")
 
-    def steps(self) -> RunMatrices:
-        """Open the matrices of metrics per rank and step. Raises ``InputError``."""
-        return RunMatrices(Tiles(self.folder / STEPS), Tiles(self.folder / PROFILED))
 
-    def trend(self) -> Trend:
-        """Read the trend: all ranks together, step by step. Raises ``InputError``."""
-        return read_trend(self.folder / TREND)
-
-    def script(self) -> Script:
-        """Read the metrics and tags of the script. Raises ``InputError``."""
-        return stored_script(self.folder / SCRIPT)
-
-    def topology(self) -> Topology:
-        """Read the topology. Raises ``InputError``."""
-        return self._decoded(TOPOLOGY, Topology)
-
-    def hardware(self) -> Hardware:
-        """Open the GPUs and their samples. Raises ``InputError``."""
-        return stored(self.folder / HARDWARE)
-
-    def events(self) -> Events:
-        """Read the GPU events. Raises ``InputError``."""
-        return self._decoded(f"{HARDWARE}/{EVENTS}", Events)
-
-    def _decoded(self, name: str, kind: type[Result]) -> Result:
-        return read_json(self.folder / name, kind, "the cached analysis")
+PARTS: Final[Mapping[str, Callable[[Path], Any]]] = {
+    "analysis": _json(ANALYSIS, Analysis),
+    "brief": _json(BRIEF, Brief),
+    "blame": _json(BLAME, BlameBook),
+    "steps": lambda folder: RunMatrices(Tiles(folder / STEPS), Tiles(folder / PROFILED)),
+    "trend": lambda folder: read_trend(folder / TREND),
+    "script": lambda folder: stored_script(folder / SCRIPT),
+    "topology": _json(TOPOLOGY, Topology),
+    "hardware": lambda folder: stored(folder / HARDWARE),
+    "events": _json(f"{HARDWARE}/{EVENTS}", Events),
+}
+"""Parts of the derived data to their decoders, which raise ``InputError``. ``RunData`` has the type of each."""

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from rankscope.alerts.watch.runs import discover
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.text import ranks_text
-from rankscope.dashboards.data.memo import Memo
+from rankscope.dashboards.data.background import BackgroundAnswers
+from rankscope.dashboards.data.memory_cache import MemoryCache, adaptive
 from rankscope.dashboards.data.source import RunSummary, Status, UnknownRunError
 from rankscope.dashboards.model.page import MAX_BADGE
 from rankscope.dashboards.store.footprint import Footprint, footprint
 from rankscope.dashboards.words.inert import MAX_TEXT, sanitize
+from rankscope.runs.named import runs_in
 from rankscope.runs.reader import RunReader, is_visible_run
 from rankscope.runs.records import RunInfo
 from rankscope.runs.world_size import told_world_size
@@ -29,42 +30,70 @@ MOST_TRACKERS: Final = 4
 MOST_ADDRESS: Final = 2_000
 """Maximum length of the address of such a link."""
 
+FEW_RUNS: Final = 20
+"""Most runs that are looked at within a request."""
+
 _QUICK_LOOK_S: Final = 0.02
 """Duration of a look at a run's files that allows one look per second, so that looks take at most 2 % of a worker."""
-
-_KEPT: Final = 1 << 15
-"""Most cached runs; in a folder with more, some are read again at each listing."""
 
 
 class RunFolder:
     """A run directory, or a folder whose sub-folders are run directories.
 
     A page makes many requests, so the state of a run's files is cached for ``look_again_s``, and proportionally longer if the
-    look is slow, as for 1,024 ranks (50 to 200 ms). Raises ``InputError`` if ``path`` is not a readable folder.
+    look is slow, as for 1,024 ranks (50 to 200 ms). ``in_background``: many runs are looked at in a thread, and requests get the
+    last list meanwhile. Raises ``InputError`` if ``path`` is not a readable folder.
     """
 
-    def __init__(self, path: Path, *, clock_s: Callable[[], float], look_again_s: float) -> None:
+    def __init__(
+        self,
+        path: Path,
+        cache: MemoryCache | None = None,
+        *,
+        clock_s: Callable[[], float],
+        look_again_s: float,
+        in_background: bool = False,
+    ) -> None:
         try:
             if not path.exists():
                 raise InputError(path, "no such file or folder; name the folder of your runs, or record one with `rankscope run`")
             if not path.is_dir():
                 raise InputError(path, "not a folder: give a run directory, or a folder of run directories")
-            discover(path)
+            runs_in(path)
         except OSError as error:
             raise InputError(path, error.strerror or str(error)) from error
         self.path = path.resolve()
         self._clock_s = clock_s
         self._look_again_s = look_again_s
-        self._looked = Memo(_KEPT)
+        self._cache = cache = cache or MemoryCache()
+        files = "the file system for the runs"
+        self._lists = BackgroundAnswers(cache, "list of runs", files, lifetime_s=adaptive) if in_background else None
+        self.has_many = False
+        """True if there are too many runs to look at all of them within a request."""
         self._where: dict[str, Path] = {}
         """Folder in which a run was last seen, so that a request for one run does not read all runs."""
-        self._summaries = Memo(_KEPT)
 
     def runs(self) -> list[RunSummary]:
         """Return all runs: the live ones, then the others, newest first.
 
         Of two folders with the same run id the one that was written last is the run, and the other one is reported as a problem.
         """
+        lists = self._lists
+        if lists is None or (not self.has_many and len(self._folders()) <= FEW_RUNS):
+            return self._listed()
+        self.has_many = True
+        listed = lists.get("", "", self._listed_or_why)
+        if isinstance(listed, RankscopeError):
+            raise listed
+        return list(listed)
+
+    def _listed_or_why(self) -> list[RunSummary] | RankscopeError:
+        try:
+            return self._listed()
+        except RankscopeError as error:
+            return error
+
+    def _listed(self) -> list[RunSummary]:
         found: dict[str, RunSummary] = {}
         problems: list[tuple[RunSummary, str]] = []
         by_path = {summary.path: summary for summary in map(self._summary, self._folders())}  # a link to a run is that run
@@ -95,7 +124,7 @@ class RunFolder:
 
     def _folders(self) -> list[Path]:
         try:
-            return discover(self.path)
+            return runs_in(self.path)
         except OSError as error:
             raise InputError(self.path, error.strerror or str(error)) from error
 
@@ -108,7 +137,7 @@ class RunFolder:
             folder = real
         print_ = self._footprint(folder)
         # The summary of 1,024 ranks takes 80 ms, and in a live run only the streams change.
-        read = self._summaries.get(str(folder), print_.standing, lambda: _summed_up(folder, print_))
+        read = self._cache.get("summary", str(folder), print_.standing, lambda: _summed_up(folder, print_))
         if read.problem is None:
             read = replace(read, revision=print_.revision, last_write_unix_ns=print_.newest_unix_ns, size_bytes=print_.size_bytes)
         if read.status == "live" and self._clock_s() - print_.newest_unix_ns / 1e9 > SILENT_AFTER_S:
@@ -120,7 +149,7 @@ class RunFolder:
         def lifetime_s(cost_s: float) -> float:
             return self._look_again_s * max(1.0, cost_s / _QUICK_LOOK_S)
 
-        return self._looked.get(str(folder), "", lambda: footprint(folder), lifetime_s=lifetime_s)
+        return self._cache.get("footprint", str(folder), "", lambda: footprint(folder), lifetime_s=lifetime_s)
 
 
 def _summed_up(folder: Path, print_: Footprint) -> RunSummary:

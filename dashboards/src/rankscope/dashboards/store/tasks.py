@@ -20,7 +20,7 @@ from rankscope.dashboards.compare.data import compare_runs
 from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.store.cache import in_words
 from rankscope.dashboards.store.derive import derive
-from rankscope.dashboards.store.follow import follow
+from rankscope.dashboards.store.follow import Update, follow
 from rankscope.dashboards.timeline.laying import derive_window
 from rankscope.dashboards.timeline.windows import export_window, find_windows
 from rankscope.dashboards.whatif.data import make_scenarios
@@ -37,12 +37,12 @@ Task = Callable[[Sequence[str], Path, Tell], None]
 
 
 class State(msgspec.Struct, frozen=True):
-    """Report of a process. ``failure``: reason why the task, or the last update of a live run, failed: one line for the user."""
+    """Report of a process. ``failure``: reason why the task failed, one line for the user."""
 
     progress: Progress = Progress("starting")
     failure: str | None = None
-    updated: bool = False
-    """True if the task ``FOLLOW`` has read the run."""
+    update: Update | None = None
+    """Last update by the task ``FOLLOW``; ``None`` before it has read the run."""
 
 
 def _compare(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
@@ -92,7 +92,7 @@ def main(server: Connection, task: str, folder: Path, arguments: Sequence[str]) 
 
     try:
         if task == FOLLOW:
-            follow(Path(arguments[0]), folder, lambda failure: send(State(failure=failure, updated=True)))
+            follow(Path(arguments[0]), folder, lambda update: send(State(update=update)))
         else:
             TASKS[task](arguments, folder, _Throttle(send))
     except (RankscopeError, OSError, MemoryError) as error:

@@ -4,7 +4,8 @@ The path of a reading: ``worker`` samples its GPU (``nvml/``) → ``changes`` (r
 (MessagePack over a socket) → ``children`` (the daemon's end) → ``gpu_slot`` (last sample, reason for being down, next attempt;
 ``counters`` keep cumulative counters monotonic across restarts) → ``nvml_fleet``, which gives a page the state of all GPUs.
 
-``gpu_life`` has the states of a GPU and their transitions. ``nursery`` and ``nursery_process`` fork the children from a small
-process (zygote). ``call_board`` shows which NVML call a child is in, and ``patience`` holds the timeouts. ``survey`` compares the
-GPUs of ``probe`` (driver) and ``pci`` (sysfs); ``inventory`` keeps known GPUs on disk.
+``gpu_life`` has the states of a GPU and their transitions; ``resets`` recognises that a GPU was initialised anew. ``nursery`` and
+``nursery_process`` fork the children from a small process (zygote). ``call_board`` shows which NVML call a child is in, and
+``patience`` holds the timeouts. ``survey`` compares the GPUs of ``probe`` (driver) and ``pci`` (sysfs); ``inventory`` keeps known
+GPUs on disk.
 """

@@ -15,25 +15,24 @@ from rankscope.exporter.fleet.counters import Continuity
 from rankscope.exporter.fleet.gpu_life import LEAVING, READING, TRANSITIONS, WITHOUT_PROCESS, Event, State
 from rankscope.exporter.fleet.inventory import Meter
 from rankscope.exporter.fleet.patience import Patience
+from rankscope.exporter.fleet.resets import Resets, energy_of
 from rankscope.exporter.fleet.wire import Failed, FromChild, Opened, Sampled, Spawn
 from rankscope.exporter.loop import STALE_AFTER_INTERVALS
 from rankscope.exporter.source import DownReason, GpuIdentity, GpuSample, GpuState, Reading, XidEvent
+from rankscope.exporter.wall_clock import WallClock
 
 logger = logging.getLogger(__name__)
 
-_UNTIL_RESET: Final = ("released", "lost", "missing", "not_in_driver", "no_driver", "library_mismatch")
-"""A GPU that was down for one of these reasons and answers again was initialised anew in between."""
-_ENERGY: Final = "gpu_energy_joules_total"
 _NOT_TRIED: Final = ("missing", "not_in_driver", "no_driver", "library_mismatch", "released")
 """Reasons of GPUs without a process that end with the next attempt."""
 
 
 class Down(msgspec.Struct, frozen=True):
-    """Reason why a GPU is down, since when, the NVML function that did not return (empty if none), and whether it was logged."""
+    """Reason why a GPU is down, since when (monotonic), the NVML function that hangs (or empty), and whether it was logged."""
 
     reason: DownReason
     detail: str
-    since_unix_s: float
+    since_s: float
     call: str = ""
     logged: bool = False
 
@@ -63,31 +62,35 @@ class GpuSlot:
         self._patience = patience
         self._on_xid = on_xid
         self._on_reset = on_reset
-        self._was_reset = False
-        self._reset_s: float | None = None
-        self._energy_j = 0.0
+        self._resets = Resets()
+        self._clock = WallClock()
         self._since_s = 0.0
         self._released_until: float | None = None
         self._starts = 0
-        self._energy_s: float | None = None
+        self._sampled_s = 0.0
         self._failures = 0
         self._retry_at = 0.0
         self._sample: GpuSample | None = None
         self._readings: tuple[Reading, ...] = ()
         self._took_s = 0.0
         self._counters = Continuity()
-        self._set_down("starting", "not queried yet")
+        self._set_down("starting", "not queried yet", time.monotonic())
 
     def remember(self, identity: GpuIdentity, meter: Meter | None) -> None:
-        """Start with the identity and the energy counter of an earlier exporter. A reset since then is dated at that reading."""
+        """Start with the identity and the energy counter of an earlier exporter."""
         self.identity = identity
         if meter is not None:
-            self._energy_j, self._energy_s = meter.energy_j, meter.monotonic_s
+            self._resets.remember(meter)
 
     @property
     def energy_j(self) -> float:
         """Last reading of the driver's energy counter; 0 if unknown."""
-        return _energy(self._readings)
+        return energy_of(self._readings)
+
+    @property
+    def was_sampled(self) -> bool:
+        """True if a process of this exporter has read the GPU."""
+        return bool(self._readings)
 
     @property
     def name(self) -> str:
@@ -127,7 +130,7 @@ class GpuSlot:
             assert self._sample is not None
             call = self._present_call()
             detail = f"no new sample; its process is in {call}" if call else "no new sample"
-            down = Down("stale", detail, self._sample.unix_s, call)
+            down = Down("stale", detail, self._sample.monotonic_s, call)
         return GpuState(
             self.identity,
             up=False,
@@ -135,7 +138,7 @@ class GpuSlot:
             reason=down.reason,
             detail=self._detail(down),
             call=down.call,
-            since_unix_s=down.since_unix_s,
+            since_unix_s=self._clock.unix_s(down.since_s),
             restarts=restarts,
         )
 
@@ -163,8 +166,9 @@ class GpuSlot:
             # Apply it even if the sample is discarded: the next one carries only differences, and an Xid is sent once.
             readings = self._counters.apply(message.sample.readings)
             if message.places is None:  # the first sample of a process
-                self._compare_energy(_energy(self._readings), _energy(readings))
+                self._resets.compare(self._readings, self._sampled_s, readings, message.sample.monotonic_s)
             self._readings = merged(self._readings, readings, message.places)
+            self._sampled_s = message.sample.monotonic_s
             self._hand_on_xids(message.sample.identity, message.sample.xids)
         elif isinstance(message, Failed) and self.identity is not None:
             self._hand_on_xids(self.identity, message.xids)
@@ -172,7 +176,8 @@ class GpuSlot:
             return  # sent before the process noticed that it has to exit
         if isinstance(message, Opened):
             if self.identity is not None and self.identity.uuid != message.identity.uuid:
-                self._counters, self._readings, self._energy_j = Continuity(), (), 0.0  # another GPU is in its place
+                self._counters, self._readings = Continuity(), ()  # another GPU is in its place
+                self._resets.replaced()
             self.identity = message.identity
             self._apply("opened", now)
         elif isinstance(message, Sampled):
@@ -185,22 +190,13 @@ class GpuSlot:
         """Handle the end of the connection to the GPU's process."""
         self._apply("disconnected", now)
 
-    def _compare_energy(self, before_j: float, now_j: float) -> None:
-        """Recognise a reset by the driver's energy counter, which starts anew. Either value is 0 if unknown."""
-        if before_j:
-            self._energy_j, self._energy_s = before_j, None
-        if 0 < now_j < self._energy_j and not self._was_reset:
-            self._was_reset, self._reset_s = True, self._energy_s
-        if now_j:
-            self._energy_j, self._energy_s = 0.0, None
-
     def exited(self, why: str, now: float) -> None:
         """Handle the exit of the GPU's process."""
         if self.state in (*READING, "disconnected"):
             self._fail("died", f"its process {why}", now)
         elif self.state == "stuck":
             assert self.down is not None
-            self._set_down("hung", "its process was stuck in the driver until now", self.down.call)
+            self._set_down("hung", "its process was stuck in the driver until now", now, self.down.call)
         self.child = None
         self._apply("exited", now)
 
@@ -213,23 +209,24 @@ class GpuSlot:
         if self._released_until is not None:
             self._released_until = now
 
-    def release(self, until: float) -> None:
-        """Release the GPU until the monotonic time ``until``; the next ``step`` ends its process."""
-        self._released_until = until
+    def release(self, now: float, ttl_s: float) -> None:
+        """Release the GPU for ``ttl_s``; the next ``step`` ends its process."""
+        self._released_until = now + ttl_s
         self._failures = 0
         if self.state != "stuck":
-            self._set_down("released", "released on request")
+            self._set_down("released", "released on request", now)
 
     def give_up_release(self, now: float) -> None:
         """Cancel a release that failed because this GPU's process or another one does not leave the driver."""
-        self._released_until, self._was_reset = None, False
+        self._released_until = None
+        self._resets.cancel("released")
         self.try_again(now)
         if self.down is not None and self.down.reason == "released":
             if self.child is None:
                 self._apply("resumed", now)
-                self._set_down("starting", "not queried yet")
+                self._set_down("starting", "not queried yet", now)
             else:
-                self._set_down("stuck", f"its process (pid {self.child.pid}) does not exit on request")
+                self._set_down("stuck", f"its process (pid {self.child.pid}) does not exit on request", now)
 
     def try_again(self, now: float) -> None:
         """Retry now, after a change in the driver."""
@@ -237,22 +234,24 @@ class GpuSlot:
 
     def start_afresh(self, now: float) -> None:
         """End a process that holds the library of a replaced driver, and retry now."""
-        self._was_reset = True
+        self._resets.add("exchanged", now)
         self.try_again(now)
         if self.child is not None:
             if self.down is None:
-                self._set_down("starting", "the driver was exchanged")
+                self._set_down("starting", "the driver was exchanged", now)
             self._apply("dismissed", now)
 
     def abandon(self, why: str) -> None:
         """Mark the GPU as down for good, because no process can be started any more."""
         self.child, self.state, self._sample = None, "waiting", None
         # Bypass _set_down: the fleet logs this once for all GPUs.
-        self.down = Down("died", why, self.down.since_unix_s if self.down is not None else time.time())
+        self.down = Down("died", why, self.down.since_s if self.down is not None else time.monotonic())
 
-    def move_from(self, other: GpuSlot) -> None:
-        """Take over the GPU of another slot, to whose place it was moved."""
+    def move_from(self, other: GpuSlot, now: float) -> None:
+        """Take over the GPU of another slot, from whose place it was moved."""
         other.identity = None
+        if other.was_sampled:  # else it may have been moved before the boot
+            self._resets.add("moved", now)
         if other.down is not None and self.down is not None:
             self.down = msgspec.structs.replace(self.down, logged=self.down.logged or other.down.logged)
             other.down = msgspec.structs.replace(other.down, logged=False)
@@ -273,11 +272,11 @@ class GpuSlot:
     def _step_without_process(self, now: float, absent: tuple[DownReason, str] | None) -> None:
         if self.released(now):
             self._apply("released", now)
-            self._set_down("released", "released on request")
+            self._set_down("released", "released on request", now)
         elif absent is not None:
             self._released_until = None
             self._apply("absent", now)
-            self._set_down(*absent)
+            self._set_down(*absent, now)
         else:
             self._apply("present", now)
             if now >= self._retry_at or self._released_until is not None:
@@ -295,7 +294,7 @@ class GpuSlot:
             return
         self._apply("started", now)
         if self.down is not None and self.down.reason in _NOT_TRIED:
-            self._set_down("starting", "not queried yet")
+            self._set_down("starting", "not queried yet", now)
         self._counters.new_process()
         self._starts += 1
 
@@ -328,7 +327,7 @@ class GpuSlot:
         if self.state == "stuck":
             call = self._present_call()
             place = f" in {call}" if call else ""
-            self._set_down("stuck", f"its process (pid {self.child.pid}) was killed{place} and does not exit", call)
+            self._set_down("stuck", f"its process (pid {self.child.pid}) was killed{place} and does not exit", now, call)
 
     def _take(self, message: Sampled, now: float) -> None:
         sample = message.sample
@@ -339,9 +338,9 @@ class GpuSlot:
         if self.down is not None and self.down.logged:
             logger.info("GPU %s answers again", self.identity.uuid, extra={"pci_bus_id": self.pci_bus_id})
         self.down = None
-        if self._was_reset:
-            self._on_reset(self.identity, self._since_s if self._reset_s is None else self._reset_s)
-            self._was_reset, self._reset_s = False, None
+        reset_s = self._resets.take(self._readings, self._since_s, sample.monotonic_s)
+        if reset_s is not None:
+            self._on_reset(self.identity, reset_s)
 
     def _hand_on_xids(self, identity: GpuIdentity, xids: tuple[XidEvent, ...]) -> None:
         for event in xids:
@@ -361,27 +360,20 @@ class GpuSlot:
     def _fail(self, reason: DownReason, detail: str, now: float, call: str = "") -> None:
         self._failures += 1
         self._retry_at = now + self._delay_s()
-        self._set_down(reason, detail, call)
+        self._resets.add(reason, now)
+        self._set_down(reason, detail, now, call)
 
-    def _set_down(self, reason: DownReason, detail: str, call: str = "") -> None:
+    def _set_down(self, reason: DownReason, detail: str, now: float, call: str = "") -> None:
         """Mark the GPU as down, keep the time since when, and log each reason once."""
         before = self.down
         if before is not None and (before.reason, before.detail) == (reason, detail):
             return
-        if before is not None:
-            since_unix_s = before.since_unix_s
-        else:
-            since_unix_s = self._sample.unix_s if self._sample is not None else time.time()
+        since_s = before.since_s if before is not None else self._sample.monotonic_s if self._sample is not None else now
         is_news = reason != "starting" and (before is None or before.reason != reason)
         logged = is_news or (before is not None and before.logged)
-        self.down, self._sample = Down(reason, detail, since_unix_s, call, logged), None
-        self._was_reset |= reason in _UNTIL_RESET
+        self.down, self._sample = Down(reason, detail, since_s, call, logged), None
+        self._resets.add(reason, now)
         if is_news:
             # The handler of the release request has logged it.
             level = logging.DEBUG if reason == "released" else logging.WARNING
             logger.log(level, "GPU %s is down (%s): %s", self.name, reason, detail, extra={"pci_bus_id": self.pci_bus_id})
-
-
-def _energy(readings: tuple[Reading, ...]) -> float:
-    """Return the energy that the driver has counted since it initialised the GPU; 0 if unknown."""
-    return next((reading.value for reading in readings if reading.metric == _ENERGY), 0.0)

@@ -45,7 +45,7 @@ class NvmlFleet:
         expected_gpus: number of GPUs the operator expects (``--expected-gpus``).
         on_xid: called once with each Xid.
         on_reset: called when a GPU answers again after a reset (a release, a reload of the driver, a loss), with the monotonic
-            time at which it was opened.
+            time of the reset.
         on_fatal: called once with an exit status and a reason, if only a restart of the exporter can help.
         exit_when_stale: call ``on_fatal`` when the loaded driver no longer matches its library and no GPU answers.
     """
@@ -119,8 +119,8 @@ class NvmlFleet:
         """Return the state of all GPUs now."""
         now = time.monotonic()
         with self._changed:
-            known = [(slot, state) for slot in self._slots.values() if (state := slot.published(now)) is not None]
-            gpus = tuple(sorted((state for _, state in known), key=lambda state: (state.identity.index, state.identity.uuid)))
+            published = [(slot, state) for slot in self._slots.values() if (state := slot.published(now)) is not None]
+            gpus = tuple(sorted((state for _, state in published), key=lambda state: (state.identity.index, state.identity.uuid)))
             return FleetState(
                 gpus,
                 driver=self._survey.driver,
@@ -130,10 +130,10 @@ class NvmlFleet:
                 unidentified_gpus=tuple(one for slot in self._slots.values() if (one := slot.unidentified()) is not None),
                 inventory_durable=self._inventory.durable,
                 counts=self._counts(),
-                unidentified=self._unidentified(len(self._slots) - len(known)),
+                unidentified=self._unidentified(len(self._slots) - len(published)),
                 stuck=self._survey.stuck(now) + sum(slot.state == "stuck" for slot in self._slots.values()),
                 nvswitches=self._survey.nvswitches,
-                problem=self._fatal or (None if any(state.up for _, state in known) else self._survey.problem),
+                problem=self._fatal or (None if any(state.up for _, state in published) else self._survey.problem),
             )
 
     def release(self, gpu: str, *, ttl_s: float) -> None:
@@ -141,7 +141,7 @@ class NvmlFleet:
         with self._changed:
             slots = self._find(gpu)
             for slot in slots:
-                slot.release(time.monotonic() + ttl_s)
+                slot.release(time.monotonic(), ttl_s)
             self._changed.notify_all()
             os.eventfd_write(self._wake, 1)
             if self._changed.wait_for(
@@ -268,7 +268,7 @@ class NvmlFleet:
             before = slot.identity
             slot.handle(message, now)
             if slot.identity is not None and (slot.identity != before or isinstance(message, Opened)):
-                self._recognise(slot, slot.identity)
+                self._recognise(slot, slot.identity, now)
             if isinstance(message, Failed) and message.reason in _ABOUT_THE_NODE:
                 self._survey.soon(now)
         self._changed.notify_all()
@@ -320,14 +320,14 @@ class NvmlFleet:
     def _compare_with_expected(self) -> None:
         """Log each change of the number of GPUs against ``expected_gpus``."""
         counts = self._counts()
-        found = counts.get("driver", counts.get("pci"))
-        if self._expected_gpus is None or not self._survey.done or found is None or found == self._found:
+        count = counts.get("driver", counts.get("pci"))
+        if self._expected_gpus is None or not self._survey.done or count is None or count == self._found:
             return
-        self._found = found
-        if found != self._expected_gpus:
-            logger.warning("the node shows %d GPUs instead of the %d of --expected-gpus", found, self._expected_gpus)
+        self._found = count
+        if count != self._expected_gpus:
+            logger.warning("the node shows %d GPUs instead of the %d of --expected-gpus", count, self._expected_gpus)
         else:
-            logger.info("the node shows %d GPUs again, as expected", found)
+            logger.info("the node shows %d GPUs again, as expected", count)
 
     def _tidy(self, now: float, shown: frozenset[str]) -> None:
         """Drop the identity of GPUs that the inventory forgot, by age or by command. GPUs the node still shows are kept."""
@@ -342,9 +342,9 @@ class NvmlFleet:
         self._inventory.take_over_changes(present)
         self._read_meters()
         self._tidied_at = now
-        known = {identity.uuid for identity in self._inventory.identities()}
+        uuids = {identity.uuid for identity in self._inventory.identities()}
         for slot in self._slots.values():
-            if slot.identity is not None and slot.identity.uuid not in known:
+            if slot.identity is not None and slot.identity.uuid not in uuids:
                 slot.identity = None
 
     def _read_meters(self) -> None:
@@ -358,11 +358,11 @@ class NvmlFleet:
             elif news == "returned":
                 slot.try_again(now)
 
-    def _recognise(self, slot: GpuSlot, identity: GpuIdentity) -> None:
+    def _recognise(self, slot: GpuSlot, identity: GpuIdentity, now: float) -> None:
         self._inventory.see(identity)
         for other in self._slots.values():
             if other is not slot and other.identity is not None and other.identity.uuid == identity.uuid:
-                slot.move_from(other)
+                slot.move_from(other, now)
 
     def _slot(self, pci_bus_id: str) -> GpuSlot:
         slot = self._slots.get(pci_bus_id)

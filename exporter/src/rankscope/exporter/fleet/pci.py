@@ -15,6 +15,9 @@ _KINDS: Final[dict[str, Literal["gpu", "nvswitch"]]] = {"0x0300": "gpu", "0x0302
 _ADDRESS: Final = re.compile(r"(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])")
 
 
+_NO_DOMAIN: Final = "ffffffff"
+
+
 class PciDevice(msgspec.Struct, frozen=True):
     """A GPU or an NVSwitch. ``driver`` is the kernel module it is bound to (``nvidia``, ``vfio-pci``); None if unbound."""
 
@@ -30,6 +33,12 @@ def bus_id(address: str) -> str:
     """
     match = _ADDRESS.fullmatch(address)
     return f"{(match[1] or '').lower():0>8}:{match[2].lower()}" if match else address.lower()
+
+
+def is_address(text: str) -> bool:
+    """Return whether a text is the address of a PCI device: one with all bits set is none."""
+    match = _ADDRESS.fullmatch(text)
+    return match is not None and (match[1] or "").lower() != _NO_DOMAIN
 
 
 def scan(root: Path = SYSFS_PCI) -> tuple[PciDevice, ...]:

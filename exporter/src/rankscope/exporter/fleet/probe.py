@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from rankscope.exporter.fleet.call_board import CallBoard
-from rankscope.exporter.fleet.pci import bus_id
+from rankscope.exporter.fleet.pci import bus_id, is_address
 from rankscope.exporter.fleet.wire import Done, DriverFound, Failed, Listed, send_frame
 from rankscope.exporter.source import Driver
+
+_MOST_GPUS: Final = 1024
+"""A larger count cannot be a reading: drivers, and a bus that does not answer, return a number with all bits set."""
+_LATEST_CUDA: Final = 100_000
 
 
 def probe(connection: socket.socket, board: CallBoard, nvml: Any, *, list_unless: int, skip: frozenset[int]) -> None:
@@ -25,51 +29,61 @@ def probe(connection: socket.socket, board: CallBoard, nvml: Any, *, list_unless
                 for index in range(count):
                     if index not in skip:
                         _list(connection, board, nvml, index)
-            board.mark("")
-            send_frame(connection, Done())
+            message: Done | Failed = Done()
         except nvml.NVMLError as error:
-            call = board.call()
-            board.mark("")
-            send_frame(connection, _failed(nvml, error, call))
+            message = _failed(nvml, error, board.call())
+        except ConnectionError:
+            raise
+        except Exception as error:  # noqa: BLE001  an answer that is no text, for example
+            message = Failed("nvml_error", f"NVML: {type(error).__name__} in {board.call()}: {error}")
+        board.mark("")
+        send_frame(connection, message)
 
 
 def _driver(connection: socket.socket, board: CallBoard, nvml: Any) -> int:
     board.mark("nvmlInit")
     nvml.nvmlInit()
-    found = Driver(
+    driver = Driver(
         driver_version=_version(board, nvml, "nvmlSystemGetDriverVersion"),
         nvml_version=_version(board, nvml, "nvmlSystemGetNVMLVersion"),
         cuda_version=_cuda(_version(board, nvml, "nvmlSystemGetCudaDriverVersion")),
     )
     board.mark("nvmlDeviceGetCount")
     count: int = nvml.nvmlDeviceGetCount()
-    send_frame(connection, DriverFound(found, count))
+    if count > _MOST_GPUS:
+        raise ValueError(f"{count} GPUs cannot be")
+    send_frame(connection, DriverFound(driver, count))
     return count
 
 
 def _version(board: CallBoard, nvml: Any, name: str) -> str:
+    """Return a version, or an empty text if it cannot be read."""
     board.mark(name)
     call: Callable[[], Any] = getattr(nvml, name)
     try:
-        return str(call())
-    except nvml.NVMLError:
+        text = str(call())
+    except (nvml.NVMLError, UnicodeDecodeError):
         return ""
+    return text if text.isprintable() else ""
 
 
 def _cuda(number: str) -> str:
     """Convert the driver's version number to text: ``12040`` is 12.4."""
-    return f"{int(number) // 1000}.{int(number) % 1000 // 10}" if number.isdecimal() else ""
+    is_version = number.isdecimal() and int(number) < _LATEST_CUDA
+    return f"{int(number) // 1000}.{int(number) % 1000 // 10}" if is_version else ""
 
 
 def _list(connection: socket.socket, board: CallBoard, nvml: Any, index: int) -> None:
+    """Send the GPU at this index; without an address if it has none or an impossible one."""
     try:
         board.mark(f"nvmlDeviceGetHandleByIndex({index})")
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         board.mark(f"nvmlDeviceGetPciInfo({index})")
         address = nvml.nvmlDeviceGetPciInfo(handle).busId
-    except nvml.NVMLError:
-        address = ""
-    send_frame(connection, Listed(index, bus_id(address.decode() if isinstance(address, bytes) else address)))
+        text = address.decode() if isinstance(address, bytes) else address
+    except (nvml.NVMLError, UnicodeDecodeError):
+        text = ""
+    send_frame(connection, Listed(index, bus_id(text) if is_address(text) else ""))
 
 
 def _failed(nvml: Any, error: Any, call: str) -> Failed:

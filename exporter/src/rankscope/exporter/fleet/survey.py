@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Literal
+
+import msgspec
 
 from rankscope.exporter.fleet import pci
 from rankscope.exporter.fleet.children import Child, Children
@@ -146,10 +149,11 @@ class Survey:
             return None
         if isinstance(message, DriverFound):
             before, was_silent = self.driver, not self.answers
-            self.driver, self.answers = message.driver, True
+            exchanged = before is not None and _differs(before, message.driver)
+            self.driver, self.answers = message.driver if exchanged else _merged(before, message.driver), True
             self.count, self.problem_reason, self.stale_since = message.count, None, None
             self._to_list = range(message.count if message.count != self._list_unless else 0)
-            if before not in (None, message.driver):
+            if exchanged:
                 return "exchanged"
             return "returned" if was_silent else None
         if isinstance(message, Listed):
@@ -237,3 +241,17 @@ class Survey:
         pauses = self._patience.survey_retry_s
         self._probe_at = now + pauses[min(self._failures, len(pauses) - 1)]
         self._failures += 1
+
+
+def _merged(before: Driver | None, driver: Driver) -> Driver:
+    """Return the versions of the driver; those that it did not tell this time are as before."""
+    return driver if before is None else Driver(*(new or old for old, new in _pairs(before, driver)))
+
+
+def _differs(before: Driver, driver: Driver) -> bool:
+    """Return whether a version changed; one that the driver did not tell has not."""
+    return any(old and new and old != new for old, new in _pairs(before, driver))
+
+
+def _pairs(before: Driver, driver: Driver) -> Iterator[tuple[str, str]]:
+    return zip(msgspec.structs.astuple(before), msgspec.structs.astuple(driver), strict=True)

@@ -11,9 +11,10 @@ from typing import Final
 
 import msgspec
 
-from rankscope.exporter.jobs.deadline import Deadline, HoldSource
+from rankscope.exporter.jobs.deadline import Deadline
 from rankscope.exporter.jobs.devices import Devices, bare, device_numbers
-from rankscope.exporter.jobs.join import MULTIPLE, Answer, Claim, claims_of, join
+from rankscope.exporter.jobs.hold_source import HoldSource
+from rankscope.exporter.jobs.join import MULTIPLE, Claim, Occupancy, claims_of, join
 from rankscope.exporter.jobs.kubelet import DEFAULT_SOCKET, Kubelet
 from rankscope.exporter.jobs.party import Device, Hold, Identity, Use
 from rankscope.exporter.jobs.pod_names import PodName, PodNames
@@ -92,12 +93,12 @@ class JobsCollector:
         names = self._names.names(node.uids()) if self._show_users else {}
         jobs_at: dict[str, str] = {}
         series: list[Series] = []
-        for uuid, answer, tenants, allocated, in_use in node.answers(names):
-            job_id = dict(answer.labels).get("job_id")
+        for uuid, occupancy, tenants, allocated, in_use in node.occupancies(names):
+            job_id = dict(occupancy.labels).get("job_id")
             if job_id is not None:
                 for place in {uuid, node.parent_of(uuid)}:
                     jobs_at[place] = job_id if jobs_at.get(place, job_id) == job_id else MULTIPLE
-            series += self._series(uuid, answer, allocated, in_use)
+            series += self._series(uuid, occupancy, allocated, in_use)
             series += _series_of_tenants(uuid, tenants)
         self._jobs_at = (now_s, jobs_at)
         series += [_source_ok(source, ok=source.ok) for source in self._sources if source.ok is not None]
@@ -115,18 +116,18 @@ class JobsCollector:
         """Close the connection to the kubelet."""
         self._kubelet.close()
 
-    def _series(self, uuid: str, answer: Answer, allocated: bool | None, in_use: bool | None) -> Iterator[Series]:
+    def _series(self, uuid: str, occupancy: Occupancy, allocated: bool | None, in_use: bool | None) -> Iterator[Series]:
         of_gpu: Labels = (("uuid", uuid),)
-        if answer.parties:
-            shown = tuple((name, value) for name, value in answer.labels if name not in self._hidden)
+        if occupancy.parties:
+            shown = tuple((name, value) for name, value in occupancy.labels if name not in self._hidden)
             yield Series("gpu_job_info", 1, (*of_gpu, *shown))
         if allocated is not None:
             yield Series("gpu_allocated", float(allocated), of_gpu)
         if in_use is not None:
             yield Series("gpu_in_use", float(in_use), of_gpu)
         # Without a known party the count is 0 only if no process has the device open; otherwise it is unknown.
-        if answer.parties or in_use is False:
-            yield Series("gpu_jobs", answer.parties, of_gpu)
+        if occupancy.parties or in_use is False:
+            yield Series("gpu_jobs", occupancy.parties, of_gpu)
 
     def _log_unidentified(self, unidentified: set[tuple[str, Device]]) -> None:
         """Log each device that cannot be identified once per job: the job is missing from the page for this reason."""
@@ -178,8 +179,8 @@ def _series_of_tenants(uuid: str, tenants: list[Tenant]) -> Iterator[Series]:
             yield Series("gpu_tenant_sm_utilization_ratio", tenant.sm_ratio, labels)
 
 
-_DeviceAnswer = tuple[str, Answer, list[Tenant], bool | None, bool | None]
-"""Uuid, answer, tenants, allocated and in use of a device."""
+_DeviceOccupancy = tuple[str, Occupancy, list[Tenant], bool | None, bool | None]
+"""Uuid, occupancy, tenants, allocated and in use of a device."""
 
 
 class _Node:
@@ -224,25 +225,25 @@ class _Node:
     def parent_of(self, uuid: str) -> str:
         return self._parents.get(uuid, uuid)
 
-    def answers(self, names: dict[int, str]) -> Iterator[_DeviceAnswer]:
-        """Yield the answer of each device; each uuid once, even if two GPUs report the same."""
+    def occupancies(self, names: dict[int, str]) -> Iterator[_DeviceOccupancy]:
+        """Yield the occupancy of each device; each uuid once, even if two GPUs report the same."""
         for gpu in {gpu.identity.uuid: gpu for gpu in self._gpus}.values():
             migs = self._migs.get(gpu.identity.uuid, ())
             whole = self._holders.get(gpu.identity.uuid, [])
             if not migs or whole:
-                yield self._answer(gpu, None, whole, names)
+                yield self._occupancy(gpu, None, whole, names)
             for mig in migs:
                 # The holder of the whole GPU holds its MIG devices, unless they are allocated separately.
-                yield self._answer(gpu, mig.uuid, self._holders.get(mig.uuid) or whole, names)
+                yield self._occupancy(gpu, mig.uuid, self._holders.get(mig.uuid) or whole, names)
 
-    def _answer(self, gpu: GpuState, mig: str | None, holders: list[Identity], names: dict[int, str]) -> _DeviceAnswer:
+    def _occupancy(self, gpu: GpuState, mig: str | None, holders: list[Identity], names: dict[int, str]) -> _DeviceOccupancy:
         processes = gpu.sample.processes if gpu.sample is not None else None
-        own = [] if processes is None else [process for process in processes if mig is None or process.uuid == mig]
-        pids = None if processes is None else {process.pid for process in own}
+        own = None if processes is None else [process for process in processes if mig is None or process.uuid == mig]
+        pids = None if own is None else {process.pid for process in own}
         uuid = mig or gpu.identity.uuid
         # Without a holder or a process on the device, a rank that claims it is out of date.
         claims = [] if pids == set() and not holders else self._claims.get(bare(uuid), [])
-        answer = join(
+        occupancy = join(
             holders,
             [self._uses[pid] for pid in sorted(pids or ()) if pid in self._uses],
             jobs=self._jobs,
@@ -250,7 +251,10 @@ class _Node:
             names=names,
         )
         # The only party of a device has all of it: series of the device itself say how much that is.
-        shared = processes is not None and answer.parties > 1
-        tenants = tenants_of(holders, own, self._uses, jobs=self._jobs, names=names, hidden=self._hidden) if shared else []
+        tenants: list[Tenant] = []
+        if occupancy.parties > 1:
+            tenants = tenants_of(
+                holders, own, self._uses, jobs=self._jobs, names=names, hidden=self._hidden, is_mig=mig is not None
+            )
         allocated = True if holders else (False if self._complete else None)
-        return uuid, answer, tenants, allocated, bool(pids) if pids is not None else None
+        return uuid, occupancy, tenants, allocated, bool(pids) if pids is not None else None

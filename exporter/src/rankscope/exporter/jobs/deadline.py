@@ -1,27 +1,23 @@
-"""Calls with a deadline: of a directory service, a network file system, a stuck process, or a scheduler that lists its holds."""
+"""Calls with a deadline: of a directory service, a network file system, a stuck process, a scheduler."""
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
-
-from rankscope.base.logs import ProblemLog
-from rankscope.exporter.jobs.party import Hold
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class _Answer:
+class _Outcome:
     value: Any = None
     error: BaseException | None = None
 
 
 class BusyError(TimeoutError):
-    """The call was not made, because too many earlier calls have not returned yet."""
+    """The call was not made, because too many earlier calls have not returned yet, or there is no thread for it."""
 
 
 class Deadline:
@@ -46,64 +42,25 @@ class Deadline:
         self._stuck = [thread for thread in self._stuck if thread.is_alive()]
         if len(self._stuck) >= self._most_stuck:
             raise BusyError("an earlier call has not returned yet")
-        answer = _Answer()
+        outcome = _Outcome()
         # Daemon thread: a call stuck in the kernel must not keep the process from exiting.
-        thread = threading.Thread(target=_run, args=(call, answer), name="jobs-deadline", daemon=True)
-        thread.start()
+        thread = threading.Thread(target=_run, args=(call, outcome), name="jobs-deadline", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the limit of threads
+            raise BusyError(str(error)) from error
         thread.join(self._seconds)
         if thread.is_alive():
             self._stuck.append(thread)
             raise TimeoutError(f"no answer within {self._seconds:g} s")
-        if answer.error is not None:
-            raise answer.error
-        value: T = answer.value
+        if outcome.error is not None:
+            raise outcome.error
+        value: T = outcome.value
         return value
 
 
-def _run(call: Callable[[], Any], answer: _Answer) -> None:
+def _run(call: Callable[[], Any], outcome: _Outcome) -> None:
     try:
-        answer.value = call()
+        outcome.value = call()
     except BaseException as error:  # noqa: BLE001  raised again by the caller
-        answer.error = error
-
-
-logger = logging.getLogger(__name__)
-
-KEEP_S: Final = 30.0
-"""Retention of the last answer of a failing source: longer than a restart of the kubelet, so that labels do not flap."""
-
-_DEADLINE_S: Final = 2.0
-
-
-class HoldSource:
-    """Scheduler whose allocations ``call`` lists, with a deadline of two seconds per call.
-
-    ``ok``: the last call succeeded. ``known``: the last answer is still valid. Both are None on a node without this scheduler.
-    """
-
-    def __init__(self, name: str, call: Callable[[], tuple[Hold, ...] | None]) -> None:
-        self.name = name
-        self.ok: bool | None = None
-        self.known: bool | None = None
-        self._call = call
-        self._deadline = Deadline(_DEADLINE_S)
-        self._last: tuple[Hold, ...] | None = None
-        self._last_s = float("-inf")
-        self._problems = ProblemLog(logger, f"jobs: {name}: %s", f"jobs: {name} works again")
-
-    def read(self, now_s: float) -> tuple[Hold, ...] | None:
-        """Return all allocations, at most ``KEEP_S`` old; None if unknown. ``now_s`` is monotonic time."""
-        recent = self._last is not None and now_s - self._last_s <= KEEP_S
-        try:
-            holds = self._deadline.ask(self._call)
-        except Exception as error:  # noqa: BLE001  a failing source must not affect the others
-            self.ok, self.known = False, recent
-            self._problems.report(str(error) or type(error).__name__)
-            return self._last if recent else None
-        if holds is None and recent:  # a restarting kubelet removes its socket
-            self.ok, self.known = False, True
-            return self._last
-        self._problems.report(None)
-        self._last, self._last_s = holds, now_s
-        self.ok = self.known = None if holds is None else True
-        return holds
+        outcome.error = error

@@ -20,11 +20,11 @@ def variables(content: bytes) -> dict[str, str]:
     """Parse the variables of ``/proc/PID/environ``; a truncated last one is left out."""
     whole = content[: content.rfind(b"\0") + 1]
     pairs = (piece.decode("utf-8", "replace").partition("=") for piece in whole.split(b"\0"))
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for name, separator, value in pairs:
         if separator:
-            found.setdefault(name, value)  # like getenv: the first one counts
-    return found
+            values.setdefault(name, value)  # like getenv: the first one counts
+    return values
 
 
 def ranks_of(environ: Mapping[str, str]) -> Ranks:

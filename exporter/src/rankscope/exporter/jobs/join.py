@@ -1,4 +1,4 @@
-"""One answer per GPU or MIG device from its holders, its processes and the claims of ranks in the spool."""
+"""Who is on a GPU or MIG device: from its holders, its processes and the claims of ranks in the spool."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Claim(msgspec.Struct, frozen=True):
     silent: bool = False
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Occupancy(msgspec.Struct, frozen=True):
     """Jobs and users on a device: the known labels in the catalogue's order, and the number of jobs, pods and other users."""
 
     labels: Labels
@@ -47,7 +47,7 @@ def join(
     jobs: Mapping[str, Identity],
     claims: Sequence[Claim],
     names: Mapping[int, str],
-) -> Answer:
+) -> Occupancy:
     """Combine the holders of a device with the processes that use it.
 
     Holders supply job, user, account, partition and pod. Processes supply the rank, and the other labels only on a device without
@@ -80,8 +80,8 @@ def join(
     ordered = ((name, values[name]) for name in (*_IDENTITY, *_RANKS, *_POD))
     labels = tuple((LABEL.get(name, name), value) for name, value in ordered if value is not None)
     # A pod of which only the uid is known may be one of the holders, which are known by name; the count is a lower bound.
-    known = len(named) + max(0, len(unnamed) - len(idle_pods))
-    return Answer(labels, known or len(claimed))
+    named_parties = len(named) + max(0, len(unnamed) - len(idle_pods))
+    return Occupancy(labels, named_parties or len(claimed))
 
 
 def uses_by_party(holders: Sequence[Identity], uses: Iterable[Use], jobs: Mapping[str, Identity]) -> dict[str, list[Use]]:
@@ -100,8 +100,8 @@ def _party(use: Use, holders: Sequence[Identity], jobs: Mapping[str, Identity]) 
         return f"job {job_id}"
     if use.container_id is not None:
         return f"container {use.container_id}"
-    mine = [holder for holder in holders if holder.uid == use.uid and holder.job_id is not None]
-    return mine[0].party if len(mine) == 1 else f"user {use.uid}"
+    of_uid = [holder for holder in holders if holder.uid == use.uid and holder.job_id is not None]
+    return of_uid[0].party if len(of_uid) == 1 else f"user {use.uid}"
 
 
 def _job_id(use: Use, jobs: Mapping[str, Identity], holders: Sequence[Identity]) -> str | None:
@@ -124,7 +124,7 @@ def _job_ids_in_pod(group: list[Use]) -> set[str]:
 
 def _is_holders(party: str, held: Mapping[str, list[Identity]]) -> bool:
     if is_unnamed(party):
-        return any(one.startswith("pod ") for one in held)
+        return any(holder.startswith("pod ") for holder in held)
     return party in held
 
 
@@ -156,12 +156,12 @@ def _ranks(group: list[Use], claims: Sequence[Claim]) -> list[Ranks]:
     Claims come first, because they are exact: a process may also have other ranks' devices open.
     """
     uids = {use.uid for use in group}
-    mine = [claim for claim in claims if claim.uid in uids]
-    running = [claim.ranks for claim in mine if not claim.silent]
+    of_uids = [claim for claim in claims if claim.uid in uids]
+    running = [claim.ranks for claim in of_uids if not claim.silent]
     if running:
         return running
     # A silent rank may have ended. Its claim counts only if no process of the group has a readable environment.
-    silent = [claim.ranks for claim in mine if claim.silent] if not any(use.environ_read for use in group) else []
+    silent = [claim.ranks for claim in of_uids if claim.silent] if not any(use.environ_read for use in group) else []
     return silent or [use.ranks for use in group]
 
 

@@ -72,19 +72,33 @@ class SlurmFolder:
         if owner.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise SlurmError(f"{self.path}: can be written by others (mode {stat.S_IMODE(owner.st_mode):o})")
         this_boot = boot_id(self._proc)
-        found = False
+        prolog_ran = False
         holds = []
         with os.scandir(folder_fd) as entries:
             for entry in itertools.islice(entries, _MAX_FILES):
-                found = found or entry.name == STAMP
+                prolog_ran = prolog_ran or entry.name == STAMP
                 if not _JOB_FILE.fullmatch(entry.name):
                     continue
-                text = _content(entry.name, folder_fd, trusted=frozenset({0, owner.st_uid}))
-                hold = parse(text, this_boot) if text is not None else None
+                hold = _hold(entry.name, folder_fd, this_boot, trusted=frozenset({0, owner.st_uid}))
                 if hold is not None and f"job-{hold.identity.job_id}" == entry.name:
-                    found = True
+                    prolog_ran = True
                     holds.append(hold)
-        return tuple(sorted(holds, key=lambda hold: int(hold.identity.job_id or 0))) if found else None
+        return tuple(sorted(holds, key=lambda hold: int(hold.identity.job_id or 0))) if prolog_ran else None
+
+
+def _hold(name: str, folder_fd: int, this_boot: str, *, trusted: frozenset[int]) -> Hold | None:
+    """Return the job of a regular file of a trusted user; None for any other file.
+
+    A job whose file cannot be read holds a GPU that cannot be identified, so that none counts as free.
+    """
+    try:
+        content, status = read_regular(name, folder_fd, _MAX_BYTES)
+    except FileNotFoundError:  # the job has ended
+        return None
+    except RejectedError as error:
+        job_id = number(name.removeprefix("job-"))
+        return Hold(Identity(job_id=job_id), (Device(),)) if error.reason == "unreadable" else None
+    return parse(content.decode("utf-8", "replace"), this_boot) if status.st_uid in trusted else None
 
 
 def parse(text: str, this_boot: str) -> Hold | None:
@@ -123,12 +137,3 @@ def devices_of(text: str) -> tuple[Device, ...]:
         elif token not in _NOTHING:
             devices.append(Device())
     return tuple(dict.fromkeys(devices))
-
-
-def _content(name: str, folder_fd: int, *, trusted: frozenset[int]) -> str | None:
-    """Return the text of a regular file of a trusted user; None for any other file."""
-    try:
-        content, status = read_regular(name, folder_fd, _MAX_BYTES)
-    except (FileNotFoundError, RejectedError):
-        return None  # the job has ended, or the file is a link, a device or too large
-    return content.decode("utf-8", "replace") if status.st_uid in trusted else None

@@ -27,24 +27,28 @@ class Tenant(msgspec.Struct, frozen=True):
 
 def tenants_of(
     holders: Sequence[Identity],
-    processes: Sequence[GpuProcess],
+    processes: Sequence[GpuProcess] | None,
     uses: Mapping[int, Use],
     *,
     jobs: Mapping[str, Identity],
     names: Mapping[int, str],
     hidden: frozenset[str],
+    is_mig: bool,
 ) -> list[Tenant]:
     """Return the tenants of a device. One without labels, which are unknown or ``hidden``, is left out.
 
-    ``processes`` are those on the device, ``uses`` what is known about them by pid. See ``join`` for ``jobs`` and ``names``.
+    ``processes`` are those on the device, None while it does not answer; ``uses`` is what is known about them by pid.
+    See ``join`` for ``jobs`` and ``names``.
     """
+    complete, processes = processes is not None, processes or ()
     own = [uses[pid] for pid in {process.pid for process in processes} if pid in uses and not uses[pid].service]
     groups = uses_by_party(holders, own, jobs)
     identities = {holder.party: holder for holder in holders}
     identities |= {party: identity_of(group[0], jobs, names) for party, group in groups.items() if party not in identities}
     # A process of an unknown party may belong to any holder without a process of its own.
-    attributed = all(process.pid in uses for process in processes) and not any(map(is_unnamed, groups))
-    sampled = any(process.sm_ratio is not None for process in processes)
+    attributed = complete and all(process.pid in uses for process in processes) and not any(map(is_unnamed, groups))
+    # On a MIG device, drivers report no share of the SMs; without a process it is 0.
+    sampled = any(process.sm_ratio is not None for process in processes) or not (processes or is_mig)
     by_labels: dict[Labels, list[Tenant]] = {}
     for party, identity in identities.items():
         values = ((LABEL.get(name, name), getattr(identity, name)) for name in _SHOWN)
@@ -52,11 +56,11 @@ def tenants_of(
         if labels:
             pids = {use.pid for use in groups.get(party, ())}
             of_party = [process for process in processes if process.pid in pids]
-            known = bool(of_party) or attributed
+            is_attributed = bool(of_party) or attributed
             tenant = Tenant(
                 labels,
-                _total(process.used_bytes for process in of_party) if known else None,
-                _total(process.sm_ratio for process in of_party) if known and sampled else None,
+                _total(process.used_bytes for process in of_party) if is_attributed else None,
+                _total(process.sm_ratio for process in of_party) if is_attributed and sampled else None,
             )
             by_labels.setdefault(labels, []).append(tenant)
     tenants = [

@@ -64,7 +64,7 @@ class UserNames:
             try:
                 # The name becomes a label value: one with unusual characters is replaced by the uid.
                 answer = (word(self._look_up(uid)) or str(uid), float("inf"))
-            except (KeyError, OSError):
+            except Exception:  # noqa: BLE001  of a directory service; the names of the other users are still wanted
                 answer = (str(uid), time.monotonic() + _ASK_AGAIN_S)
             with self._answered:
                 if len(self._names) >= _MAX_USERS:

@@ -100,6 +100,12 @@ class NvmlCalls:
         if any(isinstance(value, int) and is_all_ones(value) for value in values):
             raise self.binding.NVMLError(_IMPLAUSIBLE_CODE)
 
+    def check_count(self, count: int, at_most: int) -> int:
+        """Return the count; raise an error with the reason ``implausible`` if it is larger than there can be."""
+        if count > at_most:
+            raise self.binding.NVMLError(_IMPLAUSIBLE_CODE)
+        return count
+
     def reason(self, error: Any) -> str:
         """Return an NVML error as a label value: its name in lower case."""
         return self.reason_of(error.value)

@@ -14,6 +14,9 @@ _MARGIN_LAYOUT: Final = Struct("@Ii")
 _MARGIN_VERSION: Final = _MARGIN_LAYOUT.size | 1 << 24
 
 
+_MOST_FANS: Final = 64
+
+
 class Margin(Topic):
     """Thermal margin as the driver reports it, else the slowdown threshold minus the temperature.
 
@@ -60,7 +63,7 @@ class Fans(Topic):
         """Emit one reading per fan. A ratio above 1 is valid: the fan is driven above its nominal maximum."""
         nvml = sample_pass.nvml
         if self._count is None:
-            self._count = nvml("nvmlDeviceGetNumFans", nvml.handle)
+            self._count = nvml.check_count(nvml("nvmlDeviceGetNumFans", nvml.handle), _MOST_FANS)
         if not self._count:
             sample_pass.mark_absent(self.metrics[0], "no_fans")
         for fan in range(self._count):

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from rankscope.exporter.catalogue import BY_NAME, COLLECTORS
 from rankscope.exporter.errors import DEFECT, ExporterMissingError
-from rankscope.exporter.nvml.calls import NvmlCalls, is_lasting, is_trouble
+from rankscope.exporter.nvml.calls import IMPLAUSIBLE, NvmlCalls, is_lasting, is_trouble
 from rankscope.exporter.nvml.cooling import Fans, Margin
 from rankscope.exporter.nvml.fields import FieldBatches
 from rankscope.exporter.nvml.gpm import Gpm, PcieBytes
@@ -199,12 +199,14 @@ class NvmlGpu:
 
     def _identify(self) -> GpuIdentity:
         nvml, gpu = self._nvml, self._nvml.handle
-        bus = nvml("nvmlDeviceGetPciInfo", gpu).busId
+        uuid: str = nvml("nvmlDeviceGetUUID", gpu)
+        if not uuid or not uuid.isprintable():
+            raise SourceError("nvml_error", f"nvmlDeviceGetUUID: {uuid!r} is no uuid ({IMPLAUSIBLE})")
         return GpuIdentity(
-            uuid=nvml("nvmlDeviceGetUUID", gpu),
+            uuid=uuid,
             index=nvml("nvmlDeviceGetIndex", gpu),
             model=nvml("nvmlDeviceGetName", gpu),
-            pci_bus_id=(bus.decode() if isinstance(bus, bytes) else bus).lower(),
+            pci_bus_id=self._pci_bus_id,
             serial=self._if_any("nvmlDeviceGetSerial"),
             vbios_version=self._if_any("nvmlDeviceGetVbiosVersion"),
         )
@@ -296,20 +298,22 @@ def _place_of(error: Exception) -> str:
 def _because_divided(absent: Sequence[Absent]) -> list[Absent]:
     """Replace the reason ``not_supported`` by ``mig_enabled`` for metrics that the driver does not support in MIG mode."""
     return [
-        Absent(one.metric, "mig_enabled", one.labels)
-        if one.reason == "not_supported" and BY_NAME[one.metric].collector in _NOT_WHEN_DIVIDED
-        else one
-        for one in absent
+        Absent(absence.metric, "mig_enabled", absence.labels)
+        if absence.reason == "not_supported" and BY_NAME[absence.metric].collector in _NOT_WHEN_DIVIDED
+        else absence
+        for absence in absent
     ]
 
 
 def _fewer(absent: Sequence[Absent], readings: Sequence[Reading]) -> tuple[Absent, ...]:
     """Merge the entries of a metric that is completely absent for one reason into one entry without labels."""
     reasons: dict[str, set[str]] = {}
-    for one in absent:
-        reasons.setdefault(one.metric, set()).add(one.reason)
-    there = {reading.metric for reading in readings if reading.metric in reasons}
+    for absence in absent:
+        reasons.setdefault(absence.metric, set()).add(absence.reason)
+    measured = {reading.metric for reading in readings if reading.metric in reasons}
     short = {
-        one.metric: Absent(one.metric, one.reason) for one in absent if len(reasons[one.metric]) == 1 and one.metric not in there
+        absence.metric: Absent(absence.metric, absence.reason)
+        for absence in absent
+        if len(reasons[absence.metric]) == 1 and absence.metric not in measured
     }
-    return (*short.values(), *(one for one in absent if one.metric not in short))
+    return (*short.values(), *(absence for absence in absent if absence.metric not in short))

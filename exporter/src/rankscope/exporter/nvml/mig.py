@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from ctypes import create_string_buffer
+from math import nan
 from struct import Struct
 from typing import Any, Final
 
-from rankscope.exporter.nvml.calls import NvmlCalls, nan_if_all_ones
+from rankscope.exporter.nvml.calls import NvmlCalls
 from rankscope.exporter.nvml.gpm import Activity, GpmChain, look_at_all, why_unsupported
 from rankscope.exporter.nvml.one_pass import Pass, Topic
 from rankscope.exporter.nvml.rows import NOW, RARELY, SOMETIMES
-from rankscope.exporter.nvml.tables import MEMORY_V2, MEMORY_V2_LAYOUT
+from rankscope.exporter.nvml.tables import MAX_BYTES, MEMORY_V2, MEMORY_V2_LAYOUT
 from rankscope.exporter.source import MigDevice
 
 _ACTIVITIES: Final = (
@@ -22,6 +23,7 @@ _ACTIVITIES: Final = (
 )
 _ACTIVITY_METRICS: Final = tuple(metric for activity in _ACTIVITIES for metric in activity.metrics)
 _WHOLE_GPU_ONLY: Final = "gpu_utilization_ratio"
+_MOST_DEVICES: Final = 64
 _MEMORY: Final = ("total", "reserved", "free", "used")
 _MEMORY_LAYOUT: Final = Struct(f"@{MEMORY_V2_LAYOUT}")
 
@@ -68,18 +70,18 @@ class Mig(Topic):
         self._chains.clear()
 
     def _devices(self, nvml: NvmlCalls) -> list[tuple[Any, MigDevice]]:
-        self._most = self._most or nvml("nvmlDeviceGetMaxMigDeviceCount", nvml.handle)
-        devices, known = [], {}
+        self._most = self._most or nvml.check_count(nvml("nvmlDeviceGetMaxMigDeviceCount", nvml.handle), _MOST_DEVICES)
+        devices, by_key = [], {}
         for index in range(self._most):
             try:
                 handle = nvml("nvmlDeviceGetMigDeviceHandleByIndex", nvml.handle, index)
                 # The key includes the name: a new device of another size may get the uuid of a destroyed one.
                 key = nvml("nvmlDeviceGetUUID", handle), nvml("nvmlDeviceGetName", handle)
-                known[key] = self._known.get(key) or _identify(nvml, handle, *key)
-                devices.append((handle, known[key]))
+                by_key[key] = self._known.get(key) or _identify(nvml, handle, *key)
+                devices.append((handle, by_key[key]))
             except (nvml.binding.NVMLError_NotFound, nvml.binding.NVMLError_InvalidArgument):
                 continue  # no device at this index
-        self._known = known
+        self._known = by_key
         return devices
 
     def _emit(self, sample_pass: Pass, handle: Any, device: MigDevice) -> None:
@@ -102,7 +104,7 @@ class Mig(Topic):
             if code:
                 sample_pass.mark_absent(f"gpu_mig_memory_{part}_bytes", sample_pass.nvml.reason_of(code))
             else:
-                sample_pass.emit(f"gpu_mig_memory_{part}_bytes", nan_if_all_ones(size), (), device.uuid)
+                sample_pass.emit(f"gpu_mig_memory_{part}_bytes", size if size <= MAX_BYTES else nan, (), device.uuid)
 
     def _emit_activity(self, sample_pass: Pass, devices: list[MigDevice]) -> None:
         nvml = sample_pass.nvml

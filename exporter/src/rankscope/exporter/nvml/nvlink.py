@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from ctypes import byref
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rankscope.exporter.nvml.calls import IMPLAUSIBLE, NvmlCalls, is_all_ones, is_lasting
-from rankscope.exporter.nvml.one_pass import FieldKey, Pass, Topic
+from rankscope.exporter.nvml.calls import IMPLAUSIBLE, is_all_ones, is_lasting
+from rankscope.exporter.nvml.one_pass import FieldKey, Pass, SlowTopic, Topic
 from rankscope.exporter.nvml.rows import RARELY, SOMETIMES
-from rankscope.exporter.source import Absent, Labels, Reading
+from rankscope.exporter.source import Absent, Reading
 
 _MOST_LINKS: Final = 36
 _ALL_LINKS: Final = 0xFFFFFFFF
@@ -120,20 +120,20 @@ class Links:
             self._states_due_s = sample_pass.now_s + SOMETIMES
 
     def _find(self, sample_pass: Pass) -> None:
-        nvml, found = sample_pass.nvml, {}
+        nvml, states = sample_pass.nvml, {}
         first_error: Any = None
         for link in range(_MOST_LINKS):
             try:
-                found[link] = bool(nvml("nvmlDeviceGetNvLinkState", nvml.handle, link))
+                states[link] = bool(nvml("nvmlDeviceGetNvLinkState", nvml.handle, link))
             except nvml.binding.NVMLError as error:
                 first_error = first_error or error
                 if nvml.reason(error) == IMPLAUSIBLE:  # left out, the link would look lost
                     raise
                 if nvml.reason(error) in {"invalid_argument", "function_not_found"}:
                     break
-        if not found:
+        if not states:
             raise first_error
-        self.up = found
+        self.up = states
         self._links_due_s, self._states_due_s = sample_pass.now_s + RARELY, sample_pass.now_s + SOMETIMES
 
 
@@ -194,11 +194,7 @@ class NvLinks(Topic):
                 sample_pass.emit(metric, counter.value)
         if self._errors_read or not self._outcomes:
             self._outcomes = self._error_outcomes()
-        for outcome in self._outcomes:
-            if isinstance(outcome, Reading):
-                sample_pass.readings.append(outcome)
-            else:
-                sample_pass.mark_absent(outcome.metric, outcome.reason, outcome.labels)
+        sample_pass.add(self._outcomes)
 
     def _error_outcomes(self) -> list[Reading | Absent]:
         measured = {metric for metric, _, counter in self._errors if not isinstance(counter.value, str)}
@@ -221,28 +217,14 @@ _MISCONFIGURED_SHIFT: Final = 8
 _MISCONFIGURED_MASK: Final = 0xF
 
 
-class Fabric(Topic):
-    """Registration with the NVSwitch fabric, and the fabric's health."""
+class Fabric(SlowTopic):
+    """Registration with the NVSwitch fabric, and the fabric's health if it reports it."""
 
     metrics = ("gpu_fabric_state", "gpu_fabric_healthy")
+    every_s = SOMETIMES
 
-    def __init__(self) -> None:
-        self._due_s = float("-inf")
-        self._state = ""
-        self._healthy: bool | str = ""
-
-    def collect(self, sample_pass: Pass) -> None:
-        """Emit the state, and the health if the fabric reports it."""
-        if self._due_s <= sample_pass.now_s:
-            self._read(sample_pass)
-            self._due_s = sample_pass.now_s + SOMETIMES
-        sample_pass.emit("gpu_fabric_state", 1, (("state", self._state),))
-        if isinstance(self._healthy, str):
-            sample_pass.mark_absent("gpu_fabric_healthy", self._healthy)
-        else:
-            sample_pass.emit("gpu_fabric_healthy", self._healthy)
-
-    def _read(self, sample_pass: Pass) -> None:
+    def read(self, sample_pass: Pass) -> Iterator[Reading | Absent]:
+        """Yield state and health."""
         nvml = sample_pass.nvml
         info = nvml.binding.c_nvmlGpuFabricInfoV_t()
         try:
@@ -254,10 +236,14 @@ class Fabric(Topic):
             mask = 0
         # The state is a byte.
         nvml.check_numbers((info.state if info.state < _STATE_ALL_ONES else -1, info.status))
-        self._state = _STATES[info.state] if info.state < len(_STATES) else f"state_{info.state}"
-        if self._state == "completed" and info.status:
-            self._state = _FAILED
-        self._healthy = IMPLAUSIBLE if is_all_ones(mask) else not _is_sick(mask) if mask else "not_supported"
+        state = _STATES[info.state] if info.state < len(_STATES) else f"state_{info.state}"
+        if state == "completed" and info.status:
+            state = _FAILED
+        yield Reading("gpu_fabric_state", 1, (("state", state),))
+        if mask and not is_all_ones(mask):
+            yield Reading("gpu_fabric_healthy", float(not _is_sick(mask)))
+        else:
+            yield Absent("gpu_fabric_healthy", IMPLAUSIBLE if mask else "not_supported")
 
 
 def _is_sick(mask: int) -> bool:
@@ -269,34 +255,23 @@ _CAPABILITIES: Final = (("read", 0), ("write", 1), ("nvlink", 2), ("atomics", 3)
 _OK: Final = 0
 
 
-class PeerToPeer(Topic):
+class PeerToPeer(SlowTopic):
     """Peer-to-peer access to each other GPU: one series per peer and capability."""
 
     metrics = ("gpu_p2p_status",)
+    every_s = RARELY  # the topology does not change while the driver runs
 
-    def __init__(self) -> None:
-        self._due_s = float("-inf")
-        self._reachable: dict[Labels, bool] = {}
-
-    def collect(self, sample_pass: Pass) -> None:
-        """Emit the status of each peer, read once a minute because the topology does not change while the driver runs."""
-        if self._due_s <= sample_pass.now_s:
-            self._reachable = _read(sample_pass.nvml, sample_pass.uuid)
-            self._due_s = sample_pass.now_s + RARELY
-        for labels, ok in self._reachable.items():
-            sample_pass.emit(self.metrics[0], ok, labels)
-        if not self._reachable:
-            sample_pass.mark_absent(self.metrics[0], "no_peers")
-
-
-def _read(nvml: NvmlCalls, own: str) -> dict[Labels, bool]:
-    reachable: dict[Labels, bool] = {}
-    for index in range(nvml("nvmlDeviceGetCount")):
-        peer = nvml("nvmlDeviceGetHandleByIndex", index)
-        uuid = nvml("nvmlDeviceGetUUID", peer)
-        if uuid == own:
-            continue
-        for capability, number in _CAPABILITIES:
-            status = nvml("nvmlDeviceGetP2PStatus", nvml.handle, peer, number)
-            reachable[("peer_uuid", uuid), ("capability", capability)] = status == _OK
-    return reachable
+    def read(self, sample_pass: Pass) -> Iterator[Reading | Absent]:
+        """Yield the status of each peer and capability."""
+        nvml, peers = sample_pass.nvml, 0
+        for index in range(nvml("nvmlDeviceGetCount")):
+            peer = nvml("nvmlDeviceGetHandleByIndex", index)
+            uuid = nvml("nvmlDeviceGetUUID", peer)
+            if uuid == sample_pass.uuid:
+                continue
+            peers += 1
+            for capability, number in _CAPABILITIES:
+                status = nvml("nvmlDeviceGetP2PStatus", nvml.handle, peer, number)
+                yield Reading(self.metrics[0], float(status == _OK), (("peer_uuid", uuid), ("capability", capability)))
+        if not peers:
+            yield Absent(self.metrics[0], "no_peers")

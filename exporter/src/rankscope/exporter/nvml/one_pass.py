@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import isfinite
 
 from rankscope.exporter.nvml.calls import IMPLAUSIBLE, NvmlCalls, is_trouble
@@ -43,6 +43,14 @@ class Pass:
         else:
             self.mark_absent(metric, IMPLAUSIBLE, labels)
 
+    def add(self, outcomes: Iterable[Reading | Absent]) -> None:
+        """Add readings, whose values are finite, and absent metrics."""
+        for one in outcomes:
+            if isinstance(one, Reading):
+                self.readings.append(one)
+            else:
+                self.mark_absent(one.metric, one.reason, one.labels)
+
     def mark_absent(self, metric: str, reason: str, labels: Labels = ()) -> None:
         """Mark a metric as absent, with the reason."""
         self.absent.append(Absent(metric, reason, labels))
@@ -75,3 +83,24 @@ class Topic:
 
     def close(self, nvml: NvmlCalls) -> None:
         """Free NVML objects."""
+
+
+class SlowTopic(Topic):
+    """Topic that is read every ``every_s`` seconds only; each pass has its last outcomes."""
+
+    every_s: float
+
+    def __init__(self) -> None:
+        self._due_s = float("-inf")
+        self._outcomes: Sequence[Reading | Absent] = ()
+
+    def read(self, sample_pass: Pass) -> Iterable[Reading | Absent]:
+        """Return readings and absent metrics; raises as ``collect``."""
+        raise NotImplementedError
+
+    def collect(self, sample_pass: Pass) -> None:
+        """Add the outcomes, read again if they are due."""
+        if self._due_s <= sample_pass.now_s:
+            self._outcomes = tuple(self.read(sample_pass))
+            self._due_s = sample_pass.now_s + self.every_s
+        sample_pass.add(self._outcomes)

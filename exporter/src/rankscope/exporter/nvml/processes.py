@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from ctypes import byref, c_uint, create_string_buffer
+import time
+from collections.abc import Callable, Iterator
+from ctypes import byref, c_uint, c_ulonglong, create_string_buffer
 from pathlib import Path
 from struct import Struct
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from rankscope.exporter.nvml.calls import NvmlCalls, is_all_ones
 from rankscope.exporter.nvml.one_pass import Pass, Topic
 from rankscope.exporter.nvml.rows import NOW
+from rankscope.exporter.nvml.tables import MAX_BYTES
 from rankscope.exporter.source import GpuProcess, MigDevice
 
 _Kind = Literal["compute", "graphics", "mps"]
@@ -24,7 +26,10 @@ _KINDS: Final[tuple[tuple[_Kind, str], ...]] = (
 JOBS_LOOK_S: Final = 5.0
 """Interval of the jobs collector in seconds; it needs the process table no more often."""
 _PROCESS: Final = Struct("@IQII")
+_UTILIZATION: Final = Struct("@IQI12x")
 _USUALLY: Final = 64
+_MOST: Final = 1 << 16
+_US: Final = 1_000_000
 _PROC: Final = Path("/proc")
 
 
@@ -39,9 +44,7 @@ class Processes(Topic):
         self._sampled: dict[int, float] | None = None
         self._mig_devices: list[MigDevice] = []
         self._since_us = 0
-        self._count = c_uint()
-        self._reference = byref(self._count)
-        self._buffer = create_string_buffer(_USUALLY * _PROCESS.size)
+        self._processes, self._samples = _Table(_PROCESS), _Table(_UTILIZATION)
         self.metrics = ("gpu_process_memory_used_bytes", "gpu_process_sm_utilization_ratio") if series else ()
 
     def collect(self, sample_pass: Pass) -> None:
@@ -57,12 +60,13 @@ class Processes(Topic):
 
     def _find(self, sample_pass: Pass) -> list[GpuProcess]:
         nvml = sample_pass.nvml
-        found: dict[tuple[int, str], GpuProcess] = {}
+        processes: dict[tuple[int, str], GpuProcess] = {}
         for kind, call in _KINDS:
             for pid, used, gpu_instance, compute_instance in self._list(nvml, call):
                 uuid = _mig_uuid(sample_pass.mig_devices, gpu_instance, compute_instance)
-                found.setdefault((pid, uuid), GpuProcess(pid, kind, None if is_all_ones(used) else used, uuid))
-        return list(found.values())
+                if not is_all_ones(pid):
+                    processes.setdefault((pid, uuid), GpuProcess(pid, kind, used if used <= MAX_BYTES else None, uuid))
+        return list(processes.values())
 
     def _add_utilization(self, sample_pass: Pass) -> None:
         """Add the share of the SMs to the processes; if it cannot be read, the processes themselves are still known."""
@@ -82,23 +86,17 @@ class Processes(Topic):
                 for process in self._found
             ]
 
-    def _list(self, nvml: NvmlCalls, call: str) -> Iterator[tuple[int, int, int, int]]:
+    def _list(self, nvml: NvmlCalls, call: str) -> Iterator[tuple[int, ...]]:
         """Return pid, bytes, GPU instance and compute instance of each process of a kind; none if the kind is not supported."""
-        while True:
-            self._count.value = len(self._buffer) // _PROCESS.size
-            code = nvml.call(f"{call}_v3", nvml.handle, self._reference, self._buffer)
-            if code == nvml.binding.NVML_ERROR_FUNCTION_NOT_FOUND:
-                # Drivers before R510, with the same structure.
-                code = nvml.call(f"{call}_v2", nvml.handle, self._reference, self._buffer)
-            nvml.check_numbers((self._count.value,))
-            if code != nvml.binding.NVML_ERROR_INSUFFICIENT_SIZE:
-                break
-            self._buffer = create_string_buffer(2 * max(len(self._buffer), self._count.value * _PROCESS.size))
-        if code in {nvml.binding.NVML_ERROR_NOT_SUPPORTED, nvml.binding.NVML_ERROR_FUNCTION_NOT_FOUND}:
+        missing = nvml.binding.NVML_ERROR_FUNCTION_NOT_FOUND
+        code, rows = self._processes.read(nvml, lambda count, rows: nvml.call(f"{call}_v3", nvml.handle, count, rows))
+        if code == missing:  # drivers before R510, with the same structure
+            code, rows = self._processes.read(nvml, lambda count, rows: nvml.call(f"{call}_v2", nvml.handle, count, rows))
+        if code in {nvml.binding.NVML_ERROR_NOT_SUPPORTED, missing}:
             return iter(())
         if code:
             raise nvml.binding.NVMLError(code)
-        return _PROCESS.iter_unpack(memoryview(self._buffer)[: self._count.value * _PROCESS.size])
+        return rows
 
     def _emit(self, sample_pass: Pass, processes: list[GpuProcess]) -> None:
         names = {process.pid: _name(process.pid) for process in processes}
@@ -113,21 +111,50 @@ class Processes(Topic):
 
     def _utilization(self, nvml: NvmlCalls) -> dict[int, float] | None:
         """Return the latest SM utilization of each process with a sample since the last call, by pid; None if unsupported."""
-        try:
-            samples = nvml("nvmlDeviceGetProcessUtilization", nvml.handle, self._since_us)
-        except nvml.binding.NVMLError as error:
-            # An empty list is raised as the error "SUCCESS".
-            if error.value == nvml.binding.NVML_SUCCESS or nvml.reason(error) == "not_found":
-                return {}
-            if nvml.reason(error) in {"not_supported", "function_not_found"}:
-                return None
-            raise
+        now_us = time.time_ns() // 1000
+        if self._since_us > now_us:  # the wall clock was set back
+            self._since_us = now_us - int(JOBS_LOOK_S * _US)
+        code, rows = self._samples.read(
+            nvml,
+            lambda count, rows: nvml.call(
+                "nvmlDeviceGetProcessUtilization", nvml.handle, rows, count, c_ulonglong(self._since_us)
+            ),
+        )
+        if code == nvml.binding.NVML_ERROR_NOT_FOUND:
+            return {}
+        if code in {nvml.binding.NVML_ERROR_NOT_SUPPORTED, nvml.binding.NVML_ERROR_FUNCTION_NOT_FOUND}:
+            return None
+        if code:
+            raise nvml.binding.NVMLError(code)
         latest: dict[int, float] = {}
-        for sample in sorted(samples, key=lambda sample: sample.timeStamp):
-            self._since_us = max(self._since_us, sample.timeStamp)
-            if sample.smUtil <= 100:
-                latest[sample.pid] = sample.smUtil / 100
+        # Samples of the future are of a clock that was set back since, or no readings.
+        for stamp_us, pid, ratio in sorted((stamp_us, pid, sm / 100) for pid, stamp_us, sm in rows if stamp_us <= now_us + _US):
+            self._since_us = max(self._since_us, stamp_us)
+            if ratio <= 1:
+                latest[pid] = ratio
         return latest
+
+
+class _Table:
+    """Memory for the rows that an NVML function returns, which grows with their number up to ``_MOST``."""
+
+    def __init__(self, layout: Struct) -> None:
+        self._layout = layout
+        self._count = c_uint()
+        self._reference = byref(self._count)
+        self._buffer = create_string_buffer(_USUALLY * layout.size)
+
+    def read(self, nvml: NvmlCalls, call: Callable[[Any, Any], int]) -> tuple[int, Iterator[tuple[int, ...]]]:
+        """Return the code and the rows of ``call(count, rows)``; raise ``NVMLError`` if there cannot be as many rows."""
+        while True:
+            room = self._count.value = len(self._buffer) // self._layout.size
+            code = call(self._reference, self._buffer)
+            if code != nvml.binding.NVML_ERROR_INSUFFICIENT_SIZE:
+                break
+            room = nvml.check_count(2 * max(room, self._count.value), _MOST)
+            self._buffer = create_string_buffer(room * self._layout.size)
+        count = 0 if code else nvml.check_count(self._count.value, room)
+        return code, self._layout.iter_unpack(memoryview(self._buffer)[: count * self._layout.size])
 
 
 def _mig_uuid(devices: list[MigDevice], gpu_instance: int, compute_instance: int) -> str:

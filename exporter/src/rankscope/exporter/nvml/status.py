@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from ctypes import byref, c_uint
 from typing import Any, Final
 
-from rankscope.exporter.nvml.one_pass import Pass, Topic
+from rankscope.exporter.nvml.calls import NvmlCalls
+from rankscope.exporter.nvml.one_pass import Pass, SlowTopic
 from rankscope.exporter.nvml.rows import RARELY, SOMETIMES, Field, Out
 from rankscope.exporter.source import Absent, Reading
 
@@ -18,6 +21,7 @@ _ACTIONS: Final = (
     "bus_reset",
     "system_reboot",
 )
+_MOST_PAGES: Final = 1 << 20
 _MODES: Final = ("none", "passthrough", "vgpu", "host_vgpu", "host_vsga")
 
 
@@ -36,48 +40,41 @@ class RecoveryAction(Field):
 RECOVERY_ACTION: Final = RecoveryAction(230, Out("gpu_recovery_action"), every_s=SOMETIMES)
 
 
-class RetiredPages(Topic):
-    """Number of retired pages by cause, counted from the list of addresses that NVML returns."""
+class RetiredPages(SlowTopic):
+    """Number of retired pages by cause."""
 
     metrics = ("gpu_retired_pages",)
+    every_s = SOMETIMES
 
-    def __init__(self) -> None:
-        self._due_s = float("-inf")
-        self._pages: dict[str, int] = {}
-
-    def collect(self, sample_pass: Pass) -> None:
-        """Emit one reading per cause."""
-        if self._due_s <= sample_pass.now_s:
-            for number, cause in enumerate(("multiple_single_bit", "double_bit")):
-                self._pages[cause] = len(sample_pass.nvml("nvmlDeviceGetRetiredPages", sample_pass.nvml.handle, number))
-            self._due_s = sample_pass.now_s + SOMETIMES
-        for cause, pages in self._pages.items():
-            sample_pass.emit("gpu_retired_pages", pages, (("cause", cause),))
+    def read(self, sample_pass: Pass) -> Iterator[Reading | Absent]:
+        """Yield one reading per cause."""
+        for number, cause in enumerate(("multiple_single_bit", "double_bit")):
+            yield Reading(self.metrics[0], _retired(sample_pass.nvml, number), (("cause", cause),))
 
 
-class Virtualization(Topic):
+def _retired(nvml: NvmlCalls, cause: int) -> int:
+    """Return the number of pages; without room for their addresses, NVML returns that only."""
+    count = c_uint(0)
+    code = nvml.call("nvmlDeviceGetRetiredPages", nvml.handle, cause, byref(count), None)
+    if code not in (nvml.binding.NVML_SUCCESS, nvml.binding.NVML_ERROR_INSUFFICIENT_SIZE):
+        raise nvml.binding.NVMLError(code)
+    return nvml.check_count(count.value, _MOST_PAGES)
+
+
+class Virtualization(SlowTopic):
     """Virtualization mode, and in a guest the licence of its vGPU."""
 
     metrics = ("gpu_virtualization_mode", "gpu_vgpu_license_status")
+    every_s = RARELY  # they rarely change
 
-    def __init__(self) -> None:
-        self._due_s = float("-inf")
-        self._mode = ""
-        self._licensed: float | str = ""
-
-    def collect(self, sample_pass: Pass) -> None:
-        """Emit mode and licence, read once a minute because they rarely change."""
+    def read(self, sample_pass: Pass) -> Iterator[Reading | Absent]:
+        """Yield mode and licence."""
         nvml = sample_pass.nvml
-        if self._due_s <= sample_pass.now_s:
-            number: int = nvml("nvmlDeviceGetVirtualizationMode", nvml.handle)
-            self._mode = _MODES[number] if number < len(_MODES) else f"mode_{number}"
-            self._licensed = self._licence(nvml) if self._mode == "vgpu" else "no_vgpu_guest"
-            self._due_s = sample_pass.now_s + RARELY
-        sample_pass.emit("gpu_virtualization_mode", 1, (("mode", self._mode),))
-        if isinstance(self._licensed, str):
-            sample_pass.mark_absent("gpu_vgpu_license_status", self._licensed)
-        else:
-            sample_pass.emit("gpu_vgpu_license_status", self._licensed)
+        number: int = nvml("nvmlDeviceGetVirtualizationMode", nvml.handle)
+        mode = _MODES[number] if number < len(_MODES) else f"mode_{number}"
+        yield Reading("gpu_virtualization_mode", 1, (("mode", mode),))
+        licensed = self._licence(nvml) if mode == "vgpu" else "no_vgpu_guest"
+        yield Absent(self.metrics[1], licensed) if isinstance(licensed, str) else Reading(self.metrics[1], licensed)
 
     def _licence(self, nvml: Any) -> float | str:
         try:

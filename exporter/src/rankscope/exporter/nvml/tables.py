@@ -13,7 +13,7 @@ _LIMITS: Final = (("shutdown", 0), ("slowdown", 1), ("memory", 2))
 _MAX_CELSIUS: Final = 200
 _MAX_WATTS: Final = 100_000
 _MAX_HERTZ: Final = 1e11
-_MAX_BYTES: Final = 2.0**60
+MAX_BYTES: Final = 2.0**60
 _NS: Final = 1e9
 MEMORY_V2: Final = 0x02000028.to_bytes(4, byteorder)
 MEMORY_V2_LAYOUT: Final = "8xQQQQ"
@@ -79,7 +79,7 @@ CALLS: Final[dict[str, tuple[Call, ...]]] = {
         # No fallback to version 1, which counts the driver's reservation as used: the metric would have two meanings.
         Call(
             "nvmlDeviceGetMemoryInfo_v2",
-            tuple(Out(f"gpu_memory_{part}_bytes", at_most=_MAX_BYTES) for part in ("total", "reserved", "free", "used")),
+            tuple(Out(f"gpu_memory_{part}_bytes", at_most=MAX_BYTES) for part in ("total", "reserved", "free", "used")),
             formats=(MEMORY_V2_LAYOUT,),
             initial=MEMORY_V2,
         ),

@@ -78,7 +78,7 @@ class BusySeconds(Topic):
             return []
         if code:
             raise nvml.binding.NVMLError(code)
-        nvml.check_numbers((self._count.value,))
+        nvml.check_count(self._count.value, _MOST_SAMPLES)
         pairs = _SAMPLE.iter_unpack(memoryview(self._buffer)[: self._count.value * _SAMPLE.size])
         samples = ((stamp_us, by_type(self._kind.value, union) / 100) for stamp_us, union in pairs if not is_all_ones(stamp_us))
         # A dict: of two samples with one time stamp, the later counts.

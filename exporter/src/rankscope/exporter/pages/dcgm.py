@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from rankscope.exporter.catalogue import CATALOGUE, DcgmName
+from rankscope.exporter.jobs.join import MULTIPLE
 from rankscope.exporter.pages.dcgm_counters import Counters, LabelField, default_counters
 from rankscope.exporter.pages.exposition import TEXT_TYPE, Family, text
 from rankscope.exporter.pages.page import SIMULATED_COMMENT, Page, SeriesLoop
@@ -25,6 +26,11 @@ _XIDS: Final = (_LAST_XID, _RECENT_XIDS, "gpu_xid_errors_total")
 _NO_LICENCE: Final = ("gpu_vgpu_license_status", "no_vgpu_guest")
 """Absent metric and reason that DCGM reports as 0: without a vGPU there is no licence."""
 _POD_LABELS: Final = (("container", "container_k8s"), ("namespace", "namespace_k8s"), ("pod", "pod_k8s"))
+_TENANTS: Final = "gpu_tenant_info"
+_OF_TENANTS: Final = ("gpu_tenant_memory_used_bytes", "gpu_tenant_sm_utilization_ratio")
+
+_SeriesByUuid = dict[str, dict[str, list[tuple[Labels, float]]]]
+"""Labels and values of a collector's series, by metric and uuid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +77,9 @@ class DcgmPage:
             state = self._page.fleet.state()
             jobs = {labels["uuid"]: labels for labels, _ in _fresh(self._page.jobs, "gpu_job_info")}
             xids = {metric: _by_uuid(_fresh(self._page.xid, metric)) for metric in _XIDS}
+            tenants = {metric: _by_uuid(_fresh(self._page.jobs, metric)) for metric in (_TENANTS, *_OF_TENANTS)}
             for gpu in state.gpus:
-                self._add_gpu(families, gpu, state, jobs)
+                remarks += self._add_gpu(families, gpu, state, jobs, tenants)
                 # Also for a GPU that is down: the Xid may be the reason.
                 self._add_xids(families, gpu, self._labels(gpu, state, None, jobs.get(gpu.identity.uuid, {})), xids)
             remarks += self._remarks(state)
@@ -80,12 +87,20 @@ class DcgmPage:
         body = text(family for family in families.values() if family.points)
         return (SIMULATED_COMMENT if self._page.simulated else b"") + comments + body, TEXT_TYPE
 
-    def _add_gpu(self, families: dict[str, Family], gpu: GpuState, state: FleetState, jobs: dict[str, dict[str, str]]) -> None:
+    def _add_gpu(
+        self,
+        families: dict[str, Family],
+        gpu: GpuState,
+        state: FleetState,
+        jobs: dict[str, dict[str, str]],
+        tenants: _SeriesByUuid,
+    ) -> Iterator[str]:
+        """Add the series of a GPU; yield remarks about pods on it without values."""
         if gpu.sample is None:
             return
-        labels = {"": self._labels(gpu, state, None, jobs.get(gpu.identity.uuid, {}))}
-        for instance in _instances(gpu.sample):
-            labels[instance.uuid] = self._labels(gpu, state, instance, jobs.get(instance.uuid, {}))
+        of_uuid: dict[str, tuple[MigDevice | None, dict[str, str]]] = {"": (None, jobs.get(gpu.identity.uuid, {}))}
+        of_uuid |= {instance.uuid: (instance, job) for instance, job in _instances(gpu.sample, jobs)}
+        labels = {uuid: self._labels(gpu, state, instance, job) for uuid, (instance, job) in of_uuid.items()}
         values: dict[tuple[str, str, Labels], float] = {}
         divided: set[str] = set()
         rates = self._rates.of(gpu.sample)
@@ -105,10 +120,34 @@ class DcgmPage:
             # For a GPU with MIG, DCGM reports this per instance; with the GPU's own series a sum would count it twice.
             if of or name not in divided:
                 families[name].add((*labels[of], *further), value)
+        for instance, _ in of_uuid.values():
+            yield from self._add_pods(families, gpu, state, instance, tenants=tenants, left_out=() if instance else divided)
 
-    def _add_xids(
-        self, families: dict[str, Family], gpu: GpuState, labels: Labels, xids: dict[str, dict[str, list[tuple[Labels, float]]]]
-    ) -> None:
+    def _add_pods(
+        self,
+        families: dict[str, Family],
+        gpu: GpuState,
+        state: FleetState,
+        instance: MigDevice | None,
+        *,
+        tenants: _SeriesByUuid,
+        left_out: Collection[str],
+    ) -> Iterator[str]:
+        """Add memory and utilisation of each pod on a shared device; yield remarks about pods whose values are unknown."""
+        uuid = instance.uuid if instance is not None else gpu.identity.uuid
+        pods = _by_pod(tenants[_TENANTS].get(uuid, ())).keys()
+        of_device = self._labels(gpu, state, instance, {}) if pods else ()
+        for metric in _OF_TENANTS if pods else ():
+            values = _by_pod(tenants[metric].get(uuid, ()))
+            without = ", ".join("/".join(value for _, value in pod) for pod in sorted(pods - values.keys()))
+            for way in self._ways[metric]:
+                if way.name not in left_out:
+                    for pod, value in values.items():
+                        families[way.name].add((*of_device, *pod), round(value * way.entry.times, 6))
+                    if without:
+                        yield f"{way.name} on {uuid} not available for these pods, whose processes are unknown: {without}"
+
+    def _add_xids(self, families: dict[str, Family], gpu: GpuState, labels: Labels, xids: _SeriesByUuid) -> None:
         for metric, series in xids.items():
             of_gpu = series.get(gpu.identity.uuid, [])
             for way in self._ways[metric]:
@@ -134,7 +173,7 @@ class DcgmPage:
             *mig,
             (self._hostname_label, self._page.host),
             *((field, _label_value(field, gpu, state)) for field in self._counters.labels),
-            *((theirs, job[ours]) for theirs, ours in _POD_LABELS if ours in job),
+            *_pod_labels(job),
         )
 
     def _remarks(self, state: FleetState) -> Iterator[str]:
@@ -215,24 +254,45 @@ def _fresh(loop: SeriesLoop | None, metric: str) -> Iterator[tuple[dict[str, str
 
 
 def _by_uuid(series: Iterable[tuple[dict[str, str], float]]) -> dict[str, list[tuple[Labels, float]]]:
-    found: dict[str, list[tuple[Labels, float]]] = {}
+    by_uuid: dict[str, list[tuple[Labels, float]]] = {}
     for labels, value in series:
-        found.setdefault(labels["uuid"], []).append((tuple(labels.items()), value))
-    return found
+        by_uuid.setdefault(labels["uuid"], []).append((tuple(labels.items()), value))
+    return by_uuid
 
 
 def _last_xid_labels(code: int) -> Labels:
     """Return the labels that dcgm-exporter gives the last Xid: its code and what it means."""
-    known = XIDS.get(code)
-    return (("err_code", str(code)), ("err_msg", known.meaning if known else "unknown" if code else "no error"))
+    xid = XIDS.get(code)
+    return (("err_code", str(code)), ("err_msg", xid.meaning if xid else "unknown" if code else "no error"))
 
 
-def _instances(sample: GpuSample) -> Iterable[MigDevice]:
-    """Return one MIG device per GPU instance: DCGM reports memory and counters that its compute instances share."""
-    first: dict[int, MigDevice] = {}
+def _pod_labels(job: Mapping[str, str]) -> Labels:
+    """Return DCGM's labels of the pod; none if several pods share the device, each of which has series of its own."""
+    if MULTIPLE in (job.get("namespace_k8s"), job.get("pod_k8s")):
+        return ()
+    return tuple((theirs, job[ours]) for theirs, ours in _POD_LABELS if job.get(ours, MULTIPLE) != MULTIPLE)
+
+
+def _by_pod(series: Iterable[tuple[Labels, float]]) -> dict[Labels, float]:
+    """Return the values of tenants by the labels of their pod; a tenant without a pod is left out."""
+    values: dict[Labels, float] = {}
+    for ours, value in series:
+        if pod := _pod_labels(dict(ours)):
+            values[pod] = values.get(pod, 0) + value
+    return values
+
+
+def _instances(sample: GpuSample, jobs: Mapping[str, dict[str, str]]) -> Iterator[tuple[MigDevice, dict[str, str]]]:
+    """Yield one MIG device per GPU instance, and its job: DCGM reports memory and counters that its compute instances share.
+
+    An instance whose compute instances have different jobs has none.
+    """
+    devices: dict[int, list[MigDevice]] = {}
     for device in sample.mig_devices:
-        first.setdefault(device.gpu_instance, device)
-    return first.values()
+        devices.setdefault(device.gpu_instance, []).append(device)
+    for of_instance in devices.values():
+        by_pod = {_pod_labels(job): job for device in of_instance if (job := jobs.get(device.uuid))}
+        yield of_instance[0], next(iter(by_pod.values())) if len(by_pod) == 1 else {}
 
 
 def _label_value(field: LabelField, gpu: GpuState, state: FleetState) -> str:

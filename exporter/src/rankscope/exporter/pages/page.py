@@ -103,31 +103,31 @@ class Page:
                     relayed = [*self._rank_source.families(ranks.last)]
         for loop in (self.jobs, self.xid):
             if loop is not None:
-                known = loop.latest()
-                health.add_loop(loop.name, ok=known.ok, duration_s=known.duration_s, age_s=known.age_s)
-                if known.last is not None and known.fresh:
-                    series = known.last if loop is not self.jobs else [*self._of_present_devices(known.last)]
+                snapshot = loop.latest()
+                health.add_loop(loop.name, ok=snapshot.ok, duration_s=snapshot.duration_s, age_s=snapshot.age_s)
+                if snapshot.last is not None and snapshot.fresh:
+                    series = snapshot.last if loop is not self.jobs else [*self._of_present_devices(snapshot.last)]
                     families.take(self._loop_sources[loop.name].points(series))
         health.into(families, wanted)
         return [*families.in_order(), *relayed]
 
     def problems(self) -> list[tuple[str, str]]:
         """Return name and reason of each collector and GPU that has no fresh data at present."""
-        found: list[tuple[str, str]] = []
+        reasons: list[tuple[str, str]] = []
         if self.fleet is not None:
             state = self.fleet.state()
             if state.problem is not None:
-                found.append(("gpu", state.problem))
+                reasons.append(("gpu", state.problem))
             elif state.driver_answers is False and state.driver_problem is not None:
-                found.append(("driver", f"new processes cannot use it: {state.driver_problem}"))
+                reasons.append(("driver", f"new processes cannot use it: {state.driver_problem}"))
             for gpu in state.gpus:
-                found += _problems(gpu)
-            found += _unidentified(state)
+                reasons += _problems(gpu)
+            reasons += _unidentified(state)
         for loop in self._loops():
             reason = loop.latest().reason
             if reason is not None:
-                found.append((loop.name, reason))
-        return found
+                reasons.append((loop.name, reason))
+        return reasons
 
     def notes(self) -> list[tuple[str, str]]:
         """Return name and text of what an operator has to know although all data is fresh: rejected files of the spool."""

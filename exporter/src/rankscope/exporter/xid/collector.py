@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import ParamSpec
 
 from rankscope.base.logs import ProblemLog
 from rankscope.exporter.source import FleetState, GpuIdentity, Series, XidEvent
@@ -10,6 +12,8 @@ from rankscope.exporter.xid.journal import XidJournal
 from rankscope.exporter.xid.kernel_log import KernelLog
 
 logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
 
 
 class XidCollector:
@@ -21,14 +25,15 @@ class XidCollector:
         self._problems = ProblemLog(
             logger, "the kernel log cannot be read, so Xids come from NVML only: %s", "the kernel log can be read again"
         )
+        self._defects = ProblemLog(logger, "an Xid or a reset is not recorded: %s")
 
     def on_xid(self, identity: GpuIdentity, event: XidEvent) -> None:
         """Record an NVML event. Call it once per event; thread-safe, and does not wait for the disk."""
-        self._journal.record(identity.uuid, identity.pci_bus_id, event)
+        self._isolated(self._journal.record, identity.uuid, identity.pci_bus_id, event)
 
     def on_reset(self, identity: GpuIdentity, monotonic_s: float) -> None:
         """Record that a GPU answers again after a reset; thread-safe, and does not wait for the disk."""
-        self._journal.record_reset(identity.uuid, identity.pci_bus_id, monotonic_s)
+        self._isolated(self._journal.record_reset, identity.uuid, identity.pci_bus_id, monotonic_s)
 
     def read(self, state: FleetState) -> tuple[Series, ...]:
         """Read the kernel log, write new errors to the journal, and return the series."""
@@ -37,7 +42,7 @@ class XidCollector:
         if self._kernel_log is not None:
             uuids = {identity.pci_bus_id: identity.uuid for identity in identities}
             for line in self._kernel_log.read():
-                self._journal.record_line(line, uuids.get(line.pci_bus_id, "") if line.kind == "xid" else "")
+                self._isolated(self._journal.record_line, line, uuids.get(line.pci_bus_id, "") if line.kind == "xid" else "")
             self._problems.report(self._kernel_log.problem)
             self._journal.expects_lines = self._kernel_log.problem is None
             own += [
@@ -52,6 +57,13 @@ class XidCollector:
                 Series("rankscope_exporter_xid_journal_skipped_lines", self._journal.skipped_lines),
             ]
         return (*series, *own)
+
+    def _isolated(self, record: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call ``record``; an unforeseen exception costs this record only, neither the others nor the thread of the GPUs."""
+        try:
+            record(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001
+            self._defects.report(f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
         """Write pending errors and release the journal for another exporter."""

@@ -20,6 +20,7 @@ import msgspec
 from rankscope.base.logs import ProblemLog
 from rankscope.base.process import boot_id as this_boot_id
 from rankscope.exporter.source import GpuIdentity, Series, XidEvent
+from rankscope.exporter.wall_clock import WallClock
 from rankscope.exporter.xid.entry import SCHEMA, KernelXid, Snapshot, Tally, XidEntry
 from rankscope.exporter.xid.journal_file import JournalError, JournalFile, Loaded
 from rankscope.exporter.xid.matching import LATE_S, Key, is_repeat, key_of, may_be_same, merged
@@ -37,8 +38,6 @@ SEVERITY_WAIT_S: Final = 5.0
 
 _LIVE_S: Final = 10.0
 _MAX_DELAY_S: Final = 120.0
-_CLOCK_STEP_S: Final = 1.0
-"""A difference between the clocks that changes by less is noise."""
 _MAX_JOB_ID: Final = 128
 
 
@@ -81,7 +80,8 @@ class XidJournal:
         self._uncounted: dict[int, None] = {}
         self._last_put_s = float("-inf")
         self._last_series: tuple[tuple[GpuIdentity, ...], RecentErrors, tuple[Series, ...]] | None = None
-        self._boot_unix_s = now() - self._began_boot_s
+        self._clock = WallClock(now, monotonic)
+        self._boot_unix_s = self._clock.boot_unix_s()
         if self._file is not None:
             with contextlib.suppress(JournalError):  # counting continues without the file; flush reports why
                 self._start_from(self._file.load())
@@ -107,7 +107,7 @@ class XidJournal:
         self._observe(seen, uuid)
 
     def record_reset(self, uuid: str, pci_bus_id: str, boot_s: float) -> None:
-        """Record that the GPU was opened after a reset, at ``boot_s`` on the monotonic clock."""
+        """Record that the GPU was reset at ``boot_s`` on the monotonic clock."""
         unix_s = self._now() - (self._monotonic() - boot_s)
         with self._memory:
             entry = XidEntry(
@@ -144,9 +144,8 @@ class XidJournal:
         Critical codes of a GPU start at zero; other codes appear when they first occur.
         """
         known = tuple(identities)
-        boot_unix_s = self._now() - self._monotonic()
         with self._memory:
-            if abs(boot_unix_s - self._boot_unix_s) > _CLOCK_STEP_S:
+            if (boot_unix_s := self._clock.boot_unix_s()) != self._boot_unix_s:
                 self._boot_unix_s, self._last_series = boot_unix_s, None
             if self._last_series is None or self._last_series[0] != known:
                 self._identify({identity.pci_bus_id: identity.uuid for identity in known})
@@ -225,8 +224,8 @@ class XidJournal:
 
     def _match(self, seen: KernelXid) -> XidEntry | None:
         """Return the first recorded error that this one may be a duplicate of; None if it is new."""
-        known = (self._entries[number] for number in self._ids.get(key_of(seen), {}))
-        return next((entry for entry in known if is_repeat(seen, entry)), None)
+        entries = (self._entries[number] for number in self._ids.get(key_of(seen), {}))
+        return next((entry for entry in entries if is_repeat(seen, entry)), None)
 
     def _put(self, entry: XidEntry, *, unsaved: bool) -> None:
         """Add an error, or replace the entry with its id. It is counted once its device is known."""

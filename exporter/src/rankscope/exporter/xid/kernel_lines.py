@@ -24,7 +24,7 @@ _SXID: Final = re.compile(
 _SEVERITY: Final = re.compile(r".*\b(?P<severity>Fatal|Non-?fatal)\b", re.DOTALL)
 _GPU: Final = re.compile(rf"NVRM: (?:The NVIDIA GPU|GPU(?: at)?) {_ADDRESS}")
 _FALLEN: Final = re.compile(r"NVRM:.{0,200}\bfallen off the bus", re.DOTALL)
-_RECORD: Final = re.compile(rb"([0-9]{1,4}),([0-9]{1,20}),([0-9]{1,20}),[^;]{0,200};([^\n]*)")
+_RECORD: Final = re.compile(rb"([0-9]{1,4}),([0-9]{1,19}),([0-9]{1,19}),[^;]{0,200};([^\n]*)")
 _ESCAPE: Final = re.compile(rb"\\x([0-9a-f]{2})")
 # The driver logs a graphics engine exception once per affected unit, and more; NVML sends one event for all of them.
 _WITH_DETAILS: Final = frozenset({13})

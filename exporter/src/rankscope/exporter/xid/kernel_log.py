@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -11,8 +12,11 @@ from typing import Final
 
 import msgspec
 
+from rankscope.base.logs import ProblemLog
 from rankscope.exporter.xid.entry import KernelXid
 from rankscope.exporter.xid.kernel_lines import KernelLines
+
+logger = logging.getLogger(__name__)
 
 KMSG: Final = Path("/dev/kmsg")
 
@@ -24,8 +28,8 @@ _MAX_READS: Final = 20_000
 class KernelLog:
     """Errors in the kernel log. Not thread-safe.
 
-    ``problem`` says why it cannot be read; None while it can. ``lost`` counts records that the kernel overwrote before they were
-    read.
+    ``problem`` says why it cannot be read; None while it can. ``lost`` counts records that were not read, mostly because the
+    kernel overwrote them before. A record on which the parser fails unexpectedly costs no other.
     """
 
     def __init__(self, path: Path = KMSG, *, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -35,6 +39,7 @@ class KernelLog:
         self._monotonic = monotonic
         self._fd: int | None = None
         self._lines = KernelLines()
+        self._defects = ProblemLog(logger, "a record of the kernel log is left out: %s")
         self._rest = b""
         self._next_seq: int | None = None
         self._read_until_s = 0.0
@@ -62,29 +67,34 @@ class KernelLog:
         self._fd, self._rest, self._next_seq = None, b"", None
 
     def _drain(self, fd: int) -> list[KernelXid]:
-        found: list[KernelXid] = []
+        errors: list[KernelXid] = []
         began_s = self._monotonic()
         for _ in range(_MAX_READS):
             try:
                 data = os.read(fd, _MAX_RECORD)
             except BlockingIOError:
                 break
-            except BrokenPipeError:  # the kernel overwrote the next records; the gap in the numbers gives the count
-                continue
             except OSError as error:
-                if error.errno == errno.EINVAL:  # the record is larger than the buffer; the kernel skips it
-                    self.lost += 1
+                # Overwritten, or larger than the buffer: the kernel goes on behind it, and the gap in the numbers is counted.
+                if error.errno in (errno.EPIPE, errno.EINVAL):
                     continue
                 raise
             if not data:
                 break
             *records, self._rest = (self._rest + data).split(b"\n")
             self._rest = self._rest[-_MAX_RECORD:]
-            found += [xid for record in records if (xid := self._error(record)) is not None]
+            errors += [xid for record in records if (xid := self._parsed(record)) is not None]
         else:
-            return found
+            return errors
         self._read_until_s = began_s
-        return found
+        return errors
+
+    def _parsed(self, record: bytes) -> KernelXid | None:
+        try:
+            return self._error(record)
+        except Exception as error:  # noqa: BLE001  the other records must be read
+            self._defects.report(f"{type(error).__name__}: {error}")
+            return None
 
     def _error(self, record: bytes) -> KernelXid | None:
         read = self._lines.read(record)

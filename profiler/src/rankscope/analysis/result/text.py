@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from rankscope.analysis.operations import EXCLUSIONS
-from rankscope.base.text import one_line, printable, ranges_text, share_bound
+from rankscope.base.text import format_duration, one_line, printable, ranges_text, share_bound
 
 if TYPE_CHECKING:
     from rankscope.analysis.result.analysis import (
         Analysis,
         Cost,
+        Evidence,
         Finding,
         RareSteps,
         Verdict,
@@ -276,3 +277,20 @@ def _encodable(value: Any) -> Any:
     if isinstance(value, dict):
         return {_encodable(key): _encodable(item) for key, item in value.items()}
     return [_encodable(item) for item in value] if isinstance(value, list) else value
+
+
+def reading(item: Evidence) -> tuple[str, str]:
+    """Format name and value of a piece of evidence: ``("imposed wait", "77 ms")``, ``("p =", "0.0005")``."""
+    name = item.name.replace("_", " ").replace(".", " ")
+    match item.unit:
+        case "us":
+            sign = "-" if item.value < 0 else ""
+            # Below the resolution of the clocks.
+            return name, f"{sign}{format_duration(abs(item.value))}" if abs(item.value) >= 0.5 else "none"
+        case "ratio":
+            return name, f"{item.value:.1%}" if 0 < abs(item.value) < 0.0995 else f"{item.value:.0%}"
+        case "probability":
+            return f"{name.removesuffix(' value')} =", f"{item.value:.2g}"
+        case "steps":  # the names of counts say what they count
+            return name, f"{item.value:,.0f}"
+    return name, f"{item.value:,.4g} {item.unit}".rstrip()

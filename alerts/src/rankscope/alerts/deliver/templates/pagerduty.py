@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rankscope.alerts.deliver.templates.facts import Facts, facts, fitted
+from rankscope.alerts.deliver.templates.alert_texts import AlertTexts, alert_texts, fitted
 from rankscope.alerts.payload import Payload
 from rankscope.base.text import shortened
 
@@ -27,7 +27,7 @@ def pagerduty(payload: bytes, routing_key: str) -> bytes:
 
 def _event(payload: Payload, cap: int, routing_key: str) -> dict[str, Any]:
     original = payload.alerts[0]
-    alert = facts(original, cap)
+    alert = alert_texts(original, cap)
     place = dict(alert.place)
     fields = {
         "summary": shortened(_summary(alert), _MOST_OF_SUMMARY),
@@ -49,7 +49,7 @@ def _event(payload: Payload, cap: int, routing_key: str) -> dict[str, Any]:
     }
 
 
-def _summary(alert: Facts) -> str:
+def _summary(alert: AlertTexts) -> str:
     """Build the summary: name and run first, because they identify an incident. Rank and host have separate fields."""
     run = dict(alert.place).get("run", "")
     lead = alert.heading if alert.state != "firing" or not alert.summary else f"{alert.name}{f', run {run}' if run else ''}"
@@ -57,7 +57,7 @@ def _summary(alert: Facts) -> str:
     return simulated + lead + (f": {alert.summary}" if alert.summary else "")
 
 
-def _details(alert: Facts) -> dict[str, str]:
+def _details(alert: AlertTexts) -> dict[str, str]:
     details = {**dict(alert.place), **dict(alert.details), "where": alert.where, "when": alert.when}
     details |= {
         "ended because": alert.why_ended,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rankscope.alerts.deliver.templates.facts import Facts, State, command_in, facts, fitted, headline
+from rankscope.alerts.deliver.templates.alert_texts import AlertTexts, State, alert_texts, command_in, fitted, headline
 from rankscope.alerts.payload import Payload
 from rankscope.base.text import shortened
 
@@ -26,7 +26,7 @@ def slack(payload: bytes, _routing_key: str = "") -> bytes:
 def _message(payload: Payload, cap: int) -> dict[str, Any]:
     blocks: list[dict[str, Any]] = []
     for alert in payload.alerts:
-        blocks += _blocks(facts(alert, cap))
+        blocks += _blocks(alert_texts(alert, cap))
     if payload.truncated_alerts:
         blocks.append(_section(_plain(f"… and {payload.truncated_alerts} more", _MOST_OF_BLOCK)))
     # Shown in notifications. Escaped for clients that parse it as markup in spite of ``mrkdwn``.
@@ -34,7 +34,7 @@ def _message(payload: Payload, cap: int) -> dict[str, Any]:
     return {"text": text, "mrkdwn": False, "blocks": blocks, "unfurl_links": False, "unfurl_media": False}
 
 
-def _blocks(content: Facts) -> list[dict[str, Any]]:
+def _blocks(content: AlertTexts) -> list[dict[str, Any]]:
     sign = _SIGN_OF_STATE.get(content.state) or _SIGN.get(content.severity, "⚪")
     lines = [content.summary, *(f"{name}: {text}" for name, text in content.fields)]
     commands: list[str] = []

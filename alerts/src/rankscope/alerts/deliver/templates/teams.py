@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rankscope.alerts.deliver.templates.facts import Facts, State, command_in, facts, fitted, headline
+from rankscope.alerts.deliver.templates.alert_texts import AlertTexts, State, alert_texts, command_in, fitted, headline
 from rankscope.alerts.payload import Payload
 
 _COLOUR: Final = {"critical": "attention", "warning": "warning", "info": "accent"}
@@ -21,11 +21,11 @@ def teams(payload: bytes, _routing_key: str = "") -> bytes:
 
 
 def _message(payload: Payload, cap: int) -> dict[str, Any]:
-    content = [facts(alert, cap) for alert in payload.alerts]
-    body = [block for one in content for block in _blocks(one)]
+    content = [alert_texts(alert, cap) for alert in payload.alerts]
+    body = [block for alert in content for block in _blocks(alert)]
     if payload.truncated_alerts:
         body.append(_text(f"… and {payload.truncated_alerts} more"))
-    links = [(f"{words}: {one.name}", address) for one in content for words, address in one.links]
+    links = [(f"{words}: {alert.name}", address) for alert in content for words, address in alert.links]
     card = {
         "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
         "type": "AdaptiveCard",
@@ -42,7 +42,7 @@ def _message(payload: Payload, cap: int) -> dict[str, Any]:
     return {"type": "message", "attachments": [attachment]}
 
 
-def _blocks(content: Facts) -> list[dict[str, Any]]:
+def _blocks(content: AlertTexts) -> list[dict[str, Any]]:
     colour = _COLOUR_OF_STATE.get(content.state) or _COLOUR.get(content.severity, "default")
     blocks = [_text(content.heading, weight="bolder", color=colour), _text(content.summary)]
     blocks += [_text(f"{name}: {text}") for name, text in content.fields]

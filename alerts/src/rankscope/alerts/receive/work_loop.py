@@ -1,0 +1,43 @@
+"""Work of a thread that is repeated, also after failures, until the receiver stops."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from rankscope.alerts.store.database import StoreError
+
+PAUSE_S: Final = 5.0
+"""Pause after a failure, such as a failed write."""
+
+
+def run_until_stopped(
+    work: Callable[[], object],
+    woken: threading.Event,
+    stopping: threading.Event,
+    *,
+    poll_s: float,
+    report: Callable[[str], object],
+    kept: str,
+) -> None:
+    """Call ``work`` when ``woken`` is set, and every ``poll_s``, until ``stopping`` is set.
+
+    A failure is reported once, and ``work`` is called again after a pause. ``kept``: what is not lost meanwhile.
+    """
+    reported = ""
+    while not stopping.is_set():
+        problem = ""
+        try:
+            work()
+        except (StoreError, OSError) as error:
+            problem = str(error)
+        except Exception as error:  # noqa: BLE001 - a bug costs one attempt, not everything after it
+            problem = f"internal fault: {type(error).__name__}: {error}"
+        if problem and problem != reported:
+            report(f"{problem}; {kept} are kept and retried")
+        reported = problem
+        if problem:
+            stopping.wait(PAUSE_S)
+        woken.wait(poll_s)
+        woken.clear()

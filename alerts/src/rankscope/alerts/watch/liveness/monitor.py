@@ -1,0 +1,158 @@
+"""Liveness of the ranks of each followed run, on the watcher's own monotonic clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rankscope.alerts.owners import HANG, RANK_LOST
+from rankscope.alerts.watch.conditions.candidate import Candidate, Loss, Subject
+from rankscope.alerts.watch.conditions.step_past import StepPast
+from rankscope.alerts.watch.liveness.alerts import LifeAlerts
+from rankscope.alerts.watch.liveness.attempt import AttemptLiveness, WatchedTime
+from rankscope.alerts.watch.liveness.dumps import Dumps
+from rankscope.alerts.watch.liveness.outage import LastSteps, Outage, find_outage, shortest_wait_s
+from rankscope.alerts.watch.runs import Glance
+from rankscope.analysis.evidence.liveness import SILENT_SECONDS, SILENT_STEPS, patience_s
+from rankscope.analysis.hang.activity import Activities, read_activities
+from rankscope.base.errors import InputError
+from rankscope.runs.reader import RunReader
+
+LARGEST_WORLD: Final = 1_000_000
+"""Largest plausible world size; larger values in a file are capped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """Time without a step after which a rank is silent or a run is stalled: the maximum of several limits."""
+
+    silent_after_s: float = SILENT_SECONDS
+    silent_steps: float = SILENT_STEPS
+    """Limit in median step times. Another limit is twice the longest checkpoint, evaluation or repeated long step so far."""
+
+    def seconds(self, past: StepPast | None) -> float | None:
+        """Return the patience with a run; ``None`` before its first step, because a job may take any time to start."""
+        usual = None if past is None else past.usual_us()
+        if past is None or usual is None:
+            return None
+        return patience_s(usual, past.longest_us(), silent_seconds=self.silent_after_s, silent_steps=self.silent_steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LifeReport:
+    """Result of one look at an active run."""
+
+    candidates: list[Candidate]
+    of: set[str]
+    """Names of the alerts that were decided, found or not."""
+    unknown: Collection[int]
+    """Ranks for which nothing was decided."""
+    moved: bool
+    """The run has made a step since the watcher started."""
+    held: Collection[str] = ()
+    """Names of alerts in ``candidates`` that do not fire yet."""
+
+
+class LivenessMonitor:
+    """Liveness of all followed runs. ``elapsed`` returns seconds of a monotonic clock, ``clock`` Unix nanoseconds."""
+
+    def __init__(
+        self, *, patience: Patience, interval_s: float, dumps: Dumps, elapsed: Callable[[], float], clock: Callable[[], int]
+    ) -> None:
+        self._patience = patience
+        self._dumps = dumps
+        self._elapsed = elapsed
+        self._clock = clock
+        self._time = WatchedTime(interval_s)
+        self._attempts: dict[Path, tuple[AttemptLiveness, LastSteps]] = {}
+
+    def tick(self) -> None:
+        """Begin an evaluation."""
+        self._time.tick(self._elapsed())
+
+    def look(self, run: Path, seen: Glance, past: StepPast | None, *, subject: Subject, news: bool) -> LifeReport:
+        """Look at a run. ``news``: report also what happened before the watcher started."""
+        now_s = self._time.s
+        liveness, last_steps = self._attempt(run, seen.attempt)
+        liveness.look(seen.ranks, now_s)
+        patience_s = self._patience.seconds(past)
+        verdict = liveness.judge(seen.ranks, float("inf") if patience_s is None else patience_s, now_s, news=news)
+        alerts = LifeAlerts(
+            run=run,
+            subject=subject,
+            infos=seen.infos,
+            usual_us=None if past is None else past.usual_us(),
+            gpus=gpus_of(seen),
+        )
+        if verdict.stalled is False:
+            self._dumps.over(run)
+        outage = None
+        if verdict.ended and patience_s is not None:
+            outage = find_outage(run, seen, verdict.live, last_steps)
+        quiet = outage is not None and outage.is_within(verdict.quiet)
+        stalled = bool(verdict.stalled) and (news or liveness.moved)
+        hung, missing, activities = None, None, None
+        if quiet or stalled:
+            activities = self._activities(run, seen)
+            # A stopped process cannot write a dump.
+            stopped = {rank for rank, row in activities.doing.items() if row.process == "stopped"} if activities else set()
+            # Without a reason why dumps are missing, they may still arrive.
+            hung, missing = self._dumps.look(run, seen.attempt, [rank for rank in verdict.live if rank not in stopped], now_s)
+        decided = quiet and missing is not None and bool(verdict.gone)
+        if outage is not None and not decided and outage.waited_s >= shortest_wait_s(past, asked=True):
+            # Whether the ranks without an end are silent shows later, as does an elastic restart.
+            candidates = alerts.lost(verdict.silent)
+            return LifeReport(
+                candidates=candidates, of={RANK_LOST.alertname}, unknown=verdict.unknown | {*verdict.gone}, moved=liveness.moved
+            )
+        lost, first = self._lost(run, outage, past) if outage is not None and decided else (None, False)
+        candidates, of = alerts.lost(verdict.silent, {} if first else verdict.gone), {RANK_LOST.alertname}
+        if lost is not None:
+            candidates += alerts.outage(lost, {rank: liveness.silence_s(rank, now_s) for rank in lost.silent}, first=first)
+        if verdict.stalled is False or (lost is not None and lost.silent.keys() >= {*verdict.live}):
+            of.add(HANG.alertname)
+        elif stalled and (missing is not None or outage is None):
+            candidates.append(alerts.hang(verdict, hung, missing=missing or "", activities=activities))
+            of.add(HANG.alertname)
+        # The evaluations that an alert needs to fire count while dumps may still arrive.
+        held = {HANG.alertname} if stalled and missing is None else set[str]()
+        return LifeReport(candidates=candidates, of=of, unknown=verdict.unknown, moved=liveness.moved, held=held)
+
+    def _activities(self, run: Path, seen: Glance) -> Activities | None:
+        """Return what the ranks of a stalled run are doing; ``None``: not known."""
+        try:
+            return read_activities(RunReader(run), seen.attempt, seen.infos, now_unix_ns=self._clock())
+        except InputError:
+            return None  # removed since
+
+    def _attempt(self, run: Path, attempt: int) -> tuple[AttemptLiveness, LastSteps]:
+        watched = self._attempts.get(run)
+        if watched is None or watched[0].attempt != attempt:
+            watched = self._attempts[run] = (AttemptLiveness(attempt), LastSteps())
+            self._dumps.over(run)
+        return watched
+
+    def _lost(self, run: Path, outage: Outage, past: StepPast | None) -> tuple[Outage | None, bool]:
+        """Return the quiet ranks that are lost, if any, and whether that is why the others ended."""
+        answered = self._dumps.answered(run, outage.silent)
+        first = outage.waited_s >= shortest_wait_s(past, asked=answered is not None)
+        lost = outage.without(answered) if answered is not None else outage if first else None
+        return lost, lost is not None and first
+
+    def keep(self, runs: Collection[Path]) -> None:
+        """Forget all other runs."""
+        for run in self._attempts.keys() - set(runs):
+            del self._attempts[run]
+            self._dumps.over(run)
+
+
+def gpus_of(seen: Glance) -> Loss | None:
+    """Cost of all GPUs of a run while they do nothing; ``None`` for a run on CPUs without a price."""
+    infos = seen.infos.values()
+    price = seen.info.price_per_gpu_hour
+    if price is None and all(info.device_kind == "cpu" for info in infos):
+        return None
+    world = min(LARGEST_WORLD, max((info.world_size for info in infos), default=0))
+    return Loss(gpu_hours=0.0, per_hour=float(world), price=price, currency=seen.info.currency)
