@@ -176,7 +176,7 @@ def test_a_book_survives_being_written(tmp_path: Path, write_run: Callable[..., 
 def test_a_long_name_at_the_axis_is_cut_off_before_it_is_escaped() -> None:
     """Given a host name of characters that are escaped, when it is cut off, then no escape is cut in two."""
     group = msgspec.structs.replace(group_of(["&" * 40, "b"], by_host=True, cells=[(0, 1, 5.0)]), worst=[0, 1])
-    assert wait_matrix(group, COLORS).layout.yaxis.ticktext[0] == "&amp;" * 28 + "…"
+    assert wait_matrix(group, COLORS).layout.yaxis.ticktext[0] == "&amp;" * 27 + "…"
 
 
 def test_names_in_the_book_are_inert(tmp_path: Path, write_run: Callable[..., Path]) -> None:
