@@ -143,7 +143,7 @@ class CountedReads:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.bytes = 0
         for module in ("follow", "step_segments"):
-            monkeypatch.setattr(f"rankscope.runs.{module}.open_regular", self._opened)
+            monkeypatch.setattr(f"rankscope.runs.{module}.open_run_file", self._opened)
 
     def _opened(self, path: Path) -> Any:
         reads = self

@@ -275,12 +275,6 @@ def test_a_run_json_that_is_no_regular_file_is_a_clear_error(run: Path, what: st
         RunReader(run)
 
 
-def test_links_to_files_are_read(run: Path, tmp_path: Path) -> None:
-    (run / "run.json").rename(tmp_path / "moved.json")
-    (run / "run.json").symlink_to(tmp_path / "moved.json")
-    assert RunReader(run).info.run_id == "r1"
-
-
 def test_a_run_without_its_run_json_is_told_from_a_folder_that_never_was_one(run: Path, tmp_path: Path) -> None:
     assert not is_headless_run(run)
     (run / "run.json").unlink()

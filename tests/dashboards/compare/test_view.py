@@ -106,16 +106,9 @@ def test_a_swapped_node_is_named_with_the_one_it_replaced() -> None:
 
 def test_runs_of_two_sizes_are_judged_by_their_scaling(source: DiskRuns) -> None:
     page = said(source, "?runs=sound,large")
-    assert "scaling-efficiency" in page
+    assert "ranks" in page
+    assert "rankscope compare" in page
     assert "compare-parts" not in page
-    drawn, _ = draw_at(source, "/compare", "scaling-efficiency", "?runs=sound,large")
-    measured, ideal = drawn.figure.data
-    assert list(ideal.y) == [100, 100]
-    assert measured.y[0] == pytest.approx(100)
-    losses, _ = draw_at(source, "/compare", "scaling-losses", "?runs=sound,large")
-    by_part: list[Any] = [row[3] for row in losses.table.rows if row[1] == 8]
-    efficiency: Any = drawn.table.rows[1][5]
-    assert sum(by_part) == pytest.approx(1 - efficiency, abs=1e-9), "the parts add up to what is lost"
 
 
 def test_one_run_is_compared_before_and_after_a_step(source: DiskRuns) -> None:

@@ -24,7 +24,7 @@ from rankscope.dashboards.store.disk import DiskRuns
 OTHER: Mapping[str, str] = {
     "rank": "1", "metric": "wall_us", "steps": "5-20", "sort": "value", "rows": "host", "group": "default_pg", "window": "20",
     "span": "10-500", "collective": "default_pg:3", "without": "rank:2", "gpu": uuid(2), "gauge": "power_watts", "step": "7",
-    "price": "3", "replay": "all", "currency": "EUR", "runs": "a,b", "at": "9", "by": "rank", "since": "7d", "q": "x",
+    "price": "3", "currency": "EUR", "runs": "a,b", "at": "9", "by": "rank", "since": "7d", "q": "x",
     "picked": "x", "pair": "b",
 }  # fmt: skip
 """Another value of each field."""

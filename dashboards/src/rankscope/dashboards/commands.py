@@ -149,7 +149,7 @@ The token may also be in RANKSCOPE_DASHBOARD_TOKEN.
     "prometheus_url",
     type=http_url,
     metavar="URL",
-    help="Prometheus that scrapes the nodes, http://host:9090: hardware readings and alerts come from there as well.",
+    help="Prometheus that scrapes the nodes, http://host:9090: alerts come from there as well.",
 )
 @click.option(
     "--prometheus-token-file",

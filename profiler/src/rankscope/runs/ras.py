@@ -21,9 +21,9 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from rankscope.base.errors import InputError
-from rankscope.base.regular_files import open_regular
 from rankscope.base.text import one_line, shortened
 from rankscope.runs.paths import ras_dir
+from rankscope.runs.run_files import open_run_file
 from rankscope.runs.segments import UNDECODABLE
 from rankscope.runs.small_files import write_shared
 
@@ -190,7 +190,7 @@ def read_answers(run: Path, attempt: int, *, most: int) -> list[RasAnswer]:
     """Return the newest answers in the run, oldest first; unreadable ones are left out."""
     found = []
     for path in _kept(ras_dir(run, attempt))[-most:]:
-        with suppress(OSError, *UNDECODABLE), open_regular(path) as file:
+        with suppress(OSError, *UNDECODABLE), open_run_file(path) as file:
             # JSON escapes line breaks and quotes, so a file is larger than its answer.
             if len(data := file.read(2 * MAX_BYTES + 1)) <= 2 * MAX_BYTES:
                 found.append(msgspec.json.decode(data, type=RasAnswer))

@@ -19,7 +19,7 @@ from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import SitePage
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.words import wording
-from rankscope.dashboards.words.inert import MAX_TEXT, shown
+from rankscope.dashboards.words.inert import MAX_TEXT, sanitize
 from rankscope.dashboards.words.units import moment
 
 COLUMNS: Final[list[Column]] = [
@@ -67,7 +67,7 @@ def alert_row(alert: AlertRecord, names: Mapping[str, str], *, now_unix_ns: int)
         "started": _utc(alert.started_unix_ns),
         "ended": None if alert.ended_unix_ns is None else _utc(alert.ended_unix_ns),
         "minutes": None if end is None else round(max(0, end - alert.started_unix_ns) / 6e10, 2),
-        "summary": shown(alert.summary, MAX_TEXT) if alert.summary else None,
+        "summary": sanitize(alert.summary, MAX_TEXT) if alert.summary else None,
         "runbook": alert.runbook_url,
     }
     return {name: value for name, value in row.items() if value is not None}
@@ -91,7 +91,7 @@ def revision_of_rows(alerts: Sequence[AlertRecord], problems: Sequence[str]) -> 
 
 
 def _text(text: str | None) -> str | None:
-    return shown(text) if text else None
+    return sanitize(text) if text else None
 
 
 MOST_ROWS: Final = 2_000

@@ -6,7 +6,7 @@ Every alert name has one owner (``rankscope.alerts.owners``), so the watcher and
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,12 +19,13 @@ from rankscope.alerts.alert import host_of
 from rankscope.alerts.store.folders import watcher_state
 from rankscope.alerts.watch.announcements import FindingRecord
 from rankscope.alerts.watch.ledger import Entry, read_entries
+from rankscope.analysis.evidence.hardware import bare
 from rankscope.base.errors import InputError, RankscopeError
-from rankscope.base.regular_files import open_regular
 from rankscope.dashboards.data.background import BackgroundAnswers
 from rankscope.dashboards.data.memory_cache import MemoryCache
 from rankscope.runs.links import overview_url
 from rankscope.runs.paths import findings_file
+from rankscope.runs.run_files import open_run_file
 from rankscope.runs.segments import decode_blocks, read_blocks
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def alert_of(entry: Entry, *, seen_unix_ns: int) -> AlertRecord:
 def _findings(path: Path) -> Iterator[FindingRecord]:
     """Yield the records in the last ``READ_BYTES`` of a file; invalid lines are skipped."""
     try:
-        with open_regular(path) as file:
+        with open_run_file(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - READ_BYTES))
             decoder = msgspec.json.Decoder(FindingRecord)
             for records, _ in decode_blocks(read_blocks(file), decoder):
@@ -265,17 +266,28 @@ def alerts_about(run: RunData) -> AlertsFound:
     except RankscopeError:
         ranks = []  # GPUs and hosts of the run are not known (yet)
     gpus, hosts = {rank.gpu_uuid for rank in ranks if rank.gpu_uuid}, {rank.host for rank in ranks if rank.host}
-    return about_run(run.alerts, run.summary.run_id, gpus=gpus, hosts=hosts)
+    return about_run(run.alerts, run.summary.run_id, gpus=gpus | _parents(run, gpus), hosts=hosts)
 
 
-def about_run(found: AlertsFound, run_id: str, *, gpus: Container[str], hosts: Container[str]) -> AlertsFound:
-    """Return the alerts about a run, or about its GPUs (uuids) and hosts."""
+def _parents(run: RunData, gpus: Collection[str]) -> set[str]:
+    """Return the uuids of the GPUs whose MIG devices are among ``gpus``: heat, Xids and links are reported of the whole GPU."""
+    devices = set(map(bare, gpus))
+    try:
+        sampled = run.hardware.gpus
+    except RankscopeError:
+        return set()  # not read (yet)
+    return {gpu.parent_uuid for gpu in sampled if gpu.parent_uuid is not None and bare(gpu.gpu_uuid) in devices}
+
+
+def about_run(found: AlertsFound, run_id: str, *, gpus: Collection[str], hosts: Container[str]) -> AlertsFound:
+    """Return the alerts about a run, or about its GPUs and MIG devices (uuids) and hosts."""
+    devices = set(map(bare, gpus))
 
     def concerns(alert: AlertRecord) -> bool:
         if alert.run_id is not None:
             return alert.run_id == run_id
         labels = alert.labels
-        return labels.get("uuid", "") in gpus or ("uuid" not in labels and host_of(labels) in hosts)
+        return bare(labels.get("uuid", "")) in devices or ("uuid" not in labels and host_of(labels) in hosts)
 
     return AlertsFound([alert for alert in found.alerts if concerns(alert)], found.problems)
 

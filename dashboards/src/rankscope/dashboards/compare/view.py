@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from shlex import quote
 from typing import Final
 
-from rankscope.analysis.compare.result import CompareResult, Comparison, Scaling, Side
+from rankscope.analysis.compare.result import CompareResult, Comparison, Side
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.compare.data import Compared
 from rankscope.dashboards.compare.figures import (
     own_times,
     part_differences,
     rank_changes,
-    scaling_efficiency,
-    scaling_losses,
     step_distributions,
     steps_overlay,
 )
@@ -22,7 +21,7 @@ from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import RunSource
 from rankscope.dashboards.data.trend import Trend
 from rankscope.dashboards.model.line import Line, Span, badge, named_link
-from rankscope.dashboards.model.page import Block, Choice, Figure, Group, Heading, Inline, Rows, Section, Text, choice
+from rankscope.dashboards.model.page import Advice, Block, Choice, Figure, Group, Heading, Inline, Rows, Section, Text, choice
 from rankscope.dashboards.model.run_head import problem, simulated_band
 from rankscope.dashboards.model.state import MOST_COMPARED, PageState, run_path
 from rankscope.dashboards.model.view import SitePage
@@ -81,7 +80,7 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
                 ),
             ],
         ),
-        *(_differences(result, state) if result.scaling is None else _scaling(result.scaling)),
+        *(_differences(result, state) if result.scaling is None else []),
     ]
 
 
@@ -143,6 +142,8 @@ def _verdicts(result: CompareResult, state: PageState) -> list[Block]:
     parts: list[Block] = [simulated_band()] if any(side.simulated for side in result.sides) else []
     if result.scaling is not None:
         parts += [Inline(badge("Scaling")), Heading(result.scaling.summary, 2, "sentence small")]
+        paths = " ".join(quote(side.path) for side in result.sides)
+        parts.append(Advice(f"Efficiency by world size, and where the rest went: rankscope compare {paths}"))
     if result.comparisons:
         one = _chosen(result, state)
         parts.append(
@@ -194,41 +195,6 @@ def _throughput(side: Side) -> str:
     if side.tokens_per_s is not None:
         return f"{side.tokens_per_s:,.0f} tokens/s"
     return "-" if side.samples_per_s is None else f"{side.samples_per_s:,.1f} samples/s"
-
-
-def _scaling(scaling: Scaling) -> list[Block]:
-    return [
-        Section(
-            name="scaling",
-            title="Scaling efficiency",
-            help="Throughput relative to the smallest run, divided by the relative number of ranks. Bars at the points are "
-            "confidence intervals.",
-            blocks=[
-                Figure(
-                    name="scaling-efficiency",
-                    reads=("runs", "at"),
-                    label="Line of the efficiency over the world size, against the ideal",
-                    draw=partial(scaling_efficiency, scaling),
-                    height=320,
-                )
-            ],
-        ),
-        Section(
-            name="losses",
-            title="Where the efficiency went",
-            help="Additional rank-time per unit of work, relative to the smallest run; the parts add up to 100% minus the "
-            "efficiency.",
-            blocks=[
-                Figure(
-                    name="scaling-losses",
-                    reads=("runs", "at"),
-                    label="Bars of the parts of the lost efficiency per world size",
-                    draw=partial(scaling_losses, scaling),
-                    height=340,
-                )
-            ],
-        ),
-    ]
 
 
 def _differences(result: CompareResult, state: PageState) -> list[Block]:

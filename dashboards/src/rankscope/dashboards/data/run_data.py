@@ -54,6 +54,8 @@ class RunData:
     summary: RunSummary
     perfetto_url: str | None = None
     """Perfetto in which pages open windows of the run; ``None`` if they do not."""
+    may_capture: bool = False
+    """True if visitors may request captures: only with a token."""
 
     analysis: ClassVar[_Part[Analysis]] = _Part()
     """Verdict and its evidence."""
@@ -73,5 +75,4 @@ class RunData:
 
     stale = _once(RunSource.stale)
     scenarios = _once(RunSource.scenarios)
-    replay = _once(RunSource.replay)
     alerts = _once(RunSource.alerts)

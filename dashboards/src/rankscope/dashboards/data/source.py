@@ -15,7 +15,6 @@ from rankscope.dashboards.data.progress import Progress
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankscope.alerts.replay.result import Replay
     from rankscope.dashboards.alerts.data import AlertsFound
     from rankscope.dashboards.compare.data import Compared
     from rankscope.dashboards.data.brief import Brief, StoredBrief
@@ -168,9 +167,6 @@ class RunSource(Protocol):
 
     def scenarios(self, run_id: str) -> Scenarios:
         """Return the what-if scenarios; for a live run as of some minutes ago."""
-
-    def replay(self, run_id: str) -> Replay:
-        """Return all alerts over the run; for a live run as of at most an hour ago."""
 
     def windows(self, run: RunSummary) -> Windows:
         """Return the captured windows of a run as of its summary."""

@@ -27,7 +27,7 @@ from rankscope.dashboards.model.view import SitePage, View
 from rankscope.dashboards.registry import SITE, VIEWS, site_page, view_of
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.words import wording
-from rankscope.dashboards.words.inert import shown
+from rankscope.dashboards.words.inert import sanitize
 
 _LOG = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Pages:
         except RankscopeError as error:
             return instead(str(error), colors), True
         except Exception:  # noqa: BLE001  other figures must still be drawn; the log has the traceback
-            _LOG.exception("figure %s of %s", name, shown(str(path)))
+            _LOG.exception("figure %s of %s", name, sanitize(str(path)))
             return instead(OUR_FAULT, colors), True
 
     def page(self, path: object, search: object) -> Page:
@@ -93,7 +93,7 @@ class Pages:
         try:
             return self._page(path, query)
         except Exception:  # noqa: BLE001  the user must see an error page; the log has the traceback
-            _LOG.exception("page %s", shown(str(path)))
+            _LOG.exception("page %s", sanitize(str(path)))
             return _fixed(path, problem("This page could not be made", OUR_FAULT), "Error")
 
     def changes(self, path: object, search: object, *, whole: bool, rows: Sequence[str], work: bool) -> dict[str, Any]:
@@ -135,14 +135,14 @@ class Pages:
         }
 
     def _run(self, run_id: str) -> RunData:
-        return RunData(self.source, self.source.summary(run_id), self.config.perfetto_url)
+        return RunData(self.source, self.source.summary(run_id), self.config.perfetto_url, self.config.token is not None)
 
     def _page(self, path: object, search: str | None) -> Page:
         if (page := site_page(path)) is not None:
             return self._site(page, path, search)
         found = _view_at(path)
         if found is None:
-            return _fixed(path, problem("There is no such page", f"Nothing lives at {shown(str(path))}."), "Not found")
+            return _fixed(path, problem("There is no such page", f"Nothing lives at {sanitize(str(path))}."), "Not found")
         run_id, view = found
         try:
             run = self._run(run_id)
@@ -151,7 +151,7 @@ class Pages:
             return self._of_run(run, view, path, search)
         except UnknownRunError:
             hint = "It may have been moved or removed, or this dashboard was started on another folder."
-            reason = f"Nothing here has the run id {shown(run_id)!r}."
+            reason = f"Nothing here has the run id {sanitize(run_id)!r}."
             return _fixed(path, problem("There is no such run", reason, hint=hint), "Not found")
         except RankscopeError as error:
             return _unreadable(path, run_id, str(error))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from rankscope.dashboards.words.inert import MAX_TEXT, shown
+from rankscope.dashboards.words.inert import MAX_TEXT, sanitize
 
 MAX_BADGE: Final = 80
 """Maximum characters of a badge or link. A longer text is in its title."""
@@ -51,14 +51,14 @@ Line = Piece | Sequence[Piece]
 
 def badge(text: str, *, tone: str = "plain", title: str | None = None) -> Badge:
     """Return a badge with at most ``MAX_BADGE`` characters."""
-    short = shown(text, MAX_BADGE)
-    return Badge(short, tone, title or (None if short == text else shown(text, MAX_TEXT)))
+    short = sanitize(text, MAX_BADGE)
+    return Badge(short, tone, title or (None if short == text else sanitize(text, MAX_TEXT)))
 
 
 def named_link(name: str, href: str) -> Link:
     """Return a link whose long name is cut off, to leave room for a table's other columns."""
-    short = shown(name, MAX_BADGE)
-    return Link(short, href, None if short == name else shown(name, MAX_TEXT))
+    short = sanitize(name, MAX_BADGE)
+    return Link(short, href, None if short == name else sanitize(name, MAX_TEXT))
 
 
 def pieces(line: Line) -> list[Span | Link | Badge]:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from rankscope.dashboards.model.line import MAX_BADGE, Badge, Link, Span, badge
 from rankscope.dashboards.model.page import Again, Block, Details, Group, Heading, Inline, Section, Terms, Text
 from rankscope.dashboards.words import wording
-from rankscope.dashboards.words.inert import MAX_TEXT, shown
+from rankscope.dashboards.words.inert import MAX_TEXT, sanitize
 
 if TYPE_CHECKING:
     from rankscope.analysis.result.analysis import Kind
@@ -29,7 +29,7 @@ def run_head(run: RunSummary, kind: Kind | None = None) -> list[Block]:
     if run.status == "silent":
         facts.append(f"nothing was written since {wording.moment(run.last_write_unix_ns)}, and no rank has said that it ended")
     trackers = [Link(f"{name} run on {_host(url)}", url, elsewhere=True) for name, url in run.trackers]
-    path = Span(shown(run.path), "code", title=shown(run.path, MAX_TEXT), style="path")
+    path = Span(sanitize(run.path), "code", title=sanitize(run.path, MAX_TEXT), style="path")
     return [
         Group([Heading(Span(run.name), 1, "run-name"), Inline(_badges(run, kind))], "run-head"),
         Inline([Span(" · ".join(facts), style="run-fact"), path, *trackers], "run-facts"),
@@ -38,7 +38,7 @@ def run_head(run: RunSummary, kind: Kind | None = None) -> list[Block]:
 
 
 def _host(url: str) -> str:
-    return shown(urlsplit(url).hostname or "", MAX_BADGE)
+    return sanitize(urlsplit(url).hostname or "", MAX_BADGE)
 
 
 def _badges(run: RunSummary, kind: Kind | None) -> list[Badge]:

@@ -55,8 +55,6 @@ class PageState:
     """Highlighted step."""
     price: float | None = None
     """Price of a GPU-hour; ``None``: as recorded with the run."""
-    replay: str | None = None
-    """Name of an alert to replay over the run, or ``all``."""
     currency: str | None = None
     """Three-letter code of the currency; ``None``: as recorded with the run."""
     runs: tuple[str, ...] = ()
@@ -162,7 +160,6 @@ _CODECS: Final[dict[str, _Codec]] = {
     "gauge": _WORD,
     "step": _WHOLE,
     "price": _AMOUNT,
-    "replay": _TEXT,
     "currency": _LETTERS,
     "runs": _IDS,
     "at": _WHOLE,

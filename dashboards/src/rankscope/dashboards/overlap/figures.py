@@ -18,6 +18,7 @@ from rankscope.dashboards.charts.bars import Look, frame_row, row_bars
 from rankscope.dashboards.charts.causes import CAUSE_LOOKS
 from rankscope.dashboards.charts.frame import framed, note, rank_label, rows_axis
 from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.words.inert import plotly_text
 from rankscope.dashboards.words.units import duration, in_unit, time_unit
 
 ALL_UP_TO: Final = 24
@@ -194,7 +195,7 @@ def wait_bars(rows: Sequence[CollectiveBandwidth], colors: Palette) -> go.Figure
             [row.matched * us / size for row, us in zip(shown, each, strict=True)],
             colors,
             customdata=[f"{row.matched:,} x {duration(us)}" for row, us in zip(shown, each, strict=True)],
-            hovertext=[name_of(row) for row in shown],
+            hovertext=[plotly_text(name_of(row)) for row in shown],
             hovertemplate=f"<b>%{{hovertext}}</b><br>{look.label}: %{{x:,.2f}} {unit}<br>%{{customdata}}<extra></extra>",
         )
     for at, row in enumerate(shown):
@@ -229,7 +230,7 @@ def bandwidth_bars(rows: Sequence[CollectiveBandwidth], colors: Palette) -> go.F
             "thickness": 1,
             "width": 4,
         },
-        hovertext=[name_of(row) for row in shown],
+        hovertext=[plotly_text(name_of(row)) for row in shown],
         customdata=[against(row) for row in shown],
         hovertemplate="<b>%{hovertext}</b><br>bus bandwidth %{x:,.3~g} GB/s<br>%{customdata}<extra></extra>",
     )
@@ -272,7 +273,7 @@ def _rows(figure: go.Figure, rows: Sequence[CollectiveBandwidth], colors: Palett
     framed(figure, colors, height=70 + 48 * max(len(rows), 2))
     for at, row in enumerate(rows):
         figure.add_annotation(
-            text=name_of(row), x=0, xref="paper", y=at - 0.46, showarrow=False, xanchor="left", yanchor="middle",
+            text=plotly_text(name_of(row)), x=0, xref="paper", y=at - 0.46, showarrow=False, xanchor="left", yanchor="middle",
             font={"size": 12, "color": colors.muted},
         )  # fmt: skip
     figure.update_layout(bargap=0.52, showlegend=False)

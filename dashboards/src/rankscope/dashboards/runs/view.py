@@ -19,7 +19,7 @@ from rankscope.dashboards.model.view import SitePage
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.words import wording
 from rankscope.dashboards.words.causes import CAUSES
-from rankscope.dashboards.words.inert import MAX_TEXT, shown
+from rankscope.dashboards.words.inert import MAX_TEXT, sanitize
 
 COLUMNS: Final[list[Column]] = [
     text_column("name", "Run", width=160, renderer="Name", pinned=True, narrow=150),
@@ -114,12 +114,19 @@ def run_row(run: RunSummary, brief: Brief | None, stale: Stale | None = None) ->
         "state_tone": wording.STATUS_TONES[run.status],
         "simulated": run.simulated or None,
         "live": run.status in wording.GOING_ON or None,
-        "folder": shown(Path(run.path).name),
+        "folder": sanitize(Path(run.path).name),
         "start": None if run.start_unix_ns is None else wording.moment(run.start_unix_ns),
     }
     if run.problem is not None:
         return _known(
-            {**row, "id": shown(run.run_id), "sentence": run.problem, "problem": True, "kind": "Unreadable", "kind_tone": "bad"}
+            {
+                **row,
+                "id": sanitize(run.run_id),
+                "sentence": run.problem,
+                "problem": True,
+                "kind": "Unreadable",
+                "kind_tone": "bad",
+            }
         )
     row |= {
         "href": run_path(run.run_id),
@@ -231,7 +238,7 @@ def picked_run(source: RunSource, run_id: str | None) -> list[Block]:
                 Text(
                     [
                         f"Started {row.get('start', wording.UNKNOWN)}, in ",
-                        Span(shown(run.path), "code", title=shown(run.path, MAX_TEXT)),
+                        Span(sanitize(run.path), "code", title=sanitize(run.path, MAX_TEXT)),
                     ],
                     "help",
                 ),

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from rankscope.base.version import VERSION
-from rankscope.dashboards.words.inert import MAX_TEXT, shown
+from rankscope.dashboards.words.inert import MAX_TEXT, sanitize
 
 FORMAT: Final = 9
 """Format number; part of every key, as is the version, so that data of other code are ignored."""
@@ -123,7 +123,7 @@ def in_words(error: Exception, folder: Path) -> str:
     said = "no memory is left here" if isinstance(error, MemoryError) else str(error) or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         said = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return full_disk(folder) or shown(said, MAX_TEXT)
+    return full_disk(folder) or sanitize(said, MAX_TEXT)
 
 
 def full_disk(folder: Path) -> str | None:

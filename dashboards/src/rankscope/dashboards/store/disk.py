@@ -11,14 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from rankscope.alerts.replay.result import Replay
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.alerts.data import FolderAlerts
-from rankscope.dashboards.alerts.replay import read_replay
 from rankscope.dashboards.compare.data import Compared, read_comparison
-from rankscope.dashboards.data.background import BackgroundAnswers
 from rankscope.dashboards.data.brief import Brief, StoredBrief, stored_brief
-from rankscope.dashboards.data.hardware import Hardware
 from rankscope.dashboards.data.memory_cache import MAX_BYTES, MemoryCache
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError, RunSummary, Stale
@@ -40,8 +36,6 @@ if TYPE_CHECKING:
 WHATIF_EVERY_S: Final = 300.0
 """Refresh interval of the what-if and the comparisons of a live run; reading all of a large run takes minutes."""
 
-REPLAY_EVERY_S: Final = 3600.0
-"""Refresh interval of the alert replay of a live run."""
 
 _LIVE: Final = ("starting", "live")
 
@@ -51,7 +45,7 @@ T = TypeVar("T")
 class DiskRuns:
     """``RunSource`` over ``path``: a run directory, or a folder whose sub-folders are run directories.
 
-    ``prometheus`` adds alerts to those in the runs' files, and supplies GPU readings of runs without samples.
+    ``prometheus`` adds alerts to those in the runs' files.
     ``builder`` runs the slow tasks; without one, the caller waits for them and their results are deleted with this object.
     ``look_again_s`` and the errors raised: see ``RunFolder``.
     """
@@ -79,8 +73,6 @@ class DiskRuns:
         alerts = FolderAlerts(self._folder, prometheus, self._cache, clock_s=clock_s, in_background=background)
         self.alerts, self.all_alerts = alerts.of_run, alerts.of_all
         self._clock_s = clock_s
-        self._prometheus = prometheus
-        self._scraped = None if prometheus is None else BackgroundAnswers(self._cache, "scraped", prometheus.name)
         self._damaged: set[Path] = set()
         """Cached folders that could not be read."""
 
@@ -96,7 +88,7 @@ class DiskRuns:
 
     def part(self, run_id: str, name: str) -> Any:
         """Return a part of the derived data of a run, one of ``PARTS``, cached until it changes."""
-        return self._hardware(run_id) if name == "hardware" else self._part(self._derived(run_id), name)
+        return self._part(self._derived(run_id), name)
 
     def brief(self, run_id: str) -> Brief:
         """Return the summary of a run for lists."""
@@ -124,10 +116,6 @@ class DiskRuns:
     def scenarios(self, run_id: str) -> Scenarios:
         """Return the what-if scenarios; for a live run they are recomputed every ``WHATIF_EVERY_S`` while requested."""
         return self._repeated([run_id], "whatif", [], WHATIF_EVERY_S, read_scenarios)
-
-    def replay(self, run_id: str) -> Replay:
-        """Return all alerts over a run; for a live run they are recomputed every ``REPLAY_EVERY_S`` while requested."""
-        return self._repeated([run_id], "replay", [], REPLAY_EVERY_S, read_replay)
 
     def _repeated(self, run_ids: Sequence[str], task: str, arguments: list[str], every_s: float, read: Callable[[Path], T]) -> T:
         """Return a task's result. With a live run it is recomputed every ``every_s``; until then the previous one is returned."""
@@ -178,31 +166,13 @@ class DiskRuns:
     def _captured(self, run: RunSummary) -> str:
         """Return a revision that changes with each captured window, but not with each step.
 
-        Raises ``RankscopeError`` for an unreadable run, such as one whose path leads out of the folder.
+        Raises ``RankscopeError`` for an unreadable run, such as a link that leads out of the folder.
         """
         if run.problem is not None:
             raise RankscopeError(run.problem)
         return self._cache.get(
             "captured", run.path, run.revision, lambda: footprint(Path(run.path), CAPTURED, traces=True).revision
         )
-
-    def _hardware(self, run_id: str) -> Hardware:
-        """Return GPUs and their samples: the run's own, or else those of a Prometheus; of a live run at most a minute old."""
-        own: Hardware = self._part(self._derived(run_id), "hardware")
-        prometheus = self._prometheus
-        if own.gpus or prometheus is None or self._scraped is None:
-            return own
-        from rankscope.dashboards.store.prometheus_hardware import scraped_hardware
-
-        run, analysis = self.summary(run_id), self.part(run_id, "analysis")
-        now_ns = int(self._clock_s() * 1e9)
-        last_ns = min(run.last_write_unix_ns or now_ns, now_ns)
-        span = (min(run.start_unix_ns or last_ns, last_ns), last_ns)
-        last: Hardware | None = self._scraped.last(run_id)
-        # What a Prometheus has of a run that has ended stays the same; what it lacks may be due to an outage.
-        changes = run.status != "finished" or (last is not None and not last.gpus)
-        revision = f"{self.version(run_id)} {run.status} {now_ns // (60 * 10**9) if changes else ''}"
-        return self._scraped.get(run_id, revision, lambda: scraped_hardware(prometheus, analysis, span, own))
 
     def _part(self, derived: Derived, name: str) -> Any:
         folder = derived.folder

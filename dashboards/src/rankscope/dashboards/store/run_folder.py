@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,8 @@ from rankscope.dashboards.data.background import BackgroundAnswers
 from rankscope.dashboards.data.memory_cache import MemoryCache, adaptive
 from rankscope.dashboards.data.source import RunSummary, Status, UnknownRunError
 from rankscope.dashboards.model.line import MAX_BADGE
-from rankscope.dashboards.store.footprint import Footprint, footprint, leads_out
-from rankscope.dashboards.words.inert import MAX_TEXT, shown
+from rankscope.dashboards.store.footprint import Footprint, footprint
+from rankscope.dashboards.words.inert import MAX_TEXT, sanitize
 from rankscope.runs.named import runs_in
 from rankscope.runs.reader import RunReader, is_visible_run
 from rankscope.runs.records import RunInfo
@@ -62,7 +63,6 @@ class RunFolder:
         except OSError as error:
             raise InputError(path, error.strerror or str(error)) from error
         self.path = path.resolve()
-        self._leads_out = f"a symbolic link that leads out of {self.path}"
         self._clock_s = clock_s
         self._look_again_s = look_again_s
         self._cache = cache = cache or MemoryCache()
@@ -96,7 +96,8 @@ class RunFolder:
     def _listed(self) -> list[RunSummary]:
         found: dict[str, RunSummary] = {}
         problems: list[tuple[RunSummary, str]] = []
-        for summary in sorted(map(self._summary, self._folders()), key=lambda run: -(run.last_write_unix_ns or 0)):
+        by_path = {summary.path: summary for summary in map(self._summary, self._folders())}  # a link to a run is that run
+        for summary in sorted(by_path.values(), key=lambda run: -(run.last_write_unix_ns or 0)):
             if summary.problem is not None:
                 problems.append((summary, summary.problem))
             elif (first := found.setdefault(summary.run_id, summary)) is not summary:
@@ -128,12 +129,13 @@ class RunFolder:
             raise InputError(self.path, error.strerror or str(error)) from error
 
     def _summary(self, folder: Path) -> RunSummary:
-        if leads_out(folder, self.path):
-            return _unreadable(folder, "outside", f"{folder}: {self._leads_out}. Nothing of it is shown")
+        if folder.is_symlink():
+            real = Path(os.path.realpath(folder))
+            if not real.is_relative_to(self.path):
+                problem = f"{folder}: a symbolic link that leads out of {self.path}. Nothing of it is shown"
+                return _unreadable(folder, "outside", problem)
+            folder = real
         print_ = self._footprint(folder)
-        if print_.outside is not None:
-            problem = f"{folder / print_.outside}: {self._leads_out}. Nothing of this run is shown"
-            return _unreadable(folder, f"outside {print_.revision}", problem)
         # The summary of 1,024 ranks takes 80 ms, and in a live run only the streams change.
         read = self._cache.get("summary", str(folder), print_.standing, lambda: _summed_up(folder, print_))
         if read.problem is None:
@@ -147,12 +149,12 @@ class RunFolder:
         def lifetime_s(cost_s: float) -> float:
             return self._look_again_s * max(1.0, cost_s / _QUICK_LOOK_S)
 
-        return self._cache.get("footprint", str(folder), "", lambda: footprint(folder, within=self.path), lifetime_s=lifetime_s)
+        return self._cache.get("footprint", str(folder), "", lambda: footprint(folder), lifetime_s=lifetime_s)
 
 
 def _summed_up(folder: Path, print_: Footprint) -> RunSummary:
     try:
-        reader = RunReader(folder)
+        reader = RunReader(folder, links=False)
         attempts = reader.attempts()
         last = attempts[-1] if attempts else 0
         ranks = reader.ranks(last) if attempts else []
@@ -173,7 +175,7 @@ def _summed_up(folder: Path, print_: Footprint) -> RunSummary:
         status = "failed" if losses else "finished"
     return RunSummary(
         run_id=reader.info.run_id,
-        name=shown(reader.info.name),
+        name=sanitize(reader.info.name),
         path=str(folder),
         revision=print_.revision,
         status=status,
@@ -193,7 +195,7 @@ def _summed_up(folder: Path, print_: Footprint) -> RunSummary:
 
 def _trackers(info: RunInfo) -> tuple[tuple[str, str], ...]:
     """Return the trackers whose addresses are web addresses: anything may be in the file."""
-    found = [(shown(name, MAX_BADGE), url) for name, url in info.trackers.items() if _is_web_address(url)]
+    found = [(sanitize(name, MAX_BADGE), url) for name, url in info.trackers.items() if _is_web_address(url)]
     return tuple(found[:MOST_TRACKERS])
 
 
@@ -214,9 +216,9 @@ def _named(ranks: list[int], of: int) -> str:
 def _unreadable(folder: Path, revision: str, problem: str) -> RunSummary:
     return RunSummary(
         run_id=folder.name,
-        name=shown(folder.name),
+        name=sanitize(folder.name),
         path=str(folder),
         revision=revision,
         status="unreadable",
-        problem=shown(problem, MAX_TEXT),
+        problem=sanitize(problem, MAX_TEXT),
     )

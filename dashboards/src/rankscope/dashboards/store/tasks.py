@@ -16,7 +16,6 @@ from typing import Final
 import msgspec
 
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.alerts.replay import make_replay
 from rankscope.dashboards.compare.data import compare_runs
 from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.store.cache import in_words
@@ -25,6 +24,7 @@ from rankscope.dashboards.store.follow import Update, follow
 from rankscope.dashboards.timeline.build_window import derive_window
 from rankscope.dashboards.timeline.windows import export_window, find_windows
 from rankscope.dashboards.whatif.data import make_scenarios
+from rankscope.runs.run_files import confine
 
 FOLLOW: Final = "follow"
 """Task that does not end by itself; it reports each update of its folder."""
@@ -72,13 +72,14 @@ TASKS: Final[Mapping[str, Task]] = {
     "windows": _of_run(find_windows),
     "window": _of_window(derive_window),
     "perfetto": _of_window(export_window),
-    "replay": _of_run(make_replay),
 }
 """Tasks by name."""
 
 
 def main(server: Connection, task: str, folder: Path, arguments: Sequence[str]) -> None:
     """Run a task and report to the server, with which this process ends."""
+    # The server has checked where these runs are; another user could replace one by a link meanwhile.
+    confine([Path(run) for run in arguments if Path(run).is_absolute()])
     threading.Thread(target=_end_with, args=(server, folder), name="end with the server", daemon=True).start()
     with contextlib.suppress(OSError):  # not Linux, or not permitted
         Path("/proc/self/oom_score_adj").write_text("500")  # the kernel ends this process before the server and a training job

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from html import escape
 from typing import Any, Final
 
 import numpy as np
@@ -11,7 +10,6 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from rankscope.analysis.result.analysis import ImposedWait
-from rankscope.base.text import shortened
 from rankscope.dashboards.charts.bars import Look, row_bars
 from rankscope.dashboards.charts.causes import CAUSE_LOOKS
 from rankscope.dashboards.charts.frame import framed, legend_above, marked_label, note, rank_label, rows_axis
@@ -117,7 +115,7 @@ def wait_matrix(group: WaitGroup, colors: Palette, *, marked: Collection[str] = 
         return note(NO_WAIT_IN_GROUP, colors)
     size, unit = time_unit(float(np.nanmax(cells)))
     count, what = len(group.names), "host" if group.by_host else "rank"
-    names = [escape(name) for name in group.names]
+    names = [plotly_text(name) for name in group.names]
     worst = [f", most for rank {rank}" if group.by_host else "" for rank in group.worst]
     figure = go.Figure(
         go.Heatmap(
@@ -140,7 +138,7 @@ def wait_matrix(group: WaitGroup, colors: Palette, *, marked: Collection[str] = 
         "type": "category",
         "tickmode": "array",
         "tickvals": list(shown),
-        "ticktext": [escape(shortened(name, _NAME + 1)) for name in (group.names[at] for at in shown)],
+        "ticktext": [plotly_text(group.names[at], _NAME + 1) for at in shown],
         "showgrid": False,
         "zeroline": False,
     }

@@ -51,7 +51,7 @@ def derive_window(run: Path, attempt: int, steps: range, folder: Path, tell: Tel
     if not there:
         raise InputError(run, f"nothing of steps {steps.start} to {steps.stop - 1} is left: retention has removed it")
     raw = RawEvents()
-    for rank, file in kept_files(run, attempt, there, steps):
+    for rank, file in kept_files(reader.path, attempt, there, steps):
         tell(Progress("reading raw traces", len(raw.work)))
         raw.read(rank, file)
     tell(Progress("laying the ranks side by side"))
