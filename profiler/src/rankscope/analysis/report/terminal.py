@@ -66,7 +66,9 @@ _DISPENSABLE_OF_HOSTS: Final = ("ranks", "blocked/step")
 
 
 def render_text(analysis: Analysis, *, width: int = 100, color: bool = False, detail: bool = False) -> str:
-    """Return the answer in a few lines, then source, tables and advice, in lines of at most ``width`` columns (tables may need 80).
+    """Return the answer in a few lines, then its source, tables and advice, in lines of at most ``width`` columns.
+
+    Tables may need 80 columns.
 
     With ``detail``, also the time breakdown of the ranks for which it is known. Tables omit columns that do not fit; the JSON
     has all.
@@ -87,7 +89,7 @@ def render_text(analysis: Analysis, *, width: int = 100, color: bool = False, de
         _more_findings(analysis, width),
         render_details(analysis, width) if detail else "",
         advice_text(analysis, width),
-        listing("next", analysis.verdict.next, width),
+        listing("then", [action for action in analysis.verdict.next[1:] if not _is_page(action)], width),
     ]
     answer = RED if analysis.verdict.failure is not None else _COLORS.get(analysis.verdict.kind, CYAN)
     return page(parts, answer if color else None)
@@ -132,8 +134,12 @@ def _cost(analysis: Analysis) -> str:
 
 def _more(analysis: Analysis) -> str:
     """Return the command with the pages of a run, and the options with more than the text below."""
-    pages = [action for action in analysis.verdict.next[1:] if action.startswith("rankscope dashboard ")]
-    return " · ".join([*pages, "below", "--detail", "--format json"])
+    pages = [action for action in analysis.verdict.next[1:] if _is_page(action)]
+    return " · ".join([*pages, "the tables below", "--detail", "--format json"])
+
+
+def _is_page(action: str) -> bool:
+    return action.startswith("rankscope dashboard ")
 
 
 def _rare(analysis: Analysis, width: int) -> str:

@@ -104,7 +104,7 @@ def advice_text(analysis: Analysis, width: int) -> str:
     lines = ["what to try"]
     for row in advice[:SHOWN_ADVICE]:
         bound = "" if row.gain_share_at_most is None else f"at most {row.gain_share_at_most:.0%} of the {unit}: "
-        action = "what follows under next" if row.action in following else row.action
+        action = "what to do next, above and at the end" if row.action in following else row.action
         lines += wrapped(f"{bound}{action}", width, indent="  ", hanging="    ")
     if len(advice) > SHOWN_ADVICE:
         more = f"and {len(advice) - SHOWN_ADVICE} more in --format json, each with its evidence and how to check it"
