@@ -603,6 +603,7 @@ class _Gpu:
         self._readings = tuple(Reading(BUSY, float(number)) for number in range(readings))
         self.samples = 0
         self.closed = False
+        self.driver_version = "580.65.06"
 
     def open(self) -> GpuIdentity:
         return _identity(0)

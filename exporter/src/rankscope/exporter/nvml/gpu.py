@@ -105,6 +105,7 @@ class NvmlGpu:
         self._wanting = [part for part in every if part.topic.has_fields]
         self._fields = FieldBatches()
         self._identity: GpuIdentity | None = None
+        self.driver_version = ""
         self._started = False
 
     def open(self) -> GpuIdentity:
@@ -115,6 +116,7 @@ class NvmlGpu:
             self._started = True
             nvml.handle = nvml("nvmlDeviceGetHandleByPciBusId", self._pci_bus_id.encode())
             self._identity = self._identify()
+            self.driver_version = self._if_any("nvmlSystemGetDriverVersion") or ""
         except (nvml.binding.NVMLError, UnicodeDecodeError) as error:
             self.close()
             reason = nvml.reason(error) if isinstance(error, nvml.binding.NVMLError) else "unreadable"
@@ -208,16 +210,16 @@ class NvmlGpu:
             index=nvml("nvmlDeviceGetIndex", gpu),
             model=nvml("nvmlDeviceGetName", gpu),
             pci_bus_id=self._pci_bus_id,
-            serial=self._if_any("nvmlDeviceGetSerial"),
-            vbios_version=self._if_any("nvmlDeviceGetVbiosVersion"),
+            serial=self._if_any("nvmlDeviceGetSerial", gpu),
+            vbios_version=self._if_any("nvmlDeviceGetVbiosVersion", gpu),
         )
 
-    def _if_any(self, name: str) -> str | None:
+    def _if_any(self, name: str, *arguments: Any) -> str | None:
         try:
-            text: str = self._nvml(name, self._nvml.handle)
+            text: str = self._nvml(name, *arguments)
         except SourceError:
             raise
-        except Exception:  # noqa: BLE001  an unreadable serial number must not cost the GPU
+        except Exception:  # noqa: BLE001  an unreadable serial number or version must not cost the GPU
             return None
         return text or None
 
