@@ -120,6 +120,11 @@ def test_a_verdict_on_no_rank_says_what_is_excluded() -> None:
     assert "Healing saves" not in text
 
 
+def test_a_crash_comes_before_the_verdict() -> None:
+    text = run_text(host_runs(failure="rank 3 crashed before the end of training"), VIEW)
+    assert text.index("The job failed: rank 3 crashed") < text.index("Confidence")
+
+
 def test_a_simulated_run_says_so_loudly(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     simulated = msgspec.structs.replace(analysis, source=msgspec.structs.replace(analysis.source, simulated=True))
     memory_runs.put(simulated, table, simulated=True)

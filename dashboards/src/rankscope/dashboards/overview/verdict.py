@@ -27,7 +27,8 @@ def verdict_card(run: RunSummary, analysis: Analysis) -> list[Block]:
     tone = wording.verdict_tone(verdict.kind, may_be_well=run.may_be_well)
     parts: list[Block] = [
         Inline(_badges(analysis, tone)),
-        Heading(verdict.summary, 2, "sentence", name="verdict-sentence"),
+        *([Heading(f"The job failed: {verdict.failure}", 2, "sentence")] if verdict.failure is not None else []),
+        Heading(verdict.summary, 2, "sentence" if verdict.failure is None else "sentence small", name="verdict-sentence"),
         Facts(_facts(analysis)),
     ]
     if analysis.rare_steps is not None:
