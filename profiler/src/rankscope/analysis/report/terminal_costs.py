@@ -117,7 +117,7 @@ def _mib(value: float) -> str:
 
 
 def _label(part: WaterfallPart) -> str:
-    return part.name.replace("_", " ")
+    return "waiting for later ranks" if part.name == "straggler_wait" else part.name.replace("_", " ")
 
 
 SHOWN_ROWS: Final = 8
