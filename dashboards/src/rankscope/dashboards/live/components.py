@@ -152,7 +152,7 @@ def _(block: model.Inline) -> Component:
 def _(block: model.Advice) -> Component:
     before, command = block.parts
     if command is None:
-        return html.Div(before, className="advice")
+        return html.Div(line(before), className="advice")
     label = f"Copy the command {command}"
     button = dmc.CopyButton(
         "Copy", copiedChildren="Copied", value=command, size="compact-xs", variant="subtle", **aria(label=label)
