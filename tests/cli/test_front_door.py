@@ -22,7 +22,7 @@ from rankscope.cli.main import VERBS
 from rankscope.cli.main import cli as root_command
 from rankscope.cli.schema import SCHEMAS
 from rankscope.runs.records import RunInfo
-from rankscope.runs.writer import create_run
+from rankscope.runs.small_files import create_run
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).resolve().parents[2]

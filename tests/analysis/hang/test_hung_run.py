@@ -21,7 +21,7 @@ from rankscope.analysis.hang.ras.joining import analyze_job
 from rankscope.analysis.hang.render import render_text
 from rankscope.runs.paths import flight_dir, rank_dir
 from rankscope.runs.reader import RunReader
-from rankscope.runs.writer import write_record
+from rankscope.runs.small_files import write_record
 
 Synthetic = Callable[..., Any]
 STEP_NS = 110_000_000

@@ -16,7 +16,7 @@ from rankscope.analysis.result.stored import store_verdict
 from rankscope.runs.paths import activity_file, rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankActivity
-from rankscope.runs.writer import write_record
+from rankscope.runs.small_files import write_record
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -12,6 +12,7 @@ from rankscope.analysis.collectives.matching import Matching
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.trace.intervals import EMPTY, Spans, join, measure, union
 from rankscope.dashboards.charts.palette import palette
+from rankscope.dashboards.timeline.build_window import lay
 from rankscope.dashboards.timeline.figures import (
     FIRST_PHASE,
     LOOKS,
@@ -27,7 +28,6 @@ from rankscope.dashboards.timeline.figures import (
     timeline,
 )
 from rankscope.dashboards.timeline.lanes import representatives
-from rankscope.dashboards.timeline.laying import lay
 from rankscope.dashboards.timeline.parts import NOBODY, Kind, Parts, Recorded, parts_of
 from rankscope.dashboards.timeline.raw_events import RawEvents
 from rankscope.runs.records import CollectiveRecord
@@ -198,6 +198,14 @@ def test_a_part_of_the_window_without_anything_says_so() -> None:
     figure = timeline(Lanes(["rank 0"], lanes(0).parts, [], [0]), 0, 1000, palette(None))
 
     assert "Nothing was recorded" in figure.layout.annotations[0].text
+
+
+def test_the_lane_of_the_picked_rank_is_marked_also_among_many() -> None:
+    count = 128
+    at = np.arange(count)
+    parts = Parts(at, np.zeros(count, np.int64), np.full(count, 900), np.full(count, int(Kind.WAITING)), np.full(count, NOBODY))
+    figure = timeline(Lanes([f"rank {rank}" for rank in at], parts, [], at.tolist(), picked=77), 0, 1000, palette(None))
+    assert [label for label in figure.layout.yaxis.ticktext if "▸" in label] == ["<b>▸ rank 77</b>"]
 
 
 def test_phases_are_named() -> None:

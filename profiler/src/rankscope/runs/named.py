@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from rankscope.base.errors import InputError
 from rankscope.runs.paths import RUN_FILE, run_file
 from rankscope.runs.reader import ATTEMPTS, RunReader, is_headless_run, is_run, is_visible_run
+from rankscope.runs.run_files import real_run
 
 DEFAULT_FOLDER: Final = "rankscope-runs"
 """Folder into which ``rankscope run`` records by default."""
@@ -35,7 +36,8 @@ def named_run(path: Path) -> NamedRun | None:
     ``attempts`` folder, for an attempt that does not exist, and for a path without read permission.
     """
     try:
-        return _named_run(path)
+        named = _named_run(path)
+        return None if named is None else NamedRun(real_run(named.path), named.attempt)
     except OSError as error:
         raise InputError(path, error.strerror or str(error)) from error
 

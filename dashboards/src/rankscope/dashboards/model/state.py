@@ -15,6 +15,9 @@ _RANGE: Final = re.compile(r"([0-9]{1,15})-([0-9]{1,15})", re.ASCII)
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}", re.ASCII)
 _PRICE: Final = re.compile(r"[0-9]{1,6}(\.[0-9]{1,4})?", re.ASCII)
 _CURRENCY: Final = re.compile(r"[A-Za-z]{3}", re.ASCII)
+MOST_COMPARED: Final = 12
+"""Most runs in one comparison."""
+
 _LONGEST: Final = 256
 _MOST: Final = 64
 """Most items of a list."""
@@ -32,8 +35,8 @@ class PageState:
     """First and last shown step; ``None``: all."""
     sort: str = "rank"
     """Sort key of the heat map's rows."""
-    rows: str = "rank"
-    """Unit of the rows of heat map, bars and tables of ranks: ``rank`` or ``host``."""
+    rows: str | None = None
+    """Unit of the rows of heat map, bars and tables of ranks: ``rank`` or ``host``; ``None``: as in the verdict."""
     group: str | None = None
     """Name of a process group."""
     window: int | None = None
@@ -52,18 +55,22 @@ class PageState:
     """Highlighted step."""
     price: float | None = None
     """Price of a GPU-hour; ``None``: as recorded with the run."""
-    replay: str | None = None
-    """Name of an alert to replay over the run, or ``all``."""
     currency: str | None = None
     """Three-letter code of the currency; ``None``: as recorded with the run."""
     runs: tuple[str, ...] = ()
     """Compared runs."""
     at: int | None = None
     """Step at which one run is divided, to compare what was before and after."""
+    pair: str | None = None
+    """Label of the run whose comparison with the first is shown; ``None``: the second."""
     by: str = "host"
     """Unit of the shown changes: ``host`` or ``rank``."""
     since: int | None = None
     """Only runs that started in the last so many days; ``None``: all."""
+    q: str | None = None
+    """Text that the rows of a list contain; ``None``: all rows."""
+    picked: str | None = None
+    """Id of the row of a list that is shown in full below it; ``None``: the first."""
 
     @property
     def search(self) -> str:
@@ -153,12 +160,14 @@ _CODECS: Final[dict[str, _Codec]] = {
     "gauge": _WORD,
     "step": _WHOLE,
     "price": _AMOUNT,
-    "replay": _TEXT,
     "currency": _LETTERS,
     "runs": _IDS,
     "at": _WHOLE,
+    "pair": _TEXT,
     "by": _UNIT,
     "since": _DAYS,
+    "q": _TEXT,
+    "picked": _TEXT,
 }
 _DEFAULTS: Final = {field.name: field.default for field in fields(PageState)}
 

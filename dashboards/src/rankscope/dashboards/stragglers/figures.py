@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from html import escape
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +13,7 @@ from rankscope.analysis.result.analysis import ImposedWait
 from rankscope.dashboards.charts.bars import Look, row_bars
 from rankscope.dashboards.charts.causes import CAUSE_LOOKS
 from rankscope.dashboards.charts.frame import framed, legend_above, marked_label, note, rank_label, rows_axis
-from rankscope.dashboards.charts.heatmap import coloring
+from rankscope.dashboards.charts.heatmap import TOOLS_PX, coloring
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.stragglers.data import CHARGED, BlamedRank, CauseTimeline, WaitGroup
 from rankscope.dashboards.words.inert import plotly_text
@@ -116,7 +115,7 @@ def wait_matrix(group: WaitGroup, colors: Palette, *, marked: Collection[str] = 
         return note(NO_WAIT_IN_GROUP, colors)
     size, unit = time_unit(float(np.nanmax(cells)))
     count, what = len(group.names), "host" if group.by_host else "rank"
-    names = [escape(name) for name in group.names]
+    names = [plotly_text(name) for name in group.names]
     worst = [f", most for rank {rank}" if group.by_host else "" for rank in group.worst]
     figure = go.Figure(
         go.Heatmap(
@@ -139,13 +138,13 @@ def wait_matrix(group: WaitGroup, colors: Palette, *, marked: Collection[str] = 
         "type": "category",
         "tickmode": "array",
         "tickvals": list(shown),
-        "ticktext": [escape(name if len(name) <= _NAME else f"{name[:_NAME]}…") for name in (group.names[at] for at in shown)],
+        "ticktext": [plotly_text(group.names[at], _NAME + 1) for at in shown],
         "showgrid": False,
         "zeroline": False,
     }
     figure.update_xaxes(title_text=f"{what} that waited", **ticks)
     figure.update_yaxes(title_text=f"because of {what}", autorange="reversed", **ticks)
-    figure.update_layout(plot_bgcolor=colors.missing)
+    figure.update_layout(plot_bgcolor=colors.missing, margin_t=TOOLS_PX)
     for at, name in enumerate(group.names):
         if name in marked:
             figure.add_shape(

@@ -10,6 +10,7 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
+from rankscope.base.text import shortened
 from rankscope.dashboards.charts.bars import Look, row_bars
 from rankscope.dashboards.charts.frame import framed, hatched, note, rank_label, readable, rows_axis
 from rankscope.dashboards.charts.palette import Palette
@@ -57,6 +58,8 @@ class Lanes:
     """Names of parts."""
     ranks: list[int]
     """Rank of each lane."""
+    picked: int | None = None
+    """Rank whose lane is marked."""
     detailed: int = 0
     """Number of lanes at the top that show ranks in detail; all of them are labelled."""
 
@@ -145,10 +148,12 @@ def timeline(
     every = max(1, -(-count // 32))
     # Lanes right below the detailed ones have no label: it would overlap theirs.
     ticks = [*range(lanes.detailed), *range(lanes.detailed + (every if lanes.detailed and every > 1 else 0), count, every)]
+    if (at := _picked_lane(lanes)) is not None and at not in ticks:
+        ticks = sorted([at, *(tick for tick in ticks if tick < lanes.detailed or abs(tick - at) >= every)])
     figure.update_yaxes(
         tickmode="array",
         tickvals=ticks,
-        ticktext=[lanes.labels[at] for at in ticks],
+        ticktext=[_lane_label(lanes, at) for at in ticks],
         range=[count - 0.5, -0.5],
         showgrid=False,
         zeroline=False,
@@ -166,6 +171,17 @@ def timeline(
     return figure
 
 
+def _picked_lane(lanes: Lanes) -> int | None:
+    """Return the lane of the picked rank as a whole; ``None`` if it is not drawn."""
+    whole = [at for at, rank in enumerate(lanes.ranks) if rank == lanes.picked and lanes.labels[at] == f"rank {rank}"]
+    return whole[-1] if whole else None
+
+
+def _lane_label(lanes: Lanes, at: int) -> str:
+    label, rank = lanes.labels[at], lanes.ranks[at]
+    return rank_label(rank, (), lanes.picked) if label == f"rank {rank}" else label
+
+
 def _add_bars(figure: go.Figure, lanes: Lanes, colors: Palette) -> None:
     parts = lanes.parts
     for kind in np.unique(parts.kind).tolist():
@@ -181,7 +197,7 @@ def _add_bars(figure: go.Figure, lanes: Lanes, colors: Palette) -> None:
             width=0.86,
             name=label,
             marker=_marker(kind, colors),
-            text=[_short(name) for name in names],
+            text=[shortened(name, 28) for name in names],
             textposition="inside",
             insidetextanchor="start",
             textangle=0,
@@ -192,10 +208,6 @@ def _add_bars(figure: go.Figure, lanes: Lanes, colors: Palette) -> None:
             ],
             hoverinfo="text",
         )
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 28 else f"{name[:27]}…"
 
 
 def _marker(kind: int, colors: Palette) -> dict[str, Any]:
