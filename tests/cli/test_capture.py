@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -87,6 +88,8 @@ def test_what_the_profiled_steps_show_is_printed(run: Path, cli: Cli) -> None:
     for heading in ("compute", "overlap", "exposed", "idle", "hidden", "imposed wait"):
         assert heading in done.stdout
     assert "40.0%" in done.stdout  # compute of the window
+    # the verdict on the run is first
+    assert re.match(r"THE RUN SO FAR: [A-Z ]+\n.+\n\nWHAT THE WINDOW ADDS \(steps 70 to 71\)\n", done.stdout, re.DOTALL)
 
 
 def test_a_late_rank_is_named_from_the_captured_steps_alone(run: Path, cli: Cli) -> None:
@@ -109,6 +112,7 @@ def test_a_late_rank_is_named_from_the_captured_steps_alone(run: Path, cli: Cli)
     assert analysis["verdict"]["evidence_source"] == "windows"
     assert analysis["verdict"]["steps"] == [70, 73]
     assert analysis["source"]["coverage"] == 1.0
+    assert result["run_verdict"]["summary"]
     # ten collectives a step, 40 ms each
     assert analysis["imposed_wait"][0] == {"rank": 1, "imposed_us": 1_200_000, "imposed_exposed_us": 1_200_000, "share": 1.0}
 

@@ -96,9 +96,16 @@ def capture(
 def _text(result: CaptureResult) -> str:
     if result.analysis is None:
         return ""
+    from rankscope.analysis.perfetto.source import step_range
     from rankscope.analysis.report.terminal import render_text
+    from rankscope.analysis.result.text import wrapped
 
-    parts = [render_text(result.analysis, width=width(), color=use_color())]
+    parts = []
+    if result.run_verdict is not None:
+        kind = result.run_verdict.kind.replace("_", " ").upper()
+        parts.append("\n".join([f"THE RUN SO FAR: {kind}", *wrapped(result.run_verdict.summary, width())]))
+        parts.append(f"WHAT THE WINDOW ADDS ({step_range((result.first_step or 0, (result.last_step or 0) + 1))})")
+    parts.append(render_text(result.analysis, width=width(), color=use_color()))
     if result.traces:
         parts.append("\n".join(("traces", *(f"  {path}" for path in result.traces))))
     return "\n\n".join(parts)

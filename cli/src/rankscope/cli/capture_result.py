@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.analysis.result.analysis import Analysis
+from rankscope.analysis.result.analysis import Analysis, Verdict
 from rankscope.base.text import printable
 
 CAPTURE_SCHEMA: Final = "rankscope.capture/1"
@@ -47,6 +47,8 @@ class CaptureResult(msgspec.Struct, frozen=True, kw_only=True):
     """Paths of the kept raw traces, relative to the run: kept on request, or because of an anomaly in the window."""
     analysis: Analysis | None = None
     """Analysis of only these steps."""
+    run_verdict: Verdict | None = None
+    """Verdict on the whole run so far; ``None``: it could not be read."""
 
     @property
     def complete(self) -> bool:

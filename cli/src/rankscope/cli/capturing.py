@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from typing import Final
 
 from rankscope.analysis.captured import analyze_captured
+from rankscope.analysis.result.analysis import Verdict
+from rankscope.analysis.run_analysis import analyze_run
+from rankscope.base.errors import InputError
 from rankscope.base.text import ranks_text
 from rankscope.cli.capture_result import CaptureResult, Missing, no_record
 from rankscope.cli.live_run import LiveRun, say, waited_for
@@ -67,7 +71,14 @@ def capture_steps(live: LiveRun, request: ControlRequest, expected: list[int], *
         missing=missing,
         traces=_traces(live, expected, steps),
         analysis=analyze_captured(live.reader, live.attempt, expected, steps),
+        run_verdict=_run_verdict(live),
     )
+
+
+def _run_verdict(live: LiveRun) -> Verdict | None:
+    with suppress(InputError):
+        return analyze_run(live.path, live.attempt).verdict
+    return None
 
 
 def _answer(live: LiveRun, request: ControlRequest) -> ControlAnswer | None:
