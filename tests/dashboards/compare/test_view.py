@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.dashboards.blocks import draw_at, page_text
 
@@ -13,7 +14,8 @@ from rankscope.analysis.compare.result import RankShift
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.compare.figures import host_rows
+from rankscope.dashboards.charts.palette import palette
+from rankscope.dashboards.compare.figures import host_rows, part_differences
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError, UnknownRunError
 from rankscope.dashboards.store.cache import Store
@@ -46,11 +48,20 @@ def said(source: Any, search: str) -> str:
 
 def test_the_page_says_what_became_worse_and_shows_where(source: DiskRuns) -> None:
     page = said(source, "?runs=sound,slow")
-    for expected in ("Worse", "B is slower than A", "monday", "tuesday", "/run/slow", "4 of 4", "samples/s", "compare-parts"):
+    for expected in (
+        "Worse",
+        "tuesday is slower than monday",
+        "monday",
+        "tuesday",
+        "/run/slow",
+        "4 of 4",
+        "samples/s",
+        "compare-parts",
+    ):
         assert expected in page, expected
     parts, ready = draw_at(source, "/compare", "compare-parts", "?runs=sound,slow")
     assert ready
-    assert parts.says.startswith("B is slower than A")
+    assert parts.says.startswith("tuesday is slower than monday")
     worse = next(trace for trace in parts.figure.data if trace.name == "worse")
     names = [one[0] for one in worse.customdata]
     assert "step time" in names
@@ -66,11 +77,11 @@ def test_the_other_way_round_it_became_better(source: DiskRuns) -> None:
 def test_the_distributions_are_of_the_compared_steps(source: DiskRuns) -> None:
     drawn, _ = draw_at(source, "/compare", "compare-steps", "?runs=sound,slow")
     sound, slow = drawn.figure.data
-    assert (sound.name, slow.name) == ("A: monday", "B: tuesday")
+    assert (sound.name, slow.name) == ("monday", "tuesday")
     assert sound.line.dash != slow.line.dash, "not by colour alone"
     assert list(sound.x) == sorted(sound.x)
     assert slow.x[50] > 1.5 * sound.x[50]
-    assert drawn.says.startswith("Median step time: A ")
+    assert drawn.says.startswith("Median step time: monday ")
     assert len(drawn.table.rows) == 2 * 101
 
 
@@ -117,7 +128,43 @@ def test_too_short_a_run_says_what_is_missing(source: DiskRuns) -> None:
     page = said(source, "?runs=sound,short")
     assert "Not enough data" in page
     drawn, _ = draw_at(source, "/compare", "compare-steps", "?runs=sound,short")
-    assert drawn.figure.data[0].name == "A: monday"
+    assert drawn.figure.data[0].name == "monday"
+    course, _ = draw_at(source, "/compare", "compare-course", "?runs=sound,short")
+    assert [line.name for line in course.figure.data] == ["monday", "short"]
+
+
+def test_of_several_comparisons_the_chosen_one_is_drawn_and_all_are_in_a_table(source: DiskRuns) -> None:
+    search = "?runs=sound,slow,short"
+    page = said(source, f"{search}&pair=short")
+    for expected in ("short against monday", "tuesday", "Not enough data", "Worse", "pair=tuesday"):
+        assert expected in page, expected
+    first, _ = draw_at(source, "/compare", "compare-parts", search)
+    assert "tuesday minus monday" in first.figure.layout.xaxis.title.text
+    chosen, _ = draw_at(source, "/compare", "compare-parts", f"{search}&pair=short")
+    assert chosen.says != first.says
+
+
+@pytest.mark.parametrize(("outcome", "words"), [("untested", "not tested"), ("insufficient_data", "not enough data")])
+def test_a_difference_that_was_not_tested_is_not_called_insignificant(source: DiskRuns, outcome: Any, words: str) -> None:
+    comparison = source.compared(["sound", "slow"]).result.comparisons[0]
+    quantities = [msgspec.structs.replace(one, outcome=outcome, average=None) for one in comparison.quantities]
+    drawn = part_differences(msgspec.structs.replace(comparison, quantities=quantities), palette("light"))
+    assert [trace.name for trace in drawn.figure.data] == [words]
+
+
+def test_names_of_runs_are_labels_that_differ_and_no_html(folder: Path, write_run: WriteRun) -> None:
+    root = folder / "twice"
+    for name in ("first", "second"):
+        if not (root / name).exists():
+            write_run(root / name, run_id=name, name="<b>bert</b>", slow_rank=None, steps=40)
+    source = DiskRuns(root)
+    drawn, _ = draw_at(source, "/compare", "compare-steps", "?runs=first,second")
+    names = [line.name for line in drawn.figure.data]
+    assert len(set(names)) == 2
+    assert [name.rpartition(" ")[2] for name in names] == ["first", "second"]
+    assert "<b>bert" not in drawn.figure.to_json()
+    parts, _ = draw_at(source, "/compare", "compare-parts", "?runs=first,second")
+    assert "<b>bert" not in parts.figure.to_json().replace("\\u003c", "<")
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,14 @@ import pytest
 
 from rankscope.analysis.costs.waterfall import Amount, Costs, waterfall
 from rankscope.analysis.inference.change_points import ChangePoint
+from rankscope.dashboards.charts.course import MOST_POINTS, course_of
 from rankscope.dashboards.charts.palette import PALETTES, Scheme
 from rankscope.dashboards.data.trend import PERCENTILES, Trend
 from rankscope.dashboards.overview.figures import (
     LOOKS,
-    MOST_POINTS,
     NO_RATE,
     NO_STEPS,
     NO_WATERFALL,
-    course_of,
     rate_line,
     trend_lines,
     waterfall_bars,
@@ -71,7 +70,7 @@ def test_parts_of_the_waterfall_begin_where_the_one_before_ends_and_what_is_not_
     # And each duration is below its name, where it is not cut off; zero and unknown are distinct
     assert list(figure.layout.yaxis.ticktext) == [
         "compute<br><b>40 ms</b> · 40%", "exposed communication<br><b>30 ms</b> · 30%",
-        "straggler wait<br><i>not known</i>", "copies<br><i>not known</i>", "input<br><b>0 ms</b> · 0%",
+        "waiting for later ranks<br><i>not known</i>", "copies<br><i>not known</i>", "input<br><b>0 ms</b> · 0%",
         "host<br><i>not known</i>", "unexplained<br><b>30 ms</b> · 30%",
         "<b>actual step<br>100 ms</b>",
     ]  # fmt: skip
@@ -92,7 +91,10 @@ def test_without_a_waterfall_it_is_said_what_it_takes() -> None:
 def test_trend_has_bands_the_median_and_the_slowest_rank() -> None:
     figure = trend_lines(trend(), 0, 4, LIGHT)
     lines = {line.name: line for line in figure.data if line.name}
-    assert [*lines] == ["5 to 95% of the ranks", "25 to 75% of the ranks", "step time, median rank", "own time, slowest rank"]
+    assert [*lines] == [
+        "5 to 95% of the ranks", "25 to 75% of the ranks", "step time, longest rank", "step time, median rank",
+        "own time, slowest rank",
+    ]  # fmt: skip
     assert lines["step time, median rank"].x.tolist() == [10, 11, 12, 13]
     assert lines["step time, median rank"].y.tolist() == [12, 12, 12, 12]
     assert lines["25 to 75% of the ranks"].y.tolist() == [13, 13, 13, 13]
@@ -134,6 +136,23 @@ def test_of_many_steps_the_slowest_one_and_its_rank_are_kept() -> None:
     assert course.slowest[at] == 3
     assert course.steps[at] <= 5_013 < course.steps[at] + course.steps_per_point
     assert (course.wall_us[2] == 12_000).all()
+
+
+@pytest.mark.parametrize("count", [301, 10_001])
+def test_one_slow_step_of_many_is_drawn_as_long_as_it_was(count: int) -> None:
+    times = trend(count).wall_us
+    times[:, 150] = 30e6
+    drawn = trend_lines(trend(count, wall_us=times), 0, count, LIGHT)
+    longest: Any = next(line for line in drawn.data if (line.name or "").startswith("step time, longest"))
+    assert max(longest.y) == pytest.approx(30)
+    assert drawn.layout.yaxis.title.text == "s"
+
+
+def test_charts_below_each_other_share_their_axis() -> None:
+    upper = trend_lines(trend(), 0, 4, LIGHT).layout
+    lower = rate_line(trend(), 0, 4, LIGHT, replicas=None)[0].layout
+    assert (upper.margin.l, upper.margin.r, upper.xaxis.range) == (lower.margin.l, lower.margin.r, lower.xaxis.range)
+    assert upper.margin.l >= 60, "labels of any length begin left of the same axis"
 
 
 def test_throughput_is_of_the_job_where_its_replicas_are_known() -> None:

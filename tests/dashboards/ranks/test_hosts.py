@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.ranks.view import VIEW
 
 BY_HOST = PageState(rows="host")
+BY_RANK = PageState(rows="rank")
 LIGHT = PALETTES["light"]
 
 
@@ -30,9 +32,9 @@ def test_the_map_has_a_row_per_host_with_its_worst_rank(run: RunData) -> None:
     drawn = draw(VIEW, "step-heatmap", run, BY_HOST)
     heat: Any = drawn.figure.data[0]
     assert list(heat.y) == ["node-0", "node-1", "node-2", "node-3"]
-    by_rank = np.asarray(draw(VIEW, "step-heatmap", run, PageState()).figure.data[0].z)
+    by_rank = np.asarray(draw(VIEW, "step-heatmap", run, BY_RANK).figure.data[0].z)
     np.testing.assert_allclose(np.asarray(heat.z), by_rank.reshape(4, 4, -1).max(axis=1))
-    assert "host %{y}" in heat.hovertemplate
+    assert heat.hovertemplate.startswith("<b>%{y}</b>")
     assert "<b>⚑ node-2</b>" in drawn.figure.layout.yaxis.ticktext
     assert drawn.figure.layout.yaxis.title.text == "host"
     assert "16 ranks on 4 hosts" in drawn.says
@@ -50,13 +52,29 @@ def test_hosts_are_in_the_chosen_order(run: RunData) -> None:
     assert next(iter(drawn.figure.data[0].y)) == AT_FAULT
 
 
-def test_the_host_of_the_picked_rank_is_marked(run: RunData) -> None:
-    ticks = draw(VIEW, "step-heatmap", run, PageState(rows="host", rank=5)).figure.layout.yaxis.ticktext
-    assert "<b>▸ node-1</b>" in ticks
+def test_a_host_at_fault_is_one_row_unless_ranks_are_chosen(run: RunData) -> None:
+    assert list(draw(VIEW, "step-heatmap", run, PageState()).figure.data[0].y) == ["node-0", "node-1", "node-2", "node-3"]
+    assert len(table_rows(VIEW, "rank-table", run, PageState())) == 4
+    choices = [
+        tool
+        for block in VIEW.blocks(run, PageState())
+        for tool in getattr(block, "tools", ())
+        if getattr(tool, "field", "") == "rows"
+    ]
+    assert [tool.value for tool in choices] == ["host"]
+    assert len(draw(VIEW, "step-heatmap", run, BY_RANK).figure.data[0].y) == 16
+
+
+def test_the_row_of_a_host_opens_into_its_ranks(run: RunData) -> None:
+    opened = replace(BY_HOST, rank=5)
+    figure = draw(VIEW, "step-heatmap", run, opened).figure
+    assert list(figure.data[0].y)[1:6] == ["node-1", "rank 4", "rank 5", "rank 6", "rank 7"]
+    assert "<b>▸ rank 5</b>" in figure.layout.yaxis.ticktext
+    assert pick(VIEW, "step-heatmap", run, opened, {"x": 3, "y": "rank 6"}).rank == 6
 
 
 def test_in_rows_of_ranks_those_of_a_host_at_fault_are_framed_together(run: RunData) -> None:
-    layout = draw(VIEW, "step-heatmap", run, PageState()).figure.layout
+    layout = draw(VIEW, "step-heatmap", run, BY_RANK).figure.layout
     assert [(shape.y0, shape.y1) for shape in layout.shapes] == [(7.5, 11.5)]
     assert "<b>⚑ 8 to 11</b>" in layout.yaxis.ticktext
 

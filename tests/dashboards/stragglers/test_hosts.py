@@ -15,6 +15,7 @@ from rankscope.dashboards.stragglers.data import BlameBook, BlamedRank, WaitGrou
 from rankscope.dashboards.stragglers.view import VIEW
 
 BY_HOST = PageState(rows="host")
+BY_RANK = PageState(rows="rank")
 
 
 @pytest.fixture
@@ -57,13 +58,13 @@ def test_bars_are_sums_over_the_ranks_of_a_host(run: RunData) -> None:
 
 
 def test_bars_of_ranks_mark_all_ranks_of_a_host_at_fault(run: RunData) -> None:
-    ticks = draw(VIEW, "imposed-bars", run, PageState()).figure.layout.yaxis.ticktext
+    ticks = draw(VIEW, "imposed-bars", run, BY_RANK).figure.layout.yaxis.ticktext
     assert all(tick.startswith("<b>⚑ rank") for tick in ticks)
 
 
 def test_a_click_on_the_bar_of_a_host_picks_its_worst_rank(run: RunData) -> None:
     assert pick(VIEW, "cause-bars", run, BY_HOST, {"hovertext": AT_FAULT}).rank == 10
-    assert pick(VIEW, "cause-bars", run, PageState(), {"hovertext": "9"}).rank == 9
+    assert pick(VIEW, "cause-bars", run, BY_RANK, {"hovertext": "9"}).rank == 9
 
 
 def test_the_matrix_is_host_by_host(run: RunData) -> None:

@@ -200,6 +200,14 @@ def test_a_part_of_the_window_without_anything_says_so() -> None:
     assert "Nothing was recorded" in figure.layout.annotations[0].text
 
 
+def test_the_lane_of_the_picked_rank_is_marked_also_among_many() -> None:
+    count = 128
+    at = np.arange(count)
+    parts = Parts(at, np.zeros(count, np.int64), np.full(count, 900), np.full(count, int(Kind.WAITING)), np.full(count, NOBODY))
+    figure = timeline(Lanes([f"rank {rank}" for rank in at], parts, [], at.tolist(), picked=77), 0, 1000, palette(None))
+    assert [label for label in figure.layout.yaxis.ticktext if "▸" in label] == ["<b>▸ rank 77</b>"]
+
+
 def test_phases_are_named() -> None:
     assert [kind_label(kind) for kind in range(FIRST_PHASE, NOTHING)] == [
         "Data", "Copy to the device", "Forward", "Backward", "Optimizer", "Between steps",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from tests.dashboards.blocks import draw, figure_names, pick, text_of, write
 
 from rankscope.analysis.result.text import joined
+from rankscope.analysis.whatif.result import Effect, HostEffect
 from rankscope.dashboards.charts.palette import palette
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.run_data import RunData
@@ -19,7 +21,7 @@ from rankscope.dashboards.store.cache import Store
 from rankscope.dashboards.store.disk import WHATIF_EVERY_S, DiskRuns
 from rankscope.dashboards.store.making import MadeHere
 from rankscope.dashboards.whatif.data import pace_of, step_without
-from rankscope.dashboards.whatif.view import VIEW, fleet, without
+from rankscope.dashboards.whatif.view import VIEW, fleet, together, without
 
 COLORS = palette("dark")
 SLOW = 2
@@ -58,9 +60,26 @@ def test_a_host_is_removed_with_its_slow_ranks(tmp_path: Path, write_run: Callab
         assert thought.label.startswith("host node-1")
         assert thought.step_seconds == pytest.approx((result.step_seconds or 0) - 0.04, abs=0.002)
     assert row.saved_seconds == pytest.approx(0.04, abs=0.002)
-    drawn = draw(VIEW, "whatif-hosts", run, PageState(without=(item,)), COLORS)
-    assert drawn.table.rows[0][0] == item
-    assert pick(VIEW, "whatif-hosts", run, PageState(), {"hovertext": item}).without == (item,)
+    drawn = draw(VIEW, "whatif-ranks", run, PageState(without=(item,)), COLORS)
+    assert {row[0] for row in drawn.table.rows} >= {item, "rank:2"}
+    assert pick(VIEW, "whatif-ranks", run, PageState(), {"hovertext": item}).without == (item,)
+
+
+def test_ranks_that_are_slow_together_have_the_one_bar_of_their_host(run: RunData) -> None:
+    """Given hosts of two ranks, one with one slow rank and one slow as a whole, then the latter's ranks have no bars."""
+    effect = run.scenarios.answer.result.by_rank[0]
+    ranks = [msgspec.structs.replace(effect, rank=rank, saved_seconds=saved) for rank, saved in enumerate((0.04, 0, 1e-4, 2e-4))]
+    hosts = [
+        HostEffect(**{**fields_of(effect), "saved_seconds": saved}, host=host, ranks=of)
+        for host, saved, of in (("a", 0.041, [0]), ("b", 0.05, [2, 3]))
+    ]
+    result = msgspec.structs.replace(run.scenarios.answer.result, by_rank=ranks, by_host=hosts)
+    assert together(result) == {"host:a", "rank:2", "rank:3"}
+
+
+def fields_of(effect: Effect) -> dict[str, Any]:
+    """Return the fields that all effects have."""
+    return {name: getattr(effect, name) for name in Effect.__struct_fields__}
 
 
 def test_the_item_of_a_host_has_no_comma() -> None:

@@ -275,11 +275,11 @@ The file opens in any browser of 2023 or later, also offline. SOURCE_DATE_EPOCH 
 @click.option(
     "--rows",
     type=click.Choice(["rank", "host"]),
-    default="rank",
-    show_default=True,
-    help="Show one row per rank or per host in heat map, bars and tables.",
+    help="Show one row per rank or per host in heat map, bars and tables.  [default: as the verdict blames]",
 )
-def report(path: Path, *, target: str, rank: int | None, steps: tuple[int, int] | None, metric: str | None, rows: str) -> None:
+def report(
+    path: Path, *, target: str, rank: int | None, steps: tuple[int, int] | None, metric: str | None, rows: str | None
+) -> None:
     """The pages of a run as one file that needs neither a server nor a network: for a ticket, a mail, an archive.
 
     RUN is a run directory; one that goes on is reported as it is now.

@@ -105,8 +105,9 @@ def hatched(color: str, hatch: str, colors: Palette) -> dict[str, Any]:
 
 
 def readable(colors: Palette) -> dict[str, str]:
-    """Return the font of a text on a hatched bar: a halo of the surface's colour covers the hatching around the letters."""
-    return {"color": colors.text, "shadow": ", ".join([f"0 0 3px {colors.surface}"] * 4)}
+    """Return the font of a text on a hatched bar: an outline of the surface's colour covers the hatching around the letters."""
+    edges = [f"{x}px {y}px 1px {colors.surface}" for x in (-2, -1, 0, 1, 2) for y in (-1, 0, 1)]
+    return {"color": colors.text, "shadow": ", ".join(edges)}
 
 
 def note(text: str, colors: Palette, *, height: int | None = None) -> go.Figure:

@@ -20,6 +20,8 @@ from rankscope.dashboards.data.metrics import Worst
 from rankscope.dashboards.words.inert import plotly_text
 from rankscope.dashboards.words.units import shown_unit
 
+TOOLS_PX: Final = 32
+"""Pixels above a map for Plotly's tool bar, which would cover the unit of the colour bar."""
 CLIP_PERCENTILE: Final = 99.5
 """Percentile at which the colour scale ends, so that one checkpoint step does not flatten all others. Hover shows true values."""
 
@@ -103,8 +105,8 @@ def step_heatmap(
             ),
         )
     )
-    framed(figure, colors, height=min(520, max(220, 90 + 26 * rows)))
-    figure.update_layout(plot_bgcolor=colors.missing)
+    framed(figure, colors, height=min(540, max(240, 114 + 26 * rows)))
+    figure.update_layout(plot_bgcolor=colors.missing, margin_t=TOOLS_PX)
     _rows_axis(figure, positions, cells, colors, blamed=blamed, picked=picked)
     # Without this, marks above the map would widen its axis.
     ends = [float(cells.at[0]) - wide / 2, float(cells.at[-1]) + wide / 2]
@@ -293,7 +295,7 @@ def _hover(label: str, unit: str, worst: Worst, *, rows: int, columns: int, by_r
 
     In order of ranks the axis names the first rank of a cell, else all of them.
     """
-    rank = f"{unit_of_rows} %{{y}}"
+    rank = f"{unit_of_rows} %{{y}}" if unit_of_rows == "rank" else "%{y}"
     if rows > 1:
         rank = f"rank %{{y}} and the {rows - 1} after it" if by_rank else f"{unit_of_rows}s %{{y}}"
     step = "step %{x}" + (f" and the {columns - 1} after it" if columns > 1 else "")

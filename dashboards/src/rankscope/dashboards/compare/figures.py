@@ -7,28 +7,35 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
 
+import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-from rankscope.analysis.compare.result import CompareResult, Comparison, Quantity, RankShift, Scaling, Shift, Side
+from rankscope.analysis.compare.result import Comparison, Quantity, RankShift, Scaling, Shift, Side
+from rankscope.dashboards.charts.course import course_of
 from rankscope.dashboards.charts.frame import framed, hatched, legend_above, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.compare.data import PERCENTS, Compared
-from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
+from rankscope.dashboards.data.trend import MEDIAN, Trend
+from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData, cell
 from rankscope.dashboards.words.inert import plotly_text
 from rankscope.dashboards.words.units import duration, time_unit
 
 _DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _ROLES: Final = ("compute", "exposed_communication", "overlap", "exposed_memcpy", "text", "muted")
-_SYMBOLS: Final = {"worse": "triangle-right", "better": "triangle-left"}
+_OUTCOMES: Final = {
+    "worse": "worse", "better": "better", "mixed": "mixed", "same": "the same, or too small to matter",
+    "undecided": "undecided: the noise hides it", "untested": "not tested", "insufficient_data": "not enough data",
+}  # fmt: skip
+"""Outcomes of a test, in words."""
+_SYMBOLS: Final = {
+    "worse": "triangle-right", "better": "triangle-left", "mixed": "diamond-open", "same": "circle-open",
+    "undecided": "circle-dot", "untested": "x-thin-open", "insufficient_data": "x-thin-open",
+}  # fmt: skip
 SHOWN: Final = 40
 """Maximum number of rows in a figure. Its table has all of them."""
+_LEGEND_LETTERS: Final = 80
 _MOST_LETTERS: Final = 36
 """Maximum length of a name at an axis or in a legend. The hover text or the table has all of it."""
-
-
-def side_name(side: Side) -> str:
-    """Return label and name of a side, as ``A: bert``: names alone may be equal."""
-    return f"{side.label}: {side.name}"
 
 
 def step_distributions(compared: Compared, colors: Palette) -> Drawn:
@@ -44,14 +51,14 @@ def step_distributions(compared: Compared, colors: Palette) -> Drawn:
             x=[value / size for value in one.percentiles_us],
             y=list(PERCENTS),
             mode="lines",
-            name=plotly_text(side_name(side), _MOST_LETTERS),
+            name=plotly_text(side.label, _LEGEND_LETTERS),
             line={
                 "color": getattr(colors, _ROLES[index % len(_ROLES)]),
                 "dash": _DASHES[index % len(_DASHES)],
                 "width": 2.5,
                 "shape": "hv",
             },
-            hovertemplate=f"<b>{side.label}</b><br>%{{y}}% of steps take at most %{{x:,.4g}} {unit}<extra></extra>",
+            hovertemplate=f"<b>{plotly_text(side.label)}</b><br>%{{y}}% of steps take at most %{{x:,.4g}} {unit}<extra></extra>",
         )
     framed(figure, colors, height=340)
     legend_above(figure)
@@ -87,7 +94,7 @@ def part_differences(comparison: Comparison, colors: Palette) -> Drawn:
         says = f"{comparison.b} cannot be compared with {comparison.a}: {_why(comparison.quantities)}."
         return Drawn(note(says, colors), NO_DATA, says)
     rows = [_quantity_row(one) for one in chosen]
-    figure = _intervals(rows, colors, f"{comparison.b} minus {comparison.a}, per {comparison.per}")
+    figure = _intervals(rows, colors, _difference(comparison))
     return Drawn(figure, quantities_table(comparison), comparison.summary)
 
 
@@ -105,7 +112,7 @@ def own_times(comparison: Comparison, colors: Palette) -> Drawn:
         says = "Neither own times nor profiled steps are known of both sides."
         return Drawn(note(says, colors), NO_DATA, says)
     rows = [_quantity_row(one) for one in chosen]
-    figure = _intervals(rows, colors, f"{comparison.b} minus {comparison.a}, per {comparison.per}")
+    figure = _intervals(rows, colors, _difference(comparison))
     largest = max(rows, key=lambda row: abs(row.difference))
     says = f"Largest difference: {largest.name}, {_signed(largest.difference)} ({largest.outcome})."
     return Drawn(figure, quantities_table(comparison), says)
@@ -124,12 +131,10 @@ def rank_changes(comparison: Comparison, sides: Sequence[Side], colors: Palette,
         )
         says = f"Ranks cannot be compared: {why}."
         return Drawn(note(says, colors), NO_DATA, says)
-    rows = host_rows(comparison.ranks) if by == "host" else []
-    if len(rows) < 2:  # a single host has no peers to compare with; its ranks do
-        rows = [_rank_row(rank) for rank in comparison.ranks]
+    rows = host_rows(comparison.ranks) if by == "host" else [_rank_row(rank) for rank in comparison.ranks]
     rows.sort(key=lambda row: -abs(row.difference))
     shown = rows[:SHOWN]
-    figure = _intervals(shown, colors, f"own time above the peers',<br>{comparison.b} minus {comparison.a}, per {comparison.per}")
+    figure = _intervals(shown, colors, f"own time above the peers',<br>{_difference(comparison)}")
     worse = [row.name for row in rows if row.outcome == "worse"]
     more = f" The {SHOWN} that changed most of {len(rows):,} are drawn." if len(rows) > SHOWN else ""
     says = f"Slower than before, against their peers: {', '.join(worse[:8]) or 'none'}.{more}"
@@ -155,8 +160,8 @@ def host_rows(ranks: Sequence[RankShift]) -> list[_Row]:
 def quantities_table(comparison: Comparison) -> FigureData:
     """Return a table of all quantities with their test results."""
     columns = (
-        "quantity", "role", "unit", "A", "B", "difference", "average: low", "average: high", "typical: difference",
-        "typical: low", "typical: high", "p value", "outcome", "why",
+        "quantity", "role", "unit", comparison.a, comparison.b, "difference", "average: low", "average: high",
+        "typical: difference", "typical: low", "typical: high", "p value", "outcome", "why",
     )  # fmt: skip
     rows = [
         (
@@ -174,8 +179,8 @@ def _of_shift(shift: Shift | None, *fields: str) -> list[float | None]:
 
 def _ranks_table(comparison: Comparison) -> FigureData:
     columns = (
-        "rank", "host in A", "host in B", "own A [us]", "own B [us]", "above peers A [us]", "above peers B [us]", "phase",
-        "outcome",
+        "rank", *(f"{what} {name}{unit}" for what, unit in (("host in", ""), ("own", " [us]"), ("above peers", " [us]"))
+                  for name in (comparison.a, comparison.b)), "phase", "outcome",
     )  # fmt: skip
     fields = "rank", "host_a", "host_b", "own_a_us", "own_b_us", "excess_a_us", "excess_b_us", "phase", "outcome"
     return FigureData(columns, list(map(attrgetter(*fields), comparison.ranks)))
@@ -197,8 +202,8 @@ def _intervals(rows: Sequence[_Row], colors: Palette, title: str) -> go.Figure:
     size, unit = time_unit(max(abs(value) for row in rows for value in (row.difference, row.low, row.high) if value is not None))
     figure = go.Figure()
     looks = {"worse": colors.exposed_communication, "better": colors.compute}
-    for group in ("worse", "better", "other"):
-        at = [index for index, row in enumerate(rows) if (row.outcome if row.outcome in looks else "other") == group]
+    for group, name in _OUTCOMES.items():
+        at = [index for index, row in enumerate(rows) if row.outcome == group]
         if not at:
             continue
         chosen = [rows[index] for index in at]
@@ -206,8 +211,8 @@ def _intervals(rows: Sequence[_Row], colors: Palette, title: str) -> go.Figure:
             x=[row.difference / size for row in chosen],
             y=at,
             mode="markers",
-            name={"worse": "worse", "better": "better"}.get(group, "not significant, or too small"),
-            marker={"size": 11, "color": looks.get(group, colors.muted), "symbol": _SYMBOLS.get(group, "circle-open")},
+            name=name,
+            marker={"size": 11, "color": looks.get(group, colors.muted), "symbol": _SYMBOLS[group]},
             error_x={
                 "type": "data",
                 "symmetric": False,
@@ -217,7 +222,7 @@ def _intervals(rows: Sequence[_Row], colors: Palette, title: str) -> go.Figure:
                 "thickness": 2,
                 "width": 5,
             },
-            customdata=[(plotly_text(row.name), _interval(row), row.outcome) for row in chosen],
+            customdata=[(plotly_text(row.name), _interval(row), name) for row in chosen],
             hovertemplate=f"<b>%{{customdata[0]}}</b><br>%{{x:+,.4g}} {unit}, %{{customdata[1]}}"
             "<br>%{customdata[2]}<extra></extra>",
         )
@@ -228,6 +233,50 @@ def _intervals(rows: Sequence[_Row], colors: Palette, title: str) -> go.Figure:
     )
     rows_axis(figure, [plotly_text(row.name, _MOST_LETTERS) for row in rows], showgrid=True)
     return figure
+
+
+def _difference(comparison: Comparison) -> str:
+    b, a = (plotly_text(name, _MOST_LETTERS) for name in (comparison.b, comparison.a))
+    return f"{b} minus {a}, per {comparison.per}"
+
+
+def steps_overlay(lines: Sequence[tuple[str, Trend]], colors: Palette) -> Drawn:
+    """Draw the step time of the median rank over the steps, one line per run, each with its longest steps as dots above."""
+    known = [(name, trend, course_of(trend, 0, len(trend.steps))) for name, trend in lines if len(trend.steps)]
+    known = [row for row in known if np.isfinite(row[2].longest_us).any()]
+    if not known:
+        says = "Step times of these runs are not known."
+        return Drawn(note(says, colors), NO_DATA, says)
+    size, unit = time_unit(max(float(np.nanmax(course.longest_us)) for *_, course in known))
+    figure = go.Figure()
+    for index, (name, _, course) in enumerate(known):
+        color, label = getattr(colors, _ROLES[index % len(_ROLES)]), plotly_text(name, _LEGEND_LETTERS)
+        dash = _DASHES[index % len(_DASHES)]
+        hover = f"<b>{label}</b><br>step %{{x}}: %{{y:,.4g}} {unit}"
+        line = {"color": color, "width": 2, "dash": dash}
+        figure.add_scatter(
+            x=course.steps, y=course.wall_us[MEDIAN] / size, mode="lines", name=label, line=line, legendgroup=label,
+            hovertemplate=f"{hover}<extra></extra>",
+        )  # fmt: skip
+        long = course.longest_us > 1.5 * course.wall_us[MEDIAN]
+        if long.any():
+            mark = {"color": color, "size": 6, "symbol": "circle-open"}
+            figure.add_scatter(
+                x=course.steps[long], y=course.longest_us[long] / size, mode="markers", marker=mark, showlegend=False,
+                legendgroup=label, hovertemplate=f"{hover}, the longest step<extra></extra>",
+            )  # fmt: skip
+    framed(figure, colors, height=340)
+    legend_above(figure)
+    figure.update_xaxes(title_text="step", showgrid=False, zeroline=False)
+    figure.update_yaxes(title_text=unit, rangemode="tozero", zeroline=False)
+    rows = [
+        (name, int(step), course.steps_per_point, cell(course.wall_us[MEDIAN, at]), cell(course.longest_us[at]))
+        for name, _, course in known
+        for at, step in enumerate(course.steps)
+    ]
+    columns = ("run", "step", "steps", "step time, median rank [us]", "longest step time [us]")
+    longest = ", ".join(f"{name} {duration(float(np.nanmax(course.longest_us)))}" for name, _, course in known)
+    return Drawn(figure, FigureData(columns, rows), f"Longest step: {longest}.")
 
 
 def _interval(row: _Row) -> str:
@@ -242,11 +291,6 @@ def _signed(us: float) -> str:
 
 def _why(quantities: Sequence[Quantity]) -> str:
     return next((one.why for one in quantities if one.why), "not one usable step on both sides")
-
-
-def compared_with(result: CompareResult) -> Comparison | None:
-    """Return the comparison to draw: the second side with the first. The text covers the others."""
-    return result.comparisons[0] if result.comparisons else None
 
 
 _HATCHES: Final = ("", "/", "x", ".", "\\", "|", "-", "+")
@@ -280,7 +324,7 @@ def scaling_efficiency(scaling: Scaling, colors: Palette) -> Drawn:
                 ],
                 "color": colors.compute,
             },
-            customdata=[(row.label, row.per_s, row.speedup, row.linear) for row in rows],
+            customdata=[(plotly_text(row.label), row.per_s, row.speedup, row.linear) for row in rows],
             hovertemplate="<b>%{customdata[0]}: %{x} ranks</b><br>efficiency %{y:.1f}%<br>"
             f"%{{customdata[1]:,.1f}} {(scaling.work or '').replace('_', ' ')}/s<br>"
             "speedup %{customdata[2]:.2f} of %{customdata[3]:.2f}<extra></extra>",
@@ -315,7 +359,7 @@ def scaling_losses(scaling: Scaling, colors: Palette) -> Drawn:
     for index, name in enumerate(names):
         shares = [next((100 * loss.share for loss in row.losses if loss.name == name), None) for row in rows]
         figure.add_bar(
-            x=[f"{row.world_size:,} ranks ({row.label})" for row in rows],
+            x=[f"{row.world_size:,} ranks ({plotly_text(row.label)})" for row in rows],
             y=shares,
             name=labels[name],
             marker=hatched(getattr(colors, _SCALING_ROLES[index % len(_SCALING_ROLES)]), _HATCHES[index % len(_HATCHES)], colors),

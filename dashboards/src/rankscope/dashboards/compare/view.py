@@ -10,19 +10,20 @@ from rankscope.analysis.compare.result import CompareResult, Comparison, Scaling
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.compare.data import Compared
 from rankscope.dashboards.compare.figures import (
-    compared_with,
     own_times,
     part_differences,
     rank_changes,
     scaling_efficiency,
     scaling_losses,
-    side_name,
     step_distributions,
+    steps_overlay,
 )
 from rankscope.dashboards.data.source import RunSource
+from rankscope.dashboards.data.trend import Trend
 from rankscope.dashboards.model.list_state import MOST_COMPARED
 from rankscope.dashboards.model.page import (
     Block,
+    Choice,
     Figure,
     Group,
     Heading,
@@ -40,7 +41,6 @@ from rankscope.dashboards.model.run_head import problem, simulated_band
 from rankscope.dashboards.model.state import PageState, run_path
 from rankscope.dashboards.model.view import SitePage
 from rankscope.dashboards.web.config import DashboardConfig
-from rankscope.dashboards.words import wording
 from rankscope.dashboards.words.units import duration
 
 TONES = {
@@ -66,7 +66,7 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
     result = compared.result
     return [
         Heading("Compare", 1, "page-title"),
-        Group(_verdicts(result), "card verdicts", "section", name="compare-verdict"),
+        Group(_verdicts(result, state), "card verdicts", "section", name="compare-verdict"),
         Section(
             name="sides",
             title="What is compared",
@@ -83,7 +83,14 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
                     label="Curves of the distribution of step times, one per run",
                     draw=partial(step_distributions, compared),
                     height=340,
-                )
+                ),
+                Heading("Over the steps"),
+                Figure(
+                    name="compare-course",
+                    label="Lines of the step time over the steps, one per run",
+                    draw=lambda colors: steps_overlay(_courses(source, result), colors),
+                    height=340,
+                ),
             ],
         ),
         *(_differences(result, state) if result.scaling is None else _scaling(result.scaling)),
@@ -112,12 +119,44 @@ def compared_of(source: RunSource, state: PageState) -> Compared:
     return source.compared(state.runs, state.at)
 
 
-def _verdicts(result: CompareResult) -> list[Block]:
-    """Return a block per comparison, or the summary of the scaling."""
+def _courses(source: RunSource, result: CompareResult) -> list[tuple[str, Trend]]:
+    """Return name and trend of each run; a run that is divided has one."""
+    names = {side.run_id: side.name if result.mode == "before_after" else side.label for side in result.sides}
+    return [(name, source.trend(run_id)) for run_id, name in names.items()]
+
+
+def _chosen(result: CompareResult, state: PageState) -> Comparison:
+    """Return the comparison in the address, else the first one."""
+    return next((one for one in result.comparisons if one.b == state.pair), result.comparisons[0])
+
+
+def _all(result: CompareResult) -> Block:
+    """Return a table of all comparisons."""
+    steps = {side.label: side.step_us for side in result.sides}
+    rows: list[tuple[Line, ...]] = [
+        (
+            named_link(one.b, _address(result, one)),
+            badge(LABELS[one.outcome], tone=TONES[one.outcome]),
+            *("-" if (us := steps[name]) is None else duration(us) for name in (one.a, one.b)),
+        )
+        for one in result.comparisons
+    ]
+    baseline = result.comparisons[0].a
+    return Rows((("Run", "names"), ("Result", ""), (f"Step of {baseline}", "number"), ("Its step", "number")), rows)
+
+
+def _address(result: CompareResult, comparison: Comparison) -> str:
+    runs = tuple(side.run_id for side in result.sides)
+    return f"/compare{PageState(runs=runs, pair=comparison.b).search}"
+
+
+def _verdicts(result: CompareResult, state: PageState) -> list[Block]:
+    """Return the chosen comparison in a sentence, with a table of all if there are several, or the summary of the scaling."""
     parts: list[Block] = [simulated_band()] if any(side.simulated for side in result.sides) else []
     if result.scaling is not None:
         parts += [Pieces(badge("Scaling")), Heading(result.scaling.summary, 2, "sentence small")]
-    for one in result.comparisons:
+    if result.comparisons:
+        one = _chosen(result, state)
         parts.append(
             Group(
                 [
@@ -129,6 +168,8 @@ def _verdicts(result: CompareResult) -> list[Block]:
                 ]
             )
         )
+    if len(result.comparisons) > 1:
+        parts.append(_all(result))
     parts.append(
         Text(
             f"A difference is significant if the noise within the runs does not explain it; all intervals of a comparison hold "
@@ -149,9 +190,10 @@ def _sides(sides: Sequence[Side]) -> Block:
 
 
 def _side(side: Side) -> tuple[Line, ...]:
+    name = named_link(side.name if side.label in ("before", "after") else side.label, run_path(side.run_id))
     left = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in side.left_out.items() if count]
     return (
-        [Span(f"{side.label} ", "strong"), named_link(side.name, run_path(side.run_id))],
+        [Span(f"{side.label} ", "strong"), name] if side.label in ("before", "after") else name,
         f"{side.ranks:,} of {side.world_size:,}",
         f"{side.used_steps:,} ({side.steps[0]:,} to {side.steps[1] - 1:,})",
         "-" if side.step_us is None else duration(side.step_us),
@@ -200,16 +242,16 @@ def _scaling(scaling: Scaling) -> list[Block]:
 
 
 def _differences(result: CompareResult, state: PageState) -> list[Block]:
-    comparison = compared_with(result)
-    assert comparison is not None, "every comparison that is not of scaling has one"
-    which = f" Drawn: {_names(result, comparison)}." if len(result.comparisons) > 1 else ""
+    comparison = _chosen(result, state)
+    pairs = [{"value": one.b, "label": f"{one.b} against {one.a}"} for one in result.comparisons]
+    several = len({rank.host_b for rank in comparison.ranks}) > 1  # a single host has no peers to compare with; its ranks do
     units = [{"value": "host", "label": "Hosts"}, {"value": "rank", "label": "Ranks"}]
     return [
         Section(
             name="parts",
             title="Where in the step",
             help="Parts of the average step, which add up to its difference. Lines are confidence intervals: one across 0 may be "
-            f"noise.{which}",
+            "noise.",
             blocks=[
                 Figure(
                     name="compare-parts",
@@ -218,6 +260,7 @@ def _differences(result: CompareResult, state: PageState) -> list[Block]:
                     height=300,
                 )
             ],
+            tools=[_pair(pairs, comparison)] if len(pairs) > 1 else [],
         ),
         Section(
             name="inside",
@@ -234,25 +277,23 @@ def _differences(result: CompareResult, state: PageState) -> list[Block]:
         ),
         Section(
             name="changed",
-            title="On which host",
+            title="On which host" if several else "On which rank",
             help="Change of a rank's own time relative to its peers. After a node swap, look at the new host.",
             blocks=[
                 Figure(
                     name="compare-ranks",
                     label="Changes of own time above the peers', per host or rank",
-                    draw=partial(rank_changes, comparison, result.sides, by=state.by),
+                    draw=partial(rank_changes, comparison, result.sides, by=state.by if several else "rank"),
                     height=300,
                 )
             ],
-            tools=[choice("by", "Shown by", units, state, width=110)],
+            tools=[choice("by", "Shown by", units, state, width=110)] if several else [],
         ),
     ]
 
 
-def _names(result: CompareResult, comparison: Comparison) -> str:
-    names = {side.label: side_name(side) for side in result.sides}
-    others = wording.count(len(result.comparisons) - 1, "other comparison")
-    return f"{names[comparison.b]} against {names[comparison.a]}; {others} in words above"
+def _pair(pairs: list[dict[str, str]], chosen: Comparison) -> Block:
+    return Choice(field="pair", label="Compared", options=pairs, value=chosen.b, width=260)
 
 
 PAGE: Final = SitePage(path="/compare", title="Compare", blocks=_blocks, subject="The comparison", in_navigation=False)

@@ -373,10 +373,11 @@ def rank_choice(state: PageState) -> Entry:
     return Entry(field="rank", label="Picked rank", value=value, width=110, nothing="none", decimals=0)
 
 
-def rows_choice(state: PageState, *, hosts: int) -> list[Choice]:
-    """Return the choice of rows for each rank or for each host; none for a run on one host."""
+def rows_choice(*, hosts: int, by_host: bool) -> list[Choice]:
+    """Return the choice of rows for each rank or for each host; none for a run on one host. ``by_host``: rows are hosts."""
     units = [{"value": "rank", "label": "Rank"}, {"value": "host", "label": "Host"}]
-    return [choice("rows", "One row per", units, state, width=120)] if hosts > 1 else []
+    value = "host" if by_host else "rank"
+    return [Choice(field="rows", label="One row per", value=value, width=120, options=units)] if hosts > 1 else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

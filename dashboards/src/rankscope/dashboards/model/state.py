@@ -32,8 +32,8 @@ class PageState:
     """First and last shown step; ``None``: all."""
     sort: str = "rank"
     """Sort key of the heat map's rows."""
-    rows: str = "rank"
-    """Unit of the rows of heat map, bars and tables of ranks: ``rank`` or ``host``."""
+    rows: str | None = None
+    """Unit of the rows of heat map, bars and tables of ranks: ``rank`` or ``host``; ``None``: as in the verdict."""
     group: str | None = None
     """Name of a process group."""
     window: int | None = None
@@ -60,6 +60,8 @@ class PageState:
     """Compared runs."""
     at: int | None = None
     """Step at which one run is divided, to compare what was before and after."""
+    pair: str | None = None
+    """Label of the run whose comparison with the first is shown; ``None``: the second."""
     by: str = "host"
     """Unit of the shown changes: ``host`` or ``rank``."""
     since: int | None = None
@@ -157,6 +159,7 @@ _CODECS: Final[dict[str, _Codec]] = {
     "currency": _LETTERS,
     "runs": _IDS,
     "at": _WHOLE,
+    "pair": _TEXT,
     "by": _UNIT,
     "since": _DAYS,
 }

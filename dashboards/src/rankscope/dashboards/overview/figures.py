@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -11,9 +10,10 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.result.costs import PartName, Waterfall, WaterfallPart
 from rankscope.dashboards.charts.bars import Look
+from rankscope.dashboards.charts.course import Course, binned, course_of
 from rankscope.dashboards.charts.frame import framed, legend_above, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette
-from rankscope.dashboards.data.trend import HIGHEST, MEDIAN, PERCENTILES, Trend, stretches
+from rankscope.dashboards.data.trend import MEDIAN, PERCENTILES, Trend, stretches
 from rankscope.dashboards.words.units import duration, in_unit, time_unit
 
 NO_WATERFALL: Final = (
@@ -25,7 +25,7 @@ LOOKS: Final[dict[PartName, Look]] = {
     "ideal": Look("ideal", "overlap", ""),
     "compute": Look("compute", "compute", ""),
     "exposed_communication": Look("exposed communication", "exposed_communication", "x"),
-    "straggler_wait": Look("straggler wait", "straggler_wait", "\\"),
+    "straggler_wait": Look("waiting for later ranks", "straggler_wait", "\\"),
     "copies": Look("copies", "exposed_memcpy", "."),
     "input": Look("input", "input", "/"),
     "host": Look("host", "idle", "-"),
@@ -91,7 +91,8 @@ def waterfall_bars(waterfall: Waterfall | None, colors: Palette) -> go.Figure:
     return figure
 
 
-MOST_POINTS: Final = 480
+STEPS_MARGIN: Final = 76
+"""Pixels left of all charts over the steps, so that the same step is at the same place in charts below each other."""
 
 NO_STEPS: Final = "No step has been recorded yet.<br>The trend begins with the first training steps."
 NO_RATE: Final = "Throughput is not known:<br>the script does not report samples or tokens of its steps."
@@ -101,72 +102,27 @@ _BANDS: Final = ((5, 95, 0.16), (25, 75, 0.3))
 """Lower percentile, upper percentile and opacity of each band."""
 
 
-@dataclass(frozen=True, slots=True)
-class Course:
-    """Trend reduced to at most ``MOST_POINTS`` points. Arrays have the layout of those of ``Trend``."""
-
-    steps: NDArray[np.int64]
-    """First step of each point."""
-    steps_per_point: int
-    wall_us: NDArray[np.float32]
-    """[``PERCENTILES`` over the ranks, points]; the median over the steps of each point."""
-    highest_own_us: NDArray[np.float32]
-    """Longest own time of any rank at any step of a point, so that no slow step is lost."""
-    slowest: NDArray[np.int64]
-    """Rank with that own time; -1 if unknown."""
-    profiled: NDArray[np.bool_]
-    """True if any step of the point was profiled."""
-
-
-def course_of(trend: Trend, first: int, last: int) -> Course:
-    """Return entries ``first`` to ``last`` (exclusive) of ``trend``, with several steps per point beyond ``MOST_POINTS``."""
-    wide = max(1, -(-(last - first) // MOST_POINTS))
-    highest = _padded(trend.own_us[HIGHEST, first:last], wide)
-    known: NDArray[np.bool_] = np.logical_or.reduce(np.isfinite(highest), axis=-1)
-    slowest = np.full(len(highest), -1, np.int64)
-    at = np.nanargmax(np.where(known[:, None], highest, 0), axis=-1) if len(highest) else np.empty(0, np.intp)
-    slowest[known] = trend.slowest[first:last][(np.arange(len(highest)) * wide + at)[known]]
-    profiled: NDArray[np.bool_] = np.logical_or.reduce(_padded(trend.profiled[first:last], wide) == 1, axis=-1)
-    return Course(
-        steps=trend.steps[first:last:wide],
-        steps_per_point=wide,
-        wall_us=binned(trend.wall_us[:, first:last], wide),
-        highest_own_us=np.fmax.reduce(highest, axis=-1).astype(np.float32),
-        slowest=slowest,
-        profiled=profiled,
-    )
-
-
-def binned(values: NDArray[Any], wide: int) -> NDArray[np.float32]:
-    """Return medians over ``wide`` steps each, [..., steps] to [..., points]; NaN if no step of a point is known."""
-    ordered = np.sort(_padded(values, wide), axis=-1)  # NaN sorts last
-    known = np.isfinite(ordered).sum(axis=-1, keepdims=True)
-    low, high = (np.take_along_axis(ordered, place, axis=-1) for place in (np.maximum(known - 1, 0) // 2, known // 2))
-    return ((low + high) / 2)[..., 0].astype(np.float32)
-
-
-def _padded(values: NDArray[Any], wide: int) -> NDArray[np.float64]:
-    """Reshape [..., steps] to [..., points, steps of a point], padded with NaN."""
-    count = -(-values.shape[-1] // wide)
-    whole = np.full((*values.shape[:-1], count * wide), np.nan)
-    whole[..., : values.shape[-1]] = values
-    return whole.reshape(*values.shape[:-1], count, wide)
-
-
 def trend_lines(trend: Trend, first: int, last: int, colors: Palette, *, attempt: str | None = None) -> go.Figure:
-    """Draw step time (median and bands over the ranks) and own time of the slowest rank; mark profiled steps and lasting changes.
+    """Draw step time (median, longest, bands over the ranks) and own time of the slowest rank; mark profiled steps and changes.
 
     ``first`` and ``last`` (exclusive) are indices into ``trend``. ``attempt`` is the text at the first step of the trend.
     """
     course = course_of(trend, first, last)
     if not np.isfinite(course.wall_us).any():
         return note(NO_STEPS, colors)
-    size, unit = time_unit(float(np.nanmax([np.nanmax(course.wall_us[MEDIAN]), _highest(course.highest_own_us)])))
+    size, unit = time_unit(float(np.nanmax([np.nanmax(course.longest_us), _highest(course.highest_own_us)])))
     figure = go.Figure()
     for low, high, density in _BANDS:
         _band(figure, course, (low, high), size, _see_through(colors.compute, density))
     many = course.steps_per_point > 1
     each = f"steps from %{{x}}, {course.steps_per_point} each" if many else "step %{x}"
+    figure.add_scatter(
+        x=course.steps,
+        y=course.longest_us / size,
+        name="step time, longest" + (" step" if many else " rank"),
+        line={"color": colors.muted, "width": 1.5},
+        hovertemplate=f"<b>{each}</b><br>longest step time: <b>%{{y:,.2f}} {unit}</b><extra></extra>",
+    )
     figure.add_scatter(
         x=course.steps,
         y=course.wall_us[MEDIAN] / size,
@@ -300,5 +256,6 @@ def _steps_axis(figure: go.Figure, course: Course) -> None:
     half = course.steps_per_point / 2
     span = (float(course.steps[0]) - half, float(course.steps[-1]) + half)
     figure.update_xaxes(title_text="step", showgrid=False, zeroline=False, range=span)
+    figure.update_layout(margin_l=STEPS_MARGIN)
     if len(course.steps) * course.steps_per_point <= _EVERY_STEP_UP_TO:
         figure.update_xaxes(dtick=1)  # there is no step 0.5

@@ -60,6 +60,11 @@ def _add_metric(
     wide = -(-len(steps) // MOST_POINTS)
     first = np.arange(0, len(steps), wide)
     means = np.add.reduceat(values, first) / np.diff(np.append(first, len(steps)))
+    if wide > 1:  # a mean hides a single outlier
+        edge = {"yaxis": axis, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
+        figure.add_scatter(x=steps[first], y=np.minimum.reduceat(values, first), **edge)
+        extent = {"fill": "tonexty", "fillcolor": colors.grid, "name": "lowest to highest"}
+        figure.add_scatter(x=steps[first], y=np.maximum.reduceat(values, first), **edge, **extent)
     figure.add_scatter(
         x=steps[first],
         y=means,

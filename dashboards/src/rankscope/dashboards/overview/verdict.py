@@ -198,10 +198,10 @@ def _rare(run_id: str, rare: RareSteps) -> Block:
 
 
 def _where_to_see(run_id: str, verdict: Verdict) -> Block:
-    """Return links to the views of the verdict's evidence, with the blamed rank picked; one row per host if hosts are blamed."""
+    """Return links to the views of the verdict's evidence, with the blamed rank picked."""
     several = len(verdict.hosts) > 1
     what = ("the hosts" if several else f"host {shortened(verdict.hosts[0], 40)}") if verdict.hosts else f"rank {verdict.rank}"
-    picked = PageState(rank=verdict.rank, rows="host" if verdict.hosts else "rank")
+    picked = PageState(rank=verdict.rank)
     ways = (
         ("ranks", f"every step of {what}", picked.search),
         ("blame", f"who waited for {'them' if several else 'it'}", picked.search),

@@ -11,6 +11,7 @@ import numpy as np
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.result.costs import MEANING, Memory, RankMemory, Throughput, Waterfall, WaterfallPart
 from rankscope.analysis.result.text import size
+from rankscope.dashboards.charts.course import course_of
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.script import Script
@@ -22,7 +23,7 @@ from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.overview.advice import advice_list
 from rankscope.dashboards.overview.changes import changes
-from rankscope.dashboards.overview.figures import LOOKS, course_of, parts_of, rate_line, rate_name, trend_lines, waterfall_bars
+from rankscope.dashboards.overview.figures import LOOKS, parts_of, rate_line, rate_name, trend_lines, waterfall_bars
 from rankscope.dashboards.overview.script_rows import add_rows, in_range
 from rankscope.dashboards.overview.verdict import verdict_card
 from rankscope.dashboards.words import wording
@@ -144,10 +145,11 @@ def _trend(run: RunData, state: PageState, colors: Palette) -> Drawn:
         add_rows(picture, script, colors)
     course = course_of(trend, first, last)
     wall = [f"step time, {percentile}th percentile of the ranks [us]" for percentile in PERCENTILES]
-    columns = ("step", "steps", *wall, "own time of the slowest rank [us]", "slowest rank")
+    columns = ("step", "steps", *wall, "longest step time [us]", "own time of the slowest rank [us]", "slowest rank")
     rows = [
         (
-            int(step), course.steps_per_point, *map(cell, course.wall_us[:, at]), cell(course.highest_own_us[at]),
+            int(step), course.steps_per_point, *map(cell, course.wall_us[:, at]), cell(course.longest_us[at]),
+            cell(course.highest_own_us[at]),
             None if course.slowest[at] < 0 else int(course.slowest[at]),
         )
         for at, step in enumerate(course.steps)
@@ -263,9 +265,9 @@ VIEW: Final = View(
         formula="The verdict has the time that the others wait for the blamed rank in a typical step; the waterfall has the mean "
         "over the typical steps; what to try and what-if have the gain of a fix, which is smaller if another rank is then the "
         "last. GPU time lost: additional time of the steps × ranks. The parts of the waterfall sum to the mean step after "
-        "warm-up. Bands: percentiles over the ranks at each step; where a point covers several steps, their median, and the "
-        "highest own time. Changes: lasting changes of the median step time of 5% or more, without profiled steps, that occur in "
-        "at most one of a thousand random orders of the steps.",
+        "warm-up. Bands: percentiles over the ranks at each step; where a point covers several steps, their median; the "
+        "longest step time and the highest own time are of any of them. Changes: lasting changes of the median step time of 5% "
+        "or more, without profiled steps, that occur in at most one of a thousand random orders of the steps.",
         do="Take the next steps; open Evidence for the numbers. Then work on the longest part of the step.",
     ),
     blocks=_blocks,

@@ -15,7 +15,7 @@ from rankscope.dashboards.charts.cells import CellRows, Later
 from rankscope.dashboards.charts.heatmap import StepCells, step_cells, step_heatmap
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.events import Events
-from rankscope.dashboards.data.hosts import HostRows, blamed_hosts, blamed_ranks, host_rows, several_hosts
+from rankscope.dashboards.data.hosts import HostRows, blamed_hosts, blamed_ranks, host_rows, rows_by_host, several_hosts
 from rankscope.dashboards.data.metrics import METRICS, Metric, choices, why_unknown
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import StepPart
@@ -144,8 +144,9 @@ def _shown(run: RunData, state: PageState) -> _Shown:
     part = table.part(name, int(first), int(last))
     columns = steps[part.first :: part.steps_per_column][: part.values.shape[1]]
     order = _order(run, state.sort)
-    by_host = state.rows == "host" and several_hosts(run.analysis)
-    hosts = host_rows(run.analysis, [int(rank) for rank in table.ranks], order) if by_host else None
+    by_host = rows_by_host(run.analysis, state.rows)
+    ranks = [int(rank) for rank in table.ranks]
+    hosts = host_rows(run.analysis, ranks, order, opened=state.rank) if by_host else None
     return _Shown(name, METRICS[name], part, np.asarray(table.ranks), columns, order, hosts)
 
 
@@ -170,7 +171,7 @@ def _heatmap(run: RunData, state: PageState, colors: Palette) -> Drawn:
         picked=picked,
     )
     count = min(shown.part.values.shape[1] * per_column, len(run.steps.steps))
-    on = "" if shown.hosts is None else f" on {counted(len(shown.hosts.names), 'host')}"
+    on = "" if shown.hosts is None else f" on {counted(several_hosts(run.analysis), 'host')}"
     says = f"{metric.label} of {counted(len(shown.ranks), 'rank')}{on} in {counted(count, 'step')}"
     if picture.data:
         across = (int(shown.steps[0]), min(int(shown.steps[-1]) + per_column - 1, int(run.steps.steps[-1])))
@@ -253,7 +254,7 @@ def _sorts(run: RunData) -> list[dict[str, Any]]:
 
 def _blocks(run: RunData, state: PageState) -> list[Block]:
     several = several_hosts(run.analysis)
-    by_host = state.rows == "host" and several > 0
+    by_host = rows_by_host(run.analysis, state.rows)
     return [
         Section(
             name="steps",
@@ -272,7 +273,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             ],
             tools=[
                 choice("metric", "Metric", choices(run.steps.metrics), state),
-                *rows_choice(state, hosts=several),
+                *rows_choice(hosts=several, by_host=by_host),
                 choice("sort", "Rows by", _sorts(run), state),
                 rank_choice(state),
             ],
@@ -304,8 +305,10 @@ VIEW: Final = View(
         shows="One value per rank and step, and every number of every rank.",
         formula="Own time = wall time of a step − time blocked on other ranks. Collectives make wall times equal; "
         "own times differ by rank. Where several ranks or steps share a cell, the worst of them is shown: "
-        "the highest, of ratios and clocks the lowest. A row of a host shows the worst of its ranks in each step.",
-        do="Look for lines (a slow rank), columns (a slow moment) and blocks (a slow host: choose one row per host). Pick a rank "
+        "the highest, of ratios and clocks the lowest. A row of a host shows the worst of its ranks in each step; "
+        "below the host of the picked rank are its ranks.",
+        do="Look for lines (a slow rank), columns (a slow moment) and blocks (a slow host: choose one row per host, "
+        "click a host to see its ranks). Pick a rank "
         "to see it in every view.",
     ),
     blocks=_blocks,

@@ -40,7 +40,7 @@ class Wish:
     rank: int | None = None
     steps: tuple[int, int] | None = None
     metric: str | None = None
-    rows: str = "rank"
+    rows: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

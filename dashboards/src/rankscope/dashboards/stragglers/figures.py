@@ -14,7 +14,7 @@ from rankscope.analysis.result.analysis import ImposedWait
 from rankscope.dashboards.charts.bars import Look, row_bars
 from rankscope.dashboards.charts.causes import CAUSE_LOOKS
 from rankscope.dashboards.charts.frame import framed, legend_above, marked_label, note, rank_label, rows_axis
-from rankscope.dashboards.charts.heatmap import coloring
+from rankscope.dashboards.charts.heatmap import TOOLS_PX, coloring
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.stragglers.data import CHARGED, BlamedRank, CauseTimeline, WaitGroup
 from rankscope.dashboards.words.inert import plotly_text
@@ -145,7 +145,7 @@ def wait_matrix(group: WaitGroup, colors: Palette, *, marked: Collection[str] = 
     }
     figure.update_xaxes(title_text=f"{what} that waited", **ticks)
     figure.update_yaxes(title_text=f"because of {what}", autorange="reversed", **ticks)
-    figure.update_layout(plot_bgcolor=colors.missing)
+    figure.update_layout(plot_bgcolor=colors.missing, margin_t=TOOLS_PX)
     for at, name in enumerate(group.names):
         if name in marked:
             figure.add_shape(

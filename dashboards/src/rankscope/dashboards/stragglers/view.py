@@ -10,7 +10,7 @@ from typing import Any, Final
 from rankscope.analysis.result.analysis import ImposedWait
 from rankscope.dashboards.charts.frame import note
 from rankscope.dashboards.charts.palette import Palette
-from rankscope.dashboards.data.hosts import UNKNOWN_HOST, blamed_hosts, blamed_ranks, several_hosts
+from rankscope.dashboards.data.hosts import UNKNOWN_HOST, blamed_hosts, blamed_ranks, rows_by_host, several_hosts
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model.columns import Column, number_column, text_column
 from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
@@ -38,7 +38,7 @@ from rankscope.dashboards.words.wording import count, milliseconds, percent
 
 def _hosts(run: RunData, state: PageState) -> dict[int, str] | None:
     """Return the host of each rank where rows are hosts; ``None`` where they are ranks."""
-    if state.rows != "host" or not several_hosts(run.analysis):
+    if not rows_by_host(run.analysis, state.rows):
         return None
     return {row.rank: row.host or UNKNOWN_HOST for row in run.analysis.ranks}
 
@@ -298,7 +298,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                     pick=partial(_rank_of_bar, lambda: [row.rank for row in _imposed_rows(run, state)], hosts, state),
                 ),
             ],
-            tools=rows_choice(state, hosts=several_hosts(run.analysis)),
+            tools=rows_choice(hosts=several_hosts(run.analysis), by_host=hosts is not None),
         ),
         Section(
             name="waits",

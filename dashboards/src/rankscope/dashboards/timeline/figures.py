@@ -57,6 +57,8 @@ class Lanes:
     """Names of parts."""
     ranks: list[int]
     """Rank of each lane."""
+    picked: int | None = None
+    """Rank whose lane is marked."""
     detailed: int = 0
     """Number of lanes at the top that show ranks in detail; all of them are labelled."""
 
@@ -145,10 +147,12 @@ def timeline(
     every = max(1, -(-count // 32))
     # Lanes right below the detailed ones have no label: it would overlap theirs.
     ticks = [*range(lanes.detailed), *range(lanes.detailed + (every if lanes.detailed and every > 1 else 0), count, every)]
+    if (at := _picked_lane(lanes)) is not None and at not in ticks:
+        ticks = sorted([at, *(tick for tick in ticks if tick < lanes.detailed or abs(tick - at) >= every)])
     figure.update_yaxes(
         tickmode="array",
         tickvals=ticks,
-        ticktext=[lanes.labels[at] for at in ticks],
+        ticktext=[_lane_label(lanes, at) for at in ticks],
         range=[count - 0.5, -0.5],
         showgrid=False,
         zeroline=False,
@@ -164,6 +168,17 @@ def timeline(
             )  # fmt: skip
     figure.update_layout(margin={"l": 8, "r": 8, "t": 24, "b": 8})
     return figure
+
+
+def _picked_lane(lanes: Lanes) -> int | None:
+    """Return the lane of the picked rank as a whole; ``None`` if it is not drawn."""
+    whole = [at for at, rank in enumerate(lanes.ranks) if rank == lanes.picked and lanes.labels[at] == f"rank {rank}"]
+    return whole[-1] if whole else None
+
+
+def _lane_label(lanes: Lanes, at: int) -> str:
+    label, rank = lanes.labels[at], lanes.ranks[at]
+    return rank_label(rank, (), lanes.picked) if label == f"rank {rank}" else label
 
 
 def _add_bars(figure: go.Figure, lanes: Lanes, colors: Palette) -> None:

@@ -43,7 +43,7 @@ def lanes_of(run: RunData, window: Window, data: WindowData, *, picked: int | No
         labels += [f"rank {ranks[row]}" for row in rows.tolist()]
         of_ranks += [ranks[row] for row in rows.tolist()]
     texts = [_inert(name) for name in (*map(described, data.about.collectives), *data.about.names)]
-    return Lanes(labels, joined(parts), texts, of_ranks, top), each
+    return Lanes(labels, joined(parts), texts, of_ranks, picked, top), each
 
 
 def _inert(name: str) -> str:

@@ -14,7 +14,7 @@ from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model.drawn import Drawn, FigureData
 from rankscope.dashboards.model.page import Block, Choice, Entry, Fact, Facts, Figure, Items, Part, Section, Text
 from rankscope.dashboards.model.run_head import nothing_yet
-from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.model.state import PageState, host_item
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.whatif.data import ALL, Answer, Pace, Piece, Scenarios, Thought, pace_of, pieces, step_without
 from rankscope.dashboards.whatif.figures import Without, without_bars
@@ -158,8 +158,9 @@ def _bars(run: RunData, state: PageState, colors: Palette, *, kinds: tuple[str, 
     found = sorted(
         (piece for piece in pieces(result) if piece.kind in kinds), key=lambda piece: piece.effect.without_step_seconds
     )
+    apart = together(result)
     # Of two equally slow ranks, neither saves anything alone.
-    matter = [one for one in found if one.item in state.without or _matters(one.effect)] or found[:1]
+    matter = [one for one in found if one.item in state.without or (_matters(one.effect) and one.item not in apart)] or found[:1]
     actual, ideal = result.step_seconds or 0.0, result.ideal_step_seconds or 0.0
     unit = time_unit(1e6 * actual)
     rows = [_without(piece, pace, unit) for piece in matter[:RANKS_SHOWN]]
@@ -191,6 +192,18 @@ def _bars(run: RunData, state: PageState, colors: Palette, *, kinds: tuple[str, 
         ),
         says,
     )  # fmt: skip
+
+
+def together(result: WhatIf) -> set[str]:
+    """Return the items that no bar shows: ranks of a host that gains more than they gain one by one, else the host itself."""
+    hidden = set()
+    saved = {row.rank: max(row.saved_seconds, 0.0) for row in result.by_rank}
+    for host in result.by_host:
+        ranks = {f"rank:{rank}" for rank in host.ranks}
+        hidden |= (
+            ranks if host.saved_seconds > 1.25 * sum(saved.get(rank, 0.0) for rank in host.ranks) else {host_item(host.host)}
+        )
+    return hidden
 
 
 def _matters(effect: Effect) -> bool:
@@ -277,21 +290,20 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         ),
         Section(
             name="whatif-ranks-of",
-            title="Without each rank",
-            help=f"At most {RANKS_SHOWN} slow ranks, largest gain first; the CSV has all. Of two equally slow ranks, fixing one "
-            f"gains nothing: click both bars. {_VARIES[result.savings_of]}",
+            title="Without each rank or host" if result.by_host else "Without each rank",
+            help=f"At most {RANKS_SHOWN} slow ones, largest gain first; the CSV has all. Ranks of a host that are slow together "
+            f"have one bar. Of two equally slow ranks, fixing one gains nothing: remove both. {_VARIES[result.savings_of]}",
             blocks=[
                 Figure(
                     name="whatif-ranks",
-                    label="Bars of the step time without each rank",
-                    draw=partial(_bars, run, state, kinds=("rank",)),
+                    label="Bars of the step time without each rank or host",
+                    draw=partial(_bars, run, state, kinds=("rank", "host")),
                     height=400,
                     long=True,
                     pick=toggle,
                 )
             ],
         ),
-        *([_hosts(run, state)] if result.by_host else []),
         Section(
             name="whatif-parts-of",
             title="Without each cause, phase or stage",
@@ -322,24 +334,6 @@ _VARIES: Final = {
     "median rank.",
     "graph": "A removed rank is as the median one.",
 }
-
-
-def _hosts(run: RunData, state: PageState) -> Section:
-    return Section(
-        name="whatif-hosts-of",
-        title="Without each host",
-        help=f"Its slow ranks together. At most {RANKS_SHOWN} hosts, largest gain first; the CSV has all.",
-        blocks=[
-            Figure(
-                name="whatif-hosts",
-                label="Bars of the step time without each host",
-                draw=partial(_bars, run, state, kinds=("host",)),
-                height=300,
-                long=True,
-                pick=partial(_toggled, state),
-            )
-        ],
-    )
 
 
 VIEW: Final = View(

@@ -1,4 +1,4 @@
-"""Causes of ``rankscope.analysis.causes`` as the pages show them: one label and one look each, wherever they appear."""
+"""Causes of ``rankscope.analysis.causes`` as the pages show them: one label and one look each, as in the waterfall of a step."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class ShownCause(NamedTuple):
 
 
 CAUSES: Final[dict[str, ShownCause]] = {
-    "input": ShownCause("slow input", "exposed_memcpy", "."),
+    "input": ShownCause("slow input", "input", "/"),
     "checkpoint": ShownCause("checkpoint", "exposed_memcpy", "\\"),
     "evaluation": ShownCause("evaluation", "exposed_memcpy", "-"),
-    "host": ShownCause("slow host", "overlap", "/"),
+    "host": ShownCause("slow host", "idle", "-"),
     "gc": ShownCause("garbage collection", "overlap", "x"),
     "cpu_contention": ShownCause("waiting for a CPU", "exposed_communication", "/"),
     "compute": ShownCause("slow compute", "compute"),
@@ -27,6 +27,6 @@ CAUSES: Final[dict[str, ShownCause]] = {
     "backward": ShownCause("longer backward", "overlap"),
     "optimizer": ShownCause("longer optimizer", "compute", "/"),
     "between_steps": ShownCause("longer between steps", "overlap", "|"),
-    "unknown": ShownCause("cause unknown", "idle"),
+    "unknown": ShownCause("cause unknown", "missing", "+"),
 }
 """Causes of a verdict, of the what-if (``cpu_contention``), and phases in which own time is longer, in stacking order."""

@@ -7,6 +7,7 @@ from typing import Final, Literal
 import msgspec
 
 from rankscope.analysis.result.text import counted
+from rankscope.base.text import format_duration
 
 EXPORT_SCHEMA: Final = "rankscope.export/1"
 
@@ -63,7 +64,7 @@ def clock_sentence(clock: ExportClock) -> str:
             "Clocks not corrected: no collective of several hosts could be matched, each host's times are those of its own clock."
         )
     of = counted(clock.matched, "collective") + (f" of {clock.fitted_to}" if clock.fitted_to else "")
-    residual = "not known" if clock.residual_us is None else f"{clock.residual_us:,.1f} µs"
+    residual = "not known" if clock.residual_us is None else format_duration(clock.residual_us)
     if clock.method == "one_clock":
         ends = f" The ranks see the ends of {of} {residual} apart in the median: shorter waits are not shown."
         return "All ranks are on one clock, so nothing is corrected." + (ends if clock.matched else "")
