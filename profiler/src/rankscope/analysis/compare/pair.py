@@ -150,6 +150,11 @@ def step_time(side: Usable) -> float | None:
     return float(side.walls.mean()) if len(side.walls) else None
 
 
+def typical_step_time(side: Usable) -> float | None:
+    """Return the median step time in microseconds, of the mean over the ranks; ``None`` without a usable step."""
+    return float(np.median(side.walls)) if len(side.walls) else None
+
+
 def differs(a: Usable, b: Usable) -> list[str]:
     """Return one phrase per difference: ``what: of A -> of B``."""
     old, new = a.recording, b.recording

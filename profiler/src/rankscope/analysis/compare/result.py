@@ -131,6 +131,8 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     simulated: bool
     step_us: float | None
     """Mean step time."""
+    typical_us: float | None
+    """Median step time."""
     samples_per_step: float | None
     """Samples per step of the whole job. Ranks known to share samples (tensor, pipeline, context parallel) count once."""
     tokens_per_step: float | None
