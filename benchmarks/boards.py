@@ -7,8 +7,7 @@ screen 1,920 pixels wide, with the initial values of its variables. Graphs are r
 Queries are sent one after the other, and those of a board that opens also six at once, as many as a browser does. Of the repeats
 the least counts, because other work on the machine only adds; CPU seconds of Prometheus are independent of such work.
 
-The peers: the two boards over dcgm-exporter's names, of the same GPUs in the same Prometheus, queried in turn with the others;
-and the cost of the recorded series of a board without rules that recorded them before, over the same time.
+The peer: the cost of the recorded series of a board without rules that recorded them before, over the same time.
 
     python benchmarks/boards.py [--hosts 128] [--hours 6] [--interval 30] [--repeats 3]
 """
@@ -115,9 +114,9 @@ def chosen(board: str) -> dict[str, list[str] | str]:
     """Return the initial values of a board's variables: all, but one host or one run where the board is about one."""
     names = ("instance", "gpu", "run_id", "rank", "slurm_job_id", "comm_name", "collective")
     every = dict.fromkeys(names, ".+")
-    everything: dict[str, list[str] | str] = {"cluster": ".*", **every, "job": ["dcgm" if board.endswith("dcgm") else "gpus"]}
+    everything: dict[str, list[str] | str] = {"cluster": ".*", **every, "job": ["gpus"]}
     if board.startswith("rankscope-node"):
-        return everything | {"instance": ["node001:9400" if board.endswith("dcgm") else "node001:9838"]}
+        return everything | {"instance": ["node001:9838"]}
     return everything | {"run_id": ["llama-20260101-7"]} if board == "rankscope-run" else everything
 
 
@@ -233,7 +232,7 @@ def of_board(found: list[dict[str, Any]], rules: list[dict[str, Any]], rule_seco
 
 
 def budgets_of(boards: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the budgets, the same for our own boards and for those over DCGM's names."""
+    """Return the budgets of the boards."""
     found = []
     for name, figures in boards.items():
         for what, value, limit in (

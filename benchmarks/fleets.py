@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from rankscope.analysis.causes import Cause
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo, StepEvent
+from rankscope.runs.segment_writer import JsonLinesWriter, RowWriter
+from rankscope.runs.small_files import create_attempt, create_run, write_record
 from rankscope.runs.step_columns import HAS_BLOCKED, unknown_rows
-from rankscope.runs.writer import JsonLinesWriter, RowWriter, create_attempt, create_run, write_record
 
 STEP_US = 80_000.0
 """Own time of a healthy step."""

@@ -30,8 +30,9 @@ from rankscope.runs.records import (
     StepBreakdown,
     StepEvent,
 )
+from rankscope.runs.segment_writer import JsonLinesWriter, RowWriter
+from rankscope.runs.small_files import create_attempt, create_run, write_record
 from rankscope.runs.step_columns import HAS_BLOCKED, PROFILED, checksums, unknown_rows
-from rankscope.runs.writer import JsonLinesWriter, RowWriter, create_attempt, create_run, write_record
 
 START_NS = 1_790_000_000_000_000_000
 MEANS_US = {"data": 800.0, "forward": 70_000.0, "backward": 120_000.0, "optimizer": 20_000.0, "between_steps": 300.0}

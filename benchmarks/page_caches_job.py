@@ -20,10 +20,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
+from rankscope.base import exposition
 from rankscope.cli.start import main
 from rankscope.exporter.fleet import changes, wire
 from rankscope.exporter.loop import Snapshot
-from rankscope.exporter.pages import exposition, page
+from rankscope.exporter.pages import page
 from rankscope.exporter.simulated import SimulatedFleet
 from rankscope.exporter.spool import file, incremental_parse, reading
 from rankscope.exporter.spool.folder import SpoolFolder

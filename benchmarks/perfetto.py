@@ -26,7 +26,8 @@ from budget import budget
 
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import AttemptInfo, CollectiveRecord, PhaseTimes, RankInfo, RunInfo, StepRecord
-from rankscope.runs.writer import JsonLinesWriter, RowWriter, create_attempt, create_run, write_record
+from rankscope.runs.segment_writer import JsonLinesWriter, RowWriter
+from rankscope.runs.small_files import create_attempt, create_run, write_record
 
 MEMORY_BUDGET_MIB = 600
 GROWTH_BUDGET = 1.25

@@ -34,7 +34,8 @@ from rankscope.analysis.run_analysis import analysis_of, read_evidence
 from rankscope.runs.paths import host_dir, rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import HardwareSample
-from rankscope.runs.writer import JsonLinesWriter, write_record
+from rankscope.runs.segment_writer import JsonLinesWriter
+from rankscope.runs.small_files import write_record
 
 SECONDS_BUDGET, BYTES_BUDGET, UPDATE_BUDGET = 3.5, 700 * 2**20, 0.25
 COMPARE_BYTES_BUDGET = 2**30

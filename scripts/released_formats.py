@@ -32,7 +32,7 @@ from rankscope.runs.durations import DurationBlock, DurationGroup
 from rankscope.runs.paths import Stream, attempt_dir, host_dir, rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import HardwareSample, PlannedWindow, StackLine, StackSamples, StepEvent
-from rankscope.runs.writer import JsonLinesWriter
+from rankscope.runs.segment_writer import JsonLinesWriter
 
 FOLDER: Final = Path(__file__).resolve().parents[1] / "tests" / "data" / "released"
 RUN: Final = Path("/runs/train")

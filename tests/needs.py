@@ -15,6 +15,7 @@ INSTALL_HINTS = {
     "amtool": "apt-get install prometheus-alertmanager",
     "chromium": "apt-get install chromium",
     "gcc": "apt-get install gcc libc6-dev",
+    **dict.fromkeys(("node", "npm"), "apt-get install nodejs npm (node 20 or later)"),
     **dict.fromkeys(("ip", "tc"), "apt-get install iproute2"),
     **dict.fromkeys(("unshare", "nsenter"), "apt-get install util-linux"),
     **dict.fromkeys(

@@ -13,7 +13,7 @@ from tests import step_files
 from rankscope.runs.control import ControlAnswer, ControlRequest, Inbox, Kind, answer
 from rankscope.runs.paths import Stream, rank_dir
 from rankscope.runs.records import AttemptInfo, CollectiveRecord, RankInfo, RunInfo, StepBreakdown, StepRecord
-from rankscope.runs.writer import create_attempt, create_run, write_record
+from rankscope.runs.small_files import create_attempt, create_run, write_record
 
 Serve = Callable[[Path, ControlRequest], None]
 KINDS: tuple[Kind, ...] = ("capture", "dump")

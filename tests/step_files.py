@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from rankscope.runs.paths import Stream, rank_dir
 from rankscope.runs.records import StepRecord
+from rankscope.runs.segment_writer import SEGMENT_BYTES, JsonLinesWriter, RowWriter
 from rankscope.runs.step_columns import HEADER_BYTES, ROW_BYTES, checksums, event_of, header, pack_row, row_dtype
-from rankscope.runs.writer import SEGMENT_BYTES, JsonLinesWriter, RowWriter
 
 Rows = NDArray[Any]
 """Rows of ``row_dtype``."""
@@ -143,7 +143,7 @@ class CountedReads:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.bytes = 0
         for module in ("follow", "step_segments"):
-            monkeypatch.setattr(f"rankscope.runs.{module}.open_regular", self._opened)
+            monkeypatch.setattr(f"rankscope.runs.{module}.open_run_file", self._opened)
 
     def _opened(self, path: Path) -> Any:
         reads = self

@@ -17,7 +17,7 @@ from tests.step_files import append
 from rankscope.analysis.result.analysis import Analysis, CollectiveMatching, Cost, Evidence, Finding, RankResult, Source, Verdict
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import AttemptInfo, EndReason, PhaseTimes, RankInfo, RunInfo, StepRecord
-from rankscope.runs.writer import create_attempt, create_run, write_record
+from rankscope.runs.small_files import create_attempt, create_run, write_record
 
 START_NS = 1_700_000_000_000_000_000
 

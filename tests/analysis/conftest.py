@@ -27,7 +27,7 @@ from rankscope.runs.records import (
     StepBreakdown,
     StepRecord,
 )
-from rankscope.runs.writer import create_attempt, create_run, write_record
+from rankscope.runs.small_files import create_attempt, create_run, write_record
 
 USUAL_US: dict[Phase, float] = {"data": 5_000, "forward": 30_000, "backward": 50_000, "optimizer": 10_000, "between_steps": 5_000}
 """Phase durations of a step of 100 ms."""

@@ -18,7 +18,7 @@ from rankscope.analysis.run_analysis import analyze_run
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import AttemptInfo, CollectiveRecord, RankInfo, StepBreakdown, StepEvent
-from rankscope.runs.writer import create_attempt, write_record
+from rankscope.runs.small_files import create_attempt, write_record
 
 RANKS, STEPS = 3, 40
 

@@ -14,10 +14,11 @@ from tests.step_files import load, save
 from rankscope.analysis.captured import analyze_captured
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.inference.profiled import ENOUGH_STEPS
+from rankscope.analysis.report.terminal import render_text
 from rankscope.runs.paths import activity_file, rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import AttemptInfo, RankActivity, RankInfo
-from rankscope.runs.writer import write_record
+from rankscope.runs.small_files import write_record
 
 Synthetic = Callable[..., Any]
 Plan = Callable[[int, int], dict[str, Any] | None]
@@ -63,14 +64,15 @@ def test_one_rank_of_a_world_of_unknown_size_is_not_taken_for_all(synthetic: Syn
 def test_a_run_that_crashed_is_advised_to_look_there_first(synthetic: Synthetic) -> None:
     calm = analyze([synthetic(lost_after={3: 25}, end_reasons={3: "crash"}).write()])
     assert "error output of rank 3 on n1" in calm.verdict.next[0]
-    assert any("rank 3 crashed" in warning for warning in calm.source.warnings)
+    assert calm.verdict.failure == "rank 3 crashed before the end of training"
+    assert render_text(calm).startswith("JOB FAILED: rank 3 crashed")
 
 
-def test_a_straggler_comes_before_the_crash(synthetic: Synthetic) -> None:
+def test_a_crash_comes_before_the_straggler(synthetic: Synthetic) -> None:
     run = synthetic(plan=always(2, us=60_000), lost_after={3: 25}, end_reasons={3: "crash"}).write()
     verdict = analyze([run]).verdict
-    assert "rank 2" in verdict.next[0]
-    assert "error output of rank 3" in verdict.next[-1]
+    assert "error output of rank 3" in verdict.next[0]
+    assert "rank 2" in verdict.next[1]
 
 
 @pytest.mark.parametrize("options", [{"steps": 3}, {"steps": 40, "signals": False}])

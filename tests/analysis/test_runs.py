@@ -16,8 +16,8 @@ from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import InputError
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import AttemptInfo, CollectiveRecord, RankInfo, StepBreakdown
+from rankscope.runs.small_files import create_attempt, write_record
 from rankscope.runs.step_columns import PROFILED
-from rankscope.runs.writer import create_attempt, write_record
 
 Synthetic = Callable[..., Any]
 Plan = Callable[[int, int], dict[str, Any] | None]
@@ -332,7 +332,7 @@ def test_windows_decide_where_step_records_cannot_and_step_records_still_tell_th
 
 def test_a_killed_rank_is_named_and_lowers_coverage(synthetic: Synthetic) -> None:
     analysis = result(synthetic(lost_after={3: 25}, end_reasons={3: "killed"}, plan=always(2, us=60_000)))
-    assert any("rank 3 killed" in warning for warning in analysis.source.warnings)
+    assert analysis.verdict.failure == "rank 3 killed before the end of training"
     assert analysis.source.coverage == pytest.approx((3 * 40 + 25) / 160)
     assert (analysis.verdict.kind, analysis.verdict.rank) == ("straggler", 2)
     assert analysis.ranks[3].end_reason == "killed"

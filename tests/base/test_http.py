@@ -1,16 +1,14 @@
-"""Listening sockets, and following of files."""
+"""Listening sockets and credentials."""
 
 from __future__ import annotations
 
 import errno
 import os
 import socket
-from pathlib import Path
 
 import pytest
 
-from rankscope.base import http
-from rankscope.base.http import FollowedFiles, basic_credentials, bearer_token, bind
+from rankscope.base.http import basic_credentials, bearer_token, bind
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -54,44 +52,3 @@ def test_credentials_of_a_header() -> None:
         assert basic_credentials(other) is None
     for other in (b"", b"Basic YW5uOmE6Yg=="):
         assert bearer_token(other) is None
-
-
-def test_changed_files_are_read_again_and_an_unusable_version_leaves_the_last_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http, "LOOK_EVERY_S", 0)
-    file = tmp_path / "number"
-    file.write_text("1")
-    changed: list[int] = []
-    failed: list[Exception] = []
-    followed = FollowedFiles(lambda: (int(file.read_text()), [file]), changed=changed.append, failed=failed.append)
-    assert (followed.get(), changed) == (1, [])
-
-    file.write_text("nonsense")
-    assert followed.get() == 1
-    assert [type(error) for error in failed] == [ValueError]
-
-    file.unlink()
-    assert followed.get() == 1
-    file.write_text("23")
-    assert [followed.get(), followed.get()] == [23, 23]
-    assert changed == [23]
-
-
-def test_a_file_that_is_named_before_it_is_there_is_read_when_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "LOOK_EVERY_S", 0)
-    config, first, second = (tmp_path / name for name in ("config", "first", "second"))
-    config.write_text("first")
-    first.write_text("1")
-
-    def read() -> tuple[int, list[Path]]:
-        named = tmp_path / config.read_text()
-        return int(named.read_text()), [config, named]
-
-    followed = FollowedFiles(read, changed=lambda _: None, failed=lambda _: None)
-    config.write_text("second")
-    assert followed.get() == 1
-    second.write_text("2")
-    assert followed.get() == 2
-    second.write_text("33")
-    assert followed.get() == 33

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.dashboards.grafana.board_site import Asked, scraping
-from tests.dashboards.grafana.grafana_model import Target, all_boards, boards, targets
+from tests.dashboards.grafana.grafana_model import Target, all_boards, targets
 from tests.exporter import conftest as exporter
 from tests.exporter.conftest import RunningExporter
 
@@ -69,7 +69,7 @@ def test_the_board_of_a_run_has_data_of_a_real_job(
 
 def _never_answered(asked: Asked, job: subprocess.Popen[bytes]) -> set[str]:
     """Return the titles of panels whose first query never had data."""
-    left = [target for target in targets(boards("native")["rankscope-run"]) if target.letter == "A"]
+    left = [target for target in targets(all_boards()["rankscope-run"]) if target.letter == "A"]
     until = time.monotonic() + PATIENCE_S
     while {target.panel["title"] for target in left} - ON_CPUS_ONLY and time.monotonic() < until:
         assert job.poll() is None, "the job ended"

@@ -22,7 +22,7 @@ from rankscope.cli.capture import capture
 from rankscope.runs.control import ControlAnswer, ControlRequest, answer
 from rankscope.runs.paths import attempt_dir, flight_dir, rank_dir
 from rankscope.runs.records import AttemptInfo, RunInfo, StepRecord
-from rankscope.runs.writer import create_attempt, create_run, write_record
+from rankscope.runs.small_files import create_attempt, create_run, write_record
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -18,11 +18,11 @@ from tests.full_disk import disk_with_room_for
 from tests.perfetto_model import load, load_file
 from tests.step_files import StepWriter
 
-from rankscope.analysis.perfetto import export
+from rankscope.analysis.perfetto import export, run_source
 from rankscope.analysis.perfetto.result import ExportResult
 from rankscope.runs.paths import attempt_dir, rank_dir, segment
 from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
-from rankscope.runs.writer import create_attempt, create_run, write_record
+from rankscope.runs.small_files import create_attempt, create_run, write_record
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -263,7 +263,7 @@ def test_a_rank_of_whose_raw_traces_nothing_can_be_seen_is_exported_without_them
     # given a folder of raw traces that no user may list
     closed = rank_dir(recorded, 0, 1) / "traces"
     closed.mkdir()
-    monkeypatch.setattr(Path, "iterdir", refusing(Path.iterdir, closed))
+    monkeypatch.setattr(run_source, "list_run_folder", refusing(run_source.list_run_folder, closed))
     done = cli("export", recorded, "--perfetto", tmp_path / "out.json")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"Left out: {closed}: Permission denied." in " ".join(done.stdout.split())

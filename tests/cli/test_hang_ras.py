@@ -20,7 +20,7 @@ from tests.ras_server import Comm, Speak, answer, listening, ras, text_answer
 from rankscope.runs.paths import flight_dir, rank_dir
 from rankscope.runs.ras import RasAnswer, keep_answer
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo
-from rankscope.runs.writer import create_attempt, create_run, write_record
+from rankscope.runs.small_files import create_attempt, create_run, write_record
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 LATE = answer(Comm({0: 42, 1: 42, 2: 41, 3: 42}))

@@ -82,9 +82,9 @@ def test_the_pages_read_a_run(kept: Path) -> None:
     runs = DiskRuns(kept)
     (summary,) = runs.runs()
     assert (summary.status, summary.world_size, summary.ranks) == ("finished", 2, 2)
-    assert runs.analysis(summary.run_id).verdict.rank == 1
-    assert runs.steps(summary.run_id).part("own_us").values.shape == (2, 24)
-    assert len(runs.hardware(summary.run_id).gpus) == 2
+    assert runs.part(summary.run_id, "analysis").verdict.rank == 1
+    assert runs.part(summary.run_id, "steps").part("own_us").values.shape == (2, 24)
+    assert len(runs.part(summary.run_id, "hardware").gpus) == 2
     assert "TrainingStraggler" in str(runs.alerts(summary.run_id))
 
 

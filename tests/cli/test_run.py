@@ -20,7 +20,7 @@ from rankscope.profiler.launch import LaunchResult
 from rankscope.runs.paths import rank_dir, rank_file
 from rankscope.runs.reader import RunReader, is_run
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo, StepRecord
-from rankscope.runs.writer import create_attempt, create_run, write_record
+from rankscope.runs.small_files import create_attempt, create_run, write_record
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -27,8 +27,8 @@ from rankscope.cli.step_batches import FIELDS, CsvSink, JsonSink, ParquetSink, b
 from rankscope.runs.follow import StartOverError, StepFollower
 from rankscope.runs.paths import attempt_dir, rank_dir, segment
 from rankscope.runs.records import PHASES, AttemptInfo, PhaseTimes, RunInfo, StepRecord
+from rankscope.runs.small_files import create_attempt, create_run
 from rankscope.runs.step_columns import COLUMNS
-from rankscope.runs.writer import create_attempt, create_run
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 STEPS = 30

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.runs.records import RunInfo
-from rankscope.runs.writer import create_run
+from rankscope.runs.small_files import create_run
 
 VERBS = {
     "analyze": [],

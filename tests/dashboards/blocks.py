@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from rankscope.dashboards.charts.palette import PALETTES, Palette
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.live.pages import Pages, verdict_kind
+from rankscope.dashboards.live.pages import Page, Pages, verdict_kind
 from rankscope.dashboards.model.drawn import Drawn
 from rankscope.dashboards.model.page import Block, Figure, Part, Table, every, find
 from rankscope.dashboards.model.run_head import run_head
@@ -100,15 +100,15 @@ def text_of(what: Any, between: str = "") -> str:
     return ""
 
 
-def page_for(path: object, search: object, source: Any, config: DashboardConfig | None = None) -> tuple[Any, str]:
-    """Return the page of an address as components, and its name."""
+def page_for(path: object, search: object, source: Any, config: DashboardConfig | None = None) -> Page:
+    """Return the page of an address."""
     return Pages(source, config or DashboardConfig()).page(path, search)
 
 
 def page_text(source: Any, path: object, search: object = "", config: DashboardConfig | None = None) -> str:
     """Return the page of an address as JSON, with all its texts; for what ``Pages`` adds to the blocks, such as errors."""
-    page = page_for(path, search, source, config)[0]
-    return json.dumps(page.to_plotly_json(), default=lambda one: one.to_plotly_json(), ensure_ascii=False)
+    page = page_for(path, search, source, config).content
+    return json.dumps(page, default=lambda one: one.to_plotly_json(), ensure_ascii=False)
 
 
 def draw_at(source: Any, path: str, name: str, search: str = "", colors: Palette = PALETTES["light"]) -> tuple[Drawn, bool]:

@@ -9,7 +9,7 @@ from tests.dashboards.recorded_run import START_NS
 
 from rankscope.runs.paths import host_dir
 from rankscope.runs.records import HardwareSample
-from rankscope.runs.writer import JsonLinesWriter
+from rankscope.runs.segment_writer import JsonLinesWriter
 
 STEP_NS = 80_000_000
 STEPS = 60

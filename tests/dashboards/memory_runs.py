@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import numpy as np
 from tests.dashboards.recorded_run import START_NS
 
-from rankscope.alerts.replay.result import Replay
 from rankscope.analysis.evidence.steps import METRICS, StepTable
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import RankscopeError
@@ -66,7 +65,6 @@ class MemoryRuns:
         """Version of a run's analysis by run id, where it differs from the revision of the files."""
         self.stales: dict[str, Stale] = {}
         self.problems: dict[str, Exception] = {}
-        self.replays: dict[str, Replay] = {}
         self.alerts_found: dict[str, AlertsFound] = {}
         self.analysed = 0
         self.known: set[str] = set()
@@ -99,8 +97,12 @@ class MemoryRuns:
             raise UnknownRunError(run_id)
         return self.summaries[run_id]
 
-    def cancel(self, job: str) -> None:
+    def cancel(self, job: str) -> bool:
         self.cancelled.append(job)
+        return True
+
+    def part(self, run_id: str, name: str) -> Any:
+        return getattr(self, name)(run_id)
 
     def version(self, run_id: str) -> str:
         if run_id in self.problems:
@@ -145,9 +147,6 @@ class MemoryRuns:
 
     def blame(self, run_id: str) -> BlameBook:
         return self._or_problem(self.blames, run_id)
-
-    def replay(self, run_id: str) -> Replay:
-        return self._or_problem(self.replays, run_id)
 
     def scenarios(self, run_id: str) -> Scenarios:
         return self._or_problem(self.whatifs, run_id)

@@ -19,7 +19,7 @@ from rankscope.runs.records import (
     StepBreakdown,
     StepRecord,
 )
-from rankscope.runs.writer import create_attempt, create_run, write_record
+from rankscope.runs.small_files import create_attempt, create_run, write_record
 
 START_NS = 1_790_000_000_000_000_000
 SLOW_RANK = 2

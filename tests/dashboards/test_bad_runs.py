@@ -55,7 +55,7 @@ def everything(source: DiskRuns, run_id: str) -> Iterator[str]:
         *((run_path(run_id, view.slug), search) for view in VIEWS for search in ("", EVERYTHING)),
     ]
     for path, search in addresses:
-        page, _ = pages.page(path, search)
+        page = pages.page(path, search).content
         yield written(page)
         for name in FIGURE.findall(written(page)):
             found = pages.figure(path, search, name, COLORS)

@@ -14,9 +14,9 @@ import pytest
 from tests.exporter.conftest import RunningExporter
 from tests.exporter.fake_driver import FakeDriver
 
+from rankscope.base.errors import InputError
 from rankscope.exporter.catalogue import COLLECTORS
 from rankscope.exporter.commands import _settings, exporter, option_names
-from rankscope.exporter.errors import ExporterInputError
 from rankscope.exporter.settings import Settings
 
 DEFAULTS = frozenset(name for name, collector in COLLECTORS.items() if collector.default_on)
@@ -108,12 +108,12 @@ def test_collectors(config: Callable[[str], Path]) -> None:
 def test_a_mistake_in_the_file_says_where_and_what(config: Callable[[str], Path], text: str, said: str) -> None:
     path = config(text)
 
-    with pytest.raises(ExporterInputError) as caught:
+    with pytest.raises(InputError) as caught:
         settings("--config", path)
 
-    assert caught.value.message.startswith(f"{path}: ")
-    assert said in caught.value.message
-    assert "\n" not in caught.value.message
+    assert str(caught.value).startswith(f"{path}: ")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

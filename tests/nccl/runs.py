@@ -34,7 +34,7 @@ from rankscope.profiler.helper.collectives.log_follower import LogFollower
 from rankscope.runs.durations import DurationBlock, DurationSource
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import AttemptInfo, PhaseTimes, Pipeline, RankInfo, RunInfo, StepRecord
-from rankscope.runs.writer import create_attempt, create_run, write_record
+from rankscope.runs.small_files import create_attempt, create_run, write_record
 
 _INNER: Final = {"hsdp": "shard", "cp": "cp", "moe": "ep", "ring attention": "cp"}
 """Layout to the name of its innermost dimension; of all others it is tensor parallel."""

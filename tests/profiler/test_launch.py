@@ -21,7 +21,7 @@ from rankscope.profiler.launch import LaunchOptions, _wait_for_helpers, launch
 from rankscope.profiler.scratch import hold
 from rankscope.profiler.settings import SITE_FOLDER, RecorderSettings, from_environment
 from rankscope.runs.records import AttemptInfo, RunInfo
-from rankscope.runs.writer import create_attempt, create_run
+from rankscope.runs.small_files import create_attempt, create_run
 
 PRINT_ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from rankscope.base.exposition import escaped
 from rankscope.profiler.helper.publishing.metrics_publisher import Sample, render
 from rankscope.profiler.spool import (
     FORGOTTEN_SECONDS,
@@ -19,7 +20,6 @@ from rankscope.profiler.spool import (
     MAX_SLOTS,
     Claimant,
     SpoolFile,
-    escaped,
     label_text,
     remove_own,
 )
@@ -204,10 +204,10 @@ def test_ranks_that_claim_at_the_same_moment_get_different_slots(tmp_path: Path)
 
 
 def test_on_a_file_system_without_links_a_slot_is_claimed_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Path, target: Path) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    monkeypatch.setattr(os, "link", refuse)
     first = SpoolFile(tmp_path, claimant("a"))
 
     assert [write(first).name, write(SpoolFile(tmp_path, claimant("b"))).name] == ["run-3-0.prom", "run-3-1.prom"]

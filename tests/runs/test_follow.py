@@ -15,8 +15,9 @@ from rankscope.runs.follow import StartOverError, StepFollower, StreamFollower
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import KernelRecord, RunInfo, StepEvent, StepRecord
+from rankscope.runs.segment_writer import JsonLinesWriter, RowWriter
 from rankscope.runs.segments import BLOCK_BYTES, MAX_LINE_BYTES, decode_blocks, read_blocks
-from rankscope.runs.writer import JsonLinesWriter, RowWriter, create_run
+from rankscope.runs.small_files import create_run
 
 
 def record(step: int) -> KernelRecord:

@@ -10,7 +10,7 @@ from rankscope.base.errors import InputError
 from rankscope.runs.named import NamedRun, named_run, refuse_folder_of_runs
 from rankscope.runs.paths import attempt_dir, rank_dir, run_file
 from rankscope.runs.records import AttemptInfo, RunInfo
-from rankscope.runs.writer import create_attempt, create_run
+from rankscope.runs.small_files import create_attempt, create_run
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from rankscope.profiler.settings import RecorderSettings, from_environment
 from rankscope.runs.paths import RANK_STREAMS, Stream
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import AttemptInfo, KernelRecord, PhaseTimes, RankInfo, RunInfo, StepRecord
+from rankscope.runs.segment_writer import SEGMENT_BYTES, JsonLinesWriter, RowWriter, SegmentWriter
 from rankscope.runs.step_columns import HEADER_BYTES, ROW_BYTES
 from rankscope.runs.step_segments import Segment
-from rankscope.runs.writer import SEGMENT_BYTES, JsonLinesWriter, RowWriter, SegmentWriter
 
 
 def step(number: int) -> StepRecord:

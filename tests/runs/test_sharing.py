@@ -24,7 +24,7 @@ from rankscope.profiler.settings import RecorderSettings
 from rankscope.runs.paths import rank_dir, segment
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo, StepRecord
-from rankscope.runs.writer import create_run, make_folder
+from rankscope.runs.small_files import create_run, make_folder
 
 ALICE, BOB, STRANGER, TEAM = 41001, 41002, 41003, 41100
 

@@ -30,9 +30,10 @@ from rankscope.runs.follow import StepFollower
 from rankscope.runs.paths import rank_dir, segment
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PhaseTimes, RunInfo, StepRecord
+from rankscope.runs.segment_writer import RowWriter
+from rankscope.runs.small_files import create_run
 from rankscope.runs.step_columns import BEGINNING, COLUMNS, HEADER_BYTES, ROW_BYTES, header, row_dtype
 from rankscope.runs.step_segments import BLOCK_ROWS, read_single_rows
-from rankscope.runs.writer import RowWriter, create_run
 
 ROWS = 24
 LENGTH = HEADER_BYTES + ROWS * ROW_BYTES

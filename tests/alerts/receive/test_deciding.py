@@ -23,7 +23,7 @@ from rankscope.alerts.receive.verdicts import known_runs as known_runs_module
 from rankscope.alerts.receive.verdicts.known_runs import KnownRuns, RunName, UnknownRunError
 from rankscope.alerts.store.database import Store
 from rankscope.runs.records import RunInfo
-from rankscope.runs.writer import create_run
+from rankscope.runs.small_files import create_run
 
 
 @pytest.fixture

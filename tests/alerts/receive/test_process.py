@@ -304,7 +304,9 @@ def test_tls(tmp_path: Path) -> None:
     issue += ["-addext", "keyUsage=critical,digitalSignature,keyCertSign"]
     subprocess.run(issue, check=True, capture_output=True)
     config = '[receive]\ntls_cert = "cert.pem"\ntls_key = "key.pem"\n'
-    receiver = ReceiverProcess(tmp_path, config, settings="from rankscope.base import http; http.LOOK_EVERY_S = 0")
+    receiver = ReceiverProcess(
+        tmp_path, config, settings="from rankscope.base import followed_files; followed_files.LOOK_EVERY_S = 0"
+    )
     receiver.start(wait=False)
     context = ssl.create_default_context(cafile=str(certificate))
 

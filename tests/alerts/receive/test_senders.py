@@ -24,9 +24,9 @@ from rankscope.alerts.deliver.signing import Secret
 from rankscope.alerts.receive.config import ReceiveSection
 from rankscope.alerts.receive.inbox import Inbox
 from rankscope.alerts.receive.settings import accepted_credentials, load_credentials, settings
-from rankscope.alerts.receive.web import app as app_module
 from rankscope.alerts.receive.web.app import ReceiverApp
 from rankscope.alerts.receive.web.authentication import Credentials
+from rankscope.base import followed_files
 from rankscope.base.errors import InputError
 
 BODY = msgspec.json.encode(PAYLOAD)
@@ -239,7 +239,7 @@ def test_a_hung_file_system_blocks_neither_health_checks_nor_senders(
 ) -> None:
     (tmp_path / "token").write_text(RIGHT)
     asked = Asked(tmp_path, inbox, bearer=[{"file": "token"}])
-    monkeypatch.setattr(app_module, "SECRETS_S", 0.05)
+    monkeypatch.setattr(followed_files, "PATIENCE_S", 0.05)
     answers = threading.Event()
     read_again = Secret.read
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from rankscope.alerts.rules.rule_file import rules_text
-from rankscope.runs.writer import write_atomically
+from rankscope.base.atomic_files import replace_file
 
 SLOW, SILENT = 2, 3
 
@@ -45,7 +45,7 @@ class Ranks:
             self._last_step_s = time.time()
         for rank in range(4):
             if not (rank == SILENT and self.silent.is_set()):
-                write_atomically(self.folder / f"r1-{rank}.prom", self._page(rank).encode())
+                replace_file(self.folder / f"r1-{rank}.prom", self._page(rank).encode(), sync=False)
 
     def _page(self, rank: int) -> str:
         at = f'run="llama",rank="{rank}",slot="0"'

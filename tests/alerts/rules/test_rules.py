@@ -274,7 +274,7 @@ def test_the_folder_of_a_run_is_found_by_its_id(make_run: Callable[..., Any]) ->
 def test_what_rules_use_of_the_watcher_it_shows() -> None:
     page = WatcherPage()
     page.evaluated(Evaluation(runs=1, firing=0, problems=0, undelivered=0))
-    shown = {line.split()[0] for line in page.metrics().splitlines() if not line.startswith("#")}
+    shown = {line.split()[0] for line in page.metrics().decode().splitlines() if not line.startswith("#")}
     used = {metric.name for metric in EXTERNAL if metric.name.startswith("rankscope_watcher_")}
     assert used
     assert used <= shown

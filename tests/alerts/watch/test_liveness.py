@@ -22,7 +22,7 @@ from rankscope.analysis.hang.diagnosis import analyze_hang
 from rankscope.runs.control import ControlAnswer, answer
 from rankscope.runs.paths import activity_file, attempt_dir, control_dir, flight_dir, rank_dir
 from rankscope.runs.records import AttemptInfo, RankActivity, RankInfo
-from rankscope.runs.writer import create_attempt, write_record
+from rankscope.runs.small_files import create_attempt, write_record
 
 PATIENCE_S = 60.0
 

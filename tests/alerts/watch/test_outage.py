@@ -20,7 +20,7 @@ from rankscope.alerts.watch.runs import RESTART_GRACE_S
 from rankscope.runs.control import ControlAnswer, answer
 from rankscope.runs.paths import control_dir, rank_dir
 from rankscope.runs.records import AttemptInfo, RankInfo, StepRecord
-from rankscope.runs.writer import create_attempt, write_record
+from rankscope.runs.small_files import create_attempt, write_record
 
 PATIENCE_S = 60.0
 LOST = ["TrainingRankLost 2", "TrainingRankLost 3"]

@@ -36,7 +36,7 @@ def test_the_last_evaluation_is_served_and_one_that_is_long_ago_is_no_health() -
             "rankscope_watcher_problems 0",
             "rankscope_watcher_undelivered_receivers 2",
             "rankscope_watcher_finished 0",
-            "rankscope_watcher_evaluated_timestamp_seconds 1700000100.000",
+            "rankscope_watcher_evaluated_timestamp_seconds 1700000100",
         ]
         now_s[0] += STUCK_AFTER_S
         stuck = client.get("/-/healthy")
@@ -58,13 +58,13 @@ def test_the_end_is_reported_to_every_client_that_scraped() -> None:
     assert page.finish(0.0)  # no client scrapes it
     page = WatcherPage()
     page.evaluated(SEEN)
-    assert FINISHED not in page.metrics()
+    assert FINISHED not in page.metrics().decode()
     for client in ("10.0.0.1", "10.0.0.2"):  # a redundant pair of Prometheus servers
         page.scraped(client, finished=False)
     told: list[bool] = []
     ending = threading.Thread(target=lambda: told.append(page.finish(300)))
     ending.start()
-    while FINISHED not in page.metrics():
+    while FINISHED not in page.metrics().decode():
         pass
     page.scraped("10.0.0.1", finished=True)
     assert ending.is_alive()

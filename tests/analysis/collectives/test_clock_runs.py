@@ -17,7 +17,7 @@ from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepBreakdown, StepRecord
-from rankscope.runs.writer import create_attempt, create_run, write_record
+from rankscope.runs.small_files import create_attempt, create_run, write_record
 
 SECOND = 1e9
 LATE = 2

@@ -24,8 +24,8 @@ from rankscope.analysis.compare.usable import usable
 from rankscope.analysis.engine import analyze
 from rankscope.base.errors import InputError
 from rankscope.runs.records import PHASES, AttemptInfo, PhaseTimes, StepBreakdown, StepRecord
+from rankscope.runs.small_files import create_attempt, write_record
 from rankscope.runs.step_columns import HAS_BLOCKED, PROFILED
-from rankscope.runs.writer import create_attempt, write_record
 
 Synthetic = Callable[..., Any]
 

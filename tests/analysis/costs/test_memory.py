@@ -19,7 +19,7 @@ from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.text import json_of
 from rankscope.runs.paths import host_dir
 from rankscope.runs.records import HardwareSample, StepRecord
-from rankscope.runs.writer import JsonLinesWriter
+from rankscope.runs.segment_writer import JsonLinesWriter
 
 Synthetic = Callable[..., Any]
 

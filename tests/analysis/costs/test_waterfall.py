@@ -385,7 +385,7 @@ def test_a_waterfall_for_a_terminal_needs_no_colour_and_fits(synthetic: Syntheti
     plan = lambda _rank, _step: {"phase": "data", "us": 60_000}  # noqa: E731
     analysis = analyze([synthetic(device_kind="cpu", plan=plan).write()])
     text = render_text(analysis, width=80)
-    lines = text[text.index("where the step goes") : text.index("\nnext")].splitlines()
+    lines = text[text.index("where the step goes") :].partition("\n\n")[0].splitlines()
     bars = [line.split("|")[1] for line in lines if "|" in line]
     assert all(len(bar) == 24 for bar in bars)
     # Each bar begins where the one before it ended, and together they are the step

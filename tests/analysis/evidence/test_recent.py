@@ -14,7 +14,7 @@ from rankscope.analysis.run_analysis import analysis_of, read_evidence
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RunInfo, StepRecord
-from rankscope.runs.writer import create_run
+from rankscope.runs.small_files import create_run
 
 RANKS, STEPS, LAST = 4, 400, 100
 

@@ -14,7 +14,7 @@ from rankscope.analysis.inference.excess import excess
 from rankscope.base.errors import InputError
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PhaseTimes, RunInfo, StepRecord
-from rankscope.runs.writer import create_run
+from rankscope.runs.small_files import create_run
 
 
 def record(step: int, **fields: Any) -> StepRecord:

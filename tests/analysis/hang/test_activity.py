@@ -16,7 +16,7 @@ from rankscope.analysis.hang.result import HangReport, RasReport
 from rankscope.runs.paths import activity_file, rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import AttemptInfo, Phase, RankActivity, RankInfo, RunInfo
-from rankscope.runs.writer import create_attempt, create_run, write_record
+from rankscope.runs.small_files import create_attempt, create_run, write_record
 
 NOW = 1_700_000_000 * 10**9
 SECOND = 10**9

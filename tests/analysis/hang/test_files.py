@@ -29,7 +29,7 @@ from rankscope.analysis.hang.result import HangReport
 from rankscope.base.errors import InputError
 from rankscope.runs.paths import flight_dir
 from rankscope.runs.records import AttemptInfo, RunInfo
-from rankscope.runs.writer import create_attempt, create_run
+from rankscope.runs.small_files import create_attempt, create_run
 
 WORLD = {"0": (0, 1, 2, 3)}
 

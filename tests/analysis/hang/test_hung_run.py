@@ -17,7 +17,7 @@ import rankscope.analysis
 from rankscope.analysis.engine import analyze
 from rankscope.runs.paths import flight_dir, rank_dir
 from rankscope.runs.reader import RunReader
-from rankscope.runs.writer import write_record
+from rankscope.runs.small_files import write_record
 
 Synthetic = Callable[..., Any]
 STEP_NS = 110_000_000

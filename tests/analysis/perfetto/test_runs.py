@@ -30,8 +30,8 @@ from rankscope.runs.records import (
     StepBreakdown,
     StepRecord,
 )
+from rankscope.runs.small_files import create_attempt, create_run, write_record
 from rankscope.runs.step_columns import TIME_COLUMNS
-from rankscope.runs.writer import create_attempt, create_run, write_record
 
 START = 1_790_000_000_000_000_000
 STEP_US = 10_000.0

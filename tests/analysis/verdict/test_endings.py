@@ -49,7 +49,9 @@ def test_the_first_to_end_is_named_where_that_is_clear(infos: dict[int, RankInfo
 
 
 def test_the_victims_of_the_launcher_are_not_called_like_the_one_that_died() -> None:
-    assert endings(ended(("killed", 9100), ("killed", 9000), ("crash", 9090))).warnings() == [
+    found = endings(ended(("killed", 9100), ("killed", 9000), ("crash", 9090)))
+    assert found.failure() == "; ".join(found.sentences())
+    assert found.sentences() == [
         "rank 1 killed before the end of training, the first to end",
         "rank 2 crashed after rank 1",
         "rank 0 killed after rank 1",
@@ -57,4 +59,6 @@ def test_the_victims_of_the_launcher_are_not_called_like_the_one_that_died() -> 
 
 
 def test_where_nobody_was_clearly_first_nobody_is_said_to_be() -> None:
-    assert endings(ended(("killed", 9001), ("killed", 9000))).warnings() == ["ranks 0, 1 killed before the end of training"]
+    together = endings(ended(("killed", 9001), ("killed", 9000)))
+    assert together.sentences() == ["ranks 0, 1 killed before the end of training"]
+    assert together.failure() is None

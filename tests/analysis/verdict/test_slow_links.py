@@ -15,7 +15,7 @@ from rankscope.analysis.result.analysis import Analysis
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import CollectiveRecord, StepBreakdown
-from rankscope.runs.writer import write_record
+from rankscope.runs.small_files import write_record
 
 SIZE = 1 << 30
 STEPS = 3

@@ -8,15 +8,21 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.dashboards.bad_runs import change_info
+from tests.dashboards.gpu_samples import write_samples
+from tests.dashboards.recorded_run import START_NS, write_run
 
 from rankscope.alerts.alert import Alert, fingerprint
 from rankscope.alerts.store.database import Store
 from rankscope.alerts.store.folders import STORE_FILE, watcher_state
 from rankscope.alerts.watch.announcements import FINDING_SCHEMA, FindingRecord, append_finding
 from rankscope.alerts.watch.ledger import Entry, Ledger, Track, save_ledger
-from rankscope.dashboards.alerts.data import AlertRecord, AlertsFound, about_run, alert_record, alerts_of
+from rankscope.dashboards.alerts.data import AlertRecord, AlertsFound, about_run, alert_record, alerts_about, alerts_of
+from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import RunSummary
-from rankscope.runs.paths import findings_file
+from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.runs.paths import findings_file, rank_dir
+from rankscope.runs.records import HardwareSample
 
 AT = 1_790_000_000_000_000_000
 SECOND = 10**9
@@ -163,6 +169,24 @@ def test_a_run_is_told_of_its_own_alerts_and_of_those_of_its_hardware() -> None:
     shown = about_run(AlertsFound([*others, *mine], ["p"]), "run-1", gpus={"GPU-1"}, hosts={"n1"})
 
     assert shown == AlertsFound(mine, ["p"])
+
+
+def test_alerts_about_a_mig_device_and_its_gpu_are_those_of_the_run(tmp_path: Path) -> None:
+    def about(uuid: str) -> AlertRecord:
+        return alert_record({"alertname": "X", "uuid": uuid}, {}, state="firing", started_unix_ns=AT, source="prometheus")
+
+    path = write_run(tmp_path / "run")
+    change_info(rank_dir(path, 0, 2) / "rank.json", gpu_uuid="GPU-0000002a")  # as CUDA reports it
+    sample = HardwareSample(unix_ns=START_NS + 10**9, gpu_uuid="MIG-0000002a", parent_uuid="GPU-whole", memory_used_bytes=2**30)
+    write_samples(path, "node-1", [sample])
+    found = AlertsFound([about("MIG-0000002a"), about("GPU-whole"), about("GPU-other"), about("MIG-2a")], [])
+
+    source = DiskRuns(path)
+    run = RunData(source, source.summary("run-1"))
+    vars(run)["alerts"] = found
+    shown = alerts_about(run)
+
+    assert [alert.labels["uuid"] for alert in shown.alerts] == ["MIG-0000002a", "GPU-whole"]
 
 
 def test_an_alert_that_fires_is_shown_once_though_two_watchers_follow_it(run: RunSummary) -> None:

@@ -1,4 +1,4 @@
-"""Readings and alerts from a Prometheus: a real one, an absent one, and servers with hostile answers."""
+"""Alerts from a Prometheus: a real one, an absent one, and servers with hostile answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 from tests.local_http import answering, respond
 from tests.remembering_prometheus import remembering
@@ -25,20 +24,10 @@ from rankscope.dashboards.alerts.prometheus import (
     prometheus_alerts,
     step_for,
 )
-from rankscope.dashboards.data.hardware import GAUGES
-from rankscope.dashboards.store.prometheus_hardware import SELECTORS, hardware_of
-from rankscope.exporter.catalogue import BY_NAME
 
 BEGAN_S = 1_790_000_000
 SPAN = (BEGAN_S * 10**9, (BEGAN_S + 600) * 10**9)
 SECRET = "s3cr3t"
-
-
-def test_every_gauge_is_a_metric_of_the_exporter() -> None:
-    assert tuple(SELECTORS) == GAUGES
-    for metric, label in SELECTORS.values():
-        assert metric in BY_NAME
-        assert not label or label.partition("=")[0] in BY_NAME[metric].labels
 
 
 @pytest.mark.parametrize(("seconds", "points", "step"), [(600, 2048, 5), (86_400, 2048, 43), (600, 2, 600), (10**8, 10**9, 9092)])
@@ -54,23 +43,8 @@ def samples(name: str, labels: str, value: Callable[[int], float], *, last_s: in
 
 
 def past() -> str:
-    """Return series of two GPUs, one scraped by two jobs, the other with a MIG device; one disappears after a while."""
+    """Return alerts that fired, one of which ended after a while."""
     families: dict[str, list[str]] = {
-        "gpu_info": [
-            line
-            for job in ("a", "b")
-            for line in samples("gpu_info", f'uuid="GPU-1",host="n1",simulated="false",job="{job}"', lambda _: 1)
-        ]
-        + samples("gpu_info", 'uuid="GPU-2",host="n2",simulated="true"', lambda _: 1, last_s=200),
-        "gpu_mig_info": samples("gpu_mig_info", 'uuid="MIG-9",parent_uuid="GPU-2"', lambda _: 1),
-        "gpu_temperature_celsius": [
-            line
-            for job in ("a", "b")
-            for line in samples("gpu_temperature_celsius", f'uuid="GPU-1",job="{job}"', lambda s: 50 + s / 60)
-        ]
-        + samples("gpu_temperature_celsius", 'uuid="GPU-2"', lambda _: 80, last_s=200),
-        "gpu_clock_hertz": samples("gpu_clock_hertz", 'uuid="GPU-1",clock="sm"', lambda _: 1.5e9)
-        + samples("gpu_clock_hertz", 'uuid="GPU-1",clock="memory"', lambda _: 9e9),
         "ALERTS": samples(
             "ALERTS",
             'alertname="RankSilent",alertstate="firing",run_id="r1",rank="3",severity="critical"',
@@ -88,39 +62,6 @@ def real(tmp_path_factory: pytest.TempPathFactory, require_program: Callable[[st
     folder = tmp_path_factory.mktemp("prometheus")
     with remembering(folder, past(), program=require_program) as url:
         yield url
-
-
-@pytest.mark.slow
-def test_readings_come_per_gpu_in_the_runs_words_whoever_scraped_them(real: str) -> None:
-    # When the GPUs of four ranks are queried: one scraped twice, a MIG device by its CUDA name, an unknown one
-    found = hardware_of(Prometheus(Server(url=real)), {"GPU-1": (0, 1), "GPU-9": (2,), "GPU-7": (3,)}, SPAN)
-
-    # Then each has its gauges on one time line, with gaps where data is missing
-    first, mig = found.gpus
-    assert (first.gpu_uuid, first.host, first.ranks, first.simulated) == ("GPU-1", "n1", [0, 1], False)
-    assert set(first.gauges) == {"temperature_celsius", "sm_clock_hertz"}
-    rows = found.rows["GPU-1"]
-    np.testing.assert_allclose(rows["temperature_celsius"], 50 + (rows["unix_ns"] / 1e9 - BEGAN_S) // 10 * 10 / 60)
-    assert set(rows["sm_clock_hertz"]) == {1.5e9}
-    assert np.isnan(rows["power_watts"]).all()
-
-    # And the MIG device shows the readings of its parent GPU, as long as there are any
-    assert (mig.gpu_uuid, mig.host, mig.ranks, mig.simulated) == ("GPU-9", "n2", [2], True)
-    assert set(found.rows["GPU-9"]["temperature_celsius"]) == {80.0}
-    assert mig.last_unix_ns is not None
-    assert mig.last_unix_ns < SPAN[1]
-
-    # And the unknown GPU is reported as missing
-    assert found.missing == ["GPU-7"]
-    assert found.step_s == 5.0
-
-
-@pytest.mark.slow
-def test_of_many_points_only_so_many_are_fetched(real: str) -> None:
-    found = hardware_of(Prometheus(Server(url=real)), {"GPU-1": (0,)}, SPAN, most_points=7)
-
-    assert found.step_s == 100.0
-    assert len(found.rows["GPU-1"]) == 7
 
 
 @pytest.mark.slow
@@ -146,7 +87,7 @@ def test_past_alerts_come_from_what_prometheus_remembers(real: str) -> None:
 @pytest.mark.slow
 def test_an_expression_that_prometheus_cannot_read_is_its_own_words(real: str) -> None:
     with pytest.raises(PrometheusError, match=r"^http://127\.0\.0\.1:\d+: cannot answer: .*parse error"):
-        Prometheus(Server(url=real)).query("sum(", at_unix_ns=SPAN[0])
+        Prometheus(Server(url=real)).query_range("sum(", span_unix_ns=SPAN, step_s=15)
 
 
 @pytest.mark.slow
@@ -179,8 +120,8 @@ def hostile() -> Iterator[Hostile]:
         yield server
 
 
-def vector(*samples: Any) -> bytes:
-    return msgspec.json.encode({"status": "success", "data": {"resultType": "vector", "result": list(samples)}})
+def matrix(*samples: Any) -> bytes:
+    return msgspec.json.encode({"status": "success", "data": {"resultType": "matrix", "result": list(samples)}})
 
 
 def never_end(request: BaseHTTPRequestHandler) -> None:
@@ -200,8 +141,8 @@ def never_end(request: BaseHTTPRequestHandler) -> None:
         (lambda it: respond(it, 200, b"\xff\xfe"), "is not one of Prometheus' API"),
         (lambda it: respond(it, 200, b'{"status":"success","data":{"resultType":"vector","result":7}}'), "is not one of"),
         (lambda it: respond(it, 200, b'{"status":"success","data":{"resultType":"scalar","result":[1,"2"]}}'), "is not one of"),
-        (lambda it: respond(it, 200, vector({"metric": {}, "value": [1, "up"]})), "cannot be used"),
-        (lambda it: respond(it, 200, vector({"metric": {}, "value": [1e300, "1"]})), "a time no clock shows"),
+        (lambda it: respond(it, 200, matrix({"metric": {}, "values": [[1, "up"]]})), "cannot be used"),
+        (lambda it: respond(it, 200, matrix({"metric": {}, "values": [[1e300, "1"]]})), "a time no clock shows"),
         (lambda it: respond(it, 200, b"x" * 100, Content_Length="9999"), "cannot be read"),
         (lambda it: respond(it, 200, b"x" * 2**21), "larger than 1 MiB"),
         (lambda it: respond(it, 200, gzip.compress(b" " * 2**24), Content_Encoding="gzip"), "larger than 1 MiB"),
@@ -219,7 +160,7 @@ def test_whatever_a_server_answers_the_error_is_one_line(
     hostile.answer = answer
 
     with pytest.raises(PrometheusError, match=says) as caught:
-        Prometheus(Server(url=hostile.url), max_bytes=2**20).query("up", at_unix_ns=SPAN[0])
+        Prometheus(Server(url=hostile.url), max_bytes=2**20).query_range("up", span_unix_ns=SPAN, step_s=15)
 
     assert str(caught.value).startswith(f"{hostile.url}: ")
     assert str(caught.value).isprintable()
@@ -240,7 +181,7 @@ def test_an_answer_that_never_ends_is_cut_off(hostile: Hostile) -> None:
     hostile.answer = never_end
 
     with pytest.raises(PrometheusDownError, match=r"no (whole )?answer within 2 s"):
-        Prometheus(Server(url=hostile.url), answer_s=2).query("up", at_unix_ns=SPAN[0])
+        Prometheus(Server(url=hostile.url), answer_s=2).query_range("up", span_unix_ns=SPAN, step_s=15)
 
 
 def test_nobody_there_is_said_with_what_to_do() -> None:
@@ -301,22 +242,6 @@ def test_an_authority_that_is_none_is_said_at_once(tmp_path: Path) -> None:
 
     with pytest.raises(InputError, match="no certificates of an authority"):
         Prometheus(Server(url="https://127.0.0.1", ca_file=tmp_path / "ca.pem"))
-
-
-def test_a_gpu_cannot_break_out_of_the_expression(hostile: Hostile) -> None:
-    hostile.answer = lambda it: respond(it, 200, b'{"status":"success","data":{"resultType":"matrix","result":[]}}')
-
-    found = hardware_of(Prometheus(Server(url=hostile.url)), {'GPU-1"} or vector(1) #': (0,)}, SPAN)
-
-    assert found.missing == ['GPU-1"} or vector(1) #']
-    assert all(b"%22%7D+or" not in body for _, _, body in hostile.requests)
-
-
-def test_warnings_of_an_answer_that_is_not_whole_are_kept(hostile: Hostile) -> None:
-    body = b'{"status":"success","warnings":["store gone"],"data":{"resultType":"matrix","result":[]}}'
-    hostile.answer = lambda it: respond(it, 200, body)
-
-    assert hardware_of(Prometheus(Server(url=hostile.url)), {"GPU-1": (0,)}, SPAN).warnings == ["store gone"]
 
 
 def test_without_prometheus_the_other_alerts_are_shown_and_its_absence_is_said() -> None:

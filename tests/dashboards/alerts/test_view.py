@@ -85,7 +85,7 @@ def test_what_alerts_say_comes_after_what_is_missing_and_with_the_runbook(run: R
 def test_replaying_is_one_command_away_whatever_the_folder_is_called(memory_runs: Any, analysis: Any, table: Any) -> None:
     memory_runs.put(analysis, table, path="/runs/a b;c")
 
-    text = str(write(VIEW, "alert-replay", RunData(memory_runs, memory_runs.summary("run-1")), PageState()))
+    text = str(VIEW.blocks(RunData(memory_runs, memory_runs.summary("run-1")), PageState()))
 
     assert "rankscope alerts replay '/runs/a b;c'" in text
 

@@ -185,7 +185,7 @@ def verdict_comes_during_a_selection(box: Locator, run: str, verdict: str) -> No
     box.evaluate(
         """(box, row) => {
             box.click();
-            dash_clientside.set_props("runs-answer", {data: {number: 0, rows: [row]}});
+            dash_clientside.set_props("answer", {data: {number: 0, path: "/", rows: [row]}});
         }""",
-        {"id": run, "name": run, "folder": run, "kind": "Told", "verdict": verdict},
+        {"id": run, "name": run, "folder": run, "href": f"/run/{run}", "kind": "Told", "sentence": verdict},
     )

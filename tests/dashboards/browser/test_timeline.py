@@ -33,9 +33,9 @@ else addEventListener("message", async event => {
 def test_a_window_is_zoomed_chosen_saved_and_asked_for(
     tmp_path: Path, write_run: Callable[..., Path], opened: Opened, serve: Callable[[Path], str]
 ) -> None:
-    """A live run with a captured window: zoom, click, deep link, export, a refused capture."""
+    """A live run with a captured window: zoom, click, deep link, export."""
     host = serve(write_run(tmp_path / "run", finished=False))
-    with opened(f"{host}/run/run-1/timeline?span=0-60000", may_fail="/capture", viewport={"width": 1440, "height": 1000}) as page:
+    with opened(f"{host}/run/run-1/timeline?span=0-60000", viewport={"width": 1440, "height": 1000}) as page:
         lanes = figure(page, "Lanes of all ranks over the time of the window")
         says = caption(lanes)
         expect(says).to_contain_text("from 0.00 to 60.00 ms")
@@ -65,8 +65,9 @@ def test_a_window_is_zoomed_chosen_saved_and_asked_for(
         assert saved.value.suggested_filename == "run-1-step-20.json.gz"
         expect(region(page, "Open in Perfetto").get_by_role("status")).to_contain_text("Saved:")
 
-        page.get_by_role("button", name="Request a capture").click()
-        expect(region(page, "Request a capture").get_by_role("status")).not_to_have_text(re.compile("^(|Asking …)$"))
+        # without a token the server would refuse
+        expect(page.get_by_role("heading", name="Request a capture")).to_be_visible()
+        expect(page.get_by_role("button", name="Request a capture")).to_have_count(0)
 
 
 def click_open(page: Page) -> None:

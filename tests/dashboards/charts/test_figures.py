@@ -242,3 +242,12 @@ def test_axes_never_reach_absurd_numbers(longest_us: float) -> None:
 def test_unknown_scheme_is_drawn_light() -> None:
     values: list[Any] = [None, "", "nonsense", "light"]
     assert all(palette(value) is LIGHT for value in values)
+
+
+def test_idle_time_that_the_verdict_explains_has_the_look_of_its_cause(analysis: Analysis) -> None:
+    figure = breakdown_bars(analysis.ranks, LIGHT, blamed=[2], cause="input")
+    explained = figure.data[-1]
+    assert (explained.name, explained.marker.color) == ("Idle: slow input", LIGHT.input)
+    assert [round(value, 1) for value in explained.x] == [0, 0, pytest.approx(39.3, abs=0.1), 0]
+    plain = breakdown_bars(analysis.ranks, LIGHT, blamed=[2], cause="compute")
+    assert [bar.name for bar in plain.data] == [one.label for one in PARTS]

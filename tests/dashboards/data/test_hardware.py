@@ -21,7 +21,7 @@ from rankscope.dashboards.store.follow import Following
 from rankscope.dashboards.store.samples import Samples
 from rankscope.runs.paths import host_dir, rank_dir
 from rankscope.runs.records import HardwareSample, RankInfo
-from rankscope.runs.writer import JsonLinesWriter
+from rankscope.runs.segment_writer import JsonLinesWriter
 
 WriteRun = Callable[..., Path]
 START_NS = 1_790_000_000_000_000_000
@@ -67,13 +67,13 @@ def test_metrics_of_a_gpu_are_those_of_the_rank_on_it(tmp_path: Path, write_run:
     run = write_run(tmp_path / "run")
     write_samples(run, "node-1", [sample(3, step, temperature_celsius=50 + step, power_watts=700) for step in range(0, 60, 2)])
     source = DiskRuns(run)
-    steps = source.steps("run-1")
+    steps = source.part("run-1", "steps")
     heat = steps.part("temperature_celsius").values
     assert heat[3, 10] == 60
     assert heat[3, 11] == 60, "the last before it"
     assert np.isnan(heat[:3]).all(), "of their GPUs there are no samples"
     assert "sm_clock_hertz" not in steps.metrics
-    hardware = source.hardware("run-1")
+    hardware = source.part("run-1", "hardware")
     (gpu,) = hardware.gpus
     assert (gpu.host, gpu.index, gpu.ranks, gpu.samples) == ("node-1", 3, [3], 30)
     assert (gpu.gauges["temperature_celsius"].highest, gpu.gauges["temperature_celsius"].last) == (108, 108)
@@ -88,18 +88,18 @@ def test_events_of_a_run_are_on_its_steps_and_say_that_they_are_simulated(tmp_pa
         sample(2, step + 0.5, throttle_reasons=["hw_thermal"] if 10 <= step < 20 else [], simulated=True) for step in range(60)
     ]
     write_samples(run, "node-1", hot)
-    (event,) = DiskRuns(run).events("run-1").events
+    (event,) = DiskRuns(run).part("run-1", "events").events
     assert (event.kind, event.rank, event.step, event.until_step) == ("hw_thermal", 2, 10, 19)
     assert event.simulated
 
 
 def test_a_run_without_samples_says_how_to_get_them(tmp_path: Path, write_run: WriteRun) -> None:
     source = DiskRuns(write_run(tmp_path / "run"))
-    assert source.hardware("run-1").gpus == []
-    for why in (source.hardware("run-1").index.why_none, source.events("run-1").why_none):
+    assert source.part("run-1", "hardware").gpus == []
+    for why in (source.part("run-1", "hardware").index.why_none, source.part("run-1", "events").why_none):
         assert "rankscope exporter" in str(why)
     with pytest.raises(RankscopeError, match="no samples of GPU GPU-1"):
-        source.hardware("run-1").series("GPU-1")
+        source.part("run-1", "hardware").series("GPU-1")
     assert nothing("because").index.why_none == "because"
 
 
@@ -108,7 +108,7 @@ def test_why_samples_are_missing_is_told_and_leaves_a_gap(tmp_path: Path, write_
     gone = HardwareSample(unix_ns=START_NS + 5 * STEP_NS, missing="the exporter does not answer")
     write_samples(run, "node-0", [sample(0, 1, power_watts=1), gone, sample(0, 9, power_watts=3)])
     source = DiskRuns(run)
-    hardware = source.hardware("run-1")
+    hardware = source.part("run-1", "hardware")
     assert hardware.index.missing == ["node-0: the exporter does not answer"]
     np.testing.assert_array_equal(hardware.series(uuid(0)).values["power_watts"], [1, np.nan, 3])
 
@@ -124,7 +124,7 @@ def test_hosts_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
 def test_only_reasons_are_a_run_without_samples_too(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run")
     write_samples(run, "node-0", [HardwareSample(unix_ns=START_NS, missing="the exporter does not answer")])
-    assert "node-0: the exporter does not answer" in str(DiskRuns(run).hardware("run-1").index.why_none)
+    assert "node-0: the exporter does not answer" in str(DiskRuns(run).part("run-1", "hardware").index.why_none)
 
 
 def test_what_a_mig_device_does_not_tell_is_that_of_its_gpu(tmp_path: Path, write_run: WriteRun) -> None:
@@ -139,7 +139,7 @@ def test_what_a_mig_device_does_not_tell_is_that_of_its_gpu(tmp_path: Path, writ
     whole = [sample(9, step, temperature_celsius=66, memory_used_bytes=2**33) for step in range(60)]
     write_samples(run, "node-0", [*parts, *whole])
     source = DiskRuns(run)
-    steps = source.steps("run-1")
+    steps = source.part("run-1", "steps")
     assert np.nanmax(steps.part("temperature_celsius").values[1]) == 66
     assert np.nanmax(steps.part("memory_used_bytes").values[1]) == 2**30
 
@@ -202,8 +202,8 @@ def test_following_shows_what_a_finished_run_shows(tmp_path: Path, write_run: Wr
     followed = Following(run, derived.folder)
     followed.update()
     before = derived.version
-    assert derived.steps().part("temperature_celsius").values[0, 29] == 69
-    assert "idle_us" in derived.steps().metrics
+    assert derived.part("steps").part("temperature_celsius").values[0, 29] == 69
+    assert "idle_us" in derived.part("steps").metrics
     for file, data in zip(files, whole, strict=True):
         file.write_bytes(data)
     more = [sample(0, step, temperature_celsius=90, throttle_reasons=["hw_thermal"]) for step in range(30, 60)]
@@ -213,11 +213,11 @@ def test_following_shows_what_a_finished_run_shows(tmp_path: Path, write_run: Wr
     assert derived.version != before
 
     at_once = DiskRuns(run)
-    theirs = at_once.steps("run-1")
-    assert set(derived.steps().metrics) == set(theirs.metrics)
+    theirs = at_once.part("run-1", "steps")
+    assert set(derived.part("steps").metrics) == set(theirs.metrics)
     for metric in theirs.metrics:
-        np.testing.assert_array_equal(derived.steps().part(metric).values, theirs.part(metric).values, err_msg=metric)
-    assert derived.events() == at_once.events("run-1")
-    assert [(event.kind, event.step, event.until_step) for event in derived.events().events] == [("hw_thermal", 30, 59)]
-    assert derived.hardware().index == at_once.hardware("run-1").index
-    assert derived.topology() == at_once.topology("run-1")
+        np.testing.assert_array_equal(derived.part("steps").part(metric).values, theirs.part(metric).values, err_msg=metric)
+    assert derived.part("events") == at_once.part("run-1", "events")
+    assert [(event.kind, event.step, event.until_step) for event in derived.part("events").events] == [("hw_thermal", 30, 59)]
+    assert derived.part("hardware").index == at_once.part("run-1", "hardware").index
+    assert derived.part("topology") == at_once.part("run-1", "topology")

@@ -107,7 +107,7 @@ def test_what_is_written_is_read_again_and_damage_is_one_line(tmp_path: Path) ->
 
 def test_the_trend_of_a_run_on_disk_knows_its_profiled_steps(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     write_run(tmp_path / "run")
-    trend = DiskRuns(tmp_path).trend("run-1")
+    trend = DiskRuns(tmp_path).part("run-1", "trend")
     assert trend.steps[trend.profiled].tolist() == [20, 21, 22]
     assert (trend.slowest == 2).all()
     assert trend.wall_us[MEDIAN, 10] == pytest.approx(77_000, rel=0.02)

@@ -162,7 +162,7 @@ def prepared(folder: Path, library: Path) -> tuple[FakeDriver, list[str]]:
     job = {"CUDA_VISIBLE_DEVICES": held, "SLURM_JOB_ACCOUNT": "physics", "SLURM_JOB_PARTITION": "gpu"}
     jobs = slurm_folder(folder / "jobs", job_7=job)
     wanted = ["process", "encoder"]
-    arguments = ["--compat", "dcgm", "--jobs.slurm-dir", str(jobs), "--no-xid.kernel-log", "--expected-gpus", "8"]
+    arguments = ["--jobs.slurm-dir", str(jobs), "--no-xid.kernel-log", "--expected-gpus", "8"]
     return driver, [*arguments, *(f"--collector.{name}" for name in wanted)]
 
 

@@ -23,15 +23,11 @@ LONGER = BUILT_IN | {"__interval": "300s", "__interval_ms": "300000"}
 _VARIABLE = re.compile(r"\$\{(\w+)(?::\w+)?\}|\$(\w+)")
 
 
-def boards(kind: str) -> dict[str, Json]:
-    """Return the shipped boards of a kind (``native`` or ``dcgm``) by uid."""
-    folder = files("rankscope.dashboards") / "grafana" / "json" / kind
-    found = [json.loads(file.read_text(encoding="utf-8")) for file in folder.iterdir()]
-    return {board["uid"]: board for board in found if "uid" in board}
-
-
 def all_boards() -> dict[str, Json]:
-    return boards("native") | boards("dcgm")
+    """Return the shipped boards by uid."""
+    folder = files("rankscope.dashboards") / "grafana" / "json"
+    found = [json.loads(file.read_text(encoding="utf-8")) for file in folder.iterdir() if file.name.endswith(".json")]
+    return {board["uid"]: board for board in found}
 
 
 def panels(board: Json) -> Iterator[Json]:

@@ -26,7 +26,6 @@ from tests.dashboards.grafana.grafana_model import BUILT_IN, Json, Target, all_b
 from tests.dashboards.grafana.promql_selectors import Selector, functions, selectors
 
 from rankscope.alerts.rules.rule_file import rules_text
-from rankscope.dashboards.grafana.boards.dialect import DCGM as DCGM_DIALECT
 from rankscope.dashboards.grafana.boards.dialect import RULES
 from rankscope.dashboards.grafana.boards.generate import FOLDER, texts
 from rankscope.dashboards.grafana.boards.marks import NOT_AVAILABLE
@@ -46,8 +45,7 @@ PUT_IN = dict.fromkeys(("cluster", "job", "instance", "gpu", "run_id", "rank", "
 BOARDS = all_boards()
 TARGETS = [target for board in BOARDS.values() for target in targets(board)]
 KNOWN = {metric.name: metric.type for metric in CATALOGUE} | {metric.name: metric.type for metric in RANK_METRICS}
-DCGM = {f"DCGM_FI_{other.name}": other.type for metric in CATALOGUE for other in metric.dcgm if other.default_on}
-COUNTERS = {name for name, kind in {**KNOWN, **DCGM}.items() if kind == "counter"}
+COUNTERS = {name for name, kind in KNOWN.items() if kind == "counter"}
 PARTS = {f"{metric.name}_{part}" for metric in RANK_METRICS if metric.type == "histogram" for part in ("bucket", "sum", "count")}
 
 needed: set[int] = set()
@@ -202,29 +200,6 @@ def test_every_query_parses(require_program: Callable[[str], str], tmp_path: Pat
     assert f"{len(TARGETS)} rules found" in done.stdout
 
 
-def test_pods_on_a_shared_gpu_add_nothing_to_the_boards_over_dcgm(tmp_path: Path, require_program: Callable[[str], str]) -> None:
-    gpu = 'DCGM_FI_DEV_FB_USED{job="dcgm", instance="n1:9400", Hostname="n1", gpu="0", UUID="GPU-0"'
-    values = [{"series": f"{gpu}}}", "values": "3x5"}]
-    values += [{"series": f'{gpu}, namespace="ml", pod="{pod}"}}', "values": f"{used}x5"} for pod, used in (("a", 2), ("b", 1))]
-    expr = put_in(
-        DCGM_DIALECT.value("gpu_memory_used_bytes"), {"cluster": ".*", "job": ["dcgm"], "instance": ["n1:9400"], "gpu": ["GPU-0"]}
-    )
-    expected = {"labels": '{instance="n1:9400", Hostname="n1", gpu="0", UUID="GPU-0"}', "value": 3 * 2**20}
-    test = {
-        "rule_files": [],
-        "tests": [
-            {"input_series": values, "promql_expr_test": [{"expr": expr, "eval_time": "1m", "exp_samples": [expected]}]},
-        ],
-    }
-    (tmp_path / "test.yaml").write_text(yaml.safe_dump(test))
-
-    told = subprocess.run(
-        [require_program("promtool"), "test", "rules", str(tmp_path / "test.yaml")], capture_output=True, text=True, check=False
-    )
-
-    assert told.returncode == 0, told.stdout + told.stderr
-
-
 def test_every_query_asks_for_what_is_chosen() -> None:
     for target, selector in _selected():
         for label in ("job", "instance"):
@@ -253,22 +228,14 @@ def test_counters_are_rates_gauges_are_not_and_ratios_are_never_averaged() -> No
 
 
 def test_every_metric_is_one_that_somebody_publishes_or_records() -> None:
-    ours = KNOWN.keys() | DCGM.keys() | PARTS | _recorded().keys()
+    ours = KNOWN.keys() | PARTS | _recorded().keys()
     used = {selector.metric for _, selector in _selected()}
     for board in BOARDS.values():
         for variable in board["templating"]["list"]:
             if variable["type"] == "query":
                 used |= {re.sub(r"^\w+\(([\w:]+).*", r"\1", variable["query"]["query"])}
-    assert {"gpu_power_watts", "rank_gc_seconds_total", "uuid_state:gpu_state:active", "DCGM_FI_DEV_POWER_USAGE"} <= used
+    assert {"gpu_power_watts", "rank_gc_seconds_total", "uuid_state:gpu_state:active"} <= used
     assert used - ours == {metric["name"] for metric in _table("external.toml", "metric")}
-
-
-def test_the_boards_over_dcgm_ask_for_nothing_that_only_we_have() -> None:
-    names = {selector.metric for target, selector in _selected() if target.board.endswith("-dcgm")} - {RULES}
-    recorded = names & _recorded().keys()
-    assert recorded
-    names = names - recorded | {selector.metric for name in recorded for selector in selectors(_recorded()[name])}
-    assert all(name == "up" or name.startswith("DCGM_FI_") for name in names)
 
 
 @pytest.mark.parametrize("uid", BOARDS)
@@ -289,7 +256,7 @@ def test_what_rests_on_recording_rules_says_when_they_are_missing_and_is_drawn_n
 def test_links_lead_to_boards_there_are_and_to_the_page_of_the_run() -> None:
     text = json.dumps(list(BOARDS.values()))
     boards = set(re.findall(r'"/d/([a-z-]+)\?', text))
-    assert {"rankscope-node", "rankscope-run", "rankscope-alerts", "rankscope-node-dcgm"} <= boards <= BOARDS.keys()
+    assert {"rankscope-node", "rankscope-run", "rankscope-alerts"} <= boards <= BOARDS.keys()
     pages = set(re.findall(r'"\$\{dashboard_url:raw\}/run/([^"]*)"', text))
     run_id, rank = "${__data.fields.run_id:percentencode}", "${__data.fields.rank:percentencode}"
     assert {run_id, f"{run_id}?rank={rank}"} <= pages
@@ -330,7 +297,7 @@ def test_every_exclusion_has_a_reason_and_is_needed() -> None:
 def test_the_library_that_makes_boards_is_not_needed_to_hand_them_out() -> None:
     code = (
         "import sys; import rankscope.dashboards.grafana.commands, rankscope.dashboards.grafana.export as export\n"
-        "export.shipped('native')\n"
+        "export.shipped()\n"
         "print([name for name in sys.modules if name.startswith(('grafana_foundation_sdk', 'dash', 'rankscope.exporter'))])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from rankscope.base.errors import InputError
 from rankscope.dashboards.grafana.commands import grafana
 from rankscope.dashboards.grafana.export import export
-from rankscope.dashboards.grafana.shipped import COMPATS, shipped
+from rankscope.dashboards.grafana.shipped import shipped
 
 PROVIDER, SOURCE = "provisioning/dashboards/rankscope.yaml", "provisioning/datasources/rankscope.yaml.example"
 
@@ -33,7 +33,7 @@ def variable(path: Path, name: str) -> dict[str, object]:
 def test_a_folder_has_boards_and_what_tells_grafana_where_they_are(tmp_path: Path) -> None:
     written = export(tmp_path / "out")
 
-    boards = {f"dashboards/{board.uid}.json" for board in shipped("native")}
+    boards = {f"dashboards/{board.uid}.json" for board in shipped()}
     assert len(boards) == 5
     assert {str(path.relative_to(tmp_path / "out")) for path in written} == boards | {"README.md", PROVIDER, SOURCE}
     assert {path for path in (tmp_path / "out").rglob("*") if path.is_file()} == set(written)
@@ -45,7 +45,7 @@ def test_a_folder_has_boards_and_what_tells_grafana_where_they_are(tmp_path: Pat
 
 def test_without_options_boards_are_as_they_were_generated(tmp_path: Path) -> None:
     export(tmp_path)
-    generated = files("rankscope.dashboards") / "grafana" / "json" / "native"
+    generated = files("rankscope.dashboards") / "grafana" / "json"
     for path in (tmp_path / "dashboards").iterdir():
         assert path.read_text() == (generated / path.name).read_text()
 
@@ -63,27 +63,9 @@ def test_addresses_are_put_into_every_board(tmp_path: Path) -> None:
     assert source["uid"] == "prom-1"
 
 
-def test_over_dcgm_there_are_fewer_boards_and_what_is_left_out_is_said(tmp_path: Path) -> None:
-    done = run("export", tmp_path, "--compat", "dcgm")
-
-    assert {path.name for path in (tmp_path / "dashboards").iterdir()} == {
-        "rankscope-cluster-dcgm.json",
-        "rankscope-node-dcgm.json",
-    }
-    assert done.exit_code == 0
-    for board in shipped("dcgm"):
-        assert board.left_out
-        assert f"{board.uid} is without" in done.stderr
-        assert all(title in done.stderr for title in board.left_out)
-        titles = {panel["title"] for row in board.model["panels"] for panel in (row, *row.get("panels", ()))}
-        assert not titles & set(board.left_out)
-        assert all(title in board.description for title in board.left_out)
-
-
 def test_programs_get_what_was_written_as_an_object(tmp_path: Path) -> None:
-    done = json.loads(run("export", tmp_path, "--compat", "dcgm", "--format", "json").stdout)
+    done = json.loads(run("export", tmp_path, "--format", "json").stdout)
     assert all(Path(name).is_file() for name in done["files"])
-    assert done["left_out"].keys() == {board.uid for board in shipped("dcgm")}
 
 
 def test_exporting_again_replaces_its_own_files_and_leaves_others(tmp_path: Path) -> None:
@@ -110,7 +92,6 @@ def test_exporting_again_replaces_its_own_files_and_leaves_others(tmp_path: Path
         ("--dashboard-url", "http://h/?a=b"),
         ("--dashboard-url", "http://h/${__user.login}"),
         ("--dashboard-url", "http://h/\n"),
-        ("--compat", "nvidia-smi"),
     ],
 )
 def test_what_is_no_uid_or_address_is_refused(tmp_path: Path, option: str, value: str) -> None:
@@ -135,7 +116,7 @@ def test_the_list_names_every_board() -> None:
     rows = answer["boards"]
     assert answer["schema"] == "rankscope.grafana/1"
     text = run("list").stdout
-    boards = [board for compat in COMPATS for board in shipped(compat)]
+    boards = shipped()
     assert [row["uid"] for row in rows] == [board.uid for board in boards]
     assert all(board.uid in line and board.title in line for board, line in zip(boards, text.splitlines(), strict=True))
     assert all(row["panels"] >= 10 for row in rows)

@@ -50,8 +50,6 @@ PLANTED = {
     ("rankscope-cluster", "Least margin to slowdown"): 0,
     ("rankscope-cluster", "Allocated, idle"): 1,
     ("rankscope-cluster", "Cost of idle GPUs"): 2.5,
-    ("rankscope-cluster-dcgm", "Power"): 6 * 251.25,
-    ("rankscope-cluster-dcgm", "GPUs with a last Xid"): 1,
     ("rankscope-collectives", "Communicators"): 2,
     ("rankscope-collectives", "GPUs with NCCL Inspector"): 5,
     ("rankscope-collectives", "Longest wait for one GPU"): 0.0031,
@@ -63,13 +61,6 @@ PLANTED = {
     ("rankscope-run", "Overlap"): 0.75,
 }
 """Expected values of single-number panels at this site; a lost GPU draws no power."""
-
-
-STEADY = (
-    *("Utilisation", "Graphics or compute engine active", "Memory bandwidth", "SM clock", "Memory clock", "Memory in use"),
-    *("Memory free", "Memory read and written", "Temperature", "Memory temperature", "Power", "PCIe sent", "PCIe received"),
-)
-"""Graphs of constant readings, which do not depend on the scrape times of the two pages."""
 
 
 def test_every_query_has_data_or_a_reason(
@@ -102,7 +93,6 @@ def test_every_query_has_data_or_a_reason(
         addresses = [f"127.0.0.1:{node.port}", dead]
         jobs = {
             "gpus": ("/metrics", [*addresses, f"127.0.0.1:{simulated.port}"]),
-            "dcgm": ("/dcgm/metrics", addresses),
             "node": ("/metrics", [stack.enter_context(node_exporter())]),
         }
         asked = stack.enter_context(scraping(require_program("prometheus"), tmp_path, f"127.0.0.1:{free_port()}", jobs, rules))
@@ -159,12 +149,10 @@ def test_every_query_has_data_or_a_reason(
             in {
                 ("rankscope-cluster", "Recording rules", "A"),
                 ("rankscope-run", "Step time", "D"),
-                ("rankscope-cluster-dcgm", "Power by host", "B"),
             }
         }
         assert _numbers(without["rankscope-cluster", "Recording rules", "A"]) == [0]
         assert any("no recording rules" in one["metric"]["state"] for one in without["rankscope-run", "Step time", "D"])
-        assert "recording rules" in {one["metric"]["of"] for one in without["rankscope-cluster-dcgm", "Power by host", "B"]}
 
         # and InfiniBand is found by the host, and reported as missing without node_exporter's metrics
         up = _labelled(asked, jobs, "rankscope-node", "InfiniBand link up", "A")
@@ -190,11 +178,6 @@ def test_every_query_has_data_or_a_reason(
         absent = _labelled(asked, jobs, "rankscope-collectives", "Bus bandwidth", "B", by=("of", "why"))
         assert absent.keys() == {("node2", "not available (no NCCL Inspector)"), (dead, "collection dead (no answer)")}
 
-        # and the DCGM boards show the same values
-        ours, theirs = (_by_panel(asked, uid, _values(uid, jobs)) for uid in ("rankscope-node", "rankscope-node-dcgm"))
-        for title in STEADY:
-            assert theirs[title] == pytest.approx(ours[title], abs=2**20 if title.startswith("Memory") else 1e-3), title
-
         # and variables have options, except cluster, which this site lacks
         for board in all_boards().values():
             for variable in board["templating"]["list"]:
@@ -211,20 +194,8 @@ def _queries() -> list[Target]:
 
 def _values(board: str, jobs: Mapping[str, tuple[str, list[str]]]) -> dict[str, list[str] | str]:
     """Return a selection of variables: these hosts, this run, all GPUs and ranks."""
-    job = "dcgm" if board.endswith("dcgm") else "gpus"
-    chosen: dict[str, list[str] | str] = {"cluster": ".*", "job": [job, "other"], "instance": jobs[job][1]}
+    chosen: dict[str, list[str] | str] = {"cluster": ".*", "job": ["gpus", "other"], "instance": jobs["gpus"][1]}
     return chosen | ({"run_id": [RUN_ID], "rank": ".+"} if board == "rankscope-run" else dict.fromkeys(_of_gpus(board), ".+"))
-
-
-def _by_panel(asked: Asked, uid: str, values: Mapping[str, list[str] | str]) -> dict[str, float]:
-    """Return for each graph the first query's value for the first GPU, where it has one line."""
-    found = {}
-    for target in targets(all_boards()[uid]):
-        if target.letter == "A" and target.panel["type"] == "timeseries":
-            lines = [one for one in asked.instant(target.asked(values)) if uuid_of(0) in one["metric"].values()]
-            if len(lines) == 1:
-                found[target.panel["title"]] = float(lines[0]["value"][1])
-    return found
 
 
 def _labelled(

@@ -13,10 +13,9 @@ from tests.dashboards.gpu_samples import STEP_NS, STEPS, hot, samples_of, uuid, 
 from tests.dashboards.recorded_run import START_NS
 
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.alerts.prometheus import Prometheus, Server
 from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data.events import Events, StepClock
-from rankscope.dashboards.data.hardware import OF_PROMETHEUS, OF_RUN, ROW, GaugeRange, Gpu, Hardware, HardwareIndex, LinkState
+from rankscope.dashboards.data.hardware import ORIGIN, ROW, GaugeRange, Gpu, Hardware, HardwareIndex, LinkState
 from rankscope.dashboards.data.metrics import METRICS
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.hardware.data import MOST_COLUMNS, figures_of, time_columns, worst_in
@@ -26,7 +25,6 @@ from rankscope.dashboards.hardware.table import gpu_rows
 from rankscope.dashboards.hardware.view import VIEW
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.store.disk import DiskRuns
-from rankscope.dashboards.store.prometheus_hardware import HardwareFound
 from rankscope.profiler.helper.sampling.exporter_page import read_page
 
 LIGHT = PALETTES["light"]
@@ -136,7 +134,7 @@ def test_a_gpu_of_which_there_is_nothing_is_said_in_a_line(run: RunData) -> None
 
 def test_what_is_missing_is_said_with_how_to_get_it(run: RunData) -> None:
     said = text_of(write(VIEW, "gpu-hints", run, PageState()))
-    assert f"Source: {OF_RUN}. 2 GPUs on 1 host" in said
+    assert f"Source: {ORIGIN}. 2 GPUs on 1 host" in said
     assert "No samples of the GPUs of ranks 0, 1" in said
     assert "Simulated GPUs" in said
 
@@ -247,36 +245,6 @@ def test_links_say_what_they_were() -> None:
     (row,) = gpu_rows([gpu], [found], {})
     assert row["links"] == "PCIe x8 (had 16), 0 NVLinks down (was 2)"
     assert row["link_errors"] == 3
-
-
-def test_a_prometheus_is_asked_for_the_gpus_of_the_ranks_over_the_time_of_the_run(
-    tmp_path: Path, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Any] = []
-
-    def answer(_prometheus: Any, gpus: Any, span: tuple[int, int], **_: Any) -> HardwareFound:
-        asked.append((gpus, span))
-        rows = np.full(STEPS, 400, ROW)
-        rows["unix_ns"] = START_NS + np.arange(STEPS) * STEP_NS
-        gauges = {"power_watts": GaugeRange(400, 400, 400)}
-        gpu = Gpu(gpu_uuid=uuid(3), host="node-1", ranks=[3], samples=STEPS, gauges=gauges)
-        return HardwareFound([gpu], {uuid(3): rows}, [uuid(rank) for rank in range(3)], 5.0, ["half an answer"])
-
-    monkeypatch.setattr("rankscope.dashboards.store.prometheus_hardware.hardware_of", answer)
-    path = write_run(tmp_path / "run")
-    assert not DiskRuns(path).hardware("run-1").gpus, "there is none"
-    source = DiskRuns(path, prometheus=Prometheus(Server(url="http://127.0.0.1:9")))
-    run = RunData(source, source.summary("run-1"))
-    (row,) = table_rows(VIEW, "gpu-table", run, PageState())
-    assert (row["host"], row["power_median"]) == ("node-1", 400.0)
-    assert source.hardware("run-1") is source.hardware("run-1"), "not asked again at once"
-    ((gpus, span),) = asked
-    assert gpus == {uuid(rank): (rank,) for rank in range(4)}
-    assert span[0] == START_NS
-    said = text_of(write(VIEW, "gpu-hints", run, PageState()))
-    assert OF_PROMETHEUS in said
-    assert "half an answer" in said
-    assert "No samples of the GPUs of ranks 0, 1, 2" in said
 
 
 def test_a_sample_has_the_margin_that_the_exporter_tells() -> None:

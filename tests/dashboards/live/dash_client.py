@@ -51,7 +51,21 @@ class Caller:
 
     def opened(self, path: str, search: str = "") -> Any:
         """Return the page of an address."""
-        return self("page.children", {"url.pathname": path, "url.search": search}, triggered="url.pathname")["page"]["children"]
+        return self._page(path, search)["page"]["children"]
+
+    def shown(self, path: str, search: str = "") -> Item:
+        """Return what the browser keeps of the page of an address: its path, version and polling interval."""
+        shown: Item = self._page(path, search)["shown"]["data"]
+        return shown
+
+    def _page(self, path: str, search: str) -> Item:
+        return self("page.children", {"url.pathname": path, "url.search": search}, triggered="url.pathname")
+
+    def polled(self, path: str, **asked: Any) -> Item:
+        """Return the server's answer to the poll of an open page."""
+        values = {"asked.data": {"number": 1, "path": path, **asked}}
+        answer: Item = self("answer.data", values, triggered="asked.data")["answer"]["data"]
+        return answer
 
     def redrawn(self, what: tuple[str, str, str], path: str, search: str = "", *, scheme: str | None = None) -> Any:
         """Return a property of a piece of a page: (type of the piece, its name, the property)."""
@@ -82,7 +96,9 @@ class Caller:
             {"id": json.loads(output.rsplit(".", 1)[0]), "property": output.rsplit(".", 1)[1]}
             for output in _names(matched(spec["output"]))
         ]
-        response = self._response(spec, outputs, filled(spec["inputs"]), filled(spec["state"]), "shown.data")
+        inputs = filled(spec["inputs"])
+        trigger = json.dumps(inputs[0]["id"], separators=(",", ":"), sort_keys=True)
+        response = self._response(spec, outputs, inputs, filled(spec["state"]), f"{trigger}.data-draw")
         return response[_identifier(kind, name)][prop]
 
     def selected(

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 from tests.dashboards.hosts_at_fault import host_analysis, host_table
-from tests.dashboards.live.dash_client import RANKS, Caller, find
+from tests.dashboards.live.dash_client import RANKS, Caller
 
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis
-from rankscope.dashboards.data.source import Stale
-from rankscope.dashboards.live.redraw import AS_IT_WAS
+from rankscope.base.errors import RankscopeError
+from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.source import NotReadyError, Stale
+from rankscope.dashboards.live.pages import AS_IT_WAS
 from rankscope.dashboards.words.wording import not_renewed
 
 RUN = "/run/run-1"
-
-
-def poll(call: Caller, seen: Any, away: str = "") -> dict[str, Any]:
-    """Return the changes of the page of a run after its timer has fired."""
-    values = {"poll.n_intervals": 1, "shown.data": seen, "run-away.children": away}
-    return call("shown.data", values, triggered="poll.n_intervals")
 
 
 def test_figures_follow_run_address_and_scheme(call: Caller) -> None:
@@ -101,52 +98,104 @@ def test_what_is_selected_goes_along_to_the_other_views(call: Caller) -> None:
 
 def test_a_live_run_is_followed_until_it_ends(memory_runs: Any, analysis: Analysis, table: StepTable, call: Caller) -> None:
     memory_runs.put(analysis, table, status="live")
-    page = call.opened(RUN)
-    assert find(page, "poll")["disabled"] is False
-    seen = find(page, "shown")["data"]
+    seen = call.shown(RUN)
+    assert seen["every_ms"] > 0
 
     before = memory_runs.analysed
-    assert poll(call, seen) == {}
+    assert call.polled(RUN)["version"] == seen["version"]
     assert memory_runs.analysed == before, "what has not changed is not analysed"
 
     memory_runs.summaries["run-1"] = replace(memory_runs.summaries["run-1"], status="silent")
-    changed = poll(call, seen)
-    assert "Silent" in str(changed["run-head"]["children"])
-    assert "shown" in changed, "its verdict is seen in another light"
+    assert call.polled(RUN)["version"] != seen["version"], "its verdict is seen in another light"
+    assert "Silent" in str(call.redrawn(("part", "run-head", "children"), RUN))
 
     memory_runs.put(analysis, table, status="finished", revision="b")
-    changed = poll(call, seen)
-    assert changed["shown"]["data"]["version"] == "b"
-    assert changed["poll"]["disabled"] is True
-    assert "Finished" in str(changed["run-head"]["children"])
-    assert find(call.opened(RUN), "poll")["disabled"] is True
+    changed = call.polled(RUN)
+    assert changed["version"] == "b finished"
+    assert changed["every_ms"] == 0, "then its page polls no longer"
+    assert "Finished" in str(call.redrawn(("part", "run-head", "children"), RUN))
+    assert call.shown(RUN)["every_ms"] == 0
+
+
+def test_a_live_page_has_the_last_step_and_when_it_was_written(
+    memory_runs: Any, analysis: Analysis, table: StepTable, call: Caller
+) -> None:
+    memory_runs.put(analysis, table, status="live", last_write_unix_ns=time.time_ns() - 2 * 10**9)
+    for live in (call.shown(RUN)["live"], call.polled(RUN)["live"]):
+        assert live["step"] == 59
+        assert 2 <= live["age_s"] < 60
+    memory_runs.put(analysis, table, status="finished", last_write_unix_ns=time.time_ns())
+    assert call.polled(RUN)["live"] is None
 
 
 def test_the_page_waits_for_the_analysis_of_what_has_changed(
     memory_runs: Any, analysis: Analysis, table: StepTable, call: Caller
 ) -> None:
     memory_runs.put(analysis, table, status="live")
-    seen = find(call.opened(RUN), "shown")["data"]
+    seen = call.shown(RUN)["version"]
 
     memory_runs.put(analysis, table, status="live", revision="b")
     memory_runs.versions["run-1"] = "a"
-    assert "shown" not in poll(call, seen), "the files have changed, the analysis has not"
+    assert call.polled(RUN)["version"] == seen, "the files have changed, the analysis has not"
 
     memory_runs.versions["run-1"] = "b"
-    assert poll(call, seen)["shown"]["data"]["version"] == "b", "now it has, and nothing else"
+    assert call.polled(RUN)["version"] != seen, "now it has, and nothing else"
 
 
 def test_a_run_that_cannot_be_read_keeps_its_page_which_says_so_until_it_can(memory_runs: Any, call: Caller) -> None:
-    seen = find(call.opened(RUN), "shown")["data"]
     away = memory_runs.summaries.pop("run-1")
-    answer = poll(call, seen)
-    assert set(answer) == {"run-away"}
-    said = answer["run-away"]["children"]
-    assert said.startswith(AS_IT_WAS)
-    assert "run-1" in said
+    answer = call.polled(RUN)
+    assert "version" not in answer
+    assert answer["note"].startswith(AS_IT_WAS)
+    assert "run-1" in answer["note"]
 
     memory_runs.summaries["run-1"] = away
-    assert poll(call, seen, said) == {"run-away": {"children": ""}}
+    assert call.polled(RUN)["note"] == ""
 
     memory_runs.stales["run-1"] = stale = Stale(1_790_000_000_000_000_000, "No space left on device")
-    assert poll(call, seen) == {"run-away": {"children": not_renewed(stale)}}
+    assert call.polled(RUN)["note"] == not_renewed(stale)
+
+
+def test_a_page_that_is_being_computed_is_made_again_with_its_progress(memory_runs: Any, call: Caller) -> None:
+    memory_runs.problems["run-1"] = NotReadyError(Progress("reading the records of all ranks", 3, 8))
+    seen = call.shown(RUN)
+    assert seen["whole"]
+    assert call.polled(RUN, whole=True)["version"] == seen["version"], "no news"
+    memory_runs.problems["run-1"] = NotReadyError(Progress("reading the records of all ranks", 4, 8))
+    assert call.polled(RUN, whole=True)["version"] != seen["version"]
+    memory_runs.problems.clear()
+    assert call.polled(RUN, whole=True)["version"] == call.shown(RUN)["version"]
+    assert not call.shown(RUN)["whole"]
+
+
+def test_a_figure_that_is_being_computed_says_that_it_waits(memory_runs: Any, call: Caller) -> None:
+    def waits() -> str | None:
+        found: str | None = call.redrawn(("says", "trend", "data-waits"), RUN)
+        return found
+
+    assert waits() is None
+    memory_runs.problems["run-1"] = NotReadyError(Progress("reading"))
+    assert waits() == "1"
+
+
+def test_nonsense_is_no_poll(call: Caller) -> None:
+    assert call("answer.data", {"asked.data": 5}, triggered="asked.data") == {}
+    for nonsense in ({}, {"rows": 5}, {"rows": [None, {}], "search": 7, "whole": "x"}):
+        assert "rows" not in call.polled("/nowhere", **nonsense)
+
+
+def test_a_comparison_that_is_made_replaces_its_progress(
+    memory_runs: Any, analysis: Analysis, table: StepTable, call: Caller
+) -> None:
+    memory_runs.put(analysis, table, run_id="b")
+    search = "?runs=run-1,b"
+    memory_runs.problems["compare"] = NotReadyError(Progress("reading the runs", 1, 2))
+    seen = call.shown("/compare", search)["version"]
+    assert call.polled("/compare", search=search, whole=True)["version"] == seen
+    memory_runs.problems["compare"] = RankscopeError("one of them is gone")
+    assert "version" not in call.polled("/compare", search=search, whole=True)
+
+
+def test_a_page_with_content_keeps_it_while_the_next_is_computed(memory_runs: Any, call: Caller) -> None:
+    memory_runs.problems["run-1"] = NotReadyError(Progress("reading the records of all ranks", 3, 8))
+    assert "version" not in call.polled(RUN)

@@ -1,23 +1,21 @@
-"""Callbacks of the lists of runs and of alerts: what comes from the address, and what is sent after changes."""
+"""Lists of runs and of alerts: columns, what is sent after changes, the picked row, marked rows."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import msgspec
-from tests.dashboards.live.dash_client import Caller, find
+from tests.dashboards.live.dash_client import Caller
 
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import InputError
 from rankscope.dashboards.alerts.all_alerts import row_id
 from rankscope.dashboards.alerts.data import AlertsFound, alert_record
-from rankscope.dashboards.live.listing import MOST_ASKED
-from rankscope.dashboards.model.list_state import MOST_COMPARED, ListState
-from rankscope.dashboards.runs.view import list_revision
+from rankscope.dashboards.model.state import MOST_COMPARED, PageState
+from rankscope.dashboards.runs.view import MOST_ASKED
 
 FIRING = alert_record(
     {"alertname": "TrainingStraggler", "severity": "warning", "run_id": "run-1", "rank": "2"},
@@ -29,12 +27,31 @@ FIRING = alert_record(
 )
 
 
+def grid_of(page: Any, name: str) -> dict[str, Any]:
+    """Return the properties of the table with that name on a serialised page."""
+    found = _grid(page, name)
+    assert found is not None, name
+    return found
+
+
+def _grid(component: Any, name: str) -> dict[str, Any] | None:
+    if isinstance(component, list):
+        return next((found for item in component if (found := _grid(item, name)) is not None), None)
+    props = component.get("props", {}) if isinstance(component, dict) else {}
+    return (
+        props
+        if props.get("id") == {"type": "grid", "name": name}
+        else _grid(props["children"], name)
+        if "children" in props
+        else None
+    )
+
+
 def test_a_column_without_a_value_is_hidden(memory_runs: Any, analysis: Analysis, table: StepTable, call: Caller) -> None:
     memory_runs.known.add("run-1")
 
     def hidden() -> set[str]:
-        columns = find(call.opened("/"), "runs-grid")["columnDefs"]
-        return {column["field"] for column in columns if column.get("hide")}
+        return {column["field"] for column in grid_of(call.opened("/"), "runs")["columnDefs"] if column.get("hide")}
 
     assert not {"lost", "cost", "step_ms", "ranks", "hours"} & hidden()
     free = msgspec.structs.replace(analysis, verdict=msgspec.structs.replace(analysis.verdict, cost=None, gpu_hours_lost=None))
@@ -42,66 +59,64 @@ def test_a_column_without_a_value_is_hidden(memory_runs: Any, analysis: Analysis
     assert {"lost", "cost"} <= hidden()
 
 
-def test_so_many_are_answered_at_a_time_and_nonsense_is_not(call: Caller) -> None:
-    asked = {"number": 3, "ids": ["no-such-run", *["run-1"] * 100]}
-    answer = call("runs-answer.data", {"runs-asked.data": asked}, triggered="runs-asked.data")["runs-answer"]["data"]
-    assert answer["number"] == 3
+def test_so_many_rows_are_answered_at_a_time(call: Caller) -> None:
+    answer = call.polled("/", rows=["no-such-run", *["run-1"] * 100])
     assert len(answer["rows"]) == MOST_ASKED - 1, "the unknown one is left out"
-    for nonsense in (None, 5, {"ids": 5}, {"number": 1}):
-        assert call("runs-answer.data", {"runs-asked.data": nonsense}, triggered="runs-asked.data") == {}
+    assert "rows" not in call.polled("/alerts", rows=["run-1"])
 
 
-def test_only_what_changed_is_sent(memory_runs: Any, analysis: Analysis, table: StepTable, caller: Callable[[], Caller]) -> None:
+def test_the_list_is_sent_again_when_runs_change(memory_runs: Any, analysis: Analysis, table: StepTable, call: Caller) -> None:
     memory_runs.put(analysis, table, run_id="live", status="live")
-    seen = list_revision(memory_runs.runs())
+    seen = call.shown("/")["version"]
 
-    def poll() -> Any:  # a new app each time, because answers are cached for a while
-        values = {"run-list-poll.n_intervals": 1, "run-list-revision.data": seen}
-        return caller()("runs-grid.rowData", values, triggered="run-list-poll.n_intervals")
+    def version() -> str:
+        found: str = call.polled("/")["version"]
+        return found
 
-    assert poll() == {}
+    assert version() == seen
     memory_runs.summaries["live"] = replace(memory_runs.summaries["live"], revision="b")
-    assert poll() == {}, "rows of runs that go on are asked for while they are in view"
+    assert version() == seen, "rows of runs that go on are asked for while they are in view"
     memory_runs.summaries["live"] = replace(memory_runs.summaries["live"], status="finished")
-    changed = poll()
-    assert [row["state"] for row in changed["runs-grid"]["rowData"]] == ["Finished", "Finished"]
-    assert changed["runs-count"]["children"] == "2 runs"
+    assert version() != seen
+    assert [row["state"] for row in call.redrawn(("grid", "runs", "rowData"), "/")] == ["Finished", "Finished"]
+    assert "2 runs" in str(call.redrawn(("part", "runs-count", "children"), "/"))
     memory_runs.summaries.pop("live")
-    assert len(poll()["runs-grid"]["rowData"]) == 1
+    assert len(call.redrawn(("grid", "runs", "rowData"), "/")) == 1
 
 
-def test_search_and_order_come_from_the_address(call: Caller) -> None:
-    grid = find(call.opened("/", "?q=bert&sort=-lost"), "runs-grid")
-    assert grid["dashGridOptions"]["quickFilterText"] == "bert"
-    assert {column["field"]: column["sort"] for column in grid["columnDefs"] if column.get("sort")} == {"lost": "desc"}
+def test_the_search_is_in_the_address(call: Caller) -> None:
+    assert grid_of(call.opened("/", "?q=bert"), "runs")["dashGridOptions"]["quickFilterText"] == "bert"
+    chosen = call.selected(("control", "q", "ber t"), "?picked=run-1", controls={"q": ""}, path="/")
+    assert PageState.parse(chosen["address"]["search"]) == PageState(q="ber t", picked="run-1")
+    back = call.selected(("address", "", None), "", controls={"q": "bert"}, path="/")
+    assert call.value_of(back, "q") == ""
 
 
-def test_two_selected_runs_can_be_compared(call: Caller) -> None:
-    def select(*ids: str) -> str:
-        values = {"runs-address.search": ListState(picked=ids).search}
-        return json.dumps(call("runs-compare.children", values, triggered="runs-address.search"))
+def test_a_click_picks_a_row_unless_it_follows_a_link(call: Caller) -> None:
+    picked = call.selected(("grid", "runs", {"rowId": "run-1", "colId": "cause"}), path="/")
+    assert picked["address"]["search"] == "?picked=run-1"
+    assert "address" not in call.selected(("grid", "runs", {"rowId": "run-1", "colId": "name"}), path="/")
 
-    assert "/compare" not in select("a")
-    assert "/compare?runs=a,b%252Cc" in select("a", "b,c")
-    assert f"At most {MOST_COMPARED}" in select(*map(str, range(MOST_COMPARED + 1)))
+
+def test_marked_runs_can_be_compared(call: Caller) -> None:
+    def mark(*ids: str) -> str:
+        name = '{"name":"runs","type":"grid"}.selectedRows'
+        rows = [{"id": one} for one in ids]
+        return json.dumps(call("runs-compare.children", {name: rows}, triggered=name))
+
+    assert "/compare" not in mark("a")
+    assert "/compare?runs=a,b%252Cc" in mark("a", "b,c")
+    assert f"At most {MOST_COMPARED}" in mark(*map(str, range(MOST_COMPARED + 1)))
 
 
 def test_the_open_page_learns_of_new_alerts_and_else_stays_as_it_is(memory_runs: Any, call: Caller) -> None:
-    def poll(seen: str) -> dict[str, Any]:
-        told: dict[str, Any] = call("alerts-grid.rowData", {"alerts-revision.data": seen}, triggered="alerts-poll.n_intervals")
-        return told
-
-    revision = poll("")["alerts-revision"]["data"]
-    assert poll(revision) == {}
+    seen = call.polled("/alerts")["version"]
+    assert call.polled("/alerts")["version"] == seen
     memory_runs.alerts_found["run-1"] = AlertsFound([FIRING], [])
-
-    answer = poll(revision)
-
-    assert [row["alert"] for row in answer["alerts-grid"]["rowData"]] == ["TrainingStraggler"]
-    assert answer["alerts-count"]["children"] == "1 alert, 1 firing"
-    memory_runs.problems["alerts"] = InputError("runs", "gone")
-    assert poll(revision) == {}
-    search = ListState(picked=(row_id(FIRING),)).search
-    memory_runs.problems.clear()
-    chosen = call("alerts-picked.children", {"alerts-address.search": search}, triggered="alerts-address.search")
+    assert call.polled("/alerts")["version"] != seen
+    assert [row["alert"] for row in call.redrawn(("grid", "alerts", "rowData"), "/alerts")] == ["TrainingStraggler"]
+    assert "1 alert, 1 firing" in str(call.redrawn(("part", "alerts-count", "children"), "/alerts"))
+    chosen = call.redrawn(("part", "alert-picked", "children"), "/alerts", PageState(picked=row_id(FIRING)).search)
     assert "imposed wait" in str(chosen)
+    memory_runs.problems["alerts"] = InputError("runs", "gone")
+    assert "version" not in call.polled("/alerts"), "the page keeps its content"

@@ -18,10 +18,9 @@ from rankscope.dashboards.app import create_app
 from rankscope.dashboards.data.brief import Brief, StoredBrief, brief_of
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError, RunSummary
-from rankscope.dashboards.live.site_lists import ASKED_AT_ONCE, analyse_some
 from rankscope.dashboards.lost_hours.data import RunLoss, cluster_ledger
 from rankscope.dashboards.lost_hours.figures import lost_hours_table
-from rankscope.dashboards.lost_hours.view import PAGE
+from rankscope.dashboards.lost_hours.view import ANALYSED_AT_ONCE, PAGE, analyse_some
 
 
 def run(run_id: str, *, start: int | None = 100, problem: str | None = None) -> RunSummary:
@@ -244,7 +243,7 @@ def test_runs_are_analysed_a_few_at_a_time_and_a_damaged_one_stops_nobody() -> N
 
     source: Any = Source()
     assert analyse_some(source, ["damaged", *"abcdefgh"])
-    assert len(source.asked) == 1 + ASKED_AT_ONCE
+    assert len(source.asked) == 1 + ANALYSED_AT_ONCE
     assert not analyse_some(source, ["damaged"]), "there is nothing more to come"
 
 

@@ -18,7 +18,8 @@ from rankscope.analysis.result.analysis import Analysis, Verdict
 from rankscope.analysis.result.collectives import CollectiveBandwidth
 from rankscope.analysis.result.costs import Advice, AdviceEvidence, Memory, RankMemory, Throughput
 from rankscope.analysis.verdict.advice_table import TABLE
-from rankscope.dashboards.model.page import Link, Text, every, pieces
+from rankscope.dashboards.model.line import Link, pieces
+from rankscope.dashboards.model.page import Text, every
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.overlap.view import VIEW as OVERLAP
 from rankscope.dashboards.overview.advice import FIGURES
@@ -117,6 +118,11 @@ def test_a_verdict_on_no_rank_says_what_is_excluded() -> None:
     text = run_text(source, VIEW)
     assert "at most 2.6%" in text
     assert "Healing saves" not in text
+
+
+def test_a_crash_comes_before_the_verdict() -> None:
+    text = run_text(host_runs(failure="rank 3 crashed before the end of training"), VIEW)
+    assert text.index("The job failed: rank 3 crashed") < text.index("Confidence")
 
 
 def test_a_simulated_run_says_so_loudly(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:

@@ -107,7 +107,7 @@ def test_rows_of_many_ranks_name_them() -> None:
 def test_a_run_tells_where_its_ranks_are(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     write_run(tmp_path / "run")
     source = DiskRuns(tmp_path / "run")
-    topology = source.topology("run-1")
+    topology = source.part("run-1", "topology")
     assert [(place.rank, place.host, place.local_rank) for place in topology.places] == [
         (0, "node-0", 0), (1, "node-0", 1), (2, "node-1", 0), (3, "node-1", 1),
     ]  # fmt: skip

@@ -60,6 +60,7 @@ def test_the_command_writes_a_file_and_replaces_the_one_before(
         (["{tmp}/run", "-o", "/dev/null"], 2, "is no regular file"),
         (["{tmp}/run", "-o", "{tmp}/run/report.html"], 2, "lies in the run itself"),
         (["{tmp}/run", "-o", "{tmp}/no/report.html"], 3, "no such folder"),
+        (["{tmp}/run", "-o", "{tmp}/a.html", "--cache", "{tmp}/run/cache"], 2, "lies in the run"),
         (["{tmp}/run", "-o", "{tmp}/a.html", "--rank", "4"], 2, "rank 4 is not in this run, which has 0 to 3"),
         (["{tmp}/run", "-o", "{tmp}/a.html", "--steps", "60-70"], 2, "it has 0 to 59"),
         (["{tmp}/run", "-o", "{tmp}/a.html", "--steps", "9-3"], 2, "has no step in it"),
@@ -81,6 +82,16 @@ def test_what_cannot_be_done_is_one_line(
     assert "Traceback" not in done.stderr
     assert status == 2 or len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "a.html").exists()
+
+
+def test_results_are_kept_where_the_option_or_the_environment_says(
+    tmp_path: Path, write_run: Callable[..., Path], command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "run", steps=12)
+    monkeypatch.setenv("RANKSCOPE_CACHE", str(tmp_path / "environment"))
+    for options, folder in (((), "environment"), (("--cache", tmp_path / "option"), "option")):
+        assert command(run, "-o", tmp_path / "a.html", *options).returncode == 0
+        assert list((tmp_path / folder).iterdir())
 
 
 def test_a_time_that_is_none_is_a_usage_error(

@@ -19,7 +19,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.dashboards.blocks import figure_names
+from tests.dashboards.blocks import figure_names, page_text
 from tests.dashboards.report.report_file import HOSTILE, MADE_NS, Parsed, made, unpacked
 
 from rankscope.base.errors import RankscopeError
@@ -28,6 +28,7 @@ from rankscope.dashboards.live.components import component
 from rankscope.dashboards.model import page
 from rankscope.dashboards.model.columns import number_column, text_column
 from rankscope.dashboards.model.drawn import Drawn, FigureData
+from rankscope.dashboards.model.line import Badge, Link, Span
 from rankscope.dashboards.model.page import Block
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
@@ -81,12 +82,12 @@ def no_figure(_: Any) -> Drawn:
 
 
 EVERY_KIND: tuple[Block, ...] = (
-    page.Text([HOSTILE, page.Span(HOSTILE, "code", HOSTILE), page.Badge(HOSTILE, "bad", HOSTILE)], "help", "note", live=True),
+    page.Text([HOSTILE, Span(HOSTILE, "code", HOSTILE), Badge(HOSTILE, "bad", HOSTILE)], "help", "note", live=True),
     page.Heading(HOSTILE, 2, name="heading"),
     page.Items([HOSTILE, [page.Text(HOSTILE)]], "warnings", ordered=True),
     page.Facts([page.Fact(HOSTILE, HOSTILE, HOSTILE, 0.38, HOSTILE), page.Fact("a", "not known")], "plain"),
     page.Terms([(HOSTILE, HOSTILE, True)]),
-    page.Pieces([page.Link(HOSTILE, "/run/run-1/ranks"), page.Link(HOSTILE, "javascript:alert(1)", elsewhere=True)]),
+    page.Inline([Link(HOSTILE, "/run/run-1/ranks"), Link(HOSTILE, "javascript:alert(1)", elsewhere=True)]),
     page.Advice(f"{HOSTILE}: rankscope analyze {HOSTILE} --format json"),
     page.Details(HOSTILE, [page.Text(HOSTILE)]),
     page.Group([page.Text(HOSTILE)], "card", "section", "alert", "group", "heading"),
@@ -95,8 +96,7 @@ EVERY_KIND: tuple[Block, ...] = (
     page.Markdown(HOSTILE),
     page.Request([(HOSTILE, "capture", "/api")], ("steps", "Steps", 3, 9)),
     page.Button("button", HOSTILE),
-    page.Again("again", 1000),
-    page.Callbacks(values={"value": 1}, timers={"timer": 0}),
+    page.Again("again"),
     page.Figure(name="one", label=HOSTILE, draw=no_figure, long=True),
     page.Table(
         name="two",
@@ -104,7 +104,7 @@ EVERY_KIND: tuple[Block, ...] = (
         rows=lambda: [{"id": "1", "a": HOSTILE, "b": 1.0}],
         file_name="two",
     ),
-    page.Listing(name="three", columns=[], rows=[], count="0", path="/", search="", height="9px", selection={}),
+    page.Listing(name="three", columns=[], rows=list, file_name="three", q=None),
     page.Part("part", lambda: [page.Text(HOSTILE)]),
     page.Choice(field="metric", label="Metric", value=None, options=[{"value": "a", "label": HOSTILE}]),
     page.Choice(field="without", label="Without", value=[], options=[{"group": "a", "items": []}], many=True),
@@ -143,10 +143,17 @@ def test_what_only_a_server_can_do_is_left_out_and_the_rest_is_kept(shown: Calla
     assert "Metric of it" not in found.text
 
 
+def test_what_to_click_drag_or_choose_is_on_the_page_and_not_in_a_file(plain: Report, memory_runs: Any) -> None:
+    orders = re.compile(r"(?i)\b(click (a|another|bars)|drag (over|to)|double-click|choose it|pick a rank above|press )")
+    written = re.sub(r"(?s)<script.*?</script>", "", plain.file.decode())
+    assert orders.findall(written) == []
+    assert "Click a cell" in page_text(memory_runs, "/run/run-1/ranks")
+
+
 def test_links_lead_within_the_file_or_are_texts(shown: Callable[..., Parsed], plain: Report) -> None:
     assert '<a href="#view-ranks">' in plain.file.decode().replace(' class="view-link"', "")
     elsewhere = ("/run/other", "http://elsewhere", "javascript:alert(1)", "//elsewhere", "data:text/html,x")
-    found = shown(*(page.Text(page.Link("to it", address)) for address in elsewhere))
+    found = shown(*(page.Text(Link("to it", address)) for address in elsewhere))
     assert found.text.count("to it") == len(elsewhere)
     assert {href for tag, attributes in found.tags if tag == "a" and (href := attributes.get("href"))} == {
         "#page",
@@ -364,8 +371,8 @@ def test_a_run_that_goes_on_is_looked_at_once(tmp_path: Path, write_run: Callabl
     # given a live run that has been read once
     folder = write_run(tmp_path / "run", finished=False)
     source = DiskRuns(folder, look_again_s=math.inf)
-    first = source.analysis("run-1")
+    first = source.part("run-1", "analysis")
     # when the run grows, the report's state stays the same
     (folder / "run.json").touch()
-    assert source.analysis("run-1") is first
+    assert source.part("run-1", "analysis") is first
     assert DiskRuns(folder).summary("run-1").revision != source.summary("run-1").revision

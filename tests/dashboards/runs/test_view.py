@@ -22,16 +22,15 @@ from rankscope.analysis.result.analysis import Analysis, Verdict
 from rankscope.analysis.result.stored import store_verdict, stored_verdict
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.data.brief import StoredBrief, brief_of
-from rankscope.dashboards.data.memo import FACTOR, Memo, adaptive
+from rankscope.dashboards.data.memory_cache import FACTOR, MemoryCache, adaptive
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.live.grid import column_def
-from rankscope.dashboards.live.listing import MOST_FOLLOWED, asked_rows
-from rankscope.dashboards.model.list_state import ListState
-from rankscope.dashboards.model.page import Again, Heading, Link, Listing, Pieces, Span, every, pieces
+from rankscope.dashboards.model.line import Link, Span, pieces
+from rankscope.dashboards.model.page import Again, Heading, Inline, Listing, every
 from rankscope.dashboards.model.run_head import run_head
 from rankscope.dashboards.model.state import PageState
-from rankscope.dashboards.runs.view import COLUMNS, PAGE, asked_row, first_row
+from rankscope.dashboards.runs.view import COLUMNS, MOST_FOLLOWED, PAGE, asked_row, first_row, picked_run, rows_of
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.web.config import DashboardConfig
 
@@ -45,16 +44,16 @@ def listed(source: Any) -> Listing:
 
 
 def test_rows_come_at_once_and_verdicts_when_they_are_asked_for(memory_runs: Any) -> None:
-    (row,) = listed(memory_runs).rows
+    (row,) = listed(memory_runs).rows()
     assert memory_runs.analysed == 0, "a list of thousands analyses nothing by itself"
     assert (row["name"], row["ranks"], row["hosts"], row["ask"]) == ("bert-base", 4, 2, True)
-    assert "verdict" not in row
+    assert "sentence" not in row
     assert "steps" not in row, "not known, and not 0"
 
-    (told,) = asked_rows(memory_runs, ["run-1"])
+    (told,) = rows_of(memory_runs, ["run-1"])
 
-    assert "makes the other 3 ranks wait" in told["verdict"]
-    assert (told["id"], told["kind"], told["tone"]) == ("run-1", "Straggler", "bad")
+    assert "makes the other 3 ranks wait" in told["sentence"]
+    assert (told["id"], told["kind"], told["kind_tone"]) == ("run-1", "Straggler", "bad")
     assert (told["steps"], told["lost"], told["cost"], told["currency"]) == (60, 12.4, 31.0, "USD")
     assert "ask" not in told
 
@@ -65,17 +64,51 @@ def test_columns_of_hours_and_rates_name_the_steps_they_are_of(memory_runs: Any)
     assert "rare" in hints["lost"]
 
 
-def test_folder_start_and_state_come_before_the_verdict(memory_runs: Any) -> None:
+def test_what_tells_a_run_from_the_next_fits_the_screen_and_nothing_is_cut_before_the_cause(memory_runs: Any) -> None:
     runs = listed(memory_runs)
+    shown = ("name", "kind", "at_fault", "cause", "lost_share", "step_ms", "state", "ranks", "health")
+    assert tuple(column.field for column in runs.columns[: len(shown)]) == shown
+    marks, frame = 46, 90
+    assert marks + frame + sum(column.width for column in runs.columns[: len(shown)]) < 1440
+    narrow = [column.narrow for column in runs.columns if column.narrow]
+    assert max(narrow) == next(column.narrow for column in runs.columns if column.field == "kind"), "the badge is whole"
+    assert sum(narrow) <= 390 - 60
+    assert runs.rows()[0]["start"].endswith(" UTC"), "the saved table has one time zone"
 
-    assert [column.field for column in runs.columns[:5]] == ["name", "folder", "start", "state", "verdict"]
-    assert sum(column.width for column in runs.columns[:4]) < 1440 / 2, "all of them and the verdict fit 1,440 px"
-    assert runs.rows[0]["start"].endswith(" UTC"), "the saved table has one time zone"
+
+def test_a_row_names_rank_cause_and_share(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
+    (row,) = rows_of(memory_runs, ["run-1"])
+    assert (row["at_fault"], row["cause"]) == ("rank 2", "slow input")
+    assert row["lost_share"] == pytest.approx(100 * (1 - 1 / (analysis.verdict.slowdown or 1)), abs=0.06)
+
+    def at_fault(**fields: Any) -> str | None:
+        verdict = Verdict(kind="straggler", summary="Slow.", **fields)
+        return brief_of(msgspec.structs.replace(analysis, verdict=verdict)).at_fault
+
+    assert at_fault(rank=17, ranks=[16, 17], hosts=["node0017", "node0018"]) == "host node0017 + 1"
+    assert at_fault(ranks=[1, 2, 3, 9]) == "ranks 1 to 3, 9"
+    assert at_fault() is None
+
+
+def test_the_picked_run_is_shown_in_words_the_first_if_none_is_picked(
+    memory_runs: Any, analysis: Analysis, table: StepTable
+) -> None:
+    memory_runs.put(analysis, table, run_id="b", path="runs/other", losses="rank 1 killed")
+    assert "makes the other 3 ranks wait" in text_of(picked_run(memory_runs, None))
+    assert "runs/bert" in text_of(picked_run(memory_runs, "gone"))
+    said = text_of(picked_run(memory_runs, "b"))
+    assert "runs/other" in said
+    assert "rank 1 killed" in said
+    memory_runs.problems["run-1"] = NotReadyError(Progress("reading"))
+    with pytest.raises(NotReadyError):
+        picked_run(memory_runs, "run-1")
+    memory_runs.summaries.clear()
+    assert picked_run(memory_runs, None) == []
 
 
 def test_what_has_been_analysed_before_is_there_at_once(memory_runs: Any) -> None:
     memory_runs.known.add("run-1")
-    (row,) = listed(memory_runs).rows
+    (row,) = listed(memory_runs).rows()
     assert row["kind"] == "Straggler"
     assert "ask" not in row
 
@@ -115,7 +148,7 @@ def test_the_name_of_a_run_is_no_markup(memory_runs: Any) -> None:
 
 
 def all_links(blocks: Any) -> list[Link]:
-    return [piece for block in blocks if isinstance(block, Pieces) for piece in pieces(block.line) if isinstance(piece, Link)]
+    return [piece for block in blocks if isinstance(block, Inline) for piece in pieces(block.line) if isinstance(piece, Link)]
 
 
 @pytest.mark.parametrize("status", ["finished", "failed", "silent"])
@@ -174,21 +207,21 @@ def test_a_verdict_that_cannot_be_read_is_none(tmp_path: Path, write_run: WriteR
 def test_a_run_that_is_being_analysed_says_how_far_and_is_asked_for_again(memory_runs: Any) -> None:
     memory_runs.problems["run-1"] = NotReadyError(Progress("reading the records of all ranks", 3, 8))
     row = asked_row(memory_runs, memory_runs.summary("run-1"))
-    assert row["verdict"] == "Reading the records of all ranks: 3 of 8 …"
+    assert row["sentence"] == "Reading the records of all ranks: 3 of 8 …"
     assert row["ask"] is True
 
 
 def test_a_run_that_cannot_be_analysed_says_why_and_is_not_asked_for_again(memory_runs: Any) -> None:
     memory_runs.problems["run-1"] = InputError("runs/bert", "nothing recorded")
     row = asked_row(memory_runs, memory_runs.summary("run-1"))
-    assert row["verdict"] == "runs/bert: nothing recorded"
+    assert row["sentence"] == "runs/bert: nothing recorded"
     assert row["ask"] is False
 
 
 def test_an_unreadable_run_is_a_row_with_its_problem_and_no_link(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     memory_runs.put(analysis, table, run_id="bad", name="broken", status="unreadable", problem="broken/run.json: not JSON")
     row = first_row(memory_runs, memory_runs.summary("bad"))
-    assert (row["verdict"], row["kind"], row["problem"]) == ("broken/run.json: not JSON", "Unreadable", True)
+    assert (row["sentence"], row["kind"], row["problem"]) == ("broken/run.json: not JSON", "Unreadable", True)
     assert "href" not in row
     assert "ask" not in row
     assert asked_row(memory_runs, memory_runs.summary("bad")) == row
@@ -208,13 +241,13 @@ def test_a_run_that_lost_ranks_says_so_and_is_never_green(
     memory_runs.put(sound, table, **about)
     row = asked_row(memory_runs, memory_runs.summary("run-1"))
     assert row["health"] == "rank 1 killed; rank 1 killed before the end of training (and 1 more)"
-    assert (row["kind"], row["tone"]) == ("Balanced", "plain")
+    assert (row["kind"], row["kind_tone"]) == ("Balanced", "plain")
 
 
 def test_runs_of_one_name_are_told_apart_by_folder_and_second(tmp_path: Path, write_run: WriteRun) -> None:
     for second in (1, 2):
         write_run(tmp_path / f"job-{second}", run_id=f"run-{second}", start_unix_ns=START_NS + second * 10**9, steps=3)
-    rows = listed(DiskRuns(tmp_path)).rows
+    rows = listed(DiskRuns(tmp_path)).rows()
     assert [row["folder"] for row in rows] == ["job-2", "job-1"]
     assert rows[0]["start"] != rows[1]["start"]
 
@@ -223,9 +256,9 @@ def test_only_some_of_many_live_runs_are_followed(memory_runs: Any, analysis: An
     for number in range(MOST_FOLLOWED + 2):
         memory_runs.put(analysis, table, run_id=f"live-{number}", status="live")
     memory_runs.put(analysis, table, run_id="starting", status="starting", ranks=0)
-    rows = asked_rows(memory_runs, ["starting", *(f"live-{number}" for number in range(MOST_FOLLOWED + 2)), "run-1"])
+    rows = rows_of(memory_runs, ["starting", *(f"live-{number}" for number in range(MOST_FOLLOWED + 2)), "run-1"])
     assert memory_runs.analysed == MOST_FOLLOWED + 1
-    assert [row["verdict"] for row in rows if "kind" not in row] == [
+    assert [row["sentence"] for row in rows if "kind" not in row] == [
         "No rank has started yet.", *["Open it to see its verdict."] * 2
     ]  # fmt: skip
     assert rows[-1]["kind"] == "Straggler"
@@ -235,15 +268,15 @@ def test_an_empty_folder_says_how_to_record_a_run_and_looks_again(tmp_path: Path
     source = DiskRuns(tmp_path)
     page = PAGE.blocks(source, "", DashboardConfig())
     assert "rankscope run -- torchrun" in text_of(page)
-    assert only(page, Again).ms > 0, "so it is made again until there is a run"
+    only(page, Again)  # so it is made again when there is a run
 
     write_run(tmp_path / "first", steps=12)
     write_run(tmp_path / "second", run_id="b", steps=12)
 
     page = PAGE.blocks(source, "", DashboardConfig())
     assert not [block for block in page if isinstance(block, Again)]
-    assert [row["name"] for row in only(page, Listing).rows] == ["bert-base", "bert-base"]
-    assert only(page, Listing).count == "2 runs"
+    assert [row["name"] for row in only(page, Listing).rows()] == ["bert-base", "bert-base"]
+    assert "2 runs" in text_of(page)
 
 
 def test_a_folder_that_cannot_be_read_is_said(memory_runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,19 +296,19 @@ def test_many_viewers_share_a_look() -> None:
         now[0] += 0.5  # duration of the call
         return len(asked)
 
-    memo = Memo(1, clock_s=lambda: now[0])
-    assert [memo.get("", "", look, lifetime_s=adaptive) for _ in range(2)] == [1, 1]
+    cache = MemoryCache(clock_s=lambda: now[0])
+    assert [cache.get("runs", "", "", look, lifetime_s=adaptive) for _ in range(2)] == [1, 1]
     now[0] += FACTOR * 0.5
-    assert memo.get("", "", look, lifetime_s=adaptive) == 2
+    assert cache.get("runs", "", "", look, lifetime_s=adaptive) == 2
 
 
 texts = st.text(min_size=1, max_size=40)
 
 
-@given(st.text(max_size=40), st.none() | st.from_regex(r"[a-z][a-z_]{0,10}", fullmatch=True), st.booleans())
-def test_the_state_of_the_list_survives_its_address(q: str, sort: str | None, descending: bool) -> None:
-    state = ListState(q, sort, descending and sort is not None)
-    assert ListState.parse(state.search) == state
+@given(st.none() | texts, st.none() | texts)
+def test_search_and_picked_row_survive_their_address(q: str | None, picked: str | None) -> None:
+    state = PageState(q=q, picked=picked)
+    assert PageState.parse(state.search) == state
 
 
 @given(st.lists(texts, unique=True, max_size=5), st.none() | st.integers(0, 10**12), st.sampled_from(["host", "rank"]))
@@ -295,5 +328,4 @@ def test_any_address_shows_something(nonsense: object) -> None:
         nonsense,
         f"?runs={quote(str(nonsense), safe='', errors='replace')}&at={nonsense}&sort={nonsense}&since={nonsense}",
     ):
-        assert isinstance(ListState.parse(search), ListState)
         assert isinstance(PageState.parse(cast("Any", search)), PageState)

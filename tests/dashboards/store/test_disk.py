@@ -12,22 +12,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from tests.step_files import add_rows, load, steps_file
 
+from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import InputError, RankscopeError
-from rankscope.dashboards.data.memo import Memo
+from rankscope.dashboards.data.memory_cache import MemoryCache, size_bytes
 from rankscope.dashboards.data.source import UnknownRunError
 from rankscope.dashboards.ranks.tables import rank_table
-from rankscope.dashboards.store import disk
-from rankscope.dashboards.store.derive import Derived
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.store.footprint import footprint
 from rankscope.dashboards.store.run_folder import SILENT_AFTER_S
 from rankscope.runs.paths import activity_file, inspector_dir, rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import KernelRecord, RankActivity
-from rankscope.runs.writer import write_record
+from rankscope.runs.small_files import write_record
 
 WriteRun = Callable[..., Path]
 
@@ -50,8 +50,8 @@ def test_a_run_directory_is_a_list_of_one(tmp_path: Path, write_run: WriteRun) -
     run = write_run(tmp_path / "run")
     source = DiskRuns(run)
     assert [summary.run_id for summary in source.runs()] == ["run-1"]
-    assert source.analysis("run-1").verdict.rank == 2
-    assert source.steps("run-1").part("own_us").values.shape == (4, 60)
+    assert source.part("run-1", "analysis").verdict.rank == 2
+    assert source.part("run-1", "steps").part("own_us").values.shape == (4, 60)
 
 
 def test_a_path_that_is_no_folder_is_said_so(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_an_unreadable_run_is_listed_with_the_reason(tmp_path: Path, content: by
     assert broken.status == "unreadable"
     assert str(tmp_path / "broken") in (broken.problem or "")
     with pytest.raises(RankscopeError, match="broken"):
-        source.analysis("broken")
+        source.part("broken", "analysis")
     assert source.summary("run-1").problem is None, "the other runs are not affected"
 
 
@@ -135,7 +135,7 @@ def test_a_copy_does_not_hide_the_run_whose_folder_is_called_as_its_id(tmp_path:
     problems = {Path(run.path).name: run.problem for run in source.runs()}
     assert problems["backup"] is None
     assert "has the same run id (run-1)" in str(problems["run-1"])
-    assert source.analysis("run-1").verdict.rank == 2
+    assert source.part("run-1", "analysis").verdict.rank == 2
 
     # Nor does an unreadable copy hide the run
     (tmp_path / "run-1" / "run.json").write_text("{")
@@ -234,7 +234,7 @@ def test_the_table_of_ranks_says_what_a_silent_rank_is_doing(tmp_path: Path, wri
         attempt=0, rank=1, step=12, phase="backward", waiting=False, since_unix_ns=now - 41 * 10**9, updated_unix_ns=now
     )
     write_record(activity_file(run, 0, 1), activity)
-    rows = rank_table(DiskRuns(run).analysis("run-1"))
+    rows = rank_table(DiskRuns(run).part("run-1", "analysis"))
     assert rows[0]["doing"] is None
     assert re.fullmatch(r"in backward of step 12 for 4\d s, not waiting for other ranks", rows[1]["doing"])
 
@@ -242,21 +242,18 @@ def test_the_table_of_ranks_says_what_a_silent_rank_is_doing(tmp_path: Path, wri
 def test_an_unchanged_run_is_analysed_once(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run", steps=12)
     source = DiskRuns(run)
-    analysis, table = source.analysis("run-1"), source.steps("run-1")
+    analysis, table = source.part("run-1", "analysis"), source.part("run-1", "steps")
 
-    assert source.analysis("run-1") is analysis
-    assert source.steps("run-1") is table
+    assert source.part("run-1", "analysis") is analysis
+    assert source.part("run-1", "steps") is table
 
     os.utime(run / "run.json", ns=(1, 1))
-    assert source.analysis("run-1") is not analysis, "what changed is analysed again"
-    assert source.steps("run-1") is not table
+    assert source.part("run-1", "analysis") is not analysis, "what changed is analysed again"
+    assert source.part("run-1", "steps") is not table
 
 
-def test_records_of_windows_are_read_anew_with_their_files_and_evict_no_summaries(
-    tmp_path: Path, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_of_windows_are_read_anew_with_their_files(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run")
-    monkeypatch.setattr(disk, "_KEPT", dict.fromkeys(disk._KEPT, 2))
     source = DiskRuns(run)
     (window, *_) = source.windows(source.summary("run-1")).windows
     before = source.window_kernels(source.summary("run-1"), window, 0)
@@ -264,19 +261,9 @@ def test_records_of_windows_are_read_anew_with_their_files_and_evict_no_summarie
     (rank_dir(run, 0, 0) / "kernels-000009.jsonl").write_bytes(msgspec.json.encode(kernel) + b"\n")
     assert source.window_kernels(source.summary("run-1"), window, 0) == [*before, kernel]
 
-    calls = []
-    monkeypatch.setattr(Derived, "brief", lambda _: calls.append(1))
-    source.brief("run-1")
-    monkeypatch.setattr(disk, "kernels_of", lambda *_: [])
-    summary = source.summary("run-1")
-    for rank in range(3):
-        source.window_kernels(summary, window, rank)
-    source.brief("run-1")
-    assert calls == [1]
-
 
 def test_concurrent_callers_share_one_computation() -> None:
-    memo = Memo(4)
+    cache = MemoryCache()
     made: list[int] = []
     together = threading.Barrier(4)
 
@@ -286,7 +273,7 @@ def test_concurrent_callers_share_one_computation() -> None:
 
     def ask() -> None:
         together.wait()
-        assert memo.get("key", "1", make) == 42
+        assert cache.get("kind", "key", "1", make) == 42
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
@@ -296,19 +283,31 @@ def test_concurrent_callers_share_one_computation() -> None:
     assert len(made) == 1
 
 
-def test_memory_is_bounded_and_failures_are_not_remembered() -> None:
-    memo = Memo(2)
+def test_memory_is_bounded_in_bytes_and_failures_are_not_remembered() -> None:
+    cache = MemoryCache(10_000)
     for key in ("a", "b", "c"):
-        memo.get(key, "1", lambda key=key: key)  # type: ignore[misc]
-    assert memo.get("c", "1", lambda: "again") == "c"
-    assert memo.get("a", "1", lambda: "again") == "again", "the oldest was dropped"
+        cache.get("kind", key, "1", lambda: np.zeros(500))
+        assert cache.used_bytes <= 10_000
+    assert cache.last("kind", "a") is None, "the oldest was evicted"
+    assert cache.last("kind", "c") is not None
+    assert cache.last("another kind", "c") is None
+    assert cache.get("kind", "too large", "1", lambda: np.zeros(5_000)).shape == (5_000,)
+    assert cache.last("kind", "too large") is None
+    assert cache.last("kind", "c") is not None, "it would not have helped"
 
     def fail() -> str:
         raise InputError("x", "broken")
 
     with pytest.raises(InputError):
-        memo.get("d", "1", fail)
-    assert memo.get("d", "1", lambda: "mended") == "mended"
+        cache.get("kind", "d", "1", fail)
+    assert cache.get("kind", "d", "1", lambda: "mended") == "mended"
+
+
+def test_sizes_of_long_lists_are_estimated(analysis: Analysis) -> None:
+    ranks = 10_000 * analysis.ranks[:1]
+    one = size_bytes(analysis.ranks[0])
+    assert 10_000 * one <= size_bytes(msgspec.structs.replace(analysis, ranks=ranks)) <= 11_000 * (one + 8)
+    assert size_bytes({"values": np.zeros(1_000_000)}) > 8_000_000
 
 
 def test_of_two_folders_with_one_run_id_the_one_written_last_is_the_run(tmp_path: Path, write_run: WriteRun) -> None:

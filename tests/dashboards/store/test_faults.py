@@ -16,16 +16,18 @@ from tests.dashboards.blocks import page_for, page_text
 
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.app import create_app
-from rankscope.dashboards.data.source import NotReadyError
+from rankscope.dashboards.data.source import NotReadyError, RunSummary
 from rankscope.dashboards.live.pages import OUR_FAULT
 from rankscope.dashboards.runs.view import asked_row
+from rankscope.dashboards.store.builders import InlineBuilder, JobBuilder
 from rankscope.dashboards.store.cache import LEFT_AFTER_S, Store, in_words
-from rankscope.dashboards.store.derive import Derived
+from rankscope.dashboards.store.derive import PARTS, Derived
 from rankscope.dashboards.store.disk import DiskRuns
-from rankscope.dashboards.store.follow import Following
-from rankscope.dashboards.store.making import MadeBeside, MadeHere
+from rankscope.dashboards.store.follow import Following, Update
+from rankscope.dashboards.store.jobs import Job
+from rankscope.dashboards.store.tasks import State
 from rankscope.dashboards.web.config import DashboardConfig
-from rankscope.dashboards.web.unforeseen import ANSWER
+from rankscope.dashboards.web.errors import ANSWER
 from rankscope.dashboards.words.wording import moment
 
 WriteRun = Callable[..., Path]
@@ -54,9 +56,9 @@ def test_an_error_of_ours_is_a_page_that_says_so_and_a_line_in_the_log(
         raise KeyError("idle")
 
     memory_runs.summary = broken
-    page, title = page_for("/run/run-1", "", memory_runs, DashboardConfig())
-    assert OUR_FAULT in str(page)
-    assert title == "Error"
+    made = page_for("/run/run-1", "", memory_runs, DashboardConfig())
+    assert OUR_FAULT in str(made.content)
+    assert made.name == "Error"
     assert [record.getMessage() for record in caplog.records] == ["page /run/run-1"]
 
 
@@ -68,9 +70,16 @@ def test_a_live_run_that_cannot_be_followed_any_more_says_as_of_when_it_is_shown
     folder = Store(tmp_path / "cache").new_folder()
     following = Following(run, folder)
     failure = following.failure_of_update()
-    making = MadeBeside(Store(tmp_path / "cache"))
-    monkeypatch.setattr(making.jobs, "followed", lambda _key, _run: (folder, failure))
-    source = DiskRuns(tmp_path / "runs", making)
+    builder = JobBuilder(Store(tmp_path / "cache"))
+
+    def followed(_key: str, run: RunSummary, **_: bool) -> Job:
+        return Job("follow", run.name, large=False, arguments=[], asked_s=0, heard_s=0, folder=folder, state=state())
+
+    def state() -> State:
+        return State(update=Update("1", failure))
+
+    monkeypatch.setattr(builder.jobs, "followed", followed)
+    source = DiskRuns(tmp_path / "runs", builder)
 
     def page_says() -> str:
         return page_text(source, "/run/run-1")
@@ -124,11 +133,11 @@ def test_what_is_cached_and_damaged_is_made_anew_whatever_file_it_is(tmp_path: P
 
     def read() -> None:
         """Read everything as a server that has just started."""
-        source = DiskRuns(tmp_path / "runs", MadeHere(cache))
+        source = DiskRuns(tmp_path / "runs", InlineBuilder(cache))
         run = source.summary("run-1")
-        for what in (source.analysis, source.blame, source.trend, source.topology, source.hardware, source.events):
-            what("run-1")
-        steps = source.steps("run-1")
+        for name in PARTS:
+            source.part("run-1", name)
+        steps = source.part("run-1", "steps")
         for metric in steps.metrics:
             assert steps.part(metric).values.shape == (4, 32)
         (window,) = source.windows(run).windows
@@ -156,15 +165,15 @@ def test_what_cannot_be_read_although_it_was_made_anew_is_said(
 ) -> None:
     source = DiskRuns(write_run(tmp_path / "run", steps=12))
 
-    def broken(derived: Derived) -> None:
+    def broken(derived: Derived, _name: str) -> None:
         raise InputError(derived.folder, "damaged")
 
-    monkeypatch.setattr(Derived, "analysis", broken)
-    with pytest.raises(NotReadyError, match="anew"):
-        source.analysis("run-1")
+    monkeypatch.setattr(Derived, "part", broken)
+    with pytest.raises(NotReadyError, match="Rebuilding"):
+        source.part("run-1", "analysis")
     for _ in range(2):
         with pytest.raises(InputError, match="damaged"):
-            source.analysis("run-1")
+            source.part("run-1", "analysis")
 
 
 def test_what_is_in_a_cache_that_may_only_be_read_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,4 +194,4 @@ def test_a_full_disk_is_told_with_its_folder_and_what_to_do(tmp_path: Path, monk
     monkeypatch.setattr("shutil.disk_usage", lambda _folder: SimpleNamespace(free=0))
     told = in_words(error, tmp_path / "new")
     assert str(tmp_path) in told
-    assert "XDG_CACHE_HOME" in told
+    assert "--cache" in told

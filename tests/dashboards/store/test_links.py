@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import json
 import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
+from tests.dashboards.bad_runs import change_info
 from tests.dashboards.blocks import page_text
+from tests.dashboards.recorded_run import START_NS
 
+from rankscope.analysis.hang.diagnosis import analyze_hang
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.store.cache import in_words
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.timeline.windows import Window
-from rankscope.runs.paths import host_dir, rank_dir
+from rankscope.runs.paths import flight_dir, host_dir, rank_dir
 
 WriteRun = Callable[..., Path]
 
@@ -23,7 +30,10 @@ WriteRun = Callable[..., Path]
 @pytest.fixture
 def secret(tmp_path: Path, write_run: WriteRun) -> Path:
     """Folder of a run outside the served folder."""
-    return write_run(tmp_path / "private" / "secret", run_id="secret", name="secret-project")
+    run = write_run(tmp_path / "private" / "secret", run_id="secret", name="secret-project", steps=90)
+    for rank in range(4):
+        change_info(rank_dir(run, 0, rank) / "rank.json", host="secret-host")
+    return run
 
 
 @pytest.fixture
@@ -43,7 +53,7 @@ def test_a_run_outside_is_said_but_not_shown(root: Path, secret: Path) -> None:
     with pytest.raises(RankscopeError, match="there is no run 'secret'"):
         source.summary("secret")
     with pytest.raises(RankscopeError, match="leads out"):
-        source.analysis("link")
+        source.part("link", "analysis")
 
     downloaded = create_app(source).server.test_client().get("/run/link/perfetto?window=20&ask=1", base_url="http://localhost")
     assert "leads out" in downloaded.get_json()["error"]
@@ -75,34 +85,62 @@ def test_a_run_outside_is_said_but_not_shown(root: Path, secret: Path) -> None:
         lambda run: run / "findings.jsonl",
     ],
 )
-def test_a_run_with_a_link_outside_is_not_shown(root: Path, secret: Path, inside: Callable[[Path], Path]) -> None:
+def test_what_a_link_in_a_run_leads_to_is_not_shown(root: Path, secret: Path, inside: Callable[[Path], Path]) -> None:
     link = inside(root / "own")
     link.parent.mkdir(parents=True, exist_ok=True)
     if link.exists():
         link.rename(link.parent / ".aside")
     link.symlink_to(inside(secret))
-
-    [run] = DiskRuns(root).runs()
-
-    assert run.status == "unreadable"
-    assert run.problem is not None
-    assert str(link) in run.problem
-    assert "Nothing of this run is shown" in run.problem
-    assert "secret" not in f"{run}"
-    with pytest.raises(RankscopeError, match="leads out"):
-        DiskRuns(root).steps(run.run_id)
-    with pytest.raises(RankscopeError, match="leads out"):
-        DiskRuns(root).windows(run)
-
-
-def test_a_link_that_comes_later_ends_it(root: Path, secret: Path) -> None:
     source = DiskRuns(root)
-    assert source.analysis("own").verdict.rank == 2
-    moved = rank_dir(root / "own", 0, 2).rename(root / "own" / ".aside")
-    assert moved.is_dir()
-    rank_dir(root / "own", 0, 2).symlink_to(rank_dir(secret, 0, 2))
-    with pytest.raises(RankscopeError):
-        source.analysis("own")
+
+    [run] = source.runs()
+
+    for path in ("/", f"/run/{run.run_id}", f"/run/{run.run_id}/timeline", "/alerts"):
+        assert "secret" not in page_text(source, path)
+    if run.problem is not None:
+        return
+    with contextlib.suppress(RankscopeError):  # nothing is left to analyse
+        assert b"secret" not in msgspec.json.encode(source.part(run.run_id, "analysis"))
+        assert max(source.part(run.run_id, "steps").steps) < 60
+
+
+def test_raw_traces_behind_links_are_neither_shown_nor_exported(root: Path, secret: Path) -> None:
+    def trace(run: Path, rank: int, kernel: str) -> Path:
+        file = rank_dir(run, 0, rank) / "traces" / "window-000000020.json"
+        file.parent.mkdir(exist_ok=True)
+        event = {"ph": "X", "cat": "kernel", "name": kernel, "dur": 100, "pid": 0, "tid": 7}
+        times = [{**event, "ts": 1_600_000 + at * 1000} for at in range(100)]
+        file.write_text(json.dumps({"traceEvents": times, "baseTimeNanoseconds": START_NS}))
+        return file
+
+    own = trace(root / "own", 0, "own_kernel")
+    own.with_name("window-000000021.json").symlink_to(trace(secret, 0, "secret_kernel"))
+    (rank_dir(root / "own", 0, 1) / "traces").symlink_to(trace(secret, 1, "secret_kernel").parent)
+    os.mkfifo(own.with_name("window-000000022.json"))
+    source = DiskRuns(root)
+    run = source.summary("own")
+    [window] = source.windows(run).windows
+
+    shown = source.window(run, window)
+    exported = gzip.decompress(source.perfetto(run, window).read_bytes())
+
+    assert "own_kernel" in shown.about.names
+    assert not any("secret" in name for name in shown.about.names)
+    assert any("symbolic link" in line for line in shown.about.left_out)
+    assert any("not a regular file" in line for line in shown.about.left_out)
+    assert b"own_kernel" in exported
+    assert b"secret" not in exported
+
+
+def test_dumps_of_a_hang_behind_links_are_not_read(root: Path, secret: Path) -> None:
+    flight = flight_dir(secret, 0)
+    flight.mkdir()
+    dump = flight / "rank-00000-end-nccl.json"
+    dump.write_text(json.dumps({"version": "2.10", "entries": [], "pg_config": {"0": {"desc": "secret_group", "ranks": "[0]"}}}))
+    flight_dir(root / "own", 0).symlink_to(flight)
+    with pytest.raises(RankscopeError, match="symbolic link"):
+        analyze_hang([root / "own"])
+    assert analyze_hang([dump]).ranks is not None, "it can be read where it is"
 
 
 def test_a_run_that_becomes_a_link_is_gone(root: Path, secret: Path) -> None:
@@ -121,7 +159,7 @@ def test_links_that_stay_inside_are_followed(root: Path, tmp_path: Path) -> None
     for path in (root, tmp_path / "alias", tmp_path / "alias" / "own"):
         [run] = DiskRuns(path).runs()
         assert run.problem is None, "also where the folder that is served is itself a link"
-        assert DiskRuns(path).analysis("own").verdict.rank == 2
+        assert DiskRuns(path).part("own", "analysis").verdict.rank == 2
 
 
 def test_links_that_lead_nowhere_or_in_circles_harm_nobody(root: Path) -> None:

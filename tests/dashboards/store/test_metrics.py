@@ -23,7 +23,7 @@ from rankscope.dashboards.store.tiles import LEVELS, Tiles, TileWriter
 from rankscope.dashboards.words.units import shown_unit
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import StepBreakdown
-from rankscope.runs.writer import JsonLinesWriter
+from rankscope.runs.segment_writer import JsonLinesWriter
 
 WriteRun = Callable[..., Path]
 SLOW = 2
@@ -55,7 +55,7 @@ def test_every_metric_is_documented_with_its_worst_end() -> None:
 
 
 def test_profiled_steps_have_their_breakdown_and_others_nothing(tmp_path: Path, write_run: WriteRun) -> None:
-    steps = derived(write_run(tmp_path / "run"), tmp_path / "out").steps()
+    steps = derived(write_run(tmp_path / "run"), tmp_path / "out").part("steps")
     exposed, idle = (steps.part(name).values for name in ("exposed_communication_us", "idle_us"))
     profiled = np.isin(steps.steps, range(20, 23))
     assert np.isfinite(exposed[:, profiled]).all()
@@ -75,7 +75,7 @@ def test_a_ratio_without_communication_is_not_known(tmp_path: Path, write_run: W
     writer = JsonLinesWriter(rank_dir(run, 0, 0), "windows")
     writer.append(nothing)
     writer.close()
-    steps = derived(run, tmp_path / "out").steps()
+    steps = derived(run, tmp_path / "out").part("steps")
     assert "overlap_ratio" not in steps.metrics
     assert "recompute_us" not in steps.metrics
     assert steps.part("communication_us").values[0, 7] == 0, "which is known"
@@ -104,7 +104,7 @@ def test_in_profiled_steps_it_is_told_from_collectives_and_sums_to_the_analysis(
 
 def test_a_run_tells_which_metrics_it_has_and_the_page_why_not_the_others(tmp_path: Path, write_run: WriteRun) -> None:
     write_run(tmp_path / "run", windows=False)
-    known = DiskRuns(tmp_path / "run").steps("run-1").metrics
+    known = DiskRuns(tmp_path / "run").part("run-1", "steps").metrics
     options = {str(option["value"]): option for option in metrics.choices(known)}
     assert next(iter(options)) == "wall_us", "those that there are come first"
     assert options["imposed_wait_us"]["disabled"] is False

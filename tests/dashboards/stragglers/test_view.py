@@ -169,8 +169,8 @@ def test_a_book_survives_being_written(tmp_path: Path, write_run: Callable[..., 
     """Given a run, when it is opened twice, then the second opening reads the cached result."""
     source = DiskRuns(write_run(tmp_path / "run"))
 
-    assert isinstance(source.blame("run-1"), BlameBook)
-    assert source.blame("run-1") is source.blame("run-1")
+    assert isinstance(source.part("run-1", "blame"), BlameBook)
+    assert source.part("run-1", "blame") is source.part("run-1", "blame")
 
 
 def test_a_long_name_at_the_axis_is_cut_off_before_it_is_escaped() -> None:

@@ -12,6 +12,7 @@ from rankscope.analysis.collectives.matching import Matching
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.trace.intervals import EMPTY, Spans, join, measure, union
 from rankscope.dashboards.charts.palette import palette
+from rankscope.dashboards.timeline.build_window import lay
 from rankscope.dashboards.timeline.figures import (
     FIRST_PHASE,
     LOOKS,
@@ -27,7 +28,6 @@ from rankscope.dashboards.timeline.figures import (
     timeline,
 )
 from rankscope.dashboards.timeline.lanes import representatives
-from rankscope.dashboards.timeline.laying import lay
 from rankscope.dashboards.timeline.parts import NOBODY, Kind, Parts, Recorded, parts_of
 from rankscope.dashboards.timeline.raw_events import RawEvents
 from rankscope.runs.records import CollectiveRecord

@@ -117,13 +117,14 @@ def test_without_a_window_the_page_says_how_to_get_one(tmp_path: Path, write_run
     assert f"rankscope capture {run.summary.path} --steps 3" in text
 
 
-@pytest.mark.parametrize(("finished", "asks"), [(True, False), (False, True)])
-def test_only_a_run_that_goes_on_can_be_asked_for_a_capture(
-    tmp_path: Path, write_run: WriteRun, *, finished: bool, asks: bool
+@pytest.mark.parametrize(("finished", "may_capture", "asks"), [(True, True, False), (False, True, True), (False, False, False)])
+def test_only_a_run_that_goes_on_can_be_asked_for_a_capture_by_visitors_who_may(
+    tmp_path: Path, write_run: WriteRun, *, finished: bool, may_capture: bool, asks: bool
 ) -> None:
     source = DiskRuns(write_run(tmp_path / "run", finished=finished))
 
-    text = as_text(VIEW.blocks(RunData(source, source.summary("run-1")), PageState()))
+    run = RunData(source, source.summary("run-1"), may_capture=may_capture)
+    text = as_text(VIEW.blocks(run, PageState()))
 
     assert ("/api/run/run-1/capture" in text) == asks
     assert "rankscope capture" in text

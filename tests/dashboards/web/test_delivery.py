@@ -1,15 +1,21 @@
-"""Compression of answers, and how long browsers keep scripts and styles."""
+"""Compression of answers, how long browsers keep scripts and styles, and how many requests are answered at a time."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from flask.testing import FlaskClient
 
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.web import delivery
+from rankscope.dashboards.web.server import answering
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIEnvironment
 
 GZIP = {"Accept-Encoding": "gzip, deflate"}
 
@@ -59,3 +65,23 @@ def test_made_up_versions_do_not_fill_the_memory() -> None:
     for number in range(10_000):
         kept.set(f"gzip;/_dash-component-suites/dash/a.v{number}m1.js", b"")
     assert len(kept._kept) < 100
+
+
+def test_a_health_check_does_not_wait_for_requests_that_are_being_answered() -> None:
+    may_answer, begun = threading.Event(), threading.Semaphore(0)
+
+    def slow(environ: WSGIEnvironment, _start: StartResponse) -> list[bytes]:
+        if environ["PATH_INFO"] != "/-/healthy":
+            begun.release()
+            assert may_answer.wait(60)
+        return [environ["PATH_INFO"].encode()]
+
+    app = answering(slow, 2)
+    with ThreadPoolExecutor(8) as pool:
+        requests = [pool.submit(app, {"PATH_INFO": "/page"}, lambda *_: None) for _ in range(4)]  # type: ignore[arg-type]
+        assert begun.acquire(timeout=60)
+        assert begun.acquire(timeout=60)
+        assert app({"PATH_INFO": "/-/healthy"}, lambda *_: None) == [b"/-/healthy"]  # type: ignore[arg-type]
+        assert not begun.acquire(blocking=False), "two at a time"
+        may_answer.set()
+        assert [request.result() for request in requests] == 4 * [[b"/page"]]

@@ -17,9 +17,9 @@ from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.model.state import PageState, host_item
+from rankscope.dashboards.store.builders import InlineBuilder
 from rankscope.dashboards.store.cache import Store
 from rankscope.dashboards.store.disk import WHATIF_EVERY_S, DiskRuns
-from rankscope.dashboards.store.making import MadeHere
 from rankscope.dashboards.whatif.data import pace_of, step_without
 from rankscope.dashboards.whatif.view import VIEW, fleet, together, without
 
@@ -229,7 +229,7 @@ def test_while_it_is_made_the_view_shows_progress(run: RunData, monkeypatch: pyt
 def test_a_run_that_goes_on_is_played_anew_now_and_then(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     """Given a live run, when minutes pass, then the answer is computed from the run's current state."""
     path, now = write_run(tmp_path / "run", finished=False), [1e9]
-    source = DiskRuns(path, MadeHere(Store(tmp_path / "store")), clock_s=lambda: now[0])
+    source = DiskRuns(path, InlineBuilder(Store(tmp_path / "store")), clock_s=lambda: now[0])
     first = source.scenarios("run-1")
 
     assert source.scenarios("run-1") is first
@@ -241,7 +241,9 @@ def test_two_live_runs_of_one_id_do_not_have_the_same_answer(tmp_path: Path, wri
     """Given two runs with the same id in different folders, when both are queried, then each gets its own answer."""
     store = Store(tmp_path / "store")
     runs = [write_run(tmp_path / name, slow_rank=slow, finished=False) for name, slow in (("a", 2), ("b", None))]
-    slow, even = (DiskRuns(run, MadeHere(store), clock_s=lambda: 1e9).scenarios("run-1").answer.result.slowdown for run in runs)
+    slow, even = (
+        DiskRuns(run, InlineBuilder(store), clock_s=lambda: 1e9).scenarios("run-1").answer.result.slowdown for run in runs
+    )
 
     assert slow is not None
     assert even is not None

@@ -23,7 +23,7 @@ from rankscope.dashboards.charts.frame import note
 from rankscope.dashboards.charts.palette import palette
 from rankscope.dashboards.model.drawn import FigureData, csv_of
 from rankscope.dashboards.store.disk import DiskRuns
-from rankscope.dashboards.words.inert import MAX_NAME, MAX_TEXT, inert_record, plotly_text, safe_cell, shown
+from rankscope.dashboards.words.inert import MAX_NAME, MAX_TEXT, inert_record, plotly_text, safe_cell, sanitize
 from rankscope.runs.paths import rank_dir, run_file
 
 HOSTILE = "<img src=x onerror=alert(1)>\u202egnp.\u200bexe\n\x1b[31m" + "A" * 10_000
@@ -45,15 +45,15 @@ ZERO_WIDTH = "\u200b\u200c\u200d\u2060\ufeff"
     ],
 )
 def test_what_is_not_seen_is_written_as_an_escape(text: str, expected: str) -> None:
-    assert shown(text) == expected
+    assert sanitize(text) == expected
 
 
 @given(st.text() | st.text(alphabet=BIDI + ZERO_WIDTH + "\r\n\t<>&%{}"))
 def test_shown_is_one_short_line_and_stays_as_it_is(text: str) -> None:
-    once = shown(text)
+    once = sanitize(text)
     assert once.isprintable()
     assert len(once) <= MAX_NAME
-    assert shown(once) == once
+    assert sanitize(once) == once
     assert not set(once) & set(BIDI + ZERO_WIDTH)
 
 
@@ -63,7 +63,7 @@ def test_plotly_finds_no_markup_and_no_template(text: str) -> None:
     assert "<" not in drawn
     assert ">" not in drawn
     assert "%{" not in drawn
-    assert unescape(drawn).strip("\u2068\u2069") == shown(text)
+    assert unescape(drawn).strip("\u2068\u2069") == sanitize(text)
 
 
 def test_names_from_right_to_left_are_kept_apart() -> None:

@@ -11,7 +11,7 @@ from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.result.costs import LedgerSource
 from rankscope.analysis.verdict.builders import EvidenceSource
-from rankscope.dashboards.model.page import Span, pieces
+from rankscope.dashboards.model.line import Span, pieces
 from rankscope.dashboards.overview.verdict import _facts
 from rankscope.dashboards.stragglers.view import _IMPOSED_IN
 from rankscope.dashboards.words.units import in_unit, time_unit
@@ -28,7 +28,7 @@ def test_a_duration_beside_an_axis_has_the_unit_of_the_axis() -> None:
     """Given an axis in milliseconds, when durations are written beside it, then short and long ones are in milliseconds, too."""
     axis = time_unit(3_130_000)
 
-    assert [in_unit(us, axis) for us in (3_130_000, 672, 0)] == ["3,130 ms", "0.672 ms", "0 ms"]
+    assert [in_unit(us, axis) for us in (3_130_000, 672, 0, 1e-3)] == ["3,130 ms", "0.672 ms", "0 ms", "0 ms"]
 
 
 def test_a_slowdown_reads_the_same_in_every_output(analysis: Analysis) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from rankscope.exporter.errors import ExporterMissingError
+from rankscope.base.errors import MissingError
 from rankscope.exporter.fleet.nursery import Nursery
 
 
@@ -20,8 +20,8 @@ def main() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
     try:
         nursery = Nursery.start()
-    except ExporterMissingError as error:
-        print(json.dumps({"missing": error.message}), flush=True)
+    except MissingError as error:
+        print(json.dumps({"missing": str(error)}), flush=True)
         return
     from rankscope.exporter.catalogue import COLLECTORS
     from rankscope.exporter.fleet import nvml_fleet

@@ -253,7 +253,7 @@ def test_a_replaced_driver_gets_a_new_process_at_once() -> None:
     story = Story()
     story.until_sampling()
 
-    story.slot.start_afresh(story.now)
+    story.slot.start_afresh(story.now, "590.44.01")
     assert (story.slot.state, story.why()) == ("closing", "starting")
     story.exit("ended with status 0")
     assert story.step(0) == "opening"
@@ -293,9 +293,29 @@ def test_a_driver_that_tells_another_version_without_a_reload_is_no_reset() -> N
     for joules, resets in ((1_000_500.0, 0), (300.0, 1)):
         story = Story()
         story.until_sampling(1_000_000, 100)
-        story.slot.start_afresh(story.now)
+        story.slot.start_afresh(story.now, "590.44.01")
         story.until_read_again(joules, 100)
         assert len(story.resets) == resets
+
+
+@pytest.mark.parametrize("joules", [300.0, 0.0])
+def test_a_process_that_was_started_anew_before_the_survey_saw_the_new_driver_is_left_alone(joules: float) -> None:
+    """Else one reload would be two resets, and the second would end the alert about an Xid in between."""
+    story = Story()
+    story.step()
+    story.hear(Opened(IDENTITY, "580.65.06"), story.sample(1000 * joules, 100))
+    story.hear(Failed("nvml_error", "uninitialized"))
+    story.exit("ended with status 0")
+    story.now += 10
+    assert story.step() == "opening"
+    story.hear(Opened(IDENTITY, "590.44.01"), story.sample(joules, 100))
+    assert len(story.resets) == 1
+
+    story.slot.start_afresh(story.now, "590.44.01")
+
+    assert story.slot.state == "sampling"
+    story.hear(story.sample(joules, 100))
+    assert len(story.resets) == 1
 
 
 def test_a_small_energy_counter_disproves_nothing() -> None:

@@ -17,7 +17,7 @@ import pytest
 from tests.exporter.conftest import RunningExporter
 from tests.exporter.fake_driver import FakeDriver, build_library, h100_state, uuid_of
 
-from rankscope.exporter.errors import ExporterMissingError
+from rankscope.base.errors import MissingError
 from rankscope.exporter.jobs import kubelet as kubelet_module
 from rankscope.exporter.jobs.hold_source import KEEP_S, HoldSource
 from rankscope.exporter.jobs.kubelet import Kubelet, KubeletError
@@ -245,7 +245,7 @@ def test_without_grpc_nothing_is_known_unless_it_is_asked_for(fake: FakeKubelet,
     monkeypatch.setattr(kubelet_module, "find_spec", lambda name: None)
 
     assert Kubelet(fake.socket, explicit=False).read() is None
-    with pytest.raises(ExporterMissingError, match=r"pip install 'rankscope\[kubernetes\]'"):
+    with pytest.raises(MissingError, match=r"pip install 'rankscope\[kubernetes\]'"):
         Kubelet(fake.socket, explicit=True)
 
 
@@ -259,13 +259,13 @@ class Missing:
             raise ModuleNotFoundError(name, name=name)
 sys.meta_path.insert(0, Missing())
 from pathlib import Path
-from rankscope.exporter.errors import ExporterMissingError
+from rankscope.base.errors import MissingError
 from rankscope.exporter.jobs.kubelet import Kubelet
 socket = Path(sys.argv[1])
 print(Kubelet(socket, explicit=False).read())
 try:
     Kubelet(socket, explicit=True)
-except ExporterMissingError as error:
+except MissingError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", script, tmp_path / "none"], capture_output=True, text=True, check=True)

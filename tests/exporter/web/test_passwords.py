@@ -20,7 +20,7 @@ class Client:
     """Clients of one exporter. ``checked`` has the passwords in the order of their checks, each of which awaits ``may_check``."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.passwords = Passwords()
+        self.passwords = Passwords(USERS)
         self.checked: list[str] = []
         self.may_check = asyncio.Event()
         self.may_check.set()
@@ -41,9 +41,7 @@ class Client:
             await event.wait()
 
         headers = {"authorization": f"Basic {basic}"}
-        refusal = await self.passwords.refusal(
-            Request("GET", "/", "", headers, peer, tls=False, disconnected=disconnected), USERS
-        )
+        refusal = await self.passwords.refusal(Request("GET", "/", "", headers, peer, tls=False, disconnected=disconnected))
         return 200 if refusal is None else refusal.status
 
 

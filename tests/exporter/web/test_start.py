@@ -118,7 +118,7 @@ def test_once_prints_the_other_page_too_and_refuses_a_file_it_cannot_use(
     (tmp_path / "counters.csv").write_text("nonsense")
     refused = cli(*command, "--compat.dcgm-counters", tmp_path / "counters.csv")
     assert (refused.returncode, refused.stdout) == (3, "")
-    assert "counters.csv:1: " in refused.stderr
+    assert "counters.csv: line 1: " in refused.stderr
 
 
 def test_help_shows_examples_that_can_be_copied(cli: Callable[..., subprocess.CompletedProcess[str]]) -> None:
@@ -146,8 +146,8 @@ def test_the_log_says_why_when_only_a_restart_helps(
 
 
 def _hiding(*modules: str) -> list[str]:
-    hide = f"import sys; sys.modules.update(dict.fromkeys({modules!r})); from rankscope.exporter.commands import exporter"
-    return [sys.executable, "-c", f"{hide}; exporter(sys.argv[1:])"]
+    hide = f"import sys; sys.modules.update(dict.fromkeys({modules!r})); from rankscope.cli.main import main"
+    return [sys.executable, "-c", f"{hide}; main()", "exporter"]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ import msgspec
 import pytest
 from tests.profiler.first_words import hello, step
 
-from rankscope.profiler.flight_files import DURATIONS, done_file, dump_file, write_file
+from rankscope.base.atomic_files import replace_file
+from rankscope.profiler.flight_files import DURATIONS, done_file, dump_file
 from rankscope.profiler.helper.collectives import collective_times, flight_times, inspector_log
 from rankscope.profiler.helper.collectives import log_follower as follow
 from rankscope.profiler.helper.collectives.collective_times import MOST_WAITING, CollectiveTimes
@@ -129,8 +130,8 @@ class Helper:
         assert self.asked() == [DURATIONS]
         config = {"0": {"name": "0", "desc": "", "ranks": "[0, 1]"}}
         document = {"version": "2.10", "nccl_version": "2.28", "pg_config": config, "pg_status": {}, "entries": entries}
-        write_file(dump_file(self.scratch, DURATIONS, "nccl"), pickle.dumps(document))
-        write_file(done_file(self.scratch, DURATIONS), f"{took_us} us".encode())
+        replace_file(dump_file(self.scratch, DURATIONS, "nccl"), pickle.dumps(document))
+        replace_file(done_file(self.scratch, DURATIONS), f"{took_us} us".encode())
 
 
 @pytest.fixture
@@ -418,10 +419,10 @@ def test_a_rank_that_does_not_answer_is_reported_once_and_not_asked_again(record
     assert recorder.asked() == [DURATIONS]
     assert len(recorder.said) == 1
     # when its dump comes after all, then it is recorded
-    write_file(
+    replace_file(
         dump_file(recorder.scratch, DURATIONS, "nccl"), pickle.dumps({"version": "2.10", "pg_config": {}, "entries": [entry(0)]})
     )
-    write_file(done_file(recorder.scratch, DURATIONS), b"10 us")
+    replace_file(done_file(recorder.scratch, DURATIONS), b"10 us")
     recorder.look()
     assert recorder.numbers == [0]
 
@@ -431,8 +432,8 @@ def test_a_damaged_dump_is_reported_once(recorder: Helper, damage: bytes) -> Non
     for _ in range(3):
         recorder.look(32.0)
         assert recorder.asked() == [DURATIONS]
-        write_file(dump_file(recorder.scratch, DURATIONS, "nccl"), damage)
-        write_file(done_file(recorder.scratch, DURATIONS), b"10 us")
+        replace_file(dump_file(recorder.scratch, DURATIONS, "nccl"), damage)
+        replace_file(done_file(recorder.scratch, DURATIONS), b"10 us")
         recorder.look(0.5)
     assert len(recorder.said) <= 1
     assert recorder.numbers == []

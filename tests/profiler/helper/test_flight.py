@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from rankscope.profiler.flight_files import MAX_BYTES, copy_file, done_file, dump_file, write_file
+from rankscope.base.atomic_files import replace_file
+from rankscope.profiler.flight_files import MAX_BYTES, copy_file, done_file, dump_file
 from rankscope.profiler.handover import Hello
 from rankscope.profiler.helper.collectives import flight
 from rankscope.profiler.helper.collectives.flight import KEPT, FlightDumps, WatchdogFile
@@ -99,8 +100,8 @@ class Rank:
     def obey(self, name: str, *backends: str, reason: str = "") -> None:
         """Write the rank's dumps."""
         for backend in backends:
-            write_file(dump_file(self.scratch, name, backend), f"{backend} of {name}".encode())
-        write_file(done_file(self.scratch, name), reason.encode())
+            replace_file(dump_file(self.scratch, name, backend), f"{backend} of {name}".encode())
+        replace_file(done_file(self.scratch, name), reason.encode())
 
     def answer(self, request: ControlRequest) -> ControlAnswer:
         """Return the helper's answer."""

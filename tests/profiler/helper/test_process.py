@@ -249,13 +249,13 @@ def test_the_launcher_hears_of_what_is_recorded_and_of_files_in_the_spool(tmp_pa
 STUCK = """
 import os, time
 from pathlib import Path
-from rankscope.runs import writer
-append = writer.JsonLinesWriter.append
+from rankscope.runs import segment_writer
+append = segment_writer.JsonLinesWriter.append
 def stuck(self, *records):
     while not os.path.exists("GO"):
         time.sleep(0.02)
     append(self, *records)
-writer.JsonLinesWriter.append = stuck
+segment_writer.JsonLinesWriter.append = stuck
 """
 
 

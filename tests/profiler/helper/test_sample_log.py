@@ -13,7 +13,8 @@ import pytest
 from rankscope.profiler.helper.sampling.hardware import SampleLog
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import HardwareSample, RunInfo
-from rankscope.runs.writer import JsonLinesWriter, create_run
+from rankscope.runs.segment_writer import JsonLinesWriter
+from rankscope.runs.small_files import create_run
 
 
 def sample(number: int) -> HardwareSample:

@@ -20,8 +20,9 @@ from rankscope.profiler.helper.writing.writer_thread import WriterThread
 from rankscope.runs.paths import RankStream
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankInfo, RunInfo
+from rankscope.runs.segment_writer import RowWriter
+from rankscope.runs.small_files import create_run, run_is_gone
 from rankscope.runs.step_columns import HEADER_BYTES, ROW_BYTES
-from rankscope.runs.writer import RowWriter, create_run, run_is_gone
 
 
 def test_memory_is_bounded_while_nothing_can_be_written(tmp_path: Path) -> None:

@@ -1,10 +1,9 @@
-"""TOML files of the operator: reading within limits, and errors in one line with their place. Needs no extra."""
+"""Conversion of the operator's TOML files to types, with errors in one line with their place. Needs no extra."""
 
 from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -14,7 +13,6 @@ import msgspec.inspect
 
 from rankscope.base.errors import InputError
 from rankscope.base.text import one_line
-from rankscope.runs.segments import open_regular
 
 _STEP: Final = re.compile(r"\.([^.\[\]]+)|\[([^\]]*)\]")
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`")
@@ -121,35 +119,7 @@ def _steps(place: str) -> Iterator[tuple[bool, str]]:
         yield (True, match[1]) if match[1] is not None else (False, match[2])
 
 
-MOST_BYTES: Final = 1 << 20
-
 _T = TypeVar("_T")
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file. Raises ``InputError``, also for a pipe, which could block."""
-    try:
-        with open_regular(path) as file:
-            content = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise InputError(path, error.strerror or str(error)) from error
-    if len(content) > MOST_BYTES:
-        raise InputError(path, "larger than 1 MiB, so not a configuration file")
-    try:
-        found = tomllib.loads(content.decode())
-    except UnicodeDecodeError as error:
-        raise InputError(path, "not UTF-8", place=f"byte {error.start}") from error
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputError(path, f"not TOML: {error}") from error
-    if _has_nul(found):
-        raise InputError(path, "a text contains \\u0000, which is not allowed")
-    return found
-
-
-def _has_nul(value: object) -> bool:
-    if isinstance(value, dict):
-        return any(map(_has_nul, (*value, *value.values())))
-    return any(map(_has_nul, value)) if isinstance(value, list) else isinstance(value, str) and "\0" in value
 
 
 def converted(path: Path, value: object, kind: type[_T], *, section: str = "") -> _T:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
+from rankscope.base.version import VERSION
 
 
 def unread_format(found: str, known: str) -> str:
     """Return the reason why a file of format ``found`` is not read by this version, which reads ``known``, and what to do."""
     advice = "upgrade rankscope" if _number(found) > _number(known) else "use the version of rankscope that wrote it"
-    return f"written by another version, in format {found[:100]!r}; rankscope {version('rankscope')} reads {known!r}: {advice}"
+    return f"written by another version, in format {found[:100]!r}; rankscope {VERSION} reads {known!r}: {advice}"
 
 
 def _number(schema: str) -> int:

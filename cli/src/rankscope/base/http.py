@@ -14,20 +14,16 @@ import ipaddress
 import os
 import re
 import socket
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
 from rankscope.base.errors import InputError
 
 TEXT: Final = "text/plain; charset=utf-8"
 MAX_BODY_BYTES: Final = 16 * 1024
 """Limit on the body of a request to a ``Handler``."""
-LOOK_EVERY_S: Final = 1.0
-"""Minimum seconds between two checks of files for changes."""
 _BACKLOG: Final = 512
 _ABSOLUTE: Final = re.compile("https?://[^/?]*", re.IGNORECASE)  # the form for proxies, valid for all servers (RFC 9112)
 _ANY_IPV4: Final = "0.0.0.0"  # noqa: S104  the caller asked for all addresses
@@ -61,8 +57,6 @@ class Response:
 
 
 Handler = Callable[[Request], Awaitable[Response]]
-
-T = TypeVar("T")
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -124,69 +118,6 @@ def bearer_token(authorization: bytes) -> bytes | None:
     """Return the token of an Authorization header; None if it is not a bearer token."""
     scheme, _, token = authorization.partition(b" ")
     return token.strip() if scheme.lower() == b"bearer" else None
-
-
-class FollowedFiles(Generic[T]):
-    """A value read from files, such as a TLS context, and read again when one of the files changes.
-
-    Args:
-        read: returns the value and its files. An exception at construction is raised; later the last good value stays.
-        changed: called with every new value.
-        failed: called with every later exception of ``read``.
-
-    Files must be on a local disk: reading them blocks clients.
-    """
-
-    def __init__(
-        self,
-        read: Callable[[], tuple[T, Sequence[Path]]],
-        *,
-        changed: Callable[[T], object],
-        failed: Callable[[Exception], object],
-    ) -> None:
-        self._read = read
-        self._changed = changed
-        self._failed = failed
-        self._unusable = False
-        self._checked_s = time.monotonic()
-        self._value, self._files = read()
-        self._stamp = _stamp(self._files)
-
-    def get(self) -> T:
-        """Return the newest usable value."""
-        now_s = time.monotonic()
-        if now_s - self._checked_s >= LOOK_EVERY_S:
-            self._checked_s = now_s
-            # A version that failed may depend on files that are unknown here: try it again even without a change.
-            if self._unusable or _stamp(self._files) != self._stamp:
-                self.read_again()
-        return self._value
-
-    def read_again(self) -> bool:
-        """Read the files now; return True if they are usable."""
-        stamp = _stamp(self._files)  # before reading, so that a concurrent change is detected later
-        try:
-            value, files = self._read()
-        except Exception as error:  # noqa: BLE001  serve the last good version after any error
-            self._unusable, self._stamp = True, stamp
-            self._failed(error)
-            return False
-        self._stamp = stamp if files == self._files else _stamp(files)
-        self._value, self._files, self._unusable = value, files, False
-        self._changed(value)
-        return True
-
-
-def _stamp(files: Sequence[Path]) -> list[tuple[int, int, int] | None]:
-    """Return inode, size and modification time of each file; None for a missing one."""
-    found: list[tuple[int, int, int] | None] = []
-    for file in files:
-        try:
-            status = os.stat(file)  # noqa: PTH116  allocates fewer objects than pathlib
-            found.append((status.st_ino, status.st_size, status.st_mtime_ns))
-        except OSError:
-            found.append(None)
-    return found
 
 
 def application(handler: Handler) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -48,14 +48,14 @@ _EVICT_PAUSE_S: Final = 0.002
 class Endpoint:
     """A listening socket and the ASGI application behind it.
 
-    ``tls`` is called for every connection, so that the next handshake uses a new certificate; it returns None for plain HTTP.
+    ``tls`` is called for every connection, so that the next handshake uses a new certificate. None: plain HTTP.
     ``admit`` receives the transport and returns False to refuse the client.
     ``evicted`` receives the address of a client whose request was cut off to make room for another client; empty if unknown.
     """
 
     sock: socket.socket
     app: Callable[..., Any]
-    tls: Callable[[], ssl.SSLContext | None] = lambda: None
+    tls: Callable[[], Awaitable[ssl.SSLContext | None]] | None = None
     admit: Callable[[Any], bool] = lambda _transport: True
     evicted: Callable[[str], object] = lambda _address: None
 
@@ -299,7 +299,7 @@ class Server:
         try:
             if accepted.family != socket.AF_UNIX:
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            context = endpoint.tls()
+            context = None if endpoint.tls is None else await endpoint.tls()
             limits = {"ssl_handshake_timeout": REQUEST_DEADLINE_S, "ssl_shutdown_timeout": GRACE_S} if context else {}
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted, ssl=context, **limits)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  close the socket after any error

@@ -10,13 +10,13 @@ import json
 import logging
 import re
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, TextIO
 
 from rankscope.base.line_writer import LineWriter
+from rankscope.base.text import shortened
 
 LogFormat = Literal["text", "logfmt", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -50,29 +50,6 @@ class _NonBlockingHandler(logging.Handler):
     def _dropped(self, count: int) -> str:
         text = "log lines were dropped, because the pipe was full: %d"
         return self.format(logging.LogRecord(__name__, logging.WARNING, "", 0, text, (count,), None))
-
-
-class ProblemLog:
-    """Log of one lasting problem: a warning for each new reason, and a note when it is over. Thread-safe.
-
-    ``problem`` is the warning, with one ``%s`` for the reason; ``over`` is the note, if there is one.
-    """
-
-    def __init__(self, logger: logging.Logger, problem: str, over: str = "") -> None:
-        self.reason: str | None = None
-        self._logger = logger
-        self._problem = problem
-        self._over = over
-        self._lock = threading.Lock()
-
-    def report(self, reason: str | None) -> None:
-        """Set the present reason; None if there is no problem."""
-        with self._lock:
-            before, self.reason = self.reason, reason
-        if reason is not None and reason != before:
-            self._logger.warning(self._problem, reason)
-        elif reason is None and before is not None and self._over:
-            self._logger.info(self._over)
 
 
 def set_up(level: LogLevel, style: LogFormat, stream: TextIO | None = None) -> None:
@@ -140,9 +117,7 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 def _text(value: object) -> str:
     """Return a value as one line of at most ``_MAX_VALUE`` characters; unprintable characters are escaped as in JSON."""
-    text = str(value)
-    if len(text) > _MAX_VALUE:
-        text = text[:_MAX_VALUE] + "…"
+    text = shortened(str(value), _MAX_VALUE)
     # Includes characters that change the writing direction or move the cursor.
     return "".join(character if character.isprintable() else json.dumps(character)[1:-1] for character in text)
 

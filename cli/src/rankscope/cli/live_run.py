@@ -40,8 +40,8 @@ class LiveRun:
     """
 
     def __init__(self, path: Path, *, silent_seconds: float | None = SILENT_SECONDS, may_be_over: bool = False) -> None:
-        self.path = path
         self.reader = RunReader(path)
+        self.path = self.reader.path
         attempts = self.reader.attempts()
         if not attempts:
             raise InputError(path, "nothing has been recorded yet: no rank has finished its first step")

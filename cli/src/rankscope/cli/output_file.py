@@ -11,11 +11,11 @@ from pathlib import Path
 
 import click
 
+from rankscope.base.atomic_files import replacing
 from rankscope.base.errors import InputError
 from rankscope.base.progress import progress_line
 from rankscope.runs.named import named_run
 from rankscope.runs.paths import findings_file, run_file
-from rankscope.runs.writer import replacing
 
 Write = Callable[[bytes | memoryview], object]
 
@@ -72,7 +72,7 @@ def output(target: str) -> Iterator[tuple[Write, Callable[[], int]]]:
         return
     try:
         # Follow a link: its target is replaced, not the link.
-        with replacing(Path(os.path.realpath(target))) as file:
+        with replacing(os.path.realpath(target), shared=True) as file:
             if target.endswith(".gz"):
                 # Without name and time, so that the same events give the same bytes.
                 with gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=file, mtime=0) as packed:

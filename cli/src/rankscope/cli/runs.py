@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from rankscope.analysis.result.text import aligned
-from rankscope.base.text import one_line
+from rankscope.base.text import one_line, shortened
 from rankscope.cli.terminal import INPUT_PATH, format_option, width
 from rankscope.dashboards.data.brief import Brief, stored_brief
 from rankscope.dashboards.data.source import RunSummary
@@ -49,7 +49,7 @@ def runs(path: Path, format_: str) -> None:
     rows = [["folder", "state", "started", "ranks", "verdict"], *(_row(run, brief) for run, brief in found)]
     *others, last = zip(*rows, strict=True)
     room = max(LEAST_WIDTH, width() - len(aligned(list(zip(*others, strict=True)), left=(0, 1, 2))[0]) - 2)
-    cut = [text if len(text) <= room else f"{text[: room - 1]}…" for text in last]
+    cut = [shortened(text, room) for text in last]
     for line in aligned(list(zip(*others, cut, strict=True)), left=(0, 1, 2, 4)):
         click.echo(line)
 

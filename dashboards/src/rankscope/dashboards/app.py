@@ -9,11 +9,11 @@ import flask
 
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.source import RunSource
-from rankscope.dashboards.live import capture_api, downloads, listing, redraw, routing, selection, site_lists
+from rankscope.dashboards.live import capture_api, downloads, lists, redraw, routing, selection
 from rankscope.dashboards.live.pages import Pages
 from rankscope.dashboards.live.shell import document, shell
 from rankscope.dashboards.model.state import run_path
-from rankscope.dashboards.web import delivery, login, unforeseen
+from rankscope.dashboards.web import delivery, errors, login, viewer
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.web.security import OURSELVES, protect
 
@@ -38,8 +38,7 @@ def create_app(source: RunSource, config: DashboardConfig | None = None) -> dash
     pages = Pages(source, config)
     for adapter in (routing, redraw, selection, downloads):
         adapter.register(app, pages)
-    for adapter in (listing, site_lists):
-        adapter.register(app, source)
+    lists.register(app)
 
     def healthy() -> flask.Response:
         return flask.Response("ok\n", mimetype="text/plain")
@@ -56,10 +55,11 @@ def create_app(source: RunSource, config: DashboardConfig | None = None) -> dash
 
     app.server.add_url_rule("/-/healthy", view_func=healthy)
     login.register(app.server, config)
-    unforeseen.register(app.server)
+    errors.register(app.server)
     capture_api.register(app.server, source, config)
     delivery.register(app)
     protect(app, config)
+    viewer.register(app.server)
     app.server.before_request(to_the_only_run)
     _make_ready(app)
     return app

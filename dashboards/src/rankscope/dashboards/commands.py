@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -42,6 +43,42 @@ class HostName(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gene
         return str(value)
 
 
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def _outside_of_runs(_context: click.Context, _option: click.Parameter, folder: Path | None) -> Path | None:
+    """Check the cache folder: in a run, each result would be a change of the run, which is then analysed again."""
+    from rankscope.runs.reader import is_visible_run
+
+    for parent in () if folder is None else (folder.resolve(), *folder.resolve().parents):
+        if is_visible_run(parent):
+            raise click.BadParameter(f"{folder} lies in the run {parent}; give a folder outside of it")
+    return folder
+
+
+def cache_options(command: _Command) -> _Command:
+    """Add the options that place and bound the cache of results; every command that uses it has them."""
+    folder = click.option(
+        "--cache",
+        type=click.Path(path_type=Path, file_okay=False),
+        callback=_outside_of_runs,
+        envvar="RANKSCOPE_CACHE",
+        show_envvar=True,
+        metavar="FOLDER",
+        help="Where results are kept for the next time.  [default: $XDG_CACHE_HOME/rankscope/dashboard]",
+    )
+    size = click.option(
+        "--cache-size",
+        type=Size(),
+        envvar="RANKSCOPE_CACHE_SIZE",
+        show_envvar=True,
+        default="2GiB",
+        show_default=True,
+        help="Most that is kept there; what was used longest ago goes first.",
+    )
+    return folder(size(command))
+
+
 def _perfetto_url(text: str) -> str | None:
     return None if text == "off" else link_url(text)
 
@@ -72,8 +109,9 @@ The token may also be in RANKSCOPE_DASHBOARD_TOKEN.
     "--memory",
     "memory_bytes",
     type=Size(),
-    help="Most memory of one analysis, such as 8GiB.  [default: 90% of what is left when it starts]",
+    help="Most memory of all analyses together, such as 8GiB.  [default: 90% of what is left when one starts]",
 )
+@cache_options
 @click.option("--open/--no-open", "open_browser", default=False, show_default=True, help="Open the page in the browser.")
 @click.option(
     "--token-file",
@@ -111,7 +149,7 @@ The token may also be in RANKSCOPE_DASHBOARD_TOKEN.
     "prometheus_url",
     type=http_url,
     metavar="URL",
-    help="Prometheus that scrapes the nodes, http://host:9090: hardware readings and alerts come from there as well.",
+    help="Prometheus that scrapes the nodes, http://host:9090: alerts come from there as well.",
 )
 @click.option(
     "--prometheus-token-file",
@@ -126,6 +164,8 @@ def dashboard(
     path: Path,
     listen: tuple[str, int],
     memory_bytes: int | None,
+    cache: Path | None,
+    cache_size: int,
     open_browser: bool,
     token_file: Path | None,
     trusted_proxy_header: str | None,
@@ -160,9 +200,9 @@ def dashboard(
         raise click.UsageError("--prometheus-token-file and --prometheus-ca are about a Prometheus: give --prometheus URL")
     try:
         from rankscope.dashboards.app import create_app
+        from rankscope.dashboards.store.builders import JobBuilder
         from rankscope.dashboards.store.cache import Store, cache_folder
         from rankscope.dashboards.store.disk import DiskRuns
-        from rankscope.dashboards.store.making import MadeBeside
         from rankscope.dashboards.web import server
 
         prometheus = None
@@ -179,8 +219,8 @@ def dashboard(
             f"`rankscope dashboard` needs the Python package {error.name!r}: pip install 'rankscope[dashboards]'"
         ) from error
     config = _config(token_file, secret, trusted_proxy_header, trusted_proxies, allowed_hosts, perfetto_url=perfetto_url)
-    making = MadeBeside(Store(cache_folder()), memory_bytes=memory_bytes)
-    source = DiskRuns(path, making, prometheus=prometheus, look_again_s=_LOOK_AGAIN_S)
+    builder = JobBuilder(Store(cache or cache_folder(), cache_size), memory_bytes=memory_bytes)
+    source = DiskRuns(path, builder, prometheus=prometheus, look_again_s=_LOOK_AGAIN_S)
     sock = open_listener(host, port)
     app = create_app(source, config)
     # A browser cannot open the wildcard address.
@@ -269,6 +309,7 @@ The file opens in any browser of 2023 or later, also offline. SOURCE_DATE_EPOCH 
     metavar="FILE",
     help="Where to write; a file of that name is replaced; - is standard output.",
 )
+@cache_options
 @click.option("--rank", type=click.IntRange(0), help="Pick out this rank in every view.")
 @click.option("--steps", type=_Steps(), help="Zoom into steps A to B, both included.")
 @click.option("--metric", help="Metric of the heat map, such as wall_us.  [default: own_us]")
@@ -278,15 +319,23 @@ The file opens in any browser of 2023 or later, also offline. SOURCE_DATE_EPOCH 
     help="Show one row per rank or per host in heat map, bars and tables.  [default: as the verdict blames]",
 )
 def report(
-    path: Path, *, target: str, rank: int | None, steps: tuple[int, int] | None, metric: str | None, rows: str | None
+    path: Path,
+    *,
+    target: str,
+    cache: Path | None,
+    cache_size: int,
+    rank: int | None,
+    steps: tuple[int, int] | None,
+    metric: str | None,
+    rows: str | None,
 ) -> None:
     """The pages of a run as one file that needs neither a server nor a network: for a ticket, a mail, an archive.
 
     RUN is a run directory; one that goes on is reported as it is now.
     """
-    from rankscope.dashboards.report.command import Wish, write_report
+    from rankscope.dashboards.report.command import Selection, write_report
 
-    done = write_report(path, target, Wish(rank, steps, metric, rows))
-    click.echo(done.sentence, err=target == "-")
-    if done.faults:
-        raise RankscopeError(f"the report is written, but not all of it could be drawn: {'; '.join(done.faults)}")
+    result = write_report(path, target, Selection(rank, steps, metric, rows), cache=cache, cache_bytes=cache_size)
+    click.echo(result.sentence, err=target == "-")
+    if result.faults:
+        raise RankscopeError(f"the report is written, but not all of it could be drawn: {'; '.join(result.faults)}")

@@ -39,7 +39,7 @@ class Assembly:
         on_fatal: called from another thread with an exit status and the reason, if only a restart helps.
 
     Raises:
-        ExporterMissingError: the kubelet is to be queried, and a package that this needs is not installed.
+        MissingError: the kubelet is to be queried, and a package that this needs is not installed.
     """
 
     def __init__(

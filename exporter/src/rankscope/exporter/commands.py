@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import click
 
+from rankscope.base.errors import InputError, MissingError
 from rankscope.base.logs import FORMATS, LEVELS, default_style
 from rankscope.base.options import Duration, ListenAddress
 from rankscope.exporter.catalogue import COLLECTORS
 from rankscope.exporter.config_file import load_config
-from rankscope.exporter.errors import ExporterInputError, ExporterMissingError
 from rankscope.exporter.options import SectionGroup, SimulatedGpus, section, telemetry_path, unknown_variables
 from rankscope.exporter.settings import DEFAULT_PORT, Settings, default_socket, default_state_dir
 
@@ -250,7 +250,7 @@ def exporter(ctx: click.Context, /, once: bool, forget: tuple[str, ...], **given
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("rankscope"):
             raise
-        raise ExporterMissingError(f"the exporter needs {error.name}: pip install 'rankscope[exporter]'") from error
+        raise MissingError(f"the exporter needs {error.name}: pip install 'rankscope[exporter]'") from error
 
 
 def option_names() -> dict[str, str]:
@@ -305,7 +305,7 @@ def _collectors(named: dict[str, bool | None], *, disable: bool) -> frozenset[st
 
 
 def _look_into(folder: Path) -> None:
-    """Raise ``ExporterInputError`` if the spool cannot be read, or if it and its parent are missing.
+    """Raise ``InputError`` if the spool cannot be read, or if it and its parent are missing.
 
     A missing folder in an existing parent is created later; a missing parent is more likely a mistyped path.
     """
@@ -315,9 +315,7 @@ def _look_into(folder: Path) -> None:
         except FileNotFoundError:
             folder.parent.stat()
     except OSError as error:
-        raise ExporterInputError(
-            f"{error.filename or folder}: {error.strerror or error}; name another folder with --spool"
-        ) from error
+        raise InputError(error.filename or folder, f"{error.strerror or error}; name another folder with --spool") from error
 
 
 def _forget(settings: Settings, uuids: tuple[str, ...]) -> None:
@@ -328,10 +326,10 @@ def _forget(settings: Settings, uuids: tuple[str, ...]) -> None:
         try:
             inventory.forget(folder, uuid)
         except KeyError as error:
-            raise ExporterInputError(f"{folder}: no GPU {uuid} is known there; is this the exporter's --state-dir?") from error
+            raise InputError(folder, f"no GPU {uuid} is known there; is this the exporter's --state-dir?") from error
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise ExporterInputError(f"{folder}: {reason}; name the exporter's folder with --state-dir") from error
+            raise InputError(folder, f"{reason}; name the exporter's folder with --state-dir") from error
         click.echo(f"{uuid} is forgotten")
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from rankscope.exporter.errors import ExporterInputError
+from rankscope.base.config_files import read_toml
+from rankscope.base.errors import InputError
 from rankscope.exporter.options import SectionOption
 
-_MAX_BYTES: Final = 1024 * 1024
 _NOT_IN_FILE: Final = frozenset({"config", "once", "forget"})
 """Options that choose an action of this run rather than a setting."""
 
@@ -22,43 +21,22 @@ def load_config(path: Path, ctx: click.Context) -> dict[str, Any]:
     """Read the configuration file; return its values by parameter name, for ``ctx.default_map``.
 
     Raises:
-        ExporterInputError: the file cannot be read, is not TOML, or has an unknown or duplicate key or an invalid value.
+        InputError: the file cannot be read, is not TOML, or has an unknown or duplicate key or an invalid value.
     """
     options: dict[str, SectionOption] = {}
     for param in ctx.command.params:
         if isinstance(param, SectionOption) and param.key not in _NOT_IN_FILE:
             options |= {name.removeprefix("--"): param for name in param.opts if name.startswith("--")}
     values: dict[str, Any] = {}
-    try:
-        table = tomllib.loads(read_text(path, "configuration", "--config"))
-    except tomllib.TOMLDecodeError as error:
-        raise ExporterInputError(f"{path}: not TOML: {error}") from error
-    for key, value in _flat(table):
+    for key, value in _flat(read_toml(path)):
         option = options.get(key)
         if option is None:
-            raise ExporterInputError(f"{path}: unknown key {key!r}; {_hint(key, options)}")
+            raise InputError(path, f"unknown key {key!r}; {_hint(key, options)}")
         assert option.name is not None
         if option.name in values:
-            raise ExporterInputError(f"{path}: {key!r} sets the same option as another key; keep one of them")
+            raise InputError(path, f"{key!r} sets the same option as another key; keep one of them")
         values[option.name] = _value(path, key, value, option, ctx)
     return values
-
-
-def read_text(path: Path, what: str, option: str) -> str:
-    """Return the text of a file that the user named with ``option``; ``what`` it should be.
-
-    Raises ``ExporterInputError`` if it cannot be read, is larger than 1 MiB, or is not UTF-8.
-    """
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-        if len(content) > _MAX_BYTES:
-            raise ExporterInputError(f"{path}: larger than 1 MiB; this is no {what}")
-        return content.decode("utf-8-sig")  # some editors write a byte order mark
-    except OSError as error:
-        raise ExporterInputError(f"{path}: {error.strerror or error}; name another file with {option}") from error
-    except UnicodeDecodeError as error:
-        raise ExporterInputError(f"{path}: byte {error.start} is not UTF-8; save this {what} as UTF-8") from error
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -82,8 +60,8 @@ def _hint(key: str, options: Mapping[str, SectionOption]) -> str:
 
 
 def _value(path: Path, key: str, value: Any, option: SectionOption, ctx: click.Context) -> Any:
-    def wrong(wanted: str) -> ExporterInputError:
-        return ExporterInputError(f"{path}: {key}: {value!r} is not {wanted}")
+    def wrong(wanted: str) -> InputError:
+        return InputError(path, f"{value!r} is not {wanted}", place=key)
 
     if option.is_flag:
         if not isinstance(value, bool):
@@ -101,5 +79,5 @@ def _value(path: Path, key: str, value: Any, option: SectionOption, ctx: click.C
     try:
         option.type_cast_value(ctx, given)
     except click.BadParameter as error:
-        raise ExporterInputError(f"{path}: {key}: {error.message.removesuffix('.')}") from error
+        raise InputError(path, error.message.removesuffix("."), place=key) from error
     return given

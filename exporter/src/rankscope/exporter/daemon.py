@@ -25,7 +25,7 @@ def run(
     """Serve until SIGTERM, SIGINT, or until only a restart helps; then exit the process with the exit status.
 
     ``read_again`` returns the settings after a SIGHUP; ``option_names`` are those of the settings; ``remarks`` are logged as
-    warnings. Raises ``InputError``, ``ExporterInputError`` and ``ExporterMissingError``.
+    warnings. Raises ``InputError`` and ``MissingError``.
     """
     logs.set_up(settings.log_level, settings.log_format)
     _log_remarks(remarks)

@@ -7,9 +7,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Generic, TypeVar
 
-from rankscope.base.logs import ProblemLog
+from rankscope.base.problems import ProblemLog
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,9 @@ class CollectorLoop(Generic[T]):
         self._duration_s = 0.0
         self._pass_began: float | None = None
         self._error: str | None = _NO_SAMPLE
-        self._problems = ProblemLog(logger, f"collector {name}: %s", f"collector {name} works again")
+        self._problems = ProblemLog(
+            partial(logger.warning, "collector %s: %s", name), partial(logger.info, "collector %s works again", name)
+        )
         # A daemon thread: one that is stuck in a driver must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name=f"collector-{name}", daemon=True)
 

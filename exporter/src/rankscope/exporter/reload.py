@@ -9,6 +9,7 @@ from dataclasses import replace
 import click
 
 from rankscope.base import logs
+from rankscope.base.errors import RankscopeError
 from rankscope.exporter.settings import RELOADED, Settings
 from rankscope.exporter.web.access import WebAccess
 
@@ -34,8 +35,10 @@ class Reload:
         """Apply what has changed."""
         try:
             settings = self._read_again()
-        except click.ClickException as error:
-            logger.warning("the settings stay as they were: %s", error.format_message())
+        except (RankscopeError, click.ClickException) as error:
+            logger.warning(
+                "the settings stay as they were: %s", error if isinstance(error, RankscopeError) else error.format_message()
+            )
             return
         changes = self._settings.changes(settings)
         logs.set_up(settings.log_level, settings.log_format)

@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from rankscope.base.errors import InputError
+from rankscope.base.followed_files import ReloadThread
 from rankscope.base.http import application
 from rankscope.base.http_server import Endpoint, Server
 from rankscope.base.process import notify_systemd
 from rankscope.exporter.assembly import Assembly
-from rankscope.exporter.errors import ExporterInputError
 from rankscope.exporter.fleet.nursery import Nursery
 from rankscope.exporter.pages.dcgm import DcgmPage
 from rankscope.exporter.pages.dcgm_counters import counters_of, with_collectors
@@ -42,7 +43,7 @@ def serve(
 ) -> int:
     """Serve on the sockets until a signal arrives or only a restart helps; return the exit status.
 
-    Raises ``ExporterInputError`` and ``ExporterMissingError`` before any thread has started.
+    Raises ``InputError`` and ``MissingError`` before any thread has started.
     """
     counters = counters_of(settings)
     settings = with_collectors(settings, counters)
@@ -65,14 +66,14 @@ def serve(
     async def live() -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _end, ended, 0)
-        loop.add_signal_handler(signal.SIGHUP, reload)
+        loop.add_signal_handler(signal.SIGHUP, ReloadThread(reload).request)
         # Listen after the first pass, so that the first scrape shows the GPUs, but do not wait long for one that hangs.
         first = asyncio.ensure_future(loop.run_in_executor(None, assembly.wait, _FIRST_SAMPLE_S))
         await asyncio.wait((first, asyncio.shield(ended)), return_when=asyncio.FIRST_COMPLETED)
         _log_gpus(assembly)
         server = Server(endpoints)
         server.start()
-        _log_addresses("https" if access.web.tls is not None else "http", settings.telemetry_path, sockets, compatible_sockets)
+        _log_addresses(access.scheme, settings.telemetry_path, sockets, compatible_sockets)
         notify_systemd("READY=1")
         status = await ended
         notify_systemd("STOPPING=1")
@@ -117,7 +118,7 @@ def _control_socket(settings: Settings) -> tuple[Path, socket.socket | None]:
     Without ``--control.socket``, the socket is None if the default path fails or no real GPU is read.
 
     Raises:
-        ExporterInputError: the path of ``--control.socket`` cannot be used.
+        InputError: the path of ``--control.socket`` cannot be used.
     """
     path = settings.control_socket or default_socket()
     if settings.control_socket is None and (settings.simulate or "gpu" not in settings.collectors):
@@ -125,10 +126,10 @@ def _control_socket(settings: Settings) -> tuple[Path, socket.socket | None]:
     try:
         return path, listen_unix(path)
     except OSError as error:
-        text = f"{path}: {error.strerror or error}"
+        unusable = InputError(path, f"{error.strerror or error}; choose another place with --control.socket")
         if settings.control_socket is not None:
-            raise ExporterInputError(f"{text}; choose another place with --control.socket") from error
-        logger.warning("GPUs cannot be released here: %s; choose another place with --control.socket", text)
+            raise unusable from error
+        logger.warning("GPUs cannot be released here: %s", unusable)
         return path, None
 
 

@@ -144,6 +144,9 @@ class GpuSample(msgspec.Struct, frozen=True):
 class Gpu(Protocol):
     """One GPU, queried by the only thread of its own process. If the driver hangs, a call may take long or never return."""
 
+    driver_version: str
+    """Version of the driver that was opened; empty if unknown."""
+
     def open(self) -> GpuIdentity:
         """Initialize the driver's library and find the GPU by its PCI bus id; raises ``SourceError``."""
         ...

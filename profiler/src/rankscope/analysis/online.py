@@ -139,7 +139,7 @@ class OnlineAnalysis:
         ranks = reader.ranks(attempt)
         followed = self._followed
         if followed is None or followed.attempt != attempt or not set(followed.ranks) <= set(ranks):
-            followed = self._followed = _Attempt(self._path, attempt, self._recent_steps, self._recent_windows, self._rows)
+            followed = self._followed = _Attempt(reader.path, attempt, self._recent_steps, self._recent_windows, self._rows)
             if self._rows is not None:
                 self._rows.begin(attempt)
         followed.read(reader, ranks)

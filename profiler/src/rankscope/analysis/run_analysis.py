@@ -53,7 +53,7 @@ from rankscope.analysis.report.assembly import (
 from rankscope.analysis.report.ranks import rank_result, typical_values
 from rankscope.analysis.result.analysis import Analysis, Cost, Source
 from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible_collective
-from rankscope.analysis.verdict.endings import Endings, endings
+from rankscope.analysis.verdict.endings import endings
 from rankscope.analysis.verdict.hung_run import hung_verdict
 from rankscope.analysis.verdict.rare_verdict import with_rare_steps
 from rankscope.analysis.verdict.run_verdict import run_verdict, setting_of
@@ -115,7 +115,8 @@ def analysis_of(
     if (hung := hung_verdict(run)) is not None:
         verdict, findings = hung[0], [hung[1], *findings]
     ended = endings(run.infos)
-    verdict = msgspec.structs.replace(verdict, next=ended.advise(verdict, run.hosts))
+    failure = None if verdict.kind == "hang" else ended.failure()
+    verdict = msgspec.structs.replace(verdict, next=ended.advise(verdict, run.hosts), failure=failure)
     there = table.has_record
     if durations is not None and late:
         attribution = attribution_of_blame(durations.evidence.matched.blame, durations.evidence.source.kind)
@@ -140,7 +141,7 @@ def analysis_of(
             recorder_budget=max((info.budget for info in run.infos.values() if info.budget is not None), default=None),
             gpu_hour=None if price_per_gpu_hour is None else Cost(amount=price_per_gpu_hour, currency=currency),
             unreadable=unreadable_files(run.reader),
-            warnings=[*_warnings(run, ended), *about_durations],
+            warnings=[*_warnings(run, [] if failure is not None else ended.sentences()), *about_durations],
         ),
         [
             rank_result(
@@ -288,7 +289,7 @@ def _coverage(run: RunEvidence) -> float | None:
     return min(1.0, recorded / expected) if expected else None
 
 
-def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
+def _warnings(run: RunEvidence, ended: list[str]) -> list[str]:
     warnings: list[str] = []
     attempts = run.reader.attempts()
     if len(attempts) > 1:
@@ -314,7 +315,7 @@ def _warnings(run: RunEvidence, ended: Endings) -> list[str]:
     silent = [rank for row, rank in enumerate(run.ranks) if not there[row].any()]
     if silent:
         warnings.append(f"not one step recorded by {ranks_text(silent)}")
-    warnings += ended.warnings()
+    warnings += ended
     warnings += run.table.numbers.warnings()
     warnings += _shared_gpus(run)
     going_on = [rank for rank, info in run.infos.items() if info.end_reason is None and info.end_unix_ns is None]

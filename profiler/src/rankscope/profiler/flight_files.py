@@ -8,8 +8,9 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from rankscope.runs.segments import open_regular
-from rankscope.runs.writer import make_folder, replacing
+from rankscope.base.atomic_files import replacing
+from rankscope.base.regular_files import open_regular
+from rankscope.runs.small_files import make_folder
 
 MAX_BYTES: Final = 256 * 1024 * 1024
 """Size above which a file is not taken for a dump."""
@@ -37,16 +38,6 @@ def done_file(scratch: Path, name: str) -> Path:
     return scratch / f"flight-{name}.done"
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Write a file of the scratch folder atomically. Raises ``OSError``."""
-    temporary = path.with_suffix(".part")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def copy_file(source: Path, target: Path) -> None:
     """Copy a regular file in chunks, so that a reader of ``target`` sees all of it or nothing.
 
@@ -57,7 +48,7 @@ def copy_file(source: Path, target: Path) -> None:
         if found.st_size > MAX_BYTES:
             raise OSError(errno.EFBIG, f"larger than {MAX_BYTES} bytes", str(source))
         make_folder(target.parent, parents=False)  # a removed run is not created again
-        with replacing(target) as copy:
+        with replacing(target, shared=True) as copy:
             shutil.copyfileobj(file, copy)
             copy.flush()
             # Keep the time of the dump: it shows how long the rank had waited.

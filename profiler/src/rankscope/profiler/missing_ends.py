@@ -14,7 +14,7 @@ from rankscope.runs.follow import last_rows
 from rankscope.runs.paths import rank_dir, rank_file
 from rankscope.runs.reader import RunReader, is_run
 from rankscope.runs.records import EndReason, RankInfo
-from rankscope.runs.writer import write_record
+from rankscope.runs.small_files import write_record
 
 _DIED: Final = ("crash", "killed")
 
@@ -35,7 +35,7 @@ def complete_ends(run_dir: Path, ranks: frozenset[tuple[int, int]], status: int)
         if info.end_reason is not None or not is_over(info, host):
             continue
         reason: EndReason = "killed" if status or attempt != last or attempt in died else "exit"
-        ended = msgspec.structs.replace(info, end_unix_ns=_last_sign_ns(run_dir, attempt, info), end_reason=reason)
+        ended = msgspec.structs.replace(info, end_unix_ns=_last_sign_ns(reader.path, attempt, info), end_reason=reason)
         with suppress(OSError):
             write_record(rank_file(run_dir, attempt, rank), ended)
 

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rankscope.runs.segments import open_regular
+from rankscope.base.atomic_files import replacing
+from rankscope.base.exposition import escaped
+from rankscope.base.regular_files import open_regular
 
 FORGOTTEN_SECONDS: Final = 86_400.0
 """Age at which an exporter forgets a file (the default of its ``--spool-forget``): then the slot is free again."""
@@ -62,19 +64,13 @@ class SpoolFile:
         self._own = own
         self._slot = 0
         self._last: tuple[int, int] | None = None
-        # Not *.prom, so that no collector reads it half written; with the pid, so that no other process writes it.
-        self._temporary = folder / f".{claimant.file_name(0)}.{os.getpid()}"
 
     def write(self, render: Callable[[Mapping[str, str]], str]) -> None:
         """Replace the file atomically; claim a slot if this rank has none or has lost it."""
-        try:
-            if self._has_slot():
-                self._prepare(render(self.claimant.labels(self._slot)))
-                self._take(self._folder / self.claimant.file_name(self._slot))
-            else:
-                self._claim(render)
-        finally:
-            self._temporary.unlink(missing_ok=True)
+        if self._has_slot():
+            self._publish(render)
+        else:
+            self._claim(render)
 
     def remove(self) -> None:
         """Remove the file of a rank that has ended cleanly, which frees the slot."""
@@ -87,7 +83,7 @@ class SpoolFile:
         if self.path is None:
             return False
         with suppress(OSError):
-            return _key(self.path) == self._last
+            return _key(self.path.lstat()) == self._last
         return False
 
     def _claim(self, render: Callable[[Mapping[str, str]], str]) -> None:
@@ -99,40 +95,24 @@ class SpoolFile:
                 pass
             else:
                 if self._may_take(path, status):
-                    self._prepare(render(self.claimant.labels(self._slot)))
-                    self._take(path)
+                    self._publish(render)
                     return
                 continue
-            self._prepare(render(self.claimant.labels(self._slot)))
             try:
-                self._make(path)
+                self._publish(render, overwrite=False)
             except FileExistsError:
                 continue  # another rank was quicker
             return
         raise OSError(f"all {MAX_SLOTS} slots of {self.claimant.run} are taken")
 
-    def _prepare(self, text: str) -> None:
-        self._temporary.unlink(missing_ok=True)
-        # O_EXCL: the folder may be world-writable, so no existing file or link in it is trusted.
-        handle = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        self._last = _key(self._temporary)
-
-    def _make(self, path: Path) -> None:
-        """Publish the complete file under an unused name. Raises ``FileExistsError`` if the name is taken."""
-        try:
-            path.hardlink_to(self._temporary)
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without links
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
-            self._temporary.replace(path)
-        self.path = path
-
-    def _take(self, path: Path) -> None:
-        self._temporary.replace(path)
-        self.path = path
+    def _publish(self, render: Callable[[Mapping[str, str]], str], *, overwrite: bool = True) -> None:
+        """Write the file of the present slot. Raises ``FileExistsError`` if it may not be overwritten."""
+        path = self._folder / self.claimant.file_name(self._slot)
+        with replacing(path, mode=0o644, sync=False, overwrite=overwrite) as file:
+            file.write(render(self.claimant.labels(self._slot)).encode())
+            file.flush()
+            key = _key(os.fstat(file.fileno()))
+        self.path, self._last = path, key
 
     def _may_take(self, path: Path, status: os.stat_result) -> bool:
         """Return whether an existing file is this rank's own, from an earlier attempt of its run, or forgotten by exporters."""
@@ -152,9 +132,8 @@ class SpoolFile:
         return re.search(rf"[,{{]{re.escape(run_id)}", info[0]) is not None and int(attempt[1]) < self.claimant.attempt
 
 
-def _key(path: Path) -> tuple[int, int]:
+def _key(status: os.stat_result) -> tuple[int, int]:
     # Both, because the inode number of a removed file is reused.
-    status = path.lstat()
     return status.st_ino, status.st_mtime_ns
 
 
@@ -173,8 +152,3 @@ def label_text(name: str, max_bytes: int = MAX_LABEL_BYTES) -> str:
     # A lone surrogate (from a file name that is not UTF-8) cannot be encoded.
     encoded = name.encode(errors="replace")[:max_bytes]
     return _CONTROL.sub("?", encoded.decode(errors="ignore"))
-
-
-def escaped(text: str) -> str:
-    """Return ``text`` escaped for use between the quotes of a label value."""
-    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

@@ -23,10 +23,11 @@ from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
+from rankscope.base.atomic_files import replace_file
+from rankscope.base.problems import ProblemLog
 from rankscope.base.text import one_line
 from rankscope.runs.control_names import MAX_ENTRIES, REQUEST_ID, answer_name, made_ns, remove_old, request_name
 from rankscope.runs.paths import control_dir
-from rankscope.runs.writer import replace_in
 
 CONTROL_SCHEMA: Final = "rankscope.control/1"
 
@@ -148,7 +149,8 @@ def answer(run: Path, given: ControlAnswer, *, rank: int | None = None) -> None:
 
 
 def _write(folder: int, name: str, record: ControlRequest | ControlAnswer) -> None:
-    replace_in(folder, name, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+    data = msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
+    replace_file(name, data, folder=folder, shared=True)
 
 
 def read_answer(run: Path, request_id: str, *, rank: int | None = None) -> ControlAnswer | None:
@@ -212,11 +214,10 @@ class Inbox:
         self._folder = control_dir(run)
         self._kind = kind
         self._since = since_unix_ns
-        self._report = report
+        self._problems = ProblemLog(report, each_reason=False)
         self._rank = rank
         self._clear_at = 0.0 if clears else math.inf
         self._seen: set[str] = set()
-        self._malformed_said = self._too_many_said = False
         self._due = 0.0
         self._changed_ns: int | None = None
         self._settled = 0.0
@@ -285,17 +286,13 @@ class Inbox:
                 yield request
 
     def _malformed(self, name: str, why: str) -> None:
-        if not self._malformed_said:
-            self._malformed_said = True
-            self._report(f"control/{name}.json is no request: {why}")
+        self._problems.report(f"control/{name}.json is no request: {why}", "malformed")
 
     def _ids(self, folder: int) -> Iterator[str]:
         with os.scandir(folder) as entries:
             for number, entry in enumerate(entries):
                 if number >= MAX_ENTRIES:
-                    if not self._too_many_said:
-                        self._too_many_said = True
-                        self._report(f"control/ holds more than {MAX_ENTRIES} files; requests may go unseen")
+                    self._problems.report(f"control/ holds more than {MAX_ENTRIES} files; requests may go unseen", "too many")
                     return
                 if name := _REQUEST_NAME.fullmatch(entry.name):
                     yield name[1]

@@ -21,7 +21,8 @@ from rankscope.base.errors import InputError
 from rankscope.runs.paths import Stream
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import StepEvent
-from rankscope.runs.segments import Skipped, add_skipped, decode_blocks, list_segments, list_streams, open_regular, read_blocks
+from rankscope.runs.run_files import open_run_file
+from rankscope.runs.segments import Skipped, add_skipped, decode_blocks, list_segments, list_streams, read_blocks
 from rankscope.runs.step_columns import row_dtype
 from rankscope.runs.step_segments import Rows, Segment, joined_rows
 
@@ -145,7 +146,7 @@ class StreamFollower(_Follower[_LinePosition, list[_T]]):
         return _LinePosition(inode)
 
     def _take(self, path: Path, position: _LinePosition) -> Iterator[list[_T]]:
-        with open_regular(path) as file:
+        with open_run_file(path) as file:
             file.seek(position.read)
             for records, damaged in decode_blocks(self._whole_lines(file, position), self._decoder, position.read):
                 add_skipped(self._damaged, path, damaged)

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from rankscope.base.errors import InputError
 from rankscope.runs.paths import RUN_FILE, run_file
 from rankscope.runs.reader import ATTEMPTS, RunReader, is_headless_run, is_run, is_visible_run
+from rankscope.runs.run_files import real_run
 
 _SHOWN: Final = 8
 
@@ -32,7 +33,8 @@ def named_run(path: Path) -> NamedRun | None:
     ``attempts`` folder, for an attempt that does not exist, and for a path without read permission.
     """
     try:
-        return _named_run(path)
+        named = _named_run(path)
+        return None if named is None else NamedRun(real_run(named.path), named.attempt)
     except OSError as error:
         raise InputError(path, error.strerror or str(error)) from error
 

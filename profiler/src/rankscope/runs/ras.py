@@ -23,8 +23,9 @@ import msgspec
 from rankscope.base.errors import InputError
 from rankscope.base.text import one_line, shortened
 from rankscope.runs.paths import ras_dir
-from rankscope.runs.segments import UNDECODABLE, open_regular
-from rankscope.runs.writer import write_atomically
+from rankscope.runs.run_files import open_run_file
+from rankscope.runs.segments import UNDECODABLE
+from rankscope.runs.small_files import write_shared
 
 RAS_SCHEMA: Final = "rankscope.ras/1"
 DEFAULT_ADDRESS: Final = "localhost:28028"
@@ -179,7 +180,7 @@ def _left(until: float) -> float:
 def keep_answer(run: Path, attempt: int, answer: RasAnswer) -> None:
     """Write an answer into the run, and remove the oldest but ``KEPT``. Raises ``OSError``."""
     folder = ras_dir(run, attempt)
-    write_atomically(folder / f"{answer.asked_unix_ns:019d}.json", msgspec.json.encode(answer), share=True)
+    write_shared(folder / f"{answer.asked_unix_ns:019d}.json", msgspec.json.encode(answer))
     for path in _kept(folder)[:-KEPT]:
         with suppress(OSError):
             path.unlink(missing_ok=True)
@@ -189,7 +190,7 @@ def read_answers(run: Path, attempt: int, *, most: int) -> list[RasAnswer]:
     """Return the newest answers in the run, oldest first; unreadable ones are left out."""
     found = []
     for path in _kept(ras_dir(run, attempt))[-most:]:
-        with suppress(OSError, *UNDECODABLE), open_regular(path) as file:
+        with suppress(OSError, *UNDECODABLE), open_run_file(path) as file:
             # JSON escapes line breaks and quotes, so a file is larger than its answer.
             if len(data := file.read(2 * MAX_BYTES + 1)) <= 2 * MAX_BYTES:
                 found.append(msgspec.json.decode(data, type=RasAnswer))

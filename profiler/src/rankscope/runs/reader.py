@@ -48,16 +48,8 @@ from rankscope.runs.records import (
     StepEvent,
     StepRecord,
 )
-from rankscope.runs.segments import (
-    UNDECODABLE,
-    Skipped,
-    add_skipped,
-    decode_blocks,
-    list_segments,
-    open_regular,
-    read_blocks,
-    skip_lines,
-)
+from rankscope.runs.run_files import list_run_folder, open_run_file, real_run
+from rankscope.runs.segments import UNDECODABLE, Skipped, add_skipped, decode_blocks, list_segments, read_blocks, skip_lines
 
 if TYPE_CHECKING:
     from rankscope.runs.step_segments import Rows
@@ -97,11 +89,11 @@ class RunReader:
     """Reader of one run directory.
 
     ``skipped`` has the files with lines and rows that could not be used (torn, malformed, too long) since the reader was made.
-    ``unusable`` lists, once each, the files and folders that could not be read.
+    ``unusable`` lists, once each, the files and folders that could not be read. ``links``: the path of the run may have links.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, links: bool = True) -> None:
+        self.path = real_run(path, links=links)
         self.skipped: Skipped = {}
         self.unusable: list[Path] = []
         self.info = self._read_info()
@@ -245,7 +237,7 @@ class RunReader:
         """Return the names of the hosts that left hardware samples."""
         folder = self.path / "hosts"
         try:
-            return sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+            return sorted(name for name in list_run_folder(folder) if (folder / name).is_dir())
         except FileNotFoundError:
             return []
         except OSError:
@@ -288,7 +280,7 @@ class RunReader:
         decoder = msgspec.json.Decoder(kind)
         for path in self._list(folder, stream)[-last:]:
             try:
-                with open_regular(path) as file:
+                with open_run_file(path) as file:
                     begin = skip_lines(file, lambda line: _time_of(line) < since_ns) if since_ns else 0
                     for records, damaged in decode_blocks(read_blocks(file), decoder, begin):
                         add_skipped(self.skipped, path, damaged)
@@ -310,7 +302,7 @@ class RunReader:
 
     def _optional(self, path: Path, kind: type[_T]) -> _T | None:
         try:
-            with open_regular(path) as file:
+            with open_run_file(path) as file:
                 return msgspec.json.decode(_all_of(file), type=kind)
         except FileNotFoundError:
             return None  # not written yet
@@ -321,7 +313,7 @@ class RunReader:
     def _numbered(self, folder: Path, *, digits: int) -> list[int]:
         numbers: list[int] = []
         try:
-            for name in os.listdir(folder):  # noqa: PTH208  # for thousands of runs, Path costs more than the call
+            for name in list_run_folder(folder):
                 if not name.isdecimal():
                     continue
                 number = int(name)
@@ -364,7 +356,7 @@ def _time_of(line: bytes) -> float:
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        with open_regular(path) as file:
+        with open_run_file(path) as file:
             return _all_of(file)
     except OSError as error:
         raise InputError(path, error.strerror or str(error)) from error

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
-import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar, cast
@@ -25,32 +23,6 @@ BLOCK_BYTES: Final = 256 * 1024
 
 UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors of decoding arbitrary bytes as JSON; the last one is raised for deeply nested JSON."""
-
-
-class IrregularFileError(OSError):
-    """A path names no regular file but a FIFO, a socket or a device."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(errno.EINVAL, "not a regular file", os.fspath(path))
-
-
-def open_regular(path: Path, *, links: bool = True) -> BinaryIO:
-    """Open a regular file, or a link to one unless ``links`` is false, for reading.
-
-    Raises ``OSError``, also for other kinds of files: a FIFO without a writer would block for ever, and a device may have no end.
-    """
-    try:
-        follow = 0 if links else os.O_NOFOLLOW
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | follow)
-    except OSError as error:
-        if error.errno == errno.ENXIO:  # a socket
-            raise IrregularFileError(path) from error
-        raise
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(descriptor)
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path) if stat.S_ISDIR(mode) else IrregularFileError(path)
-    return os.fdopen(descriptor, "rb")
 
 
 def list_segments(folder: Path, stream: Stream) -> list[Path]:

@@ -20,7 +20,8 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from rankscope.base.errors import InputError
-from rankscope.runs.segments import Skipped, add_skipped, open_regular
+from rankscope.runs.run_files import open_run_file
+from rankscope.runs.segments import Skipped, add_skipped
 from rankscope.runs.step_columns import BEGINNING, COLUMNS, HEADER_BYTES, ROW_BYTES, intact, row_dtype, unknown_rows
 
 BLOCK_ROWS: Final = 16_384
@@ -222,7 +223,7 @@ def read_single_rows(paths: Sequence[Path], steps: NDArray[np.int64]) -> Rows | 
     """
     found: list[Rows] = []
     for path in paths:
-        with open_regular(path) as file:
+        with open_run_file(path) as file:
             layout = read_layout(file, path)
             if layout is None:
                 return None
@@ -272,14 +273,14 @@ class Segment:
 
         Raises ``InputError`` and ``OSError``.
         """
-        with open_regular(self.path) as file:
+        with open_run_file(self.path) as file:
             there = self._rows_in(file)
         self.rows_read = max(self.rows_read, there - keep)
         return max(0, keep - there)
 
     def read(self) -> Iterator[Rows]:
         """Yield the unread rows, in blocks. Raises ``InputError`` and ``OSError``."""
-        with open_regular(self.path) as file:
+        with open_run_file(self.path) as file:
             there = self._rows_in(file)
             if (layout := self.layout) is None:
                 return

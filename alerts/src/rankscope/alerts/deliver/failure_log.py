@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from rankscope.base.problems import ProblemLog
+
 logger = logging.getLogger(__name__)
 
 
@@ -13,8 +15,7 @@ class FailureLog:
 
     def __init__(self, name: str, report: Callable[[str], object]) -> None:
         self._name = name
-        self._report = report
-        self._reported = ""
+        self._problems = ProblemLog(report)
         self.count = 0
         """Failures in a row."""
 
@@ -25,12 +26,11 @@ class FailureLog:
 
     def report(self, text: str) -> None:
         """Report a line once, until the line changes or something is delivered."""
-        if text != self._reported:
-            self._reported = text
-            self._report(f"{self._name}: {text}")
+        self._problems.report(f"{self._name}: {text}")
 
     def delivered(self) -> None:
         """Start anew after a delivery."""
-        if self.count and self._reported:
+        if self.count and self._problems:
             logger.info("%s: delivered after %d failed attempts", self._name, self.count)
-        self._reported, self.count = "", 0
+        self.count = 0
+        self._problems.report(None)

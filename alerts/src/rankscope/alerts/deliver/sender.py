@@ -23,6 +23,7 @@ from rankscope.alerts.deliver.outbox import ClaimedMessage, Outbox
 from rankscope.alerts.deliver.retrying import RETRY_FOR_S, AttemptResult, pause_s
 from rankscope.alerts.deliver.targets import Target
 from rankscope.alerts.store.database import StoreError
+from rankscope.base.problems import ProblemLog
 from rankscope.base.text import format_duration
 from rankscope.runs.decoders import make_decoders
 
@@ -206,7 +207,6 @@ class Sender:
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._outbox = outbox
-        self._report = report
         self._stopping = threading.Event()
         self._senders = {
             target.name: TargetSender(target, outbox, courier(target), report=report, chance=chance) for target in targets
@@ -214,7 +214,8 @@ class Sender:
         self._wakes = {name: threading.Event() for name in self._senders}
         self._threads: list[threading.Thread] = []
         self._locking = threading.Lock()
-        self._reported: dict[str, str] = {}
+        self._problems = ProblemLog(report)
+        """By target; that of the store has no name."""
         self._tidied_s: float | None = None
 
     def start(self) -> None:
@@ -276,7 +277,7 @@ class Sender:
             try:
                 waiting = self.waiting()
             except StoreError as error:
-                self._report_once(str(error))
+                self._problems.report(str(error))
                 waiting = [sender.target.label for sender in self._senders.values()]
             if not waiting or time.monotonic() >= deadline:
                 return waiting
@@ -294,11 +295,11 @@ class Sender:
                     elif (due := sender.next_ns()) is not None:
                         wait_s = min(POLL_S, max(SHORTEST_S, (due - self._outbox.now_ns()) / 1e9))
                     self._tidy()
-                    self._reported.pop(name, None)
+                    self._problems.report(None, name)
             except StoreError as error:
-                self._report_once(str(error), name)
+                self._problems.report(str(error), name)
             except Exception as error:  # noqa: BLE001 - a thread that ends would leave its target without alerts
-                self._report_once(f"{sender.target.label}: sending failed: {type(error).__name__}: {error}", name)
+                self._problems.report(f"{sender.target.label}: sending failed: {type(error).__name__}: {error}", name)
             if wait_s:
                 wake.wait(wait_s)
         with suppress(StoreError):  # the message stays in the outbox
@@ -308,7 +309,7 @@ class Sender:
         """Lock the store for sending; return ``False`` while another process holds it."""
         with self._locking:
             if not self._outbox.store.hold():
-                self._report_once(f"{self._outbox.store.name}: another process sends from it; this one stands by")
+                self._problems.report(f"{self._outbox.store.name}: another process sends from it; this one stands by")
                 return False
             if self._tidied_s is None:
                 self._outbox.enable_all()
@@ -326,13 +327,7 @@ class Sender:
         before_ns = now_ns - int(RETRY_FOR_S * 1e9)
         for (target, state), count in self._outbox.counts().items():
             if state == "waiting" and target not in self._senders:
-                self._report_once(f"{count} messages wait for {target}, which is not configured{self._outbox.store.see}", target)
+                self._problems.report(
+                    f"{count} messages wait for {target}, which is not configured{self._outbox.store.see}", target
+                )
                 self._outbox.expire(target, queued_before_ns=before_ns, reason="no such target is configured")
-
-    def _report_once(self, line: str, about: str = "") -> None:
-        """Report a line once, until the line for this target changes or the target works again."""
-        if self._reported.get(about) != line:
-            self._reported[about] = line
-            # Several targets may fail for one reason, such as a full disk.
-            if list(self._reported.values()).count(line) == 1:
-                self._report(line)

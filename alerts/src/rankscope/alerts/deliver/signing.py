@@ -19,7 +19,7 @@ from typing import Annotated, Final
 import msgspec
 
 from rankscope.base.errors import InputError
-from rankscope.runs.segments import open_regular
+from rankscope.base.regular_files import open_regular
 
 ID_HEADER: Final = "webhook-id"
 TIMESTAMP_HEADER: Final = "webhook-timestamp"

@@ -21,7 +21,8 @@ from rankscope.alerts.deliver.post import ATTEMPT_S
 from rankscope.alerts.deliver.retrying import RETRY_FOR_S
 from rankscope.alerts.deliver.signing import Secret, SecretError, SecretPlace, SecretUnavailableError, parse_secret
 from rankscope.alerts.deliver.targets import Rate, Target, TemplateName
-from rankscope.alerts.toml_file import converted, read_toml
+from rankscope.alerts.toml_file import converted
+from rankscope.base.config_files import read_toml
 from rankscope.base.errors import InputError, MissingError
 from rankscope.base.options import http_url, parse_duration, parse_rate
 from rankscope.base.text import shortened

@@ -12,7 +12,8 @@ import msgspec
 
 from rankscope.alerts.deliver.signing import SecretPlace
 from rankscope.alerts.rules.rule_file import runbooks
-from rankscope.alerts.toml_file import converted, read_toml
+from rankscope.alerts.toml_file import converted
+from rankscope.base.config_files import read_toml
 from rankscope.base.errors import InputError
 from rankscope.base.options import ListenAddress, link_url, parse_duration, parse_rate
 from rankscope.runs.control import MAX_AGE_SECONDS, MAX_STEPS

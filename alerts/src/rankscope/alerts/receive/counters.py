@@ -6,7 +6,9 @@ import threading
 from collections import Counter
 from typing import Final
 
-_HELP: Final = {
+from rankscope.base.exposition import Family, Kind, Labels, text
+
+_HELP: Final[dict[str, tuple[Kind, str]]] = {
     "rankscope_receiver_deliveries_total": ("counter", "Deliveries accepted, by sender: alertmanager, grafana."),
     "rankscope_receiver_duplicates_total": ("counter", "Deliveries that had been accepted before, by their webhook-id."),
     "rankscope_receiver_refused_total": ("counter", "Refused requests, by reason."),
@@ -28,7 +30,6 @@ _HELP: Final = {
 }
 GAUGES: Final = tuple(name.removeprefix("rankscope_receiver_") for name, (kind, _) in _HELP.items() if kind == "gauge")
 """Arguments of ``Counters.page``."""
-_Key = tuple[str, tuple[tuple[str, str], ...]]
 REFUSALS: Final = (
     "too_large", "not_understood", "not_authenticated", "cross_site", "content_type", "slow", "cut_off", "busy", "not_stored",
     "evicted",
@@ -37,11 +38,11 @@ REFUSALS: Final = (
 
 
 class Counters:
-    """Thread-safe counters. Names and labels are our own, so they are few and need no escaping."""
+    """Thread-safe counters."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: Counter[_Key] = Counter()
+        self._counts: Counter[tuple[str, Labels]] = Counter()
         for reason in REFUSALS:
             self.add("refused", 0, reason=reason)
 
@@ -52,13 +53,10 @@ class Counters:
 
     def page(self, **gauges: float) -> bytes:
         """Render all metrics in Prometheus' text format."""
-        values: dict[_Key, float] = {(f"rankscope_receiver_{name}", ()): value for name, value in gauges.items()}
+        values: dict[tuple[str, Labels], float] = {(f"rankscope_receiver_{name}", ()): value for name, value in gauges.items()}
         with self._lock:
             values |= self._counts
-        lines = []
-        for name, (kind, text) in _HELP.items():
-            lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
-            for (_, labels), value in sorted(item for item in values.items() if item[0][0] == name):
-                pairs = ",".join(f'{label}="{text}"' for label, text in labels)
-                lines.append(f"{name}{{{pairs}}} {value}" if pairs else f"{name} {value}")
-        return ("\n".join(lines) + "\n").encode()
+        families = {name: Family(name, kind, help_text) for name, (kind, help_text) in _HELP.items()}
+        for (name, labels), value in sorted(values.items()):
+            families[name].add(labels, value)
+        return text(families.values())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+import threading
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack
 
 import click
@@ -23,6 +23,7 @@ from rankscope.alerts.receive.web.app import ReceiverApp
 from rankscope.alerts.receive.web.server import serve as serve_app
 from rankscope.alerts.store.database import Store, StoreError
 from rankscope.base.errors import InputError, RankscopeError
+from rankscope.base.followed_files import ReloadThread
 from rankscope.base.http import host_port, open_listener
 from rankscope.base.line_writer import LineWriter
 from rankscope.runs.decoders import make_decoders
@@ -41,7 +42,8 @@ class Receiver:
         self._read_again = read_again
         self._credentials = accepted_credentials(chosen, report=logger.warning)
         self._counters = Counters()
-        self._next_reload: Future[None] | None = None
+        self._replacing = threading.Lock()
+        self._stopped = False
         self._shown = LineWriter(
             sys.stdout.fileno(), dropped=lambda count: f"… {count} lines were dropped: they came faster than they were read"
         )
@@ -62,9 +64,8 @@ class Receiver:
             make_decoders()
             processing.start()
             self._current = processing
-            # Exit callbacks run in reverse: a reload ends first, then the threads, then the files are closed.
+            # Exit callbacks run in reverse: the threads end before the files are closed.
             stack.callback(self._stop)
-            reloading = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="reload"))
             self._app = ReceiverApp(
                 self._inbox,
                 show=self._shown.write,
@@ -83,19 +84,16 @@ class Receiver:
                 certificate=chosen.certificate,
                 report=logger.warning,
                 begins=lambda: logger.info("listening on %s", address),
-                reload=lambda: self._request_reload(reloading),
+                reload=ReloadThread(self._reload).request,
             )
-
-    def _request_reload(self, reloading: Executor) -> None:
-        """Reload after the reload in progress, if any; further requests until then count as one."""
-        if self._next_reload is None or self._next_reload.running() or self._next_reload.done():
-            self._next_reload = reloading.submit(self._reload)
 
     def _wake(self) -> None:
         self._current.wake()
 
     def _stop(self) -> None:
-        self._current.stop()
+        with self._replacing:
+            self._stopped = True
+            self._current.stop()
 
     def _processing(self, chosen: Settings) -> Processing:
         return Processing(
@@ -119,10 +117,13 @@ class Receiver:
         _report_doubts(chosen)
         for name in self._chosen.needing_restart(chosen):
             logger.warning("%s has changed, which needs a restart", name)
-        # Deliveries that arrive meanwhile are stored, and processed by the new threads.
-        self._current.stop(REPLACE_S)
-        processing.start()
-        self._current, self._app.credentials, self._app.reloaded = processing, credentials, True
+        with self._replacing:
+            if self._stopped:
+                return
+            # Deliveries that arrive meanwhile are stored, and processed by the new threads.
+            self._current.stop(REPLACE_S)
+            processing.start()
+            self._current, self._app.credentials, self._app.reloaded = processing, credentials, True
         logger.info("the configuration was read again")
 
     def _store(self) -> Store:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from rankscope.alerts.store.database import StoreError
+from rankscope.base.problems import ProblemLog
 
 PAUSE_S: Final = 5.0
 """Pause after a failure, such as a failed write."""
@@ -25,18 +26,16 @@ def run_until_stopped(
 
     A failure is reported once, and ``work`` is called again after a pause. ``kept``: what is not lost meanwhile.
     """
-    reported = ""
+    problems = ProblemLog(report)
     while not stopping.is_set():
-        problem = ""
+        problem = None
         try:
             work()
         except (StoreError, OSError) as error:
             problem = str(error)
         except Exception as error:  # noqa: BLE001 - a bug costs one attempt, not everything after it
             problem = f"internal fault: {type(error).__name__}: {error}"
-        if problem and problem != reported:
-            report(f"{problem}; {kept} are kept and retried")
-        reported = problem
+        problems.report(problem and f"{problem}; {kept} are kept and retried")
         if problem:
             stopping.wait(PAUSE_S)
         woken.wait(poll_s)

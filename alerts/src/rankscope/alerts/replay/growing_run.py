@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from rankscope.base.errors import InputError
 from rankscope.runs.paths import RankStream, Stream, attempt_file, host_dir, rank_dir, segment
 from rankscope.runs.reader import RunReader
-from rankscope.runs.segments import MAX_LINE_BYTES, list_segments, open_regular
+from rankscope.runs.run_files import open_run_file
+from rankscope.runs.segments import MAX_LINE_BYTES, list_segments
+from rankscope.runs.small_files import append_whole, create_run, make_folder, write_record
 from rankscope.runs.step_columns import header, row_dtype
 from rankscope.runs.step_segments import Rows, Segment
-from rankscope.runs.writer import append_whole, create_run, make_folder, write_record
 
 READ_BYTES: Final = 32 * 1024
 """Bytes of one read, kept small because a thousand ranks have three streams each."""
@@ -64,7 +65,7 @@ class LinesInTime(Generic[_T]):
     def _read(self) -> None:
         """Read more of the first remaining segment; drop the segment when it has no further complete line."""
         try:
-            with open_regular(self._segments[0]) as file:
+            with open_run_file(self._segments[0]) as file:
                 file.seek(self._at)
                 data = file.read(READ_BYTES)
                 if len(data) == READ_BYTES and b"\n" not in data:
@@ -208,7 +209,7 @@ class GrowingRun:
         for attempt in reader.attempts():
             self._add_attempt(reader, attempt)
         for host in reader.hosts():
-            self._add(host_dir(run, host), host_dir(self.path, host), "gpu")
+            self._add(host_dir(reader.path, host), host_dir(self.path, host), "gpu")
         self._files = deque(sorted(self._files, key=lambda file: file[0]))
         self.end_unix_ns = self._files[-1][0] if self._files else self.info.start_unix_ns
         """Time of the last recorded start or end of an attempt or a rank."""

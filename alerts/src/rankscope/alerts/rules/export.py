@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rankscope.alerts.rules.rule_file import DEFAULT_DASHBOARD, DEFAULT_RUNBOOKS, RULES_FILE, rules_text, runbooks
 from rankscope.alerts.rules.thresholds import Tables
+from rankscope.base.atomic_files import replace_file
 from rankscope.base.errors import InputError
-from rankscope.runs.writer import write_atomically
 
 
 def export(
@@ -25,7 +25,8 @@ def export(
     texts |= {f"runbooks/{name}.md": page for name, page in runbooks(settings).items()}
     for name, text in texts.items():
         try:
-            write_atomically(folder / name, text.encode())
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            replace_file(folder / name, text.encode())
         except OSError as error:
             raise InputError(folder / name, error.strerror or str(error)) from error
     return [folder / name for name in texts]

@@ -14,7 +14,7 @@ from typing import Final, cast
 import msgspec
 
 from rankscope.alerts.owners import WATCHER_ALERTS
-from rankscope.alerts.toml_file import read_toml
+from rankscope.base.config_files import read_toml
 from rankscope.base.errors import InputError
 
 Value = bool | int | float | str

@@ -18,7 +18,7 @@ from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.formats import unread_format
 from rankscope.base.locks import lock_file
 from rankscope.base.process import boot_id
-from rankscope.runs.segments import open_regular
+from rankscope.base.regular_files import open_regular
 
 MAX_FILE_BYTES: Final = 512 * 2**20
 """Size of the file above which new messages are rejected."""

@@ -15,9 +15,9 @@ import msgspec
 from rankscope.alerts.output import Event
 from rankscope.alerts.watch.ledger import Entry, Ledger, Status
 from rankscope.analysis.result.analysis import Finding
+from rankscope.base.regular_files import open_regular
 from rankscope.runs.paths import findings_file
-from rankscope.runs.segments import open_regular
-from rankscope.runs.writer import open_to_append
+from rankscope.runs.small_files import open_to_append
 
 FINDING_SCHEMA: Final = "rankscope.finding/1"
 TAIL_BYTES: Final = 4 * 2**20

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from rankscope.base.exposition import TEXT_TYPE, Family, text
 from rankscope.base.http import Request, Response, application, open_listener
 
 STUCK_AFTER_S: Final = 300.0
 """Age of the last evaluation at which the watcher is unhealthy; a late evaluation of a thousand ranks takes a minute."""
-_PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,17 +88,17 @@ class WatcherPage:
             else:
                 self._scraped_s[client] = self._elapsed()
 
-    def metrics(self) -> str:
+    def metrics(self) -> bytes:
         """Render the metrics in Prometheus' text format; empty before the end of the first evaluation."""
         if self._last is None:
-            return ""
+            return b""
         last, at, _ = self._last
-        values = (last.runs, last.firing, last.problems, last.undelivered, int(self._finished), f"{at:.3f}")
-        lines = []
-        for (name, text), value in zip(_HELP.items(), values, strict=True):
-            full = f"rankscope_watcher_{name}"
-            lines += [f"# HELP {full} {text}", f"# TYPE {full} gauge", f"{full} {value}"]
-        return "".join(f"{line}\n" for line in lines)
+        values = (last.runs, last.firing, last.problems, last.undelivered, int(self._finished), round(at, 3))
+        families = []
+        for (name, help_text), value in zip(_HELP.items(), values, strict=True):
+            families.append(Family(f"rankscope_watcher_{name}", "gauge", help_text))
+            families[-1].add((), value)
+        return text(families)
 
     def serve(self, host: str, port: int) -> int:
         """Serve from a thread until the process exits; return the port. Raises ``InputError``."""
@@ -120,5 +120,5 @@ class WatcherPage:
             else:
                 # At once: if the run ends now, ``finish`` must wait for this client.
                 self.scraped(request.peer, finished=False)
-            return Response(200, self.metrics().encode(), _PROMETHEUS)
+            return Response(200, self.metrics(), TEXT_TYPE)
         return Response(200, b"ok\n") if self.healthy else Response(503, f"no evaluation for {STUCK_AFTER_S:.0f} s\n".encode())

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from rankscope.runs.paths import ranks_dir
-from rankscope.runs.segments import open_regular
+from rankscope.runs.run_files import open_run_file
 
 SHOWN: Final = 5
 """Most unreadable files of a run to name: an unavailable file server makes thousands unreadable."""
@@ -18,7 +18,7 @@ def why_unreadable(path: Path) -> str:
     """Return the reason why a file or folder cannot be read: the error of opening it, or ``damaged``."""
     try:
         if path.suffix:
-            open_regular(path).close()
+            open_run_file(path).close()
         else:
             os.scandir(path).close()
     except OSError as error:

@@ -35,6 +35,7 @@ from rankscope.alerts.watch.unreadable import Unreadable, ranks_within
 from rankscope.analysis.online import RECENT_STEPS
 from rankscope.analysis.result.analysis import Analysis, Cost
 from rankscope.base.errors import InputError, RankscopeError
+from rankscope.base.problems import ProblemLog
 from rankscope.base.text import span
 from rankscope.runs.named import runs_in
 
@@ -98,7 +99,7 @@ class Watcher:
         self._seen: dict[Path, Glance] = {}
         self._over: dict[Path, Glance] = {}
         self._final_failures: Counter[Path] = Counter()
-        self._problems: dict[tuple[str, Path], str] = {}
+        self._problems = ProblemLog(report)
         self._fresh_s: dict[str, float] = {}
         """Time of the last change seen in a run, by ``elapsed``."""
         self._unreadable = Unreadable(report)
@@ -160,7 +161,8 @@ class Watcher:
             self._single = self._path
         if self._single is not None and not runs:
             self._report_problem("list", self._path, f"{self._path}: the run has disappeared; its alerts stay unchanged")
-        elif self._problems.pop(("list", self._path), None) is not None:
+        elif ("list", self._path) in self._problems:
+            self._problems.report(None, ("list", self._path))
             logger.info("%s: readable again", self._path)
         if self._options.once and not runs:
             raise InputError(self._path, "no run in it (no run.json)")
@@ -200,7 +202,7 @@ class Watcher:
     def _judged(self, run: Path, seen: Glance) -> bool:
         """Judge a run; return whether to proceed with it. A run that is over gets ``FINAL_TRIES`` attempts."""
         if self._judge(run, seen):
-            self._problems.pop(("analyse", run), None)
+            self._problems.report(None, ("analyse", run))
             self._seen[run] = seen
         elif seen.ended:
             self._final_failures[run] += 1
@@ -223,7 +225,7 @@ class Watcher:
             self._report_problem("read", run, str(problem), problem)
             return None
         self._over.pop(run, None)
-        self._problems.pop(("read", run), None)
+        self._problems.report(None, ("read", run))
         return seen
 
     def _judge(self, run: Path, seen: Glance) -> bool:
@@ -315,7 +317,7 @@ class Watcher:
         except Exception as error:  # noqa: BLE001 - as in ``_judge``
             self._report_problem("look", run, f"{run}: cannot be looked at: {type(error).__name__}: {error}")
             return
-        self._problems.pop(("look", run), None)
+        self._problems.report(None, ("look", run))
         if report.moved:
             self._set_active(run, active=True)
         self._update(run, report.candidates, policy=self._options.policy, unknown=report.unknown, of=report.of, held=report.held)
@@ -362,9 +364,7 @@ class Watcher:
         """Report a problem once, and again when it changes. With ``once`` and a single run, raise ``error`` instead."""
         if error is not None and self._options.once and path == self._path:
             raise error
-        if self._problems.get((doing, path)) != reason:
-            self._problems[doing, path] = reason
-            self._report(reason)
+        self._problems.report(reason, (doing, path))
 
     def _forget_lost(self) -> None:
         """End the alerts of runs that have been gone, unreadable or without a new record for too long."""

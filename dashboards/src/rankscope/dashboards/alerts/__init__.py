@@ -1,1 +1,1 @@
-"""Alerts of a run and of all runs, and replays of the watcher."""
+"""Alerts of a run and of all runs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from rankscope.alerts.alert import host_of
@@ -13,27 +14,35 @@ from rankscope.dashboards.alerts.figures import alert_counts
 from rankscope.dashboards.alerts.view import STATES, alert_article
 from rankscope.dashboards.data.source import RunSource
 from rankscope.dashboards.model.columns import LOCAL_TIME, Column, number_column, text_column
-from rankscope.dashboards.model.list_state import ListState
-from rankscope.dashboards.model.page import Advice, Again, Block, Callbacks, Figure, Group, Heading, Listing, Part, Section, Text
+from rankscope.dashboards.model.page import Advice, Again, Block, Figure, Group, Heading, Listing, Part, Section, Text
+from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import SitePage
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.words import wording
-from rankscope.dashboards.words.inert import MAX_TEXT, shown
+from rankscope.dashboards.words.inert import MAX_TEXT, sanitize
 from rankscope.dashboards.words.units import moment
 
 COLUMNS: Final[list[Column]] = [
-    text_column("state", "State", width=130, renderer="RunState"),
+    text_column("state", "State", width=150, renderer="Badge", narrow=146),
+    text_column(
+        "alert",
+        "Alert",
+        width=230,
+        renderer="Alert",
+        hover_field="summary",
+        tooltip="In words below the table, and on hover",
+        narrow=180,
+    ),
     text_column("severity", "Severity", width=96),
-    text_column("alert", "Alert", width=180, hover=True),
-    text_column("name", "Run", width=140, renderer="RunName", tooltip="Its page with the rank picked out"),
-    number_column("rank", "Rank", "The rank it is about", digits=0, width=76),
-    text_column("summary", "What it says", width=320, hover=True, fills=280, renderer="Marked"),
-    text_column("started", "Since", width=166, renderer="LocalTime", tooltip=LOCAL_TIME),
+    text_column("at_fault", "Rank or host", width=130, hover=True),
+    text_column("name", "Run", width=170, renderer="Name", tooltip="Its page with the rank picked out"),
+    text_column("started", "Since", width=168, renderer="LocalTime", tooltip=LOCAL_TIME),
     number_column("minutes", "Minutes", "From its beginning to its end, or to when the table was filled", digits=1, width=96),
-    text_column("runbook", "Runbook", width=104, renderer="AlertRunbook"),
+    text_column("runbook", "Runbook", width=104, renderer="Runbook"),
+    text_column("gpu", "GPU", width=130, hover=True, fills=130),
     text_column("host", "Host", width=110, hover=True),
-    text_column("gpu", "GPU", width=120, hover=True),
-    text_column("ended", "Ended", width=166, renderer="LocalTime", tooltip=LOCAL_TIME),
+    text_column("ended", "Ended", width=168, renderer="LocalTime", tooltip=LOCAL_TIME),
+    text_column("summary", "In words", width=420, hover=True),
 ]
 
 
@@ -43,6 +52,7 @@ def alert_row(alert: AlertRecord, names: Mapping[str, str], *, now_unix_ns: int)
     goes_on = alert.state in ("firing", "pending")
     end = alert.ended_unix_ns if alert.ended_unix_ns is not None or not goes_on else now_unix_ns
     labels = alert.labels
+    host = _text(host_of(labels))
     row: dict[str, Any] = {
         "id": row_id(alert),
         "state": label,
@@ -51,13 +61,13 @@ def alert_row(alert: AlertRecord, names: Mapping[str, str], *, now_unix_ns: int)
         "alert": _text(alert.name),
         "name": _text(names.get(alert.run_id or "") or labels.get("run") or alert.run_id),
         "href": alert.evidence,
-        "rank": alert.rank,
-        "host": _text(host_of(labels)),
+        "at_fault": f"rank {alert.rank}" if alert.rank is not None else None if host is None else f"host {host}",
+        "host": host,
         "gpu": _text(labels.get("gpu_uuid") or labels.get("uuid")),
         "started": _utc(alert.started_unix_ns),
         "ended": None if alert.ended_unix_ns is None else _utc(alert.ended_unix_ns),
         "minutes": None if end is None else round(max(0, end - alert.started_unix_ns) / 6e10, 2),
-        "summary": shown(alert.summary, MAX_TEXT) if alert.summary else None,
+        "summary": sanitize(alert.summary, MAX_TEXT) if alert.summary else None,
         "runbook": alert.runbook_url,
     }
     return {name: value for name, value in row.items() if value is not None}
@@ -81,37 +91,36 @@ def revision_of_rows(alerts: Sequence[AlertRecord], problems: Sequence[str]) -> 
 
 
 def _text(text: str | None) -> str | None:
-    return shown(text) if text else None
+    return sanitize(text) if text else None
 
 
 MOST_ROWS: Final = 2_000
 """Maximum number of rows in the table. The figure's CSV has all alerts."""
-POLL_MS: Final = 10_000
 
 
 def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> list[Block]:
-    found = source.all_alerts()
-    heading, notes = Heading("Alerts", 1, "page-title"), Part("alert-notes", lambda: alert_notes(source.all_alerts()))
-    if not found.alerts:
-        return [heading, notes, _EMPTY, Again("alerts", POLL_MS)]
+    state = PageState.parse(search)
+    heading, notes = Heading("Alerts", 1, "page-title"), Part("alert-notes", lambda: alert_notes(source.all_alerts()), reads=())
+    if not source.all_alerts().alerts:
+        return [heading, notes, _EMPTY, Again("alerts")]
     return [
         heading,
         notes,
         Listing(
             name="alerts",
             columns=COLUMNS,
-            rows=alert_rows(source, found),
-            count=counted(found),
-            path=PAGE.path,
-            search=search,
-            height=f"max(240px, min({100 + 41 * len(found.alerts)}px, calc(70dvh - 120px)))",
-            selection={"rowSelection": {"mode": "singleRow", "checkboxes": False, "enableClickSelection": True}},
+            rows=lambda: alert_rows(source, source.all_alerts()),
+            file_name="rankscope-alerts",
+            pick=lambda row: replace(state, picked=row),
+            q=state.q,
+            tools=[Part("alerts-count", lambda: [Text(counted(source.all_alerts()), "help", live=True)], reads=())],
+            reads=(),
         ),
         Section(
             name="alert-picked",
             title="The selected alert",
             help="Its evidence and its runbook. Without a selection, the first alert of the table.",
-            blocks=[Group(picked(found, ListState.parse(search).picked), name="alerts-picked", live=True)],
+            blocks=[Part("alert-picked", lambda: picked(source.all_alerts(), state.picked), reads=("picked",))],
         ),
         Section(
             name="alert-counts",
@@ -122,11 +131,16 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
                     name="alert-counts",
                     label="Bars of how many alerts began over time",
                     draw=lambda colors: alert_counts(source.all_alerts().alerts, colors),
+                    reads=(),
                 )
             ],
         ),
-        Callbacks(values={"alerts-revision": revision_of_rows(found.alerts, found.problems)}, timers={"alerts-poll": POLL_MS}),
     ]
+
+
+def _version(source: RunSource, _search: str | None) -> str:
+    found = source.all_alerts()
+    return revision_of_rows(found.alerts, found.problems)
 
 
 def alert_notes(found: AlertsFound) -> list[Block]:
@@ -151,9 +165,9 @@ def counted(found: AlertsFound) -> str:
     return f"{wording.count(len(found.alerts), 'alert')}, {firing:,} firing"
 
 
-def picked(found: AlertsFound, identifiers: tuple[str, ...]) -> list[Block]:
+def picked(found: AlertsFound, row: str | None) -> list[Block]:
     """Return the details of the alert in the selected row, else of the first alert, with its runbook."""
-    selected = (alert for alert in found.alerts[:MOST_ROWS] if row_id(alert) in identifiers)
+    selected = (alert for alert in found.alerts[:MOST_ROWS] if row_id(alert) == row)
     return [alert_article(alert) for alert in [next(selected, None) or next(iter(found.alerts), None)] if alert is not None]
 
 
@@ -172,4 +186,4 @@ _EMPTY: Final = Group(
     "section",
 )
 
-PAGE: Final = SitePage(path="/alerts", title="Alerts", blocks=_blocks, wide=True)
+PAGE: Final = SitePage(path="/alerts", title="Alerts", blocks=_blocks, version=_version, wide=True)

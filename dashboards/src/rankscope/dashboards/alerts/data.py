@@ -6,7 +6,7 @@ Every alert name has one owner (``rankscope.alerts.owners``), so the watcher and
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,11 +19,14 @@ from rankscope.alerts.alert import host_of
 from rankscope.alerts.store.folders import watcher_state
 from rankscope.alerts.watch.announcements import FindingRecord
 from rankscope.alerts.watch.ledger import Entry, read_entries
+from rankscope.analysis.evidence.hardware import bare
 from rankscope.base.errors import InputError, RankscopeError
-from rankscope.dashboards.data.memo import Memo
+from rankscope.dashboards.data.background import BackgroundAnswers
+from rankscope.dashboards.data.memory_cache import MemoryCache
 from rankscope.runs.links import overview_url
 from rankscope.runs.paths import findings_file
-from rankscope.runs.segments import decode_blocks, open_regular, read_blocks
+from rankscope.runs.run_files import open_run_file
+from rankscope.runs.segments import decode_blocks, read_blocks
 
 if TYPE_CHECKING:
     from rankscope.dashboards.alerts.prometheus import (
@@ -172,7 +175,7 @@ def alert_of(entry: Entry, *, seen_unix_ns: int) -> AlertRecord:
 def _findings(path: Path) -> Iterator[FindingRecord]:
     """Yield the records in the last ``READ_BYTES`` of a file; invalid lines are skipped."""
     try:
-        with open_regular(path) as file:
+        with open_run_file(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - READ_BYTES))
             decoder = msgspec.json.Decoder(FindingRecord)
             for records, _ in decode_blocks(read_blocks(file), decoder):
@@ -263,17 +266,28 @@ def alerts_about(run: RunData) -> AlertsFound:
     except RankscopeError:
         ranks = []  # GPUs and hosts of the run are not known (yet)
     gpus, hosts = {rank.gpu_uuid for rank in ranks if rank.gpu_uuid}, {rank.host for rank in ranks if rank.host}
-    return about_run(run.alerts, run.summary.run_id, gpus=gpus, hosts=hosts)
+    return about_run(run.alerts, run.summary.run_id, gpus=gpus | _parents(run, gpus), hosts=hosts)
 
 
-def about_run(found: AlertsFound, run_id: str, *, gpus: Container[str], hosts: Container[str]) -> AlertsFound:
-    """Return the alerts about a run, or about its GPUs (uuids) and hosts."""
+def _parents(run: RunData, gpus: Collection[str]) -> set[str]:
+    """Return the uuids of the GPUs whose MIG devices are among ``gpus``: heat, Xids and links are reported of the whole GPU."""
+    devices = set(map(bare, gpus))
+    try:
+        sampled = run.hardware.gpus
+    except RankscopeError:
+        return set()  # not read (yet)
+    return {gpu.parent_uuid for gpu in sampled if gpu.parent_uuid is not None and bare(gpu.gpu_uuid) in devices}
+
+
+def about_run(found: AlertsFound, run_id: str, *, gpus: Collection[str], hosts: Container[str]) -> AlertsFound:
+    """Return the alerts about a run, or about its GPUs and MIG devices (uuids) and hosts."""
+    devices = set(map(bare, gpus))
 
     def concerns(alert: AlertRecord) -> bool:
         if alert.run_id is not None:
             return alert.run_id == run_id
         labels = alert.labels
-        return labels.get("uuid", "") in gpus or ("uuid" not in labels and host_of(labels) in hosts)
+        return bare(labels.get("uuid", "")) in devices or ("uuid" not in labels and host_of(labels) in hosts)
 
     return AlertsFound([alert for alert in found.alerts if concerns(alert)], found.problems)
 
@@ -285,48 +299,67 @@ ALERTS_FOR_S: Final = 10.0
 PROMETHEUS_ASKED_S: Final = 7 * 86_400.0
 """Time range of past alerts on the page of all runs; over a longer range, Prometheus's resolution misses short alerts."""
 
-_KEPT_RUNS: Final = 64
-_KEPT_FILES: Final = 1 << 15
-
 
 class FolderAlerts:
-    """Alerts of watchers, and of a ``prometheus``, about the runs of ``folder``; at most ``ALERTS_FOR_S`` old."""
+    """Alerts of watchers, and of a ``prometheus``, about the runs of ``folder``; at most ``ALERTS_FOR_S`` old.
 
-    def __init__(self, folder: RunFolder, prometheus: Prometheus | None, *, clock_s: Callable[[], float]) -> None:
+    With a ``prometheus``, and of many runs ``in_background``, they are read in a thread beside the requests.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        prometheus: Prometheus | None,
+        cache: MemoryCache,
+        *,
+        clock_s: Callable[[], float],
+        in_background: bool = False,
+    ) -> None:
         self._folder = folder
         self._prometheus = prometheus
+        self._cache = cache
         self._clock_s = clock_s
-        self._alerts = Memo(_KEPT_RUNS)
-        self._findings = Memo(_KEPT_FILES)
+        source = "the runs for their alerts" if prometheus is None else prometheus.name
+        self._answers = BackgroundAnswers(cache, "alerts", source) if in_background or prometheus is not None else None
 
     def of_run(self, run_id: str) -> AlertsFound:
         """Return alerts from the start of the run until ``ALERTS_AFTER_S`` after its last record."""
         run, now_s = self._folder.summary(run_id), self._clock_s()
-        last_ns = int(min(now_s, (run.last_write_unix_ns or 0) / 1e9 + ALERTS_AFTER_S) * 1e9)
+        end_s = (run.last_write_unix_ns or 0) / 1e9 + ALERTS_AFTER_S
+        last_ns = int(min(now_s, end_s) * 1e9)
         span = (min(run.start_unix_ns or last_ns, last_ns), last_ns)
-        return self._alerts.get(
-            run_id,
-            f"{run.status} {now_s // ALERTS_FOR_S}",
-            lambda: alerts_of([run], root=self._folder.path, prometheus=self._prometheus, span_unix_ns=span),
-        )
+
+        def read() -> AlertsFound:
+            return alerts_of([run], root=self._folder.path, prometheus=self._prometheus, span_unix_ns=span)
+
+        return self._read(run_id, f"{run.status} {last_ns}" if now_s > end_s else None, read)
 
     def of_all(self) -> AlertsFound:
         """Return alerts of all runs; the query to a Prometheus covers the last ``PROMETHEUS_ASKED_S``."""
-        now_s = self._clock_s()
-        now_ns = int(now_s * 1e9)
-        return self._alerts.get(
-            "",
-            f"{now_s // ALERTS_FOR_S}",
-            lambda: alerts_of(
-                [run for run in self._folder.runs() if run.problem is None],
+        now_ns = int(self._clock_s() * 1e9)
+        runs = [run for run in self._folder.runs() if run.problem is None]
+
+        def read() -> AlertsFound:
+            return alerts_of(
+                runs,
                 root=self._folder.path,
                 prometheus=self._prometheus,
                 span_unix_ns=(0, now_ns),
                 findings=self._findings_of,
                 prometheus_from_unix_ns=now_ns - int(PROMETHEUS_ASKED_S * 1e9),
-            ),
-        )
+            )
+
+        return self._read("", None, read)
+
+    def _read(self, key: str, settled: str | None, read: Callable[[], AlertsFound]) -> AlertsFound:
+        """Return what ``read`` returns; ``settled``: revision of alerts that no longer change, unless a source failed."""
+        interval = f"{self._clock_s() // ALERTS_FOR_S}"
+        if self._answers is None or (self._prometheus is None and not self._folder.has_many):
+            return self._cache.get("files of alerts", key, settled or interval, read)
+        last: AlertsFound | None = self._answers.last(key)
+        failed = last is not None and last.problems
+        return self._answers.get(key, interval if settled is None or failed else settled, read)
 
     def _findings_of(self, run: Path, *, over: bool) -> list[AlertRecord]:
         """Return the findings of a run; the file is read again only when it has changed."""
-        return self._findings.get(str(run), f"{over} {revision_of(run)}", lambda: findings_of(run, over=over))
+        return self._cache.get("findings", str(run), f"{over} {revision_of(run)}", lambda: findings_of(run, over=over))

@@ -1,4 +1,4 @@
-"""View of firing and past alerts, with a replay of the watcher."""
+"""View of firing and past alerts."""
 
 from __future__ import annotations
 
@@ -7,35 +7,27 @@ from functools import partial
 from shlex import quote
 from typing import Final
 
-from rankscope.alerts.owners import WATCHER_ALERTS
-from rankscope.alerts.replay.result import Replay, Replayed, Spell
 from rankscope.alerts.rules.rule_file import runbooks
-from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.alerts.data import AlertRecord, AlertsFound, Source, State, alerts_about
-from rankscope.dashboards.alerts.figures import about, alert_table, alert_times, chosen, nothing_fired, replay_times, spells_of
+from rankscope.dashboards.alerts.figures import alert_table, alert_times
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model.drawn import Drawn
+from rankscope.dashboards.model.line import Link, badge
 from rankscope.dashboards.model.page import (
     Advice,
     Block,
     Details,
     Figure,
     Group,
-    Items,
-    Link,
+    Inline,
     Markdown,
     Part,
-    Pieces,
-    Rows,
     Section,
     Text,
-    badge,
-    choice,
 )
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
-from rankscope.dashboards.words.inert import shown
 from rankscope.dashboards.words.units import duration
 from rankscope.dashboards.words.wording import moment
 
@@ -68,7 +60,7 @@ def alert_article(alert: AlertRecord) -> Block:
     if alert.rank is not None:
         badges.append(badge(f"rank {alert.rank}"))
     parts: list[Block] = [
-        Pieces(badges),
+        Inline(badges),
         Text(alert.summary or _labels(alert), "alert-says"),
         Text(f"{_when(alert)}; reported by {_SOURCES[alert.source]}.", "help"),
     ]
@@ -96,54 +88,6 @@ def _when(alert: AlertRecord) -> str:
     return f"From {began}, for {duration((alert.ended_unix_ns - alert.started_unix_ns) / 1e3)}"
 
 
-MOST_SPELLS: Final = 100
-_COLUMNS: Final = (
-    ("Alert", ""), ("About", ""), ("Pending", ""), ("Fired", ""), ("Ended", ""), ("Summary", "names"),
-)  # fmt: skip
-
-
-def replay_list(replay: Replay, rule: str | None) -> list[Block]:
-    """Return the replay's limits, a row per spell, and the policies of the rules."""
-    asked = chosen(replay, rule)
-    whole = duration((replay.end_unix_ns - replay.start_unix_ns) / 1e3)
-    policies = dict.fromkeys(f"{one.rule}: {one.policy}." for one in asked if one.policy)
-    how: list[Block] = [
-        Text(f"Replayed over {whole} of the run, as of when it was read.", "help"),
-        Details("When they fire and end", [Items(list(policies))]),
-    ]
-    spells = spells_of(replay, rule)
-    if not spells:
-        return [Text(nothing_fired(replay, rule)), *how]
-    parts: list[Block] = [Text(line, "reason", role="note") for line in replay.notes]
-    parts.append(Rows(_COLUMNS, [_row(one, spell, replay) for one, spell in spells[:MOST_SPELLS]]))
-    if len(spells) > MOST_SPELLS:
-        parts.append(Text(f"{len(spells) - MOST_SPELLS:,} later ones are in the figure's CSV.", "help"))
-    return [*parts, *how]
-
-
-def _row(one: Replayed, spell: Spell, replay: Replay) -> tuple[str, ...]:
-    return (
-        one.rule,
-        about(spell),
-        _after(spell.pending_unix_ns, replay, "-"),
-        _after(spell.fired_unix_ns, replay, "would not have fired"),
-        _after(spell.ended_unix_ns, replay, "not by the end of the replay"),
-        spell.annotations.get("summary") or "-",
-    )
-
-
-def _after(unix_ns: int | None, replay: Replay, otherwise: str) -> str:
-    return otherwise if unix_ns is None else f"{duration((unix_ns - replay.start_unix_ns) / 1e3)} into the run"
-
-
-ALL: Final = "all"
-"""Value in the address for all alerts."""
-_CHOICES: Final = [
-    {"value": ALL, "label": "All alerts"},
-    *({"value": rule, "label": rule} for rule in WATCHER_ALERTS),
-]
-
-
 def _times(run: RunData, colors: Palette) -> Drawn:
     alerts = alerts_about(run).alerts
     firing = sum(alert.state == "firing" for alert in alerts)
@@ -154,39 +98,8 @@ def _times(run: RunData, colors: Palette) -> Drawn:
     )
 
 
-def _rule(state: PageState) -> str | None:
-    """Return the chosen alert; ``None`` for all. Raises ``RankscopeError`` if none is chosen or the name is unknown."""
-    if state.replay is None:
-        raise RankscopeError("Nothing is replayed: choose an alert, or all.")
-    if state.replay == ALL:
-        return None
-    if state.replay not in WATCHER_ALERTS:
-        raise RankscopeError(f"There is no alert {shown(state.replay)!r}; there are {', '.join(WATCHER_ALERTS)}.")
-    return state.replay
-
-
-def _replay_times(run: RunData, state: PageState, colors: Palette) -> Drawn:
-    rule = _rule(state)
-    try:
-        clock = run.hardware.clock
-    except RankscopeError:
-        clock = None  # steps are optional: the figure has times without them
-    return replay_times(run.replay, rule, colors, clock)
-
-
-def _replay(run: RunData, state: PageState) -> list[Block]:
-    path = quote(run.summary.path)
-    commands: list[Block] = [
-        Advice(f"The same on the command line: rankscope alerts replay {path}"),
-        Advice(f"With a longer delay before firing: rankscope alerts replay {path} --fire-after 6 --interval 10s"),
-    ]
-    if state.replay is None:
-        return commands
-    rule = _rule(state)
-    return [*replay_list(run.replay, rule), *commands]
-
-
 def _blocks(run: RunData, state: PageState) -> list[Block]:
+    del state
     return [
         Section(
             name="alert-times",
@@ -196,30 +109,15 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             blocks=[
                 Figure(
                     name="alert-times",
+                    reads=(),
                     label="Bars of the times at which alerts fired",
                     draw=partial(_times, run),
                     height=44,
                     long=True,
                 ),
                 Part("alert-list", lambda: alert_list(alerts_about(run))),
+                Advice(f"When the watcher would have fired over this run: rankscope alerts replay {quote(run.summary.path)}"),
             ],
-        ),
-        Section(
-            name="alert-replay",
-            title="Would it have fired?",
-            help="Replays the watcher over this run as it grew. Nothing is delivered, and the run is not changed. A large run "
-            "takes minutes in the background; the result is kept until the run changes.",
-            blocks=[
-                Figure(
-                    name="replay-times",
-                    label="Bars of the times at which alerts would have been pending and fired",
-                    draw=partial(_replay_times, run, state),
-                    height=44,
-                    long=True,
-                ),
-                Part("alert-replay", lambda: _replay(run, state)),
-            ],
-            tools=[choice("replay", "Replay", _CHOICES, state, width=230, nothing="choose an alert")],
         ),
     ]
 
@@ -230,7 +128,7 @@ VIEW: Final = View(
     help=Help(
         shows="Alerts about this run, its GPUs and hosts, from the watcher's files and, with --prometheus, from Prometheus.",
         formula="The watcher fires after three evaluations with a finding, a rule after its time. Each alert has one owner.",
-        do="Open the runbook of a firing alert. If an alert is missing, replay the rules over the run.",
+        do="Open the runbook of a firing alert. If an alert is missing, replay the watcher over the run on the command line.",
     ),
     blocks=_blocks,
 )

@@ -38,7 +38,7 @@ class CellRows(Sequence[tuple[Cell, ...]]):
         return (*self.rows[row], *self.columns[column], None if np.isnan(value) else value)
 
 
-class Later(Sequence[tuple[Cell, ...]]):
+class LazyRows(Sequence[tuple[Cell, ...]]):
     """Table rows that are computed on first access: most figures are viewed and never saved."""
 
     def __init__(self, make: Callable[[], Sequence[tuple[Cell, ...]]]) -> None:

@@ -13,8 +13,8 @@ from rankscope.analysis.compare.engine import compare_sides, read_sides
 from rankscope.analysis.compare.recording import Recording, read_recording
 from rankscope.analysis.compare.result import CompareResult
 from rankscope.analysis.compare.usable import Usable
+from rankscope.dashboards.data.cached_files import read_json
 from rankscope.dashboards.data.progress import Progress, Tell
-from rankscope.dashboards.data.whole import read_json
 from rankscope.dashboards.words.inert import inert_record
 
 COMPARISON: Final = "comparison.json"

@@ -1,4 +1,4 @@
-"""Figures that compare runs: step times, parts of the step, hosts and ranks with their intervals, and scaling."""
+"""Figures that compare runs: step times, parts of the step, hosts and ranks with their intervals."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Final
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-from rankscope.analysis.compare.result import Comparison, Quantity, RankShift, Scaling, Shift, Side
+from rankscope.analysis.compare.result import Comparison, Quantity, RankShift, Shift, Side
 from rankscope.dashboards.charts.course import course_of
-from rankscope.dashboards.charts.frame import framed, hatched, legend_above, note, rows_axis
+from rankscope.dashboards.charts.frame import framed, legend_above, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.compare.data import PERCENTS, Compared
 from rankscope.dashboards.data.trend import MEDIAN, Trend
@@ -291,89 +291,3 @@ def _signed(us: float) -> str:
 
 def _why(quantities: Sequence[Quantity]) -> str:
     return next((one.why for one in quantities if one.why), "not one usable step on both sides")
-
-
-_HATCHES: Final = ("", "/", "x", ".", "\\", "|", "-", "+")
-_SCALING_ROLES: Final = ("compute", "overlap", "exposed_communication", "exposed_memcpy", "idle")
-
-
-def scaling_efficiency(scaling: Scaling, colors: Palette) -> Drawn:
-    """Draw efficiency per world size with its interval; the ideal is the line at 100 %."""
-    rows = [row for row in scaling.rows if row.efficiency is not None]
-    if not rows:
-        return Drawn(note(scaling.summary, colors), NO_DATA, scaling.summary)
-    percents = [100 * (row.efficiency or 0.0) for row in rows]
-    figure = go.Figure(
-        go.Scatter(
-            x=[row.world_size for row in rows],
-            y=percents,
-            mode="lines+markers",
-            name="measured",
-            line={"color": colors.compute, "width": 2.5},
-            marker={"size": 9},
-            error_y={
-                "type": "data",
-                "symmetric": False,
-                "array": [
-                    0 if row.efficiency_high is None else 100 * row.efficiency_high - at
-                    for row, at in zip(rows, percents, strict=True)
-                ],
-                "arrayminus": [
-                    0 if row.efficiency_low is None else at - 100 * row.efficiency_low
-                    for row, at in zip(rows, percents, strict=True)
-                ],
-                "color": colors.compute,
-            },
-            customdata=[(plotly_text(row.label), row.per_s, row.speedup, row.linear) for row in rows],
-            hovertemplate="<b>%{customdata[0]}: %{x} ranks</b><br>efficiency %{y:.1f}%<br>"
-            f"%{{customdata[1]:,.1f}} {(scaling.work or '').replace('_', ' ')}/s<br>"
-            "speedup %{customdata[2]:.2f} of %{customdata[3]:.2f}<extra></extra>",
-        )
-    )
-    figure.add_scatter(
-        x=[row.world_size for row in rows],
-        y=[100] * len(rows),
-        mode="lines",
-        name="ideal",
-        line={"color": colors.muted, "dash": "dash", "width": 2},
-        hoverinfo="skip",
-    )
-    framed(figure, colors, height=320)
-    legend_above(figure)
-    figure.update_xaxes(title_text="world size, ranks", type="log", tickvals=[row.world_size for row in rows])
-    figure.update_yaxes(title_text="efficiency, %", rangemode="tozero")
-    columns = ("side", "world size", f"{scaling.work or 'work'} [1/s]", "speedup", "linear", "efficiency", "low", "high")
-    fields = "label", "world_size", "per_s", "speedup", "linear", "efficiency", "efficiency_low", "efficiency_high"
-    return Drawn(figure, FigureData(columns, list(map(attrgetter(*fields), scaling.rows))), scaling.summary)
-
-
-def scaling_losses(scaling: Scaling, colors: Palette) -> Drawn:
-    """Draw the additional rank-time per unit of work versus the reference, by part. Negative values are gains."""
-    rows = [row for row in scaling.rows if row.losses]
-    if not rows:
-        says = "The parts of the lost efficiency are not known."
-        return Drawn(note(says, colors), NO_DATA, says)
-    names = list(dict.fromkeys(loss.name for row in rows for loss in row.losses))
-    labels = {loss.name: loss.label for row in rows for loss in row.losses}
-    figure = go.Figure()
-    for index, name in enumerate(names):
-        shares = [next((100 * loss.share for loss in row.losses if loss.name == name), None) for row in rows]
-        figure.add_bar(
-            x=[f"{row.world_size:,} ranks ({plotly_text(row.label)})" for row in rows],
-            y=shares,
-            name=labels[name],
-            marker=hatched(getattr(colors, _SCALING_ROLES[index % len(_SCALING_ROLES)]), _HATCHES[index % len(_HATCHES)], colors),
-            hovertemplate=f"{labels[name]}: %{{y:+.2f}}% of all rank-time<extra></extra>",
-        )
-    framed(figure, colors, height=340)
-    figure.update_layout(barmode="relative", bargap=0.6, showlegend=True)
-    figure.update_yaxes(title_text="% of all rank-time lost", zeroline=True, zerolinecolor=colors.muted)
-    table = FigureData(
-        ("side", "world size", "part", "share of rank-time lost"),
-        [(row.label, row.world_size, loss.label, loss.share) for row in rows for loss in row.losses],
-    )
-    last = max(rows, key=lambda row: row.world_size)
-    most = max(last.losses, key=lambda loss: loss.share)
-    return Drawn(
-        figure, table, f"With {last.world_size:,} ranks most is lost to {most.label}: {100 * most.share:.1f}% of all rank-time."
-    )

@@ -3,41 +3,26 @@
 from __future__ import annotations
 
 from functools import partial
+from shlex import quote
 from typing import Final
 
-from rankscope.analysis.compare.result import CompareResult, Comparison, Scaling, Side
+from rankscope.analysis.compare.result import CompareResult, Comparison, Side
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.compare.data import Compared
 from rankscope.dashboards.compare.figures import (
     own_times,
     part_differences,
     rank_changes,
-    scaling_efficiency,
-    scaling_losses,
     step_distributions,
     steps_overlay,
 )
+from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import RunSource
 from rankscope.dashboards.data.trend import Trend
-from rankscope.dashboards.model.list_state import MOST_COMPARED
-from rankscope.dashboards.model.page import (
-    Block,
-    Choice,
-    Figure,
-    Group,
-    Heading,
-    Line,
-    Pieces,
-    Rows,
-    Section,
-    Span,
-    Text,
-    badge,
-    choice,
-    named_link,
-)
+from rankscope.dashboards.model.line import Line, Span, badge, named_link
+from rankscope.dashboards.model.page import Advice, Block, Choice, Figure, Group, Heading, Inline, Rows, Section, Text, choice
 from rankscope.dashboards.model.run_head import problem, simulated_band
-from rankscope.dashboards.model.state import PageState, run_path
+from rankscope.dashboards.model.state import MOST_COMPARED, PageState, run_path
 from rankscope.dashboards.model.view import SitePage
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.words.units import duration
@@ -60,7 +45,7 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
     """Return the page of a comparison. Raises ``NotReadyError`` while it is being computed, else ``RankscopeError``."""
     state = PageState.parse(search)
     if (wrong := not_comparable(state)) is not None:
-        return [problem("There is nothing to compare", wrong, hint="Select two runs or more in the list, then Compare.")]
+        return [problem("There is nothing to compare", wrong, hint="Mark two runs or more in the list, then Compare.")]
     compared = compared_of(source, state)
     result = compared.result
     return [
@@ -79,6 +64,7 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
             blocks=[
                 Figure(
                     name="compare-steps",
+                    reads=("runs", "at"),
                     label="Curves of the distribution of step times, one per run",
                     draw=partial(step_distributions, compared),
                     height=340,
@@ -86,13 +72,14 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
                 Heading("Over the steps"),
                 Figure(
                     name="compare-course",
+                    reads=("runs", "at"),
                     label="Lines of the step time over the steps, one per run",
                     draw=lambda colors: steps_overlay(_courses(source, result), colors),
                     height=340,
                 ),
             ],
         ),
-        *(_differences(result, state) if result.scaling is None else _scaling(result.scaling)),
+        *(_differences(result, state) if result.scaling is None else []),
     ]
 
 
@@ -121,7 +108,7 @@ def compared_of(source: RunSource, state: PageState) -> Compared:
 def _courses(source: RunSource, result: CompareResult) -> list[tuple[str, Trend]]:
     """Return name and trend of each run; a run that is divided has one."""
     names = {side.run_id: side.name if result.mode == "before_after" else side.label for side in result.sides}
-    return [(name, source.trend(run_id)) for run_id, name in names.items()]
+    return [(name, RunData(source, source.summary(run_id)).trend) for run_id, name in names.items()]
 
 
 def _chosen(result: CompareResult, state: PageState) -> Comparison:
@@ -155,13 +142,15 @@ def _verdicts(result: CompareResult, state: PageState) -> list[Block]:
     """Return the chosen comparison in a sentence, with a table of all if there are several, or the summary of the scaling."""
     parts: list[Block] = [simulated_band()] if any(side.simulated for side in result.sides) else []
     if result.scaling is not None:
-        parts += [Pieces(badge("Scaling")), Heading(result.scaling.summary, 2, "sentence small")]
+        parts += [Inline(badge("Scaling")), Heading(result.scaling.summary, 2, "sentence small")]
+        paths = " ".join(quote(side.path) for side in result.sides)
+        parts.append(Advice(f"Efficiency by world size, and where the rest went: rankscope compare {paths}"))
     if result.comparisons:
         one = _chosen(result, state)
         parts.append(
             Group(
                 [
-                    Pieces(
+                    Inline(
                         [badge(LABELS[one.outcome], tone=TONES[one.outcome]), Span(f"{one.b} against {one.a}", style="sides")]
                     ),
                     Heading(one.summary, 2, "sentence small"),
@@ -209,39 +198,6 @@ def _throughput(side: Side) -> str:
     return "-" if side.samples_per_s is None else f"{side.samples_per_s:,.1f} samples/s"
 
 
-def _scaling(scaling: Scaling) -> list[Block]:
-    return [
-        Section(
-            name="scaling",
-            title="Scaling efficiency",
-            help="Throughput relative to the smallest run, divided by the relative number of ranks. Bars at the points are "
-            "confidence intervals.",
-            blocks=[
-                Figure(
-                    name="scaling-efficiency",
-                    label="Line of the efficiency over the world size, against the ideal",
-                    draw=partial(scaling_efficiency, scaling),
-                    height=320,
-                )
-            ],
-        ),
-        Section(
-            name="losses",
-            title="Where the efficiency went",
-            help="Additional rank-time per unit of work, relative to the smallest run; the parts add up to 100% minus the "
-            "efficiency.",
-            blocks=[
-                Figure(
-                    name="scaling-losses",
-                    label="Bars of the parts of the lost efficiency per world size",
-                    draw=partial(scaling_losses, scaling),
-                    height=340,
-                )
-            ],
-        ),
-    ]
-
-
 def _differences(result: CompareResult, state: PageState) -> list[Block]:
     comparison = _chosen(result, state)
     pairs = [{"value": one.b, "label": f"{one.b} against {one.a}"} for one in result.comparisons]
@@ -256,6 +212,7 @@ def _differences(result: CompareResult, state: PageState) -> list[Block]:
             blocks=[
                 Figure(
                     name="compare-parts",
+                    reads=("runs", "at", "pair"),
                     label="Differences of the parts of the step, with intervals",
                     draw=partial(part_differences, comparison),
                     height=300,
@@ -270,6 +227,7 @@ def _differences(result: CompareResult, state: PageState) -> list[Block]:
             blocks=[
                 Figure(
                     name="compare-own",
+                    reads=("runs", "at", "pair"),
                     label="Differences of own, blocked and device times, with intervals",
                     draw=partial(own_times, comparison),
                     height=300,
@@ -283,6 +241,7 @@ def _differences(result: CompareResult, state: PageState) -> list[Block]:
             blocks=[
                 Figure(
                     name="compare-ranks",
+                    reads=("runs", "at", "pair", "by"),
                     label="Changes of own time above the peers', per host or rank",
                     draw=partial(rank_changes, comparison, result.sides, by=state.by if several else "rank"),
                     height=300,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 
+from rankscope.analysis.causes import Cause
 from rankscope.analysis.result.analysis import Analysis, Kind, Source, Verdict
 from rankscope.analysis.result.costs import Throughput
 from rankscope.analysis.result.stored import Losses, losses_of, stored_verdict
+from rankscope.base.text import ranges_text
+from rankscope.base.version import VERSION
 from rankscope.dashboards.words.inert import inert_record
 
 
@@ -19,6 +21,9 @@ class Brief(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: Kind
     summary: str
+    at_fault: str | None = None
+    """Rank, ranks or hosts that the verdict names, as text."""
+    cause: Cause | None = None
     confidence: float | None = None
     slowdown: float | None = None
     gpu_hours_lost: float | None = None
@@ -59,15 +64,27 @@ def stored_brief(run: Path, last_write_unix_ns: int | None) -> StoredBrief | Non
     if stored is None:
         return None
     shown = inert_record(stored)
-    current = stored.version == version("rankscope") and (last_write_unix_ns or 0) <= stored.as_of_unix_ns
+    current = stored.version == VERSION and (last_write_unix_ns or 0) <= stored.as_of_unix_ns
     brief = _brief(shown.verdict, shown.source, shown.throughput)
     return StoredBrief(msgspec.structs.replace(brief, losses=shown.losses), current)
+
+
+def _at_fault(verdict: Verdict) -> str | None:
+    """Return the hosts at fault as a whole, else the worst rank, else the ranks."""
+    if verdict.hosts:
+        more = f" + {len(verdict.hosts) - 1:,}" if len(verdict.hosts) > 1 else ""
+        return f"host {verdict.hosts[0]}{more}"
+    if verdict.rank is not None:
+        return f"rank {verdict.rank}"
+    return f"rank{'s' if len(verdict.ranks) > 1 else ''} {ranges_text(verdict.ranks)}" if verdict.ranks else None
 
 
 def _brief(verdict: Verdict, source: Source, rates: Throughput | None) -> Brief:
     return Brief(
         kind=verdict.kind,
         summary=verdict.summary,
+        at_fault=_at_fault(verdict),
+        cause=verdict.cause,
         confidence=verdict.confidence,
         slowdown=verdict.slowdown,
         gpu_hours_lost=verdict.gpu_hours_lost,

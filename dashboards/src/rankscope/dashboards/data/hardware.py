@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.base.errors import InputError, RankscopeError
+from rankscope.dashboards.data.cached_files import read_json
 from rankscope.dashboards.data.events import StepClock
 from rankscope.dashboards.data.metrics import worst_of
-from rankscope.dashboards.data.whole import read_json
 
 GAUGES: Final = (
     "utilization_ratio",
@@ -34,8 +34,8 @@ ROW: Final = np.dtype([("unix_ns", "<i8"), *((gauge, "<f4") for gauge in GAUGES)
 MOST_POINTS: Final = 2_000
 """Most points of a series: more than a screen is wide."""
 
-OF_RUN: Final = "the samples that rankscope run took of each host's exporter"
-OF_PROMETHEUS: Final = "the Prometheus of --prometheus; the run has no samples of its own"
+ORIGIN: Final = "the samples that rankscope run took of each host's exporter"
+"""Source of the samples, as text for the user."""
 
 STALE_AFTER: Final = 3.0
 """Age limit of the previous sample that a step without samples uses, in multiples of the median sampling interval."""
@@ -112,10 +112,6 @@ class HardwareIndex(msgspec.Struct, frozen=True):
     """Ranks with a GPU that has no samples."""
     clock_host: str | None = None
     """Host whose clock ``Hardware.clock`` uses for step starts; ``None``: no step has a time."""
-    prometheus: str | None = None
-    """Address of the Prometheus that supplied the samples; ``None``: they were recorded with the run."""
-    step_s: float | None = None
-    """Seconds between the points of a Prometheus; values between the points are not shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +141,6 @@ class Hardware:
     def gpus(self) -> Sequence[Gpu]:
         """GPUs sorted by host, index and uuid."""
         return self.index.gpus
-
-    @property
-    def origin(self) -> str:
-        """Source of the samples, as text for the user."""
-        return OF_RUN if self.index.prometheus is None else OF_PROMETHEUS
 
     def series(
         self, gpu_uuid: str, *, since_unix_ns: int | None = None, until_unix_ns: int | None = None, most_points: int = MOST_POINTS

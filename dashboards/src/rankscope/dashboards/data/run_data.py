@@ -5,26 +5,47 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from rankscope.dashboards.data.source import RunSource, RunSummary
+from rankscope.dashboards.data.source import RunSource, RunSummary, StepMatrices
 
-Part = TypeVar("Part")
+if TYPE_CHECKING:
+    from rankscope.analysis.result.analysis import Analysis
+    from rankscope.dashboards.data.events import Events
+    from rankscope.dashboards.data.hardware import Hardware
+    from rankscope.dashboards.data.script import Script
+    from rankscope.dashboards.data.topology import Topology
+    from rankscope.dashboards.data.trend import Trend
+    from rankscope.dashboards.stragglers.data import BlameBook
+
+T = TypeVar("T")
 
 
-def _once(read: Callable[[Any, str], Part]) -> cached_property[Part]:
+class _Part(Generic[T]):
+    """Part of the derived data, which the source has under the name of the attribute."""
+
+    def __set_name__(self, owner: type[RunData], name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: RunData, owner: type[RunData]) -> T:
+        part: T = run.source.part(run.summary.run_id, self._name)
+        run.__dict__[self._name] = part  # found before this descriptor from now on
+        return part
+
+
+def _once(read: Callable[[Any, str], T]) -> cached_property[T]:
     """Return a property that calls the method ``read`` of the run's source once."""
 
-    def part(run: RunData) -> Part:
-        found: Part = getattr(run.source, read.__name__)(run.summary.run_id)
-        return found
+    def call(run: RunData) -> T:
+        value: T = getattr(run.source, read.__name__)(run.summary.run_id)
+        return value
 
-    return cached_property(part)
+    return cached_property(call)
 
 
 @dataclass(frozen=True)
 class RunData:
-    """One run of a source. Each part is read once: see the methods of ``RunSource``.
+    """One run of a source. Each attribute is read once.
 
     Any attribute may raise ``RankscopeError``, and ``NotReadyError`` while its data are being computed.
     """
@@ -33,16 +54,25 @@ class RunData:
     summary: RunSummary
     perfetto_url: str | None = None
     """Perfetto in which pages open windows of the run; ``None`` if they do not."""
+    may_capture: bool = False
+    """True if visitors may request captures: only with a token."""
+
+    analysis: ClassVar[_Part[Analysis]] = _Part()
+    """Verdict and its evidence."""
+    blame: ClassVar[_Part[BlameBook]] = _Part()
+    """Imposed wait by origin, victim and cause."""
+    steps: ClassVar[_Part[StepMatrices]] = _Part()
+    """Values per rank and step."""
+    trend: ClassVar[_Part[Trend]] = _Part()
+    """All ranks together, step by step."""
+    script: ClassVar[_Part[Script]] = _Part()
+    """Metrics and tags that the script reported."""
+    topology: ClassVar[_Part[Topology]] = _Part()
+    hardware: ClassVar[_Part[Hardware]] = _Part()
+    """GPUs of the run's hosts and their samples; if there are none, empty with the reason."""
+    events: ClassVar[_Part[Events]] = _Part()
+    """Events of these GPUs."""
 
     stale = _once(RunSource.stale)
-    analysis = _once(RunSource.analysis)
-    blame = _once(RunSource.blame)
     scenarios = _once(RunSource.scenarios)
-    replay = _once(RunSource.replay)
-    steps = _once(RunSource.steps)
-    topology = _once(RunSource.topology)
-    hardware = _once(RunSource.hardware)
-    events = _once(RunSource.events)
     alerts = _once(RunSource.alerts)
-    trend = _once(RunSource.trend)
-    script = _once(RunSource.script)

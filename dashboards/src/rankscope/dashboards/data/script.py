@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.trace.possible import LAST_STEP
-from rankscope.dashboards.data.whole import read_arrays, replace_file
-from rankscope.dashboards.words.inert import shown
+from rankscope.base.atomic_files import replace_file
+from rankscope.dashboards.data.cached_files import read_arrays
+from rankscope.dashboards.words.inert import sanitize
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import StepEvent
 
@@ -60,8 +61,8 @@ def _of_rank(rank: int, events: list[StepEvent]) -> Script:
     metrics = {}
     for name, by_step in values.items():
         steps = sorted(by_step)
-        metrics[shown(name)] = np.array(steps, np.int64), np.array([by_step[step] for step in steps])
-    return Script(rank, metrics, {shown(tag): np.array(sorted(steps), np.int64) for tag, steps in tags.items()})
+        metrics[sanitize(name)] = np.array(steps, np.int64), np.array([by_step[step] for step in steps])
+    return Script(rank, metrics, {sanitize(tag): np.array(sorted(steps), np.int64) for tag, steps in tags.items()})
 
 
 def write_script(script: Script, file: Path) -> None:
@@ -71,7 +72,7 @@ def write_script(script: Script, file: Path) -> None:
     arrays |= {f"tag {name}": steps for name, steps in script.tags.items()}
     buffer = io.BytesIO()
     np.savez(buffer, rank=np.array(-1 if script.rank is None else script.rank), **arrays)
-    replace_file(file, buffer.getvalue())
+    replace_file(file, buffer.getvalue(), sync=False)
 
 
 def stored_script(file: Path) -> Script:

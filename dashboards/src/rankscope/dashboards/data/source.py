@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,17 +15,9 @@ from rankscope.dashboards.data.progress import Progress
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankscope.alerts.replay.result import Replay
-    from rankscope.analysis.result.analysis import Analysis
     from rankscope.dashboards.alerts.data import AlertsFound
     from rankscope.dashboards.compare.data import Compared
     from rankscope.dashboards.data.brief import Brief, StoredBrief
-    from rankscope.dashboards.data.events import Events
-    from rankscope.dashboards.data.hardware import Hardware
-    from rankscope.dashboards.data.script import Script
-    from rankscope.dashboards.data.topology import Topology
-    from rankscope.dashboards.data.trend import Trend
-    from rankscope.dashboards.stragglers.data import BlameBook
     from rankscope.dashboards.timeline.data import WindowData
     from rankscope.dashboards.timeline.windows import Window, Windows
     from rankscope.dashboards.whatif.data import Scenarios
@@ -56,7 +48,9 @@ class Stale:
     as_of_unix_ns: int
     """Time at which the shown data were computed."""
     why: str
-    """Reason why no newer data could be computed; one line."""
+    """Reason why no newer data could be computed, or what is being computed; one line."""
+    is_pending: bool = False
+    """True if newer data are being computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +125,8 @@ class StepMatrices(Protocol):
 class RunSource(Protocol):
     """Runs to show. Every method may be called from several threads at once.
 
-    They raise ``RankscopeError``, and ``NotReadyError`` while the data are being computed.
+    They raise ``RankscopeError``, and ``NotReadyError`` while the data are being computed: none waits for another process or a
+    network.
     """
 
     def runs(self) -> list[RunSummary]:
@@ -140,22 +135,23 @@ class RunSource(Protocol):
     def summary(self, run_id: str) -> RunSummary:
         """Return one run as it is now. Raises ``UnknownRunError``."""
 
-    def cancel(self, job: str) -> None:
-        """End the computation that a ``NotReadyError`` names, for all who wait for it."""
+    def cancel(self, job: str) -> bool:
+        """Stop the waiting of the current viewer (``VIEWER``) for what a ``NotReadyError`` names.
 
-    def version(self, run_id: str) -> str:
-        """Return a version that changes whenever ``analysis`` and ``steps`` return other data; for a live run that is some time
-        after its files changed.
+        Return whether its computation ends; another viewer may still wait for it.
         """
 
-    def stale(self, run_id: str) -> Stale | None:
-        """Return age and reason if the data of a run are older than they should be; does not wait."""
+    def version(self, run_id: str) -> str:
+        """Return a version that changes whenever a part changes; for a live run that is some time after its files changed."""
 
-    def analysis(self, run_id: str) -> Analysis:
-        """Return the verdict and its evidence."""
+    def stale(self, run_id: str) -> Stale | None:
+        """Return age and reason if the data of a run are older than they should be."""
+
+    def part(self, run_id: str, name: str) -> Any:
+        """Return a part of the derived data of a run, by its name in ``RunData``, which has its type."""
 
     def brief(self, run_id: str) -> Brief:
-        """Return the summary of a run for lists; does not wait."""
+        """Return the summary of a run for lists."""
 
     def known_brief(self, run: RunSummary) -> Brief | None:
         """Return the summary of a run if it has been computed; starts nothing."""
@@ -169,14 +165,8 @@ class RunSource(Protocol):
         Live runs are compared as of some minutes ago.
         """
 
-    def blame(self, run_id: str) -> BlameBook:
-        """Return imposed wait by origin, victim and cause."""
-
     def scenarios(self, run_id: str) -> Scenarios:
         """Return the what-if scenarios; for a live run as of some minutes ago."""
-
-    def replay(self, run_id: str) -> Replay:
-        """Return all alerts over the run; for a live run as of at most an hour ago."""
 
     def windows(self, run: RunSummary) -> Windows:
         """Return the captured windows of a run as of its summary."""
@@ -191,25 +181,7 @@ class RunSource(Protocol):
         """Return the costliest kernels of a rank in a window."""
 
     def perfetto(self, run: RunSummary, window: Window) -> Path:
-        """Return the file of a window for Perfetto; does not wait."""
-
-    def steps(self, run_id: str) -> StepMatrices:
-        """Return per-step values."""
-
-    def trend(self, run_id: str) -> Trend:
-        """Return the trend: all ranks together, step by step."""
-
-    def script(self, run_id: str) -> Script:
-        """Return the metrics and tags that the script reported."""
-
-    def topology(self, run_id: str) -> Topology:
-        """Return the topology."""
-
-    def hardware(self, run_id: str) -> Hardware:
-        """Return GPUs of the run's hosts and their samples; if none, empty with the reason."""
-
-    def events(self, run_id: str) -> Events:
-        """Return the events of these GPUs."""
+        """Return the file of a window for Perfetto."""
 
     def alerts(self, run_id: str) -> AlertsFound:
         """Return alerts from the start of the run until an hour after its last record. Raises ``UnknownRunError``."""

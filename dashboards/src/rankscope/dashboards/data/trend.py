@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.order import by_step, of_blocks
 from rankscope.analysis.inference.change_points import ChangePoint, change_points
+from rankscope.base.atomic_files import replace_file
+from rankscope.dashboards.data.cached_files import read_arrays
 from rankscope.dashboards.data.source import StepMatrices
-from rankscope.dashboards.data.whole import read_arrays, replace_file
 
 PERCENTILES: Final = (5, 25, 50, 75, 95, 100)
 MEDIAN: Final = PERCENTILES.index(50)
@@ -73,7 +74,7 @@ def write_trend(trend: Trend, file: Path) -> None:
     changes = np.array([(one.at, one.before, one.after) for one in trend.changes]).reshape(-1, 3)
     buffer = io.BytesIO()
     np.savez(buffer, **arrays, changes=changes)
-    replace_file(file, buffer.getvalue())
+    replace_file(file, buffer.getvalue(), sync=False)
 
 
 def read_trend(file: Path) -> Trend:

@@ -11,7 +11,7 @@ import click
 
 from rankscope.base.options import format_option, http_url
 from rankscope.dashboards.grafana.export import export as write
-from rankscope.dashboards.grafana.shipped import COMPATS, Board, Compat, shipped
+from rankscope.dashboards.grafana.shipped import Board, shipped
 
 SCHEMA: Final = "rankscope.grafana/1"
 
@@ -50,7 +50,6 @@ def grafana() -> None:
 Examples:
   rankscope grafana export grafana
   rankscope grafana export grafana --dashboard-url https://rankscope.example
-  rankscope grafana export grafana --compat dcgm     over dcgm-exporter
 """
 )
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=True))
@@ -61,48 +60,36 @@ Examples:
     metavar="URL",
     help="Where `rankscope dashboard` is served: links to the evidence lead there.  [default: http://127.0.0.1:8050]",
 )
-@click.option(
-    "--compat",
-    type=click.Choice(COMPATS),
-    default="native",
-    show_default=True,
-    help="Whose metrics the boards ask for: of `rankscope exporter`, or of dcgm-exporter.",
-)
-@format_option("What was written, and left out, as one object.")
-def export(folder: Path, datasource_uid: str | None, dashboard_url: str | None, compat: Compat, format_: str) -> None:
+@format_option("What was written, as one object.")
+def export(folder: Path, datasource_uid: str | None, dashboard_url: str | None, format_: str) -> None:
     """Write the boards into DIR, with what tells Grafana where they are.
 
     Files of the same names are replaced, others stay. DIR/README.md says how to mount it.
     """
-    written = write(folder, compat=compat, datasource_uid=datasource_uid, dashboard_url=dashboard_url)
-    left_out = {board.uid: list(board.left_out) for board in shipped(compat) if board.left_out}
+    written = write(folder, datasource_uid=datasource_uid, dashboard_url=dashboard_url)
     if format_ == "json":
-        click.echo(json.dumps({"schema": SCHEMA, "files": [str(path) for path in written], "left_out": left_out}))
+        click.echo(json.dumps({"schema": SCHEMA, "files": [str(path) for path in written]}))
         return
     for path in written:
         click.echo(str(path))
-    for uid, titles in left_out.items():
-        click.echo(f"{uid} is without what DCGM's names do not tell: {', '.join(titles)}", err=True)
 
 
 @grafana.command("list")
 @format_option("All of them as one object.")
 def list_boards(format_: str) -> None:
     """Say which boards there are."""
-    boards = [board for compat in COMPATS for board in shipped(compat)]
+    boards = shipped()
     if format_ == "json":
         click.echo(json.dumps({"schema": SCHEMA, "boards": [_row(board) for board in boards]}))
         return
     for board in boards:
-        click.echo(f"{board.uid:24} {board.compat:7} {board.panels:3} panels  {board.title}: {board.description}")
+        click.echo(f"{board.uid:24} {board.panels:3} panels  {board.title}: {board.description}")
 
 
 def _row(board: Board) -> dict[str, Any]:
     return {
         "uid": board.uid,
-        "compat": board.compat,
         "title": board.title,
         "description": board.description,
         "panels": board.panels,
-        "left_out": list(board.left_out),
     }

@@ -8,9 +8,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
+from rankscope.base.atomic_files import replace_file
 from rankscope.base.errors import InputError
-from rankscope.dashboards.grafana.shipped import Board, Compat, shipped
-from rankscope.runs.writer import write_atomically
+from rankscope.dashboards.grafana.shipped import Board, shipped
 
 DEFAULT_DATASOURCE: Final = "prometheus"
 """Uid in the example of a data source; by default a board uses the first Prometheus of Grafana."""
@@ -22,23 +22,20 @@ _TEXTS: Final = {
 }
 
 
-def export(
-    folder: Path, *, compat: Compat = "native", datasource_uid: str | None = None, dashboard_url: str | None = None
-) -> list[Path]:
+def export(folder: Path, *, datasource_uid: str | None = None, dashboard_url: str | None = None) -> list[Path]:
     """Write boards, provisioning and a README into ``folder``, each file atomically.
 
     ``datasource_uid``: default data source of the boards. ``dashboard_url``: target of their links, without a trailing slash.
     Returns the written paths. Raises ``InputError``.
     """
-    contents = {
-        f"dashboards/{board.file_name}": _text(_addressed(board, datasource_uid, dashboard_url)) for board in shipped(compat)
-    }
+    contents = {f"dashboards/{board.file_name}": _text(_addressed(board, datasource_uid, dashboard_url)) for board in shipped()}
     contents |= {name: _template(source, datasource_uid or DEFAULT_DATASOURCE) for name, source in _TEXTS.items()}
     written = []
     for name, text in contents.items():
         path = folder / name
         try:
-            write_atomically(path, text.encode())
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, text.encode())
         except OSError as error:
             raise InputError(error.filename or path, error.strerror or str(error)) from error
         written.append(path)

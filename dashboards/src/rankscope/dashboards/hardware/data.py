@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.evidence.hardware import bare
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.hardware import Gpu, Hardware, Rows, in_steps
-from rankscope.dashboards.data.memo import Memo
+from rankscope.dashboards.data.memory_cache import MemoryCache
 
 MOST_COLUMNS: Final = 480
 """Most columns: more than a figure has room for."""
@@ -145,11 +145,11 @@ def _busy_clock(rows: Rows) -> NDArray[np.float32]:
     return clocks[np.isfinite(clocks)]
 
 
-_HELD: Final[WeakKeyDictionary[Hardware, Memo]] = WeakKeyDictionary()
-_MOST_HELD: Final = 12
-"""Most cached values per ``Hardware`` object; a live run gets a new object whenever it changes."""
+_HELD: Final[WeakKeyDictionary[Hardware, MemoryCache]] = WeakKeyDictionary()
+_MAX_HELD_BYTES: Final = 16 << 20
+"""Cached values per ``Hardware`` object; a live run gets a new object whenever it changes."""
 
 
 def _held(hardware: Hardware, key: Any, make: Callable[[], T]) -> T:
     """Return a cached value: three figures and a table of a page use the same ones."""
-    return _HELD.setdefault(hardware, Memo(_MOST_HELD)).get(repr(key), "", make)
+    return _HELD.setdefault(hardware, MemoryCache(_MAX_HELD_BYTES)).get("figures", repr(key), "", make)

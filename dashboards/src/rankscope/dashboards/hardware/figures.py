@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +17,7 @@ from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.hardware import Gpu
 from rankscope.dashboards.data.metrics import Metric
 from rankscope.dashboards.hardware.data import TimeColumns, Values
+from rankscope.dashboards.words.inert import plotly_text
 from rankscope.dashboards.words.units import on_clock, shown_unit, zone_name
 
 _ROOM_PX: Final = 24
@@ -28,7 +28,7 @@ def finish(
 ) -> None:
     """Put ``title`` above ``figure``, with SIMULATED for simulated readings. Its zoom is kept only for the same ``steps``."""
     figure.update_layout(uirevision=str(steps))
-    words = [escape(title), *(["<b>SIMULATED</b>"] if simulated else [])]
+    words = [plotly_text(title), *(["<b>SIMULATED</b>"] if simulated else [])]
     text = " · ".join(word for word in words if word)
     if text:
         figure.update_layout(
@@ -95,7 +95,7 @@ class MapRows:
         """Bin ``values`` [GPUs, columns] into rows, and label them."""
         binned = bin_worst(values, worst=metric.worst)
         each = binned.rows_per_bin
-        names = [escape(gpu_label(gpu)) for gpu in gpus]
+        names = [plotly_text(gpu_label(gpu)) for gpu in gpus]
         return cls(binned, [_joined(names[first : first + each]) for first in range(0, len(names), each)])
 
 

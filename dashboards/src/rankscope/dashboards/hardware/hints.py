@@ -7,8 +7,9 @@ from typing import Final
 
 from rankscope.analysis.result.text import first_of
 from rankscope.dashboards.data.events import Events
-from rankscope.dashboards.data.hardware import Gpu, Hardware
-from rankscope.dashboards.model.page import Block, Items, Piece, Span, Text, badge
+from rankscope.dashboards.data.hardware import ORIGIN, Gpu, Hardware
+from rankscope.dashboards.model.line import Piece, Span, badge
+from rankscope.dashboards.model.page import Block, Items, Text
 from rankscope.dashboards.words.wording import count, moment
 
 STALE_NS: Final = 60 * 10**9
@@ -43,7 +44,7 @@ def gpu_hints(hardware: Hardware, events: Events, steps: tuple[int, int] | None)
     hosts = len({gpu.host for gpu in gpus})
     shown = "" if steps is None else f" Shown: steps {steps[0]:,} to {steps[1]:,}."
     where = f"{count(len(gpus), 'GPU')} on {count(hosts, 'host')}"
-    source = f"Source: {hardware.origin}. {where}, {moment(first)} to {moment(last)}.{shown}"
+    source = f"Source: {ORIGIN}. {where}, {moment(first)} to {moment(last)}.{shown}"
     simulated = any(gpu.simulated for gpu in gpus)
     mark = badge("Simulated GPUs", tone="simulated", title="These readings are simulated")
     line: list[Piece] = [mark, f" {source}"] if simulated else [source]

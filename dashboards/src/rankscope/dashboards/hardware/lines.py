@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +17,7 @@ from rankscope.dashboards.data.hardware import HardwareSeries
 from rankscope.dashboards.data.metrics import METRICS
 from rankscope.dashboards.hardware.data import TimeColumns
 from rankscope.dashboards.hardware.figures import time_axis
+from rankscope.dashboards.words.inert import plotly_text
 from rankscope.dashboards.words.units import shown_unit
 
 GAUGES: Final = ("temperature_celsius", "power_watts", "sm_clock_hertz", "utilization_ratio")
@@ -153,7 +153,7 @@ class _Picture:
         """Add a row of marks per kind above ``bottom``. Throttling and clock drops are shaded through all multiples below."""
         for kind, mine in events.items():
             ends = self._ends(mine)
-            texts = [f"<b>{KIND_NAMES[kind]}</b>: {escape(event.detail)}{_made_up(event)}" for event in mine]
+            texts = [f"<b>{KIND_NAMES[kind]}</b>: {plotly_text(event.detail)}{_made_up(event)}" for event in mine]
             self.traces.append(
                 go.Scatter(
                     x=[at for first, last in ends for at in (first, last, None)],

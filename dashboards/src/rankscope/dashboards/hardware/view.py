@@ -37,8 +37,6 @@ from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.words.wording import GOING_ON
 
 _FOUND_NONE: Final = "no samples of its GPUs"
-LOOK_AGAIN_MS: Final = 10_000
-"""Interval at which the page of a live run without samples is made again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +212,7 @@ def _pick_cell(run: RunData, state: PageState, point: Mapping[str, Any]) -> Page
 def _blocks(run: RunData, state: PageState) -> list[Block]:
     hints = Part("gpu-hints", lambda: gpu_hints(run.hardware, run.events, state.steps))
     if not run.hardware.gpus:
-        return [hints, *([Again("hardware", LOOK_AGAIN_MS)] if run.summary.status in GOING_ON else [])]
+        return [hints, *([Again("hardware")] if run.summary.status in GOING_ON else [])]
     known = {gauge for gpu in run.hardware.gpus for gauge in gpu.gauges}
     steps = partial(steps_of_drag, state)
     return [
@@ -222,11 +220,12 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         Section(
             name="gpus",
             title="Every GPU over time",
-            help="A hot or slow GPU is a line, an event on all GPUs a column, a host with bad cooling a block. Grey: no sample. "
-            "Click a row to see its GPU below; drag over steps to zoom, double-click to see all again.",
+            help="A hot or slow GPU is a line, an event on all GPUs a column, a host with bad cooling a block. Grey: no sample.",
+            use="Click a row to see its GPU below; drag over steps to zoom, double-click to see all again.",
             blocks=[
                 Figure(
                     name="gpu-map",
+                    reads=("gauge", "steps", "rank", "gpu"),
                     label="Heat map of the chosen gauge by GPU and step; the table below has the medians",
                     draw=partial(_map, run, state),
                     height=320,
@@ -244,6 +243,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             blocks=[
                 Figure(
                     name="gpu-lines",
+                    reads=("steps", "rank", "gpu"),
                     label="Temperature, power, SM clock and use of the picked GPU, own time of its rank below",
                     draw=partial(_lines, run, state),
                     height=480,
@@ -255,10 +255,12 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             name="gpu-table",
             title="All GPUs",
             help="Medians and extremes are of the steps shown; throttling, errors and links of the whole run. A dash means not "
-            "known. Click a row to pick its GPU.",
+            "known.",
+            use="Click a row to pick its GPU.",
             blocks=[
                 Table(
                     name="gpu-table",
+                    reads=("steps",),
                     columns=COLUMNS,
                     rows=lambda: _rows(run, state),
                     file_name=f"rankscope-{run.summary.run_id}-gpus",

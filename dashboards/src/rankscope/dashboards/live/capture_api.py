@@ -13,7 +13,7 @@ from rankscope.dashboards.data.source import RunSource, UnknownRunError
 from rankscope.dashboards.timeline.capture import NotLiveError, Requested, UnknownRequestError, capture_state, request_capture
 from rankscope.dashboards.web.access import NotAllowedError, require_change, visitor
 from rankscope.dashboards.web.config import DashboardConfig
-from rankscope.dashboards.words.inert import shown
+from rankscope.dashboards.words.inert import sanitize
 from rankscope.runs.control import MAX_STEPS
 
 MAX_BODY_BYTES: Final = 4096
@@ -49,7 +49,7 @@ def register(server: flask.Flask, source: RunSource, config: DashboardConfig) ->
         return _answer(200, lambda: capture_state(source, run_id, request_id))
 
     def unknown(rest: str) -> flask.typing.ResponseReturnValue:
-        return {"error": f"there is no /api/{shown(rest)}; docs/dashboard.md has what there is"}, 404
+        return {"error": f"there is no /api/{sanitize(rest)}; docs/dashboard.md has what there is"}, 404
 
     server.add_url_rule("/api/<path:rest>", "unknown_to_scripts", unknown, methods=["GET", "POST"])
     server.add_url_rule("/api/run/<path:run_id>/capture", "ask_for_capture", ask, methods=["POST"])

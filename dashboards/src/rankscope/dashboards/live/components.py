@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import singledispatch
 from typing import Any, Final, cast
 
-import dash_ag_grid as dag  # type: ignore[import-untyped]
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import dcc, html
 from dash.development.base_component import Component
@@ -14,16 +13,10 @@ from dash.development.base_component import Component
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.charts.frame import GRAPH_CONFIG
 from rankscope.dashboards.data.source import NotReadyError
-from rankscope.dashboards.live.grid import DEFAULT_COLUMN, OPTIONS, column_def, grid_style, listing
+from rankscope.dashboards.live.grid import list_grid, table_grid
 from rankscope.dashboards.model import page as model
-from rankscope.dashboards.model.columns import known_columns
+from rankscope.dashboards.model.line import Badge, Line, Link, Span, pieces
 
-AGAIN_MS: Final = 700
-"""Interval at which the page polls for what is being computed."""
-SLOW_MS: Final = 1500
-"""Interval of timers that are off at first."""
-AGAIN: Final = "again"
-"""Type of the timers after which a page is made again."""
 CANCEL: Final = "cancel"
 """Type of the buttons that end a computation."""
 _LEVELS: Final = {1: html.H1, 2: html.H2, 3: html.H3}
@@ -46,18 +39,21 @@ def identity(kind: str, name: str) -> Any:
     return {"type": kind, "name": name}
 
 
+def redrawn(kind: str, block: model.Figure | model.Part | model.Table) -> Any:
+    """Return the properties of the element whose ``data-draw`` assets/page.js changes when the block is to be drawn again."""
+    reads = {} if block.reads is None else {"data-reads": " ".join(block.reads)}
+    return {"id": identity(kind, block.name), "data-draws": kind, **reads}
+
+
 def drawn(blocks: Sequence[model.Block]) -> list[Component]:
     """Return blocks as components."""
     return [component(block) for block in blocks]
 
 
 def not_yet(name: str, error: NotReadyError) -> list[Component]:
-    """Return the content of a part that is still being computed: its progress, a cancel button, and a polling timer."""
-    return [
-        html.P(f"{error.progress.sentence} …", className="help", **aria(live="polite")),
-        *cancel_button(error, name),
-        dcc.Interval(id=cast("Any", {"type": "part-again", "name": name, "of": name}), interval=AGAIN_MS),
-    ]
+    """Return the content of a part that is still being computed: its progress and a cancel button."""
+    text = html.P(f"{error.progress.sentence} …", className="help", **aria(live="polite"), **cast("Any", {"data-waits": "1"}))
+    return [text, *cancel_button(error, name)]
 
 
 def cancel_button(error: NotReadyError, of: str) -> list[Component]:
@@ -68,15 +64,15 @@ def cancel_button(error: NotReadyError, of: str) -> list[Component]:
     return [html.Div(dmc.Button("Cancel", id=identifier, size="compact-xs", variant="default"))]
 
 
-def line(pieces: model.Line) -> list[Component | str]:
+def line(text: Line) -> list[Component | str]:
     """Return a line of text."""
-    return [_piece(piece) for piece in model.pieces(pieces)]
+    return [_piece(piece) for piece in pieces(text)]
 
 
-def _piece(piece: model.Span | model.Link | model.Badge) -> Component | str:
-    if isinstance(piece, model.Badge):
+def _piece(piece: Span | Link | Badge) -> Component | str:
+    if isinstance(piece, Badge):
         return html.Span(piece.text, className=f"badge badge-{piece.tone}", **_given(title=piece.title))
-    if isinstance(piece, model.Link):
+    if isinstance(piece, Link):
         if piece.elsewhere:
             return html.A(
                 piece.text, href=piece.href, target="_blank", rel="noopener noreferrer", **_given(className=piece.style)
@@ -148,7 +144,7 @@ def _(block: model.Terms) -> Component:
 
 
 @component.register
-def _(block: model.Pieces) -> Component:
+def _(block: model.Inline) -> Component:
     return html.Div(line(block.line), **_given(className=block.style))
 
 
@@ -156,7 +152,7 @@ def _(block: model.Pieces) -> Component:
 def _(block: model.Advice) -> Component:
     before, command = block.parts
     if command is None:
-        return html.Div(before, className="advice")
+        return html.Div(line(before), className="advice")
     label = f"Copy the command {command}"
     button = dmc.CopyButton(
         "Copy", copiedChildren="Copied", value=command, size="compact-xs", variant="subtle", **aria(label=label)
@@ -186,7 +182,7 @@ def _(block: model.Rows) -> Component:
     return html.Div(html.Table([html.Thead(head), html.Tbody(body)], className=block.style), className="scrolls")
 
 
-def _cell(cell: model.Line, kind: str) -> Component:
+def _cell(cell: Line, kind: str) -> Component:
     return html.Th(line(cell), scope="row") if kind == "head" else html.Td(line(cell), **_given(className=kind))
 
 
@@ -220,20 +216,13 @@ def _(block: model.Request) -> Component:
 
 @component.register
 def _(block: model.Button) -> Component:
-    button: Component = dmc.Button(block.label, id=block.name, size="compact-xs", variant="default")
+    button = dmc.Button(block.label, id=block.name, size="compact-xs", variant="default", **{"data-work": "1"})
     return html.Div(button)
 
 
 @component.register
 def _(block: model.Again) -> Component:
-    timer: Component = dcc.Interval(id=cast("Any", {"type": AGAIN, "of": block.name}), interval=block.ms)
-    return timer
-
-
-@component.register
-def _(block: model.Callbacks) -> Component:
-    timers = [dcc.Interval(id=name, interval=ms or SLOW_MS, disabled=not ms) for name, ms in block.timers.items()]
-    return html.Div([*(dcc.Store(id=name, **_given(data=value)) for name, value in block.values.items()), *timers], hidden=True)
+    return html.Div(id=f"{block.name}-again", hidden=True)
 
 
 @component.register
@@ -252,10 +241,9 @@ def _(block: model.Figure) -> Component:
                 # Makes it focusable, so that the arrow keys scroll it.
                 **cast("Any", {"tabIndex": 0, "role": "group", **aria(label=block.label)} if block.long else {}),
             ),
-            html.Figcaption(id=identity("says", block.name), className="says"),
+            html.Figcaption(className="says", **redrawn("says", block)),
             html.Div([_save(block, kind) for kind in ("PNG", "SVG", "CSV")], className="saves"),
             dcc.Store(id=identity("zoomed", block.name)),
-            dcc.Interval(id=identity("figure-again", block.name), interval=AGAIN_MS, disabled=True),
         ],
         id=block.name,
         className="figure",
@@ -276,27 +264,31 @@ def _(block: model.Table) -> Component:
         rows = block.rows()
     except RankscopeError:
         rows = []  # another block of the page shows the error
-    grid: Component = dag.AgGrid(
-        id=identity("grid", block.name),
-        rowData=rows,
-        columnDefs=[column_def(column) for column in known_columns(block.columns, rows)],
-        defaultColDef=DEFAULT_COLUMN,
-        getRowId="params.data.id",
-        csvExportParams={"fileName": f"{block.file_name}.csv"},
-        dashGridOptions={**OPTIONS, "enableCellTextSelection": True},
-        style=grid_style(rows),
-    )
-    return grid
+    return html.Div(table_grid(block, rows), **redrawn("table", block))
 
 
 @component.register
 def _(block: model.Listing) -> Component:
-    return listing(block, drawn(block.tools))
+    return html.Section(
+        [
+            html.Div([*search_box(block), *drawn(block.tools), _save_table(block, f"all {block.name}")], className="list-tools"),
+            html.Div(list_grid(block, block.rows()), **redrawn("table", block)),
+        ],
+        className="card",
+        id=f"{block.name}-list",
+        **aria(label=f"All {block.name}"),
+    )
+
+
+def search_box(block: model.Listing) -> list[Component]:
+    """Return the search box of a list: a control of the field ``q``."""
+    about = {"placeholder": "Search in all columns", "debounce": 300, "size": "sm", "className": "list-search"}
+    return [dmc.TextInput(id=identity("control", "q"), value=block.q or "", **about, **aria(label=f"Search {block.name}"))]
 
 
 @component.register
 def _(block: model.Part) -> Component:
-    return html.Div(part(block), id=identity("part", block.name))
+    return html.Div(part(block), **redrawn("part", block))
 
 
 def part(block: model.Part) -> list[Component]:
@@ -344,9 +336,15 @@ def _(block: model.Entry) -> Component:
 
 @component.register
 def _(block: model.Section) -> Component:
+    help_text = f"{block.help} {block.use}".strip()
     head = html.Div(
         [
-            html.Div([html.H2(block.title, id=f"{block.name}-title"), html.P(line(block.help), className="help")]),
+            html.Div(
+                [
+                    html.H2(block.title, id=f"{block.name}-title"),
+                    html.P(line(help_text), className="help"),
+                ]
+            ),
             html.Div([*drawn(block.tools), *(_save_table(one, block.title) for one in block.blocks)], className="tools"),
         ],
         className="section-head",

@@ -1,17 +1,14 @@
-"""Tables: their common settings, and the table that fills a page, with search box, row count, sort order and save button."""
+"""Tables: their columns, common settings, and the two kinds: a table in a section, and a list that fills a page."""
 
 from __future__ import annotations
 
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import dash_ag_grid as dag  # type: ignore[import-untyped]
-import dash_mantine_components as dmc  # type: ignore[import-untyped]
-from dash import dcc, html
 from dash.development.base_component import Component
 
 from rankscope.dashboards.model.columns import Column, known_columns
-from rankscope.dashboards.model.list_state import ListState
-from rankscope.dashboards.model.page import Listing
+from rankscope.dashboards.model.page import Listing, Table
 
 THEME: Final = (
     "themeQuartz.withParams({accentColor: 'var(--accent)', backgroundColor: 'var(--surface)', foregroundColor: 'var(--text)',"
@@ -54,12 +51,13 @@ def column_def(column: Column) -> dict[str, Any]:
         about["useValueFormatterForExport"] = False
     about |= {"headerTooltip": column.tooltip} if column.tooltip else {}
     about |= {"pinned": "left"} if column.pinned else {}
-    about |= {"tooltipField": column.field} if column.hover else {}
+    about |= {"tooltipField": column.hover_field or column.field} if column.hover or column.hover_field else {}
     about |= {"cellRenderer": column.renderer} if column.renderer else {}
     if column.renderer == "LocalTime":  # filters and the search find what is shown
         local = {"function": f"localTime(params.data.{column.field})"}
         about |= {"filterValueGetter": local, "getQuickFilterText": local}
-    about |= {"context": {"ifKnown": True}} if column.if_known else {}
+    context = {"ifKnown": column.if_known, "narrow": column.narrow}
+    about |= {"context": context} if any(context.values()) else {}
     return about | ({"flex": 1, "minWidth": column.fills} if column.fills else {})
 
 
@@ -69,50 +67,62 @@ def grid_style(rows: list[dict[str, Any]]) -> dict[str, str]:
     return {"height": f"{min(110 + 38 * lines, 640)}px", "width": "100%"}
 
 
-def listing(block: Listing, tools: list[Component]) -> Component:
-    """Return the table; ``assets/listing.js`` keeps its search, sort order and selection in the address."""
-    name, state = block.name, ListState.parse(block.search)
-    order = "desc" if state.descending else "asc"
-    known = known_columns(block.columns, block.rows)
+def table_grid(block: Table, rows: list[dict[str, Any]]) -> Component:
+    """Return a table in a section."""
+    grid: Component = dag.AgGrid(
+        **_grid(block, rows),
+        columnDefs=[column_def(column) for column in known_columns(block.columns, rows)],
+        defaultColDef=DEFAULT_COLUMN,
+        csvExportParams={"fileName": f"{block.file_name}.csv"},
+        dashGridOptions={**OPTIONS, "enableCellTextSelection": True},
+        style=grid_style(rows),
+    )
+    return grid
+
+
+def list_grid(block: Listing, rows: list[dict[str, Any]]) -> Component:
+    """Return the table of a list. The browser keeps its order, filters and marked rows for the tab."""
+    known = known_columns(block.columns, rows)
     columns = [column_def(column) | ({} if column in known else {"hide": True}) for column in block.columns]
-    search = dmc.TextInput(
-        id=f"{name}-q",
-        value=state.q,
-        placeholder="Search in all columns",
-        debounce=300,
-        size="sm",
-        className="runs-q",
-        **{"aria-label": f"Search {name}"},
-    )
-    save = dmc.Button(
-        "Save as CSV", id=f"{name}-csv", size="compact-sm", variant="default", **{"aria-label": f"Save as CSV: all {name}"}
-    )
-    head = [
-        search,
-        html.Span(block.count, id=f"{name}-count", className="help", **cast("Any", {"aria-live": "polite"})),
-        html.Div([*tools, save], className="tools"),
-    ]
-    grid = dag.AgGrid(
-        id=f"{name}-grid",
-        rowData=block.rows,
-        columnDefs=[{**column, "sort": order} if column["field"] == state.sort else column for column in columns],
+    marks: dict[str, Any] = {
+        "rowSelection": {
+            "mode": "multiRow",
+            "headerCheckbox": False,
+            "isRowSelectable": {"function": "params.data != null && !params.data.problem"},
+        },
+        "selectionColumnDef": {"pinned": "left", "width": 46, "headerName": "✓", "headerTooltip": "Mark runs to compare"},
+    }
+    grid: Component = dag.AgGrid(
+        **_grid(block, rows),
+        columnDefs=columns,
         defaultColDef={**DEFAULT_COLUMN, "floatingFilter": False},
-        getRowId="params.data.id",
-        csvExportParams={"fileName": f"rankscope-{name}.csv"},
+        csvExportParams={"fileName": f"{block.file_name}.csv", "allColumns": True},
+        persistence=True,
+        persistence_type="session",
+        persisted_props=["selectedRows", "filterModel", "columnState"],
+        eventListeners={
+            "gridSizeChanged": ["fitColumns(params)"],
+            "rowDataUpdated": ["showKnown(params)"],
+        },
         dashGridOptions={
             **OPTIONS,
             "ensureDomOrder": True,  # the order in which screen readers read
-            "rowHeight": 40,
-            "quickFilterText": state.q,
-            "localeText": {"noRowsToShow": f"No {name.removesuffix('s')} matches"},
-            **block.selection,
+            "rowHeight": 44,
+            "quickFilterText": block.q or "",
+            "includeHiddenColumnsInQuickFilter": True,  # on a narrow screen most are hidden
+            "suppressDragLeaveHidesColumns": True,
+            "localeText": {"noRowsToShow": f"No {block.name.removesuffix('s')} matches"},
+            **(marks if block.several else {}),
         },
-        style={"width": "100%", "height": block.height},
+        style={"width": "100%", "height": _list_height(rows)},
     )
-    address = dcc.Location(id=f"{name}-address", refresh=False, search=block.search or "")
-    return html.Section(
-        [html.Div(head, className="runs-tools"), grid, address],
-        className="card",
-        id=f"{name}-list",
-        **cast("Any", {"aria-label": f"All {name}", "data-path": block.path}),
-    )
+    return grid
+
+
+def _grid(block: Table, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"id": {"type": "grid", "name": block.name}, "rowData": rows, "getRowId": "params.data.id"}
+
+
+def _list_height(rows: list[dict[str, Any]]) -> str:
+    """Return the height of a list: as high as its rows, but so low that the picked row's text below it is in view."""
+    return f"max(200px, min({70 + 44 * max(2, len(rows))}px, calc(100dvh - 470px)))"

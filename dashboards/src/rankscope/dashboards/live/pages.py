@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import dcc, html
@@ -17,22 +18,37 @@ from rankscope.dashboards.charts.frame import note
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import NotReadyError, RunSource, UnknownRunError
-from rankscope.dashboards.live.components import AGAIN_MS, aria, cancel_button, component, drawn
+from rankscope.dashboards.live.components import aria, cancel_button, drawn
 from rankscope.dashboards.model.drawn import NO_DATA, Drawn
-from rankscope.dashboards.model.page import Again, Block, Figure, find
+from rankscope.dashboards.model.page import Again, Block, Figure, Part, every, find
 from rankscope.dashboards.model.run_head import about, problem, run_head
 from rankscope.dashboards.model.state import PageState, run_of, run_path
 from rankscope.dashboards.model.view import SitePage, View
 from rankscope.dashboards.registry import SITE, VIEWS, site_page, view_of
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.words import wording
-from rankscope.dashboards.words.inert import shown
+from rankscope.dashboards.words.inert import sanitize
 
 _LOG = logging.getLogger(__name__)
 
 OUR_FAULT: Final = "This could not be drawn: an error in rankscope, not in the run. The log of the server says more."
 
+AS_IT_WAS: Final = "This cannot be read at the moment; what is shown is as it was before."
+
 B = TypeVar("B", bound=Block)
+
+
+WAITING_MS: Final = 700
+"""Interval at which a page that is being computed is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Page of an address as components; ``shown``: what assets/page.js needs to keep it up to date."""
+
+    content: Component
+    name: str
+    shown: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +60,16 @@ class Pages:
 
     def block(self, path: object, search: object, kind: type[B], name: str) -> B | None:
         """Return a block of the page at an address; ``None`` if there is none. Raises ``RankscopeError``."""
-        query = search if isinstance(search, str) else None
-        if (page := site_page(path)) is not None:
-            blocks = page.blocks(self.source, query, self.config)
-        elif (found := self.run_at(path)) is not None:
-            run, view = found
-            blocks = view.blocks(run, PageState.parse(query))
-        else:
-            return None
-        block: B | None = find(blocks, kind, name)
+        block: B | None = find(self._blocks(path, search if isinstance(search, str) else None), kind, name)
         return block
+
+    def _blocks(self, path: object, search: str | None) -> Sequence[Block]:
+        if (page := site_page(path)) is not None:
+            return page.blocks(self.source, search, self.config)
+        if (found := _view_at(path)) is None:
+            return []
+        run, view = self._run(found[0]), found[1]
+        return [_head(run), *view.blocks(run, PageState.parse(search))]
 
     def figure(self, path: object, search: object, name: str, colors: Palette) -> tuple[Drawn, bool] | None:
         """Return a figure, or a note with the error in its place, and whether it is final. If not, it must be requested again.
@@ -68,84 +84,124 @@ class Pages:
         except RankscopeError as error:
             return instead(str(error), colors), True
         except Exception:  # noqa: BLE001  other figures must still be drawn; the log has the traceback
-            _LOG.exception("figure %s of %s", name, shown(str(path)))
+            _LOG.exception("figure %s of %s", name, sanitize(str(path)))
             return instead(OUR_FAULT, colors), True
 
-    def page(self, path: object, search: object) -> tuple[Component, str]:
-        """Return the page of an address and its name."""
+    def page(self, path: object, search: object) -> Page:
+        """Return the page of an address."""
         query = search if isinstance(search, str) else None
         try:
             return self._page(path, query)
         except Exception:  # noqa: BLE001  the user must see an error page; the log has the traceback
-            _LOG.exception("page %s", shown(str(path)))
-            return _stack([problem("This page could not be made", OUR_FAULT)]), "Error"
+            _LOG.exception("page %s", sanitize(str(path)))
+            return _fixed(path, problem("This page could not be made", OUR_FAULT), "Error")
 
-    def version(self, run: RunData, view: View) -> dict[str, str]:
-        """Return the identity of the shown content of a run. Everything is redrawn when it changes."""
-        run_id = run.summary.run_id
-        return {"path": run_path(run_id, view.slug), "version": run.source.version(run_id), "status": run.summary.status}
+    def changes(self, path: object, search: object, *, whole: bool, rows: Sequence[str], work: bool) -> dict[str, Any]:
+        """Return the present version of a page, and for a run how it goes on.
 
-    def run_at(self, path: object) -> tuple[RunData, View] | None:
-        """Return run and view at a path; ``None`` for another page. Raises ``RankscopeError``."""
-        found = _view_at(path)
-        return None if found is None else (self._run(found[0]), found[1])
+        ``whole``: the page has nothing to show yet. ``rows``: ids of rows of its list to return. ``work``: do some of its work.
+        """
+        query = search if isinstance(search, str) else None
+        try:
+            if whole:
+                self._blocks(path, query)  # raises NotReadyError
+            if (page := site_page(path)) is not None:
+                return self._site_changes(page, query, rows, work=work)
+            if (found := _view_at(path)) is None:
+                return {}
+            run = self._run(found[0])
+            return {**self._shown(run), "note": stale_note(run)}
+        except NotReadyError as error:
+            return {"version": error.progress.sentence} if whole else {}  # a page with content keeps it
+        except RankscopeError as error:
+            # The run or folder is being moved or written: the page keeps its content and polls again.
+            return {"note": f"{AS_IT_WAS} {error}"}
+
+    def _site_changes(self, page: SitePage, search: str | None, rows: Sequence[str], *, work: bool) -> dict[str, Any]:
+        changes: dict[str, Any] = {"note": "", "version": "" if page.version is None else page.version(self.source, search)}
+        if rows and page.rows is not None:
+            changes["rows"] = page.rows(self.source, rows)
+        if work and page.work is not None:
+            changes |= {"working": page.work(self.source, search), "version": str(time.time_ns())}
+        return changes
+
+    def _shown(self, run: RunData) -> dict[str, Any]:
+        """Return version, polling interval and progress of a run. Everything is drawn again when the version changes."""
+        summary = run.summary
+        return {
+            "version": f"{run.source.version(summary.run_id)} {summary.status}",
+            "every_ms": 0 if is_settled(run) else int(self.config.poll_interval_s * 1000),
+            "live": live_progress(run),
+        }
 
     def _run(self, run_id: str) -> RunData:
-        return RunData(self.source, self.source.summary(run_id), self.config.perfetto_url)
+        return RunData(self.source, self.source.summary(run_id), self.config.perfetto_url, self.config.token is not None)
 
-    def _page(self, path: object, search: str | None) -> tuple[Component, str]:
+    def _page(self, path: object, search: str | None) -> Page:
         if (page := site_page(path)) is not None:
-            return self._site(page, search), page.title
+            return self._site(page, path, search)
         found = _view_at(path)
         if found is None:
-            return _stack([problem("There is no such page", f"Nothing lives at {shown(str(path))}.")]), "Not found"
+            return _fixed(path, problem("There is no such page", f"Nothing lives at {sanitize(str(path))}."), "Not found")
         run_id, view = found
         try:
             run = self._run(run_id)
             if run.summary.problem is not None:
-                return _unreadable(run.summary.name, run.summary.problem), run.summary.name
-            return self._of_run(run, view, search), run.summary.name
+                return _unreadable(path, run.summary.name, run.summary.problem)
+            return self._of_run(run, view, path, search)
         except UnknownRunError:
             hint = "It may have been moved or removed, or this dashboard was started on another folder."
-            reason = f"Nothing here has the run id {shown(run_id)!r}."
-            return _stack([problem("There is no such run", reason, hint=hint)]), "Not found"
+            reason = f"Nothing here has the run id {sanitize(run_id)!r}."
+            return _fixed(path, problem("There is no such run", reason, hint=hint), "Not found")
         except RankscopeError as error:
-            return _unreadable(run_id, str(error)), run_id
+            return _unreadable(path, run_id, str(error))
 
-    def _of_run(self, run: RunData, view: View, search: str | None) -> Component:
+    def _of_run(self, run: RunData, view: View, path: object, search: str | None) -> Page:
         """Return a page of a run. It has its own ``Location``, so that its callbacks exist only while the page is shown."""
         state, summary = PageState.parse(search), run.summary
         try:
-            version = self.version(run, view)  # read before the content: if the content is newer, the next poll redraws it
+            now = self._shown(run)  # read before the content: if the content is newer, the next poll redraws it
         except NotReadyError as error:
-            return html.Div(_not_ready(summary.name, error), className="stack")
-        poll = dcc.Interval(
-            id="poll", interval=int(self.config.poll_interval_s * 1000), disabled=summary.status not in wording.LIVE
-        )
-        links = view_links(summary.run_id, view.slug, state)
-        return html.Div(
+            return _waiting(path, summary.name, summary.name, error)
+        try:
+            blocks = view.blocks(run, state)
+            content, whole = drawn(blocks), _has_nothing(blocks)
+        except NotReadyError as error:
+            content, whole = [_not_ready(summary.name, error)], True
+            now |= {"version": error.progress.sentence, "every_ms": WAITING_MS}
+        except RankscopeError as error:  # other views may still work
+            content, whole = [html.Section(html.P(str(error), className="reason"), className="card", role="alert")], False
+        page = html.Div(
             [
-                html.Header(drawn(run_head(summary, verdict_kind(run))), id="run-head", className="run-page-head"),
-                html.P(stale_note(run), id="run-away", className="reason", role="status"),
-                html.Nav(links, id="views", className="views", **aria(label="Views of the run")),
-                html.Div(_content(lambda: view.blocks(run, state), summary.name), className="stack", id="view"),
+                html.Header(
+                    [*drawn([_head(run)]), html.P(id="run-live", className="help", hidden=True)], className="run-page-head"
+                ),
+                html.P(stale_note(run), id="page-note", className="reason", role="status"),
+                html.Nav(
+                    view_links(summary.run_id, view.slug, state), id="views", className="views", **aria(label="Views of the run")
+                ),
+                html.Div(content, className="stack", id="view"),
                 *drawn([about(view)]),
-                *_stores(version, search),
-                poll,
+                _address(search),
             ],
             className="stack",
         )
+        return Page(page, summary.name, {"path": path, **now, "whole": whole})
 
-    def _site(self, page: SitePage, search: str | None) -> Component:
+    def _site(self, page: SitePage, path: object, search: str | None) -> Page:
+        every_ms = 0 if page.version is None else int(self.config.poll_interval_s * 1000)
         try:
-            blocks = drawn(page.blocks(self.source, search, self.config))
+            version = "" if page.version is None else page.version(self.source, search)
+            blocks = page.blocks(self.source, search, self.config)
+            content = drawn(blocks)
         except NotReadyError as error:
-            return html.Div(_not_ready(page.subject or page.title, error), className="stack")
+            return _waiting(path, page.title, page.subject or page.title, error)
         except RankscopeError as error:
-            return _stack([problem(f"{page.title}: this cannot be shown", str(error))])
-        stores = _stores({"path": page.path, "version": ""}, search)
+            return _fixed(path, problem(f"{page.title}: this cannot be shown", str(error)), page.title)
+        note = html.P("", id="page-note", className="reason", role="status")
         no_views = html.Nav(id="views", hidden=True)  # callbacks that keep the selection write into it
-        return html.Div([*blocks, no_views, *stores], className="stack wide" if page.wide else "stack")
+        whole = html.Div([*content, note, no_views, _address(search)], className="stack wide" if page.wide else "stack")
+        return Page(whole, page.title, {"path": path, "version": version, "every_ms": every_ms, "whole": _has_nothing(blocks)})
 
 
 def _view_at(path: object) -> tuple[str, View] | None:
@@ -154,26 +210,44 @@ def _view_at(path: object) -> tuple[str, View] | None:
     return None if not run_id or view is None else (run_id, view)
 
 
-def _stores(version: dict[str, str], search: str | None) -> list[Component]:
-    return [dcc.Location(id="address", refresh="callback-nav", search=search or ""), dcc.Store(id="shown", data=version)]
+def _head(run: RunData) -> Block:
+    return Part("run-head", lambda: run_head(run.summary, verdict_kind(run)), reads=())
 
 
-def _content(make: Callable[[], Sequence[Block]], name: str) -> list[Component]:
-    """Return a view's content, or its progress or error: other views may still work."""
+def _has_nothing(blocks: Sequence[Block]) -> bool:
+    return any(isinstance(block, Again) for block in every(blocks))
+
+
+def live_progress(run: RunData) -> dict[str, Any] | None:
+    """Return the last step of a run that goes on and the seconds since it wrote something; ``None`` of other runs."""
+    summary = run.summary
+    if summary.status not in wording.GOING_ON or summary.last_write_unix_ns is None:
+        return None
     try:
-        return drawn(make())
-    except NotReadyError as error:
-        return [_not_ready(name, error)]
-    except RankscopeError as error:
-        return [html.Section(html.P(str(error), className="reason"), className="card", role="alert")]
+        steps = run.steps.steps
+    except RankscopeError:
+        return None
+    age_s = max(0.0, time.time() - summary.last_write_unix_ns / 1e9)
+    return {"step": int(steps[-1]) if len(steps) else None, "age_s": round(age_s, 1)}
 
 
-def _stack(blocks: Sequence[Block]) -> Component:
-    return html.Div(drawn(blocks), className="stack")
+def _address(search: str | None) -> Component:
+    return dcc.Location(id="address", refresh="callback-nav", search=search or "")
 
 
-def _unreadable(name: str, reason: str) -> Component:
-    return _stack([problem(f"{name} cannot be shown", reason)])
+def _fixed(path: object, block: Block, name: str) -> Page:
+    """Return a page that stays as it is."""
+    return Page(html.Div(drawn([block]), className="stack"), name, {"path": path, "version": "", "every_ms": 0, "whole": False})
+
+
+def _unreadable(path: object, name: str, reason: str) -> Page:
+    return _fixed(path, problem(f"{name} cannot be shown", reason), name)
+
+
+def _waiting(path: object, name: str, subject: str, error: NotReadyError) -> Page:
+    """Return a page that is being computed. It is made again when its progress changes."""
+    content = html.Div(_not_ready(subject, error), className="stack")
+    return Page(content, name, {"path": path, "version": error.progress.sentence, "every_ms": WAITING_MS, "whole": True})
 
 
 def instead(text: str, colors: Palette) -> Drawn:
@@ -192,6 +266,11 @@ def verdict_kind(run: RunData) -> Kind | None:
 def stale_note(run: RunData) -> str:
     """Return why the shown content is outdated; ``""`` if it is not."""
     return "" if run.stale is None else wording.not_renewed(run.stale)
+
+
+def is_settled(run: RunData) -> bool:
+    """Return whether nothing newer is to be expected of a run, so that its page need not poll."""
+    return run.summary.status not in wording.LIVE and run.stale is None
 
 
 def view_links(run_id: str, current: str, state: PageState) -> list[Component]:
@@ -220,7 +299,7 @@ def site_links(pathname: object) -> list[Component]:
 
 
 def _not_ready(name: str, error: NotReadyError) -> Component:
-    """Return the card of a computation in progress. The page is made again by a timer of type ``AGAIN``."""
+    """Return the card of a computation in progress."""
     progress = error.progress
     known = progress.of > 0
     return html.Section(
@@ -235,7 +314,6 @@ def _not_ready(name: str, error: NotReadyError) -> Component:
             ),
             *cancel_button(error, "page"),
             html.P("A run is analysed once, and again when it has changed; then its pages are there at once.", className="help"),
-            component(Again(name, AGAIN_MS)),
         ],
         className="card verdict tone-unknown",
     )

@@ -1,70 +1,68 @@
-"""Callbacks that draw figures, parts and tables of a page, again when the run, the address or the scheme changes."""
+"""Callbacks that draw figures, parts and tables of a page, and that report what has changed.
+
+assets/page.js decides which of them are drawn again: after a change of the version all, after one of the address those that
+read a changed field, of the scheme the figures, and those that are being computed until they are ready. For that it changes
+the ``data-draw`` of their elements.
+"""
 
 from __future__ import annotations
 
 import logging
 from typing import Any, Final
 
-from dash import ALL, MATCH, Dash, Input, Output, State, ctx, html, no_update
+from dash import MATCH, ClientsideFunction, Dash, Input, Output, State, html, no_update
 from flask import request
 
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.charts.palette import palette
-from rankscope.dashboards.live.components import drawn, identity, part, part_or_why
+from rankscope.dashboards.live.components import identity, part, part_or_why
 from rankscope.dashboards.live.grid import column_def, grid_style
-from rankscope.dashboards.live.pages import OUR_FAULT, Pages, stale_note, verdict_kind
+from rankscope.dashboards.live.pages import OUR_FAULT, Pages
 from rankscope.dashboards.model.columns import known_columns
-from rankscope.dashboards.model.page import Part, Table
-from rankscope.dashboards.model.run_head import run_head
+from rankscope.dashboards.model.page import Listing, Part, Table
 from rankscope.dashboards.words.units import time_zone
-from rankscope.dashboards.words.wording import LIVE
 
 ZONE_COOKIE: Final = "rankscope-zone"
 """Cookie in which assets/early.js puts the time zone of the browser."""
-
-AS_IT_WAS: Final = "The run cannot be read at the moment; what is shown is as it was before."
 
 _LOG = logging.getLogger(__name__)
 
 
 def register(app: Dash, pages: Pages) -> None:
     """Add the callbacks."""
-    _follow(app, pages)
+    _report_changes(app, pages)
     _fill_tables(app, pages)
     each: Any = MATCH
-    every: Any = ALL
 
     @app.callback(
         Output(identity("figure", each), "figure"),
         Output(identity("figure", each), "style"),
         Output(identity("says", each), "children"),
-        Output(identity("figure-again", each), "disabled"),
-        Input("shown", "data"),
-        Input("address", "search"),
-        Input("scheme", "data"),
-        Input(identity("figure-again", each), "n_intervals"),
+        Output(identity("says", each), "data-waits"),
+        Input(identity("says", each), "data-draw"),
+        State("shown", "data"),
+        State("address", "search"),
+        State("scheme", "data"),
         State(identity("figure", each), "id"),
     )
-    def draw_figure(shown: Any, search: Any, scheme: Any, _again: Any, which: dict[str, str]) -> tuple[Any, ...]:
+    def draw_figure(_draw: Any, shown: Any, search: Any, scheme: Any, which: dict[str, str]) -> tuple[Any, ...]:
         with time_zone(request.cookies.get(ZONE_COOKIE)):
             found = pages.figure(_path(shown), search, which["name"], palette(scheme))
         if found is None:
             return (no_update,) * 4
         drawn, ready = found
         # When the window is resized or printed, Plotly takes the height of the place, not of the figure.
-        return drawn.figure, {"height": f"{drawn.figure.layout.height}px"}, drawn.says, ready
+        return drawn.figure, {"height": f"{drawn.figure.layout.height}px"}, drawn.says, None if ready else "1"
 
     @app.callback(
         Output(identity("part", each), "children"),
-        Input("shown", "data"),
-        Input("address", "search"),
-        Input({"type": "part-again", "name": each, "of": every}, "n_intervals"),
+        Input(identity("part", each), "data-draw"),
+        State("shown", "data"),
+        State("address", "search"),
         State(identity("part", each), "id"),
         prevent_initial_call=True,  # the page is delivered with it
     )
-    def write_part(shown: Any, search: Any, again: list[int | None], which: dict[str, str]) -> Any:
-        if isinstance(ctx.triggered_id, dict) and not any(again):
-            return no_update  # the polling timer was only just created
+    def write_part(_draw: Any, shown: Any, search: Any, which: dict[str, str]) -> Any:
         name = which["name"]
 
         def make() -> Any:
@@ -86,13 +84,16 @@ def _fill_tables(app: Dash, pages: Pages) -> None:
         Output(identity("grid", each), "rowData"),
         Output(identity("grid", each), "columnDefs"),
         Output(identity("grid", each), "style"),
-        Input("shown", "data"),
-        Input("address", "search"),
+        Input(identity("table", each), "data-draw"),
+        State("shown", "data"),
+        State("address", "search"),
         State(identity("grid", each), "id"),
         State(identity("grid", each), "columnDefs"),
         prevent_initial_call=True,
     )
-    def fill_table(shown: Any, search: Any, which: dict[str, str], before: list[dict[str, Any]] | None) -> tuple[Any, ...]:
+    def fill_table(
+        _draw: Any, shown: Any, search: Any, which: dict[str, str], before: list[dict[str, Any]] | None
+    ) -> tuple[Any, ...]:
         try:
             table = pages.block(_path(shown), search, Table, which["name"])
             rows = None if table is None else table.rows()
@@ -101,38 +102,36 @@ def _fill_tables(app: Dash, pages: Pages) -> None:
         if table is None or rows is None:
             return (no_update,) * 3
         columns = [column_def(column) for column in known_columns(table.columns, rows)]
-        if [column["field"] for column in columns] == [column.get("field") for column in before or []]:
+        if isinstance(table, Listing) or [column["field"] for column in columns] == [
+            column.get("field") for column in before or []
+        ]:
             return rows, no_update, no_update  # sorting and widths stay as they are
         return rows, columns, grid_style(rows)
 
 
-def _follow(app: Dash, pages: Pages) -> None:
-    """Add the callback that looks for changes of a run. Figures are drawn and sent only after a change."""
+def _report_changes(app: Dash, pages: Pages) -> None:
+    """Add the callbacks of the tab's poll: page.js asks, the server answers, page.js distributes the answer."""
 
-    @app.callback(
-        Output("shown", "data"),
-        Output("run-head", "children"),
-        Output("poll", "disabled"),
-        Output("run-away", "children"),
-        Input("poll", "n_intervals"),
-        State("shown", "data"),
-        State("run-away", "children"),
-        prevent_initial_call=True,
-    )
-    def follow(_ticks: int | None, before: dict[str, str] | None, away: str | None) -> tuple[Any, Any, Any, Any]:
-        try:
-            found = None if before is None else pages.run_at(before["path"])
-            if found is None:
-                return (no_update,) * 4
-            run, view = found
-            now, note = pages.version(run, view), stale_note(run)
-        except RankscopeError as error:
-            # The run is being moved or written: the page keeps its content and polls again.
-            return no_update, no_update, no_update, f"{AS_IT_WAS} {error}"
-        said = no_update if note == (away or "") else note
-        if now == before:
-            return no_update, no_update, no_update, said
-        return now, drawn(run_head(run.summary, verdict_kind(run))), now["status"] not in LIVE, said
+    def clientside(name: str, *arguments: Any) -> None:
+        app.clientside_callback(ClientsideFunction("rankscope_page", name), *arguments, prevent_initial_call=True)  # type: ignore[no-untyped-call]
+
+    clientside("tick", Output("asked", "data"), Input("poll", "n_intervals"), State("shown", "data"), State("answer", "data"))
+    clientside("distribute", Input("answer", "data"), State("shown", "data"))
+    clientside("isShown", Input("shown", "data"))
+    clientside("isAt", Input("address", "search"))
+    clientside("isIn", Input("scheme", "data"))
+
+    @app.callback(Output("answer", "data"), Input("asked", "data"), prevent_initial_call=True)
+    def answer(asked: Any) -> Any:
+        if not isinstance(asked, dict):
+            return no_update
+        rows = asked.get("rows")
+        ids = [str(row) for row in rows] if isinstance(rows, list) else []
+        about = {"number": asked.get("number"), "path": asked.get("path")}
+        found = pages.changes(
+            asked.get("path"), asked.get("search"), whole=bool(asked.get("whole")), rows=ids, work=bool(asked.get("work"))
+        )
+        return {**about, **found}
 
 
 def _path(shown: Any) -> Any:

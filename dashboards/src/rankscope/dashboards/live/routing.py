@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dash import ALL, MATCH, ClientsideFunction, Dash, Input, Output, State, ctx, no_update
+from dash import MATCH, ClientsideFunction, Dash, Input, Output, State, no_update
 from dash.development.base_component import Component
 
-from rankscope.dashboards.live.components import AGAIN, CANCEL
+from rankscope.dashboards.live.components import CANCEL
 from rankscope.dashboards.live.pages import Pages, site_links
 
 
@@ -17,15 +17,14 @@ def register(app: Dash, pages: Pages) -> None:
     @app.callback(
         Output("page", "children"),
         Output("page-title", "data"),
+        Output("shown", "data"),
         Input("url", "pathname"),
-        Input({"type": AGAIN, "of": ALL}, "n_intervals"),
+        Input("again", "data"),
         State("url", "search"),
     )
-    def show_page(pathname: str | None, again: list[int | None], search: str | None) -> tuple[Any, Any]:
-        if again and not any(again) and ctx.triggered_id != "url":
-            return no_update, no_update  # the polling timer was only just created
-        page, name = pages.page(pathname, search)
-        return page, f"{name} · {pages.config.title}"
+    def show_page(pathname: str | None, _again: int | None, search: str | None) -> tuple[Any, Any, Any]:
+        page = pages.page(pathname, search)
+        return page.content, f"{page.name} · {pages.config.title}", page.shown
 
     @app.callback(Output("site-links", "children"), Input("url", "pathname"))
     def show_links(pathname: str | None) -> list[Component]:
@@ -42,8 +41,7 @@ def register(app: Dash, pages: Pages) -> None:
     def cancel(clicks: int | None, which: dict[str, str]) -> Any:
         if not clicks:
             return no_update  # the button was only just created
-        pages.source.cancel(str(which["job"]))
-        return "Cancelling …"
+        return "Cancelling …" if pages.source.cancel(str(which["job"])) else "It goes on: another viewer waits for it"
 
     app.clientside_callback(  # type: ignore[no-untyped-call]
         ClientsideFunction("rankscope", "scheme"),

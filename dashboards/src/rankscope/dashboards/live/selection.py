@@ -83,7 +83,9 @@ def _picked(  # noqa: PLR0917
     """Return the selection after a click or drag; ``None`` if it selects nothing."""
     if kind == "grid":
         table = pages.block(path, search, Table, name)
-        return table.pick(str(value["rowId"])) if table is not None and table.pick is not None else None
+        if table is None or table.pick is None or value.get("colId") in {one.field for one in table.columns if one.is_link}:
+            return None
+        return table.pick(str(value["rowId"]))
     figure = pages.block(path, search, Figure, name)
     if figure is not None and kind == "figure" and figure.pick is not None:
         return figure.pick(value["points"][0])
@@ -105,4 +107,4 @@ def _control(state: PageState, name: str, value: Any) -> Any:
         return no_update
     if isinstance(value, list):
         return [] if text is None else text.split(",")
-    return "" if text is None and isinstance(value, int) else text
+    return "" if text is None and (isinstance(value, int) or name == "q") else text

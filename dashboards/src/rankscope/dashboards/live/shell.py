@@ -16,6 +16,9 @@ from rankscope.dashboards.web.delivery import ASSETS, PACKAGES
 
 _PLOTLY: Final = "package_data/plotly.min.js"
 
+POLL_MS: Final = 700
+"""Interval of the only timer of a tab (assets/page.js)."""
+
 DARK_SHADES = [
     "#e8ecf2", "#c3cad5", "#9aa5b4", "#6b7788", "#3a4555", "#2b3442", "#1e2632", "#171d27", "#10151d", "#0b0f15",
 ]  # fmt: skip
@@ -48,6 +51,11 @@ def shell(*, with_login: bool = False) -> Component:
             dcc.Location(id="url", refresh="callback-nav"),
             dcc.Store(id="scheme"),
             dcc.Store(id="page-title"),
+            dcc.Store(id="shown"),
+            dcc.Store(id="asked"),
+            dcc.Store(id="answer"),
+            dcc.Store(id="again"),
+            dcc.Interval(id="poll", interval=POLL_MS),
             html.Div(id="page-title-sink", hidden=True),
             html.Header(
                 [

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from rankscope.analysis.causes import Cause
-from rankscope.dashboards.data.source import RunSource, RunSummary
+from rankscope.base.errors import RankscopeError
+from rankscope.dashboards.data.source import NotReadyError, RunSource, RunSummary
 from rankscope.dashboards.lost_hours.data import (
     DAY_NS,
     ClusterLedger,
@@ -17,28 +18,22 @@ from rankscope.dashboards.lost_hours.data import (
     total_cost,
 )
 from rankscope.dashboards.lost_hours.figures import NO_HOST, lost_hours_bars
+from rankscope.dashboards.model.line import Line, Piece, Span, badge, first_pieces, named_link
 from rankscope.dashboards.model.page import (
     Block,
     Button,
-    Callbacks,
     Fact,
     Facts,
     Figure,
     Group,
     Heading,
+    Inline,
     Items,
-    Line,
     Part,
-    Piece,
-    Pieces,
     Rows,
     Section,
-    Span,
     Text,
-    badge,
     choice,
-    first_pieces,
-    named_link,
 )
 from rankscope.dashboards.model.state import PageState, run_path
 from rankscope.dashboards.model.view import SitePage
@@ -75,7 +70,6 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
             ],
             tools=[choice("since", "Runs started in", options, state, width=150, nothing="All runs")],
         ),
-        Callbacks(values={}, timers={"lost-hours-work": 0}),
     ]
 
 
@@ -127,7 +121,7 @@ def _coverage(ledger: ClusterLedger) -> Block:
     if not lines:
         return Text("Every run is counted." if ledger.counted else "There is no run in this time range.", "help")
     ask = [Button("lost-hours-analyse", "Analyse them")] if ledger.not_analysed else []
-    return Group([Pieces(Span("Not in the sum", "strong"), ""), Items(lines), *ask], "covers")
+    return Group([Inline(Span("Not in the sum", "strong"), ""), Items(lines), *ask], "covers")
 
 
 def _missing(why: str, runs: Sequence[RunSummary]) -> list[Piece]:
@@ -178,4 +172,29 @@ def _cost(host: HostLoss) -> str:
     return f"{text} + {wording.gpu_hours(host.unpriced_hours)} without a price" if host.unpriced_hours else text
 
 
-PAGE: Final = SitePage(path="/lost-hours", title="Lost GPU-hours", blocks=_blocks)
+ANALYSED_AT_ONCE: Final = 4
+"""Maximum number of runs whose analysis is requested at a time."""
+
+
+def _work(source: RunSource, search: str | None) -> bool:
+    left = lost_hours_of(source, PageState.parse(search)).not_analysed
+    return analyse_some(source, [run.run_id for run in left])
+
+
+def analyse_some(source: RunSource, run_ids: list[str]) -> bool:
+    """Request the analysis of the first readable runs. Return whether any may still be pending."""
+    working, asked = False, 0
+    for run_id in run_ids:
+        try:
+            source.brief(run_id)
+        except NotReadyError:
+            working = True
+        except RankscopeError:
+            continue  # the run's row in the list shows the error
+        asked += 1
+        if asked >= ANALYSED_AT_ONCE:
+            return True
+    return working
+
+
+PAGE: Final = SitePage(path="/lost-hours", title="Lost GPU-hours", blocks=_blocks, work=_work)

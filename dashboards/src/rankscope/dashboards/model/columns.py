@@ -23,6 +23,8 @@ class Column:
     pinned: bool = False
     hover: bool = False
     """True: its cells show their whole text on hover."""
+    hover_field: str = ""
+    """Field whose text its cells show on hover instead."""
     renderer: str = ""
     """Component of assets/*.js that draws its cells."""
     unit_field: str = ""
@@ -31,6 +33,13 @@ class Column:
     """True: hidden where no row has a value."""
     fills: int = 0
     """Minimum width of a column that takes the free width."""
+    narrow: int = 0
+    """Width on a narrow screen; 0: hidden there, if the table has columns with one."""
+
+    @property
+    def is_link(self) -> bool:
+        """True if its cells are links to other pages: a click on one does not pick its row."""
+        return self.renderer in ("Name", "Runbook")
 
 
 def number_column(field: str, name: str, tooltip: str, *, digits: int = 2, width: int = 116, **others: Any) -> Column:

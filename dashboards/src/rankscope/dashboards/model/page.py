@@ -1,4 +1,4 @@
-"""Blocks of a page, and the pieces of a line of text.
+"""Blocks of a page.
 
 ``style`` is a class of assets/style.css; the page and the report share that file. Texts are plain: both writers escape them.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from rankscope.dashboards.words.inert import MAX_TEXT, shown
+from rankscope.dashboards.model.line import Line
 from rankscope.dashboards.words.wording import UNKNOWN
 
 if TYPE_CHECKING:
@@ -21,77 +21,6 @@ if TYPE_CHECKING:
 
 COMMAND: Final = re.compile(r"(?:(?P<before>[^`]*): )?(?P<command>(?:rankscope|torchrun|nvidia-smi|dcgmi) .+)")
 """Pattern of advice that is a command, or ends with one after a colon."""
-MAX_BADGE: Final = 80
-"""Maximum characters of a badge or link. A longer text is in its title."""
-_MARKED: Final = re.compile(r"(`[^`]+`|(?<=\s)--?[a-z][a-z-]*)")
-"""Pattern of code in backticks, and of a command-line option."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Text with an emphasis. ``option``: no line break inside, for command-line options."""
-
-    text: str
-    kind: Literal["code", "strong", "b", "small", "span", "option"] = "span"
-    title: str | None = None
-    style: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """Link to an address of the dashboard. The report links only within the run. ``elsewhere``: a page outside, in a new tab."""
-
-    text: str
-    href: str
-    title: str | None = None
-    style: str = ""
-    elsewhere: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Badge:
-    """Label. Tones: plain, emphasis, good, fair, bad, unknown, live, simulated; each has a sign besides its colour."""
-
-    text: str
-    tone: str = "plain"
-    title: str | None = None
-
-
-Piece = str | Span | Link | Badge
-Line = Piece | Sequence[Piece]
-
-
-def badge(text: str, *, tone: str = "plain", title: str | None = None) -> Badge:
-    """Return a badge with at most ``MAX_BADGE`` characters."""
-    short = shown(text, MAX_BADGE)
-    return Badge(short, tone, title or (None if short == text else shown(text, MAX_TEXT)))
-
-
-def named_link(name: str, href: str) -> Link:
-    """Return a link whose long name is cut off, to leave room for a table's other columns."""
-    short = shown(name, MAX_BADGE)
-    return Link(short, href, None if short == name else shown(name, MAX_TEXT))
-
-
-def pieces(line: Line) -> list[Span | Link | Badge]:
-    """Return the pieces of a line. In plain text, code in backticks and command-line options become pieces of their own."""
-    found: list[Span | Link | Badge] = []
-    for piece in [line] if isinstance(line, (str, Span, Link, Badge)) else line:
-        found += _spans(piece) if isinstance(piece, str) else [piece]
-    return found
-
-
-def _spans(text: str) -> list[Span]:
-    parts = enumerate(_MARKED.split(text))
-    return [Span(part.strip("`"), "code" if part[0] == "`" else "option") if at % 2 else Span(part) for at, part in parts if part]
-
-
-def first_pieces(items: Sequence[Piece], most: int) -> list[Piece]:
-    """Return the first ``most`` items as ``a, b and 3 more``."""
-    parts: list[Piece] = []
-    for index, item in enumerate(items[:most]):
-        parts += [", " if index else "", item]
-    return [*parts, *([f" and {len(items) - most:,} more"] if len(items) > most else [])]
 
 
 class Block:
@@ -163,7 +92,7 @@ class Terms(Block):
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces(Block):
+class Inline(Block):
     """Row of pieces without a paragraph, such as badges."""
 
     line: Line
@@ -242,7 +171,7 @@ class Request(Block):
 
 @dataclass(frozen=True, slots=True)
 class Button(Block):
-    """Button with a callback of its own in ``live``. Not in a report."""
+    """Button that starts the work of a page (``SitePage.work``). Not in a report."""
 
     name: str
     label: str
@@ -250,18 +179,9 @@ class Button(Block):
 
 @dataclass(frozen=True, slots=True)
 class Again(Block):
-    """Marks a page that is made again after ``ms`` milliseconds, while it has nothing to show. Not in a report."""
+    """Marks a page that has nothing to show yet: it is made again as a whole when its version changes. Not in a report."""
 
     name: str
-    ms: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Callbacks(Block):
-    """Values and timers (milliseconds; 0: off at first) of a page's own callbacks in ``live``. Not in a report."""
-
-    values: Mapping[str, Any]
-    timers: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,6 +189,7 @@ class Figure(Block):
     """Figure: picture, its summary in words, and its numbers.
 
     ``draw`` may raise ``RankscopeError``, which becomes a note in its place; after ``NotReadyError`` it is called again.
+    ``reads``: see ``Part``.
     """
 
     name: str
@@ -284,11 +205,15 @@ class Figure(Block):
     """Selection after a click on a point (in Plotly's format)."""
     zoom: Callable[[tuple[float, float] | None], PageState] | None = None
     """Selection after dragging over a range of the x axis; ``None`` resets it to all."""
+    reads: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table(Block):
-    """Table that can be sorted, filtered and saved. Every row has an ``id``. ``rows`` may raise ``RankscopeError``."""
+    """Table that can be sorted, filtered and saved. Every row has an ``id``. ``rows`` may raise ``RankscopeError``.
+
+    ``reads``: see ``Part``.
+    """
 
     name: str
     """Identifier, unique on the page."""
@@ -297,24 +222,20 @@ class Table(Block):
     file_name: str
     pick: Callable[[str], PageState] | None = None
     """Selection after a click on the row with that ``id``."""
+    reads: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listing(Block):
-    """Table that fills a page, with a search box; search, sort order and selection are in the address (``ListState``)."""
+class Listing(Table):
+    """Table that fills a page, with a search box.
 
-    name: str
-    columns: Sequence[Column]
-    rows: list[dict[str, Any]]
-    count: str
-    """Number of its rows in words."""
-    path: str
-    """Path of the address of its page."""
-    search: str | None
-    """Query part of that address."""
-    height: str
-    selection: Mapping[str, Any]
-    """Options of the selection of rows, in AG grid's format."""
+    The address has the search and the picked row; the browser keeps order, filters and marked rows while its tab is open.
+    """
+
+    q: str | None
+    """Text that is searched for at first."""
+    several: bool = False
+    """True: rows can be marked, several at a time."""
     tools: Sequence[Block] = ()
 
 
@@ -324,6 +245,8 @@ class Part(Block):
 
     name: str
     make: Callable[[], Sequence[Block]]
+    reads: Sequence[str] | None = None
+    """Fields of ``PageState`` on which the content depends: a change of others does not make it again. ``None``: all."""
 
 
 # Controls: each sets one field of ``PageState``. Not in a report. --------------------------------------------------------------
@@ -389,6 +312,8 @@ class Section(Block):
     help: str
     blocks: Sequence[Block]
     tools: Sequence[Block] = ()
+    use: str = ""
+    """What to click, drag or choose. Not in a report."""
 
 
 def every(blocks: Sequence[Block]) -> Iterator[Block]:

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from rankscope.dashboards.model.page import (
-    MAX_BADGE,
-    Again,
-    Badge,
-    Block,
-    Details,
-    Group,
-    Heading,
-    Link,
-    Pieces,
-    Section,
-    Span,
-    Terms,
-    Text,
-    badge,
-)
+from rankscope.dashboards.model.line import MAX_BADGE, Badge, Link, Span, badge
+from rankscope.dashboards.model.page import Again, Block, Details, Group, Heading, Inline, Section, Terms, Text
 from rankscope.dashboards.words import wording
-from rankscope.dashboards.words.inert import MAX_TEXT, shown
+from rankscope.dashboards.words.inert import MAX_TEXT, sanitize
 
 if TYPE_CHECKING:
     from rankscope.analysis.result.analysis import Kind
     from rankscope.dashboards.data.source import RunSummary
     from rankscope.dashboards.model.view import View
-
-AGAIN_MS: Final = 10_000
-"""Interval at which the page of a run that goes on is made again while it has nothing to show."""
 
 
 def run_head(run: RunSummary, kind: Kind | None = None) -> list[Block]:
@@ -46,16 +29,16 @@ def run_head(run: RunSummary, kind: Kind | None = None) -> list[Block]:
     if run.status == "silent":
         facts.append(f"nothing was written since {wording.moment(run.last_write_unix_ns)}, and no rank has said that it ended")
     trackers = [Link(f"{name} run on {_host(url)}", url, elsewhere=True) for name, url in run.trackers]
-    path = Span(shown(run.path), "code", title=shown(run.path, MAX_TEXT), style="path")
+    path = Span(sanitize(run.path), "code", title=sanitize(run.path, MAX_TEXT), style="path")
     return [
-        Group([Heading(Span(run.name), 1, "run-name"), Pieces(_badges(run, kind))], "run-head"),
-        Pieces([Span(" · ".join(facts), style="run-fact"), path, *trackers], "run-facts"),
+        Group([Heading(Span(run.name), 1, "run-name"), Inline(_badges(run, kind))], "run-head"),
+        Inline([Span(" · ".join(facts), style="run-fact"), path, *trackers], "run-facts"),
         *([simulated_band()] if run.simulated else []),
     ]
 
 
 def _host(url: str) -> str:
-    return shown(urlsplit(url).hostname or "", MAX_BADGE)
+    return sanitize(urlsplit(url).hostname or "", MAX_BADGE)
 
 
 def _badges(run: RunSummary, kind: Kind | None) -> list[Badge]:
@@ -75,7 +58,7 @@ def _badges(run: RunSummary, kind: Kind | None) -> list[Badge]:
 def simulated_band() -> Block:
     """Return the banner above all content of a run with simulated GPUs."""
     says = " The GPU readings of this run are simulated. The times of its ranks were measured."
-    return Group([Pieces([Span("SIMULATED GPUS", "strong"), says], "")], "simulated-band", role="note")
+    return Group([Inline([Span("SIMULATED GPUS", "strong"), says], "")], "simulated-band", role="note")
 
 
 def about(view: View) -> Block:
@@ -87,7 +70,7 @@ def about(view: View) -> Block:
 
 def nothing_yet(run: RunSummary, title: str, reason: str) -> list[Block]:
     """Return the content of a view without any data. The page of a run that goes on is made again."""
-    again = [Again("nothing", AGAIN_MS)] if run.status in wording.GOING_ON else []
+    again = [Again("nothing")] if run.status in wording.GOING_ON else []
     return [Section(name="nothing", title=title, help=reason, blocks=[]), *again]
 
 
@@ -98,7 +81,7 @@ def problem(title: str, reason: str, *, hint: str | None = None) -> Block:
             Heading(title, 1, "sentence"),
             Text(reason, "reason"),
             *([Text(hint, "help")] if hint else []),
-            Pieces([Link("See all runs", "/", style="button")], ""),
+            Inline([Link("See all runs", "/", style="button")], ""),
         ],
         "card verdict tone-unknown",
         "section",

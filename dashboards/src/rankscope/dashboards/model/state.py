@@ -15,6 +15,9 @@ _RANGE: Final = re.compile(r"([0-9]{1,15})-([0-9]{1,15})", re.ASCII)
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}", re.ASCII)
 _PRICE: Final = re.compile(r"[0-9]{1,6}(\.[0-9]{1,4})?", re.ASCII)
 _CURRENCY: Final = re.compile(r"[A-Za-z]{3}", re.ASCII)
+MOST_COMPARED: Final = 12
+"""Most runs in one comparison."""
+
 _LONGEST: Final = 256
 _MOST: Final = 64
 """Most items of a list."""
@@ -52,8 +55,6 @@ class PageState:
     """Highlighted step."""
     price: float | None = None
     """Price of a GPU-hour; ``None``: as recorded with the run."""
-    replay: str | None = None
-    """Name of an alert to replay over the run, or ``all``."""
     currency: str | None = None
     """Three-letter code of the currency; ``None``: as recorded with the run."""
     runs: tuple[str, ...] = ()
@@ -66,6 +67,10 @@ class PageState:
     """Unit of the shown changes: ``host`` or ``rank``."""
     since: int | None = None
     """Only runs that started in the last so many days; ``None``: all."""
+    q: str | None = None
+    """Text that the rows of a list contain; ``None``: all rows."""
+    picked: str | None = None
+    """Id of the row of a list that is shown in full below it; ``None``: the first."""
 
     @property
     def search(self) -> str:
@@ -155,13 +160,14 @@ _CODECS: Final[dict[str, _Codec]] = {
     "gauge": _WORD,
     "step": _WHOLE,
     "price": _AMOUNT,
-    "replay": _TEXT,
     "currency": _LETTERS,
     "runs": _IDS,
     "at": _WHOLE,
     "pair": _TEXT,
     "by": _UNIT,
     "since": _DAYS,
+    "q": _TEXT,
+    "picked": _TEXT,
 }
 _DEFAULTS: Final = {field.name: field.default for field in fields(PageState)}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rankscope.dashboards.model.page import Block
 
@@ -42,6 +42,12 @@ class SitePage:
     path: str
     title: str
     blocks: Callable[[RunSource, str | None, DashboardConfig], Sequence[Block]]
+    version: Callable[[RunSource, str | None], str] | None = None
+    """Version of the content: when it changes, an open page is brought up to date. ``None``: it stays as it is."""
+    rows: Callable[[RunSource, Sequence[str]], list[dict[str, Any]]] | None = None
+    """Rows of the page's list by their ids, as they are now."""
+    work: Callable[[RunSource, str | None], bool] | None = None
+    """Do some of the work that a ``Button`` starts, without waiting. Return whether more is left."""
     subject: str = ""
     """Name of the result that is being computed while the page is not ready, for pages that take long."""
     in_navigation: bool = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -14,8 +15,10 @@ from rankscope.analysis.result.collectives import CollectiveBandwidth
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.result.text import size as bytes_in_words
 from rankscope.dashboards.charts.bars import Look, frame_row, row_bars
+from rankscope.dashboards.charts.causes import CAUSE_LOOKS
 from rankscope.dashboards.charts.frame import framed, note, rank_label, rows_axis
 from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.words.inert import plotly_text
 from rankscope.dashboards.words.units import duration, in_unit, time_unit
 
 ALL_UP_TO: Final = 24
@@ -37,6 +40,10 @@ PARTS: Final = (
 )
 
 
+IDLE_CAUSES: Final = frozenset({"input", "checkpoint", "evaluation", "host", "gc", "cpu_contention"})
+"""Causes that leave the device idle."""
+
+
 def part_times(ranks: Sequence[RankResult]) -> NDArray[np.float64]:
     """Return mean times of ``PARTS`` per profiled step [ranks, parts] in microseconds. Every rank must have a window.
 
@@ -55,9 +62,16 @@ def part_times(ranks: Sequence[RankResult]) -> NDArray[np.float64]:
 
 
 def breakdown_bars(
-    ranks: Sequence[RankResult], colors: Palette, *, blamed: Collection[int] = (), picked: int | None = None
+    ranks: Sequence[RankResult],
+    colors: Palette,
+    *,
+    blamed: Collection[int] = (),
+    picked: int | None = None,
+    cause: str | None = None,
 ) -> go.Figure:
     """Draw stacked bars per rank. The ``blamed`` and ``picked`` ranks are marked by a sign, bold type and a frame.
+
+    ``cause``: that of the blamed ranks. Where it leaves the device idle, their additional idle time has its look.
 
     A rank without a profiled step has an empty row. With more than ``ALL_UP_TO`` ranks, the mean and the ranks that differ most
     from it are shown.
@@ -77,7 +91,11 @@ def breakdown_bars(
         profiled = [profiled[index] for index in chosen]
     at = np.array([*([0] if len(times) > len(profiled) else []), *(row_of[rank.rank] for rank in profiled)])
     names = [*(["mean"] if len(times) > len(profiled) else []), *(str(rank.rank) for rank in profiled)]
-    figure = _stack(times, at, names, colors)
+    of_blamed = np.isin(names, [str(rank) for rank in blamed])
+    late = np.zeros(len(times))
+    if cause in IDLE_CAUSES and of_blamed.any() and not of_blamed.all():
+        late[of_blamed] = np.maximum(times[of_blamed, -1] - np.median(times[~of_blamed, -1]), 0)
+    figure = _stack(times, at, names, colors, late=late, why=CAUSE_LOOKS[cause or "unknown"])
     framed(figure, colors, height=64 + 34 * max(len(labels), 2))
     rows_axis(figure, labels)
     for row in sorted({row_of[rank] for rank in {*blamed, picked} if rank in row_of}):
@@ -85,11 +103,24 @@ def breakdown_bars(
     return figure
 
 
-def _stack(times: NDArray[np.float64], at: NDArray[np.int64], names: list[str], colors: Palette) -> go.Figure:
+def _stack(
+    times: NDArray[np.float64],
+    at: NDArray[np.int64],
+    names: list[str],
+    colors: Palette,
+    *,
+    late: NDArray[np.float64],
+    why: Look,
+) -> go.Figure:
+    """Draw ``times``; of their last part, ``late`` has the look ``why``."""
     window = times.sum(axis=1)
     size, unit = time_unit(float(window.max()))
     figure = go.Figure()
-    for part, values in zip(PARTS, times.T, strict=True):
+    parts = list(zip(PARTS, times.T, strict=True))
+    if late.any():
+        idle, all_idle = parts[-1]
+        parts[-1:] = [(idle, all_idle - late), (replace(why, label=f"{idle.label}: {why.label}"), late)]
+    for part, values in parts:
         share = np.divide(100 * values, window, out=np.full(len(window), np.nan), where=window > 0)
         row_bars(
             figure,
@@ -164,7 +195,7 @@ def wait_bars(rows: Sequence[CollectiveBandwidth], colors: Palette) -> go.Figure
             [row.matched * us / size for row, us in zip(shown, each, strict=True)],
             colors,
             customdata=[f"{row.matched:,} x {duration(us)}" for row, us in zip(shown, each, strict=True)],
-            hovertext=[name_of(row) for row in shown],
+            hovertext=[plotly_text(name_of(row)) for row in shown],
             hovertemplate=f"<b>%{{hovertext}}</b><br>{look.label}: %{{x:,.2f}} {unit}<br>%{{customdata}}<extra></extra>",
         )
     for at, row in enumerate(shown):
@@ -199,7 +230,7 @@ def bandwidth_bars(rows: Sequence[CollectiveBandwidth], colors: Palette) -> go.F
             "thickness": 1,
             "width": 4,
         },
-        hovertext=[name_of(row) for row in shown],
+        hovertext=[plotly_text(name_of(row)) for row in shown],
         customdata=[against(row) for row in shown],
         hovertemplate="<b>%{hovertext}</b><br>bus bandwidth %{x:,.3~g} GB/s<br>%{customdata}<extra></extra>",
     )
@@ -242,7 +273,7 @@ def _rows(figure: go.Figure, rows: Sequence[CollectiveBandwidth], colors: Palett
     framed(figure, colors, height=70 + 48 * max(len(rows), 2))
     for at, row in enumerate(rows):
         figure.add_annotation(
-            text=name_of(row), x=0, xref="paper", y=at - 0.46, showarrow=False, xanchor="left", yanchor="middle",
+            text=plotly_text(name_of(row)), x=0, xref="paper", y=at - 0.46, showarrow=False, xanchor="left", yanchor="middle",
             font={"size": 12, "color": colors.muted},
         )  # fmt: skip
     figure.update_layout(bargap=0.52, showlegend=False)

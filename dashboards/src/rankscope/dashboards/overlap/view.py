@@ -22,6 +22,7 @@ from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.overlap.figures import (
     ALL_UP_TO,
+    IDLE_CAUSES,
     NO_WINDOW,
     NOTABLE,
     PARTS,
@@ -34,6 +35,7 @@ from rankscope.dashboards.overlap.figures import (
     name_of,
     wait_bars,
 )
+from rankscope.dashboards.words.causes import CAUSES
 from rankscope.dashboards.words.units import duration
 from rankscope.dashboards.words.wording import count, percent
 
@@ -53,10 +55,21 @@ def _bars(run: RunData, state: PageState, colors: Palette) -> Drawn:
     ]  # fmt: skip
     profiled = sum(rank.window_us is not None for rank in ranks)
     return Drawn(
-        breakdown_bars(ranks, colors, blamed=blamed_ranks(run.analysis.verdict), picked=state.rank),
+        breakdown_bars(
+            ranks, colors, blamed=blamed_ranks(run.analysis.verdict), picked=state.rank, cause=run.analysis.verdict.cause
+        ),
         FigureData(columns, rows),
         f"Profiled time of {profiled:,} of {count(len(ranks), 'rank')} by what it was spent on",
     )
+
+
+def _idle_legend(run: RunData) -> list[tuple[str, str]]:
+    """Return the legend of the idle time that the verdict explains."""
+    cause = run.analysis.verdict.cause
+    if cause not in IDLE_CAUSES or not blamed_ranks(run.analysis.verdict):
+        return []
+    look = CAUSES[cause]
+    return [(look.color, f"Idle: {look.label}")] if look.color != "idle" else []
 
 
 def _hidden(ranks: Sequence[RankResult]) -> str:
@@ -154,10 +167,11 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             help="Mean per profiled step. Exposed communication on all ranks but one means that they wait for that one; on all "
             "ranks alike, that the network is slow." + some,
             blocks=[
-                Legend([(one.color, one.label) for one in PARTS]),
-                Part("overlap-hidden", lambda: [Text(_hidden(run.analysis.ranks), "help")]),
+                Legend([*((one.color, one.label) for one in PARTS), *_idle_legend(run)]),
+                Part("overlap-hidden", lambda: [Text(_hidden(run.analysis.ranks), "help")], reads=()),
                 Figure(
                     name="breakdown-bars",
+                    reads=("rank",),
                     label="Stacked bars of compute, overlap, exposed communication, exposed copies and idle time per rank",
                     draw=partial(_bars, run, state),
                     pick=partial(rank_of_bar, state),
@@ -175,6 +189,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                 Legend([("exposed_communication", "Transfer"), ("straggler_wait", "Waiting for later ranks")]),
                 Figure(
                     name="collective-waits",
+                    reads=("group",),
                     label="Stacked bars of transfer and waiting per collective",
                     draw=partial(_waits, run, state),
                     long=True,
@@ -182,11 +197,12 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                 Heading("Bandwidth of the transfer"),
                 Figure(
                     name="collective-bandwidth",
+                    reads=("group",),
                     label="Bars of bus bandwidth per collective, marks of the expected one",
                     draw=partial(_bandwidth, run, state),
                     long=True,
                 ),
-                Part("about-collectives", lambda: _about_collectives(run, state)),
+                Part("about-collectives", lambda: _about_collectives(run, state), reads=("group",)),
             ],
             tools=[choice("group", "Process group", choices, state, nothing="all")],
         ),

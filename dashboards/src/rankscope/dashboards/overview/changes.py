@@ -15,7 +15,8 @@ from rankscope.analysis.result.analysis import Finding
 from rankscope.analysis.result.text import units_text
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.trend import Trend
-from rankscope.dashboards.model.page import Block, Items, Link, Piece, Span, Text
+from rankscope.dashboards.model.line import Link, Piece, Span
+from rankscope.dashboards.model.page import Block, Items, Text
 from rankscope.dashboards.model.state import PageState, run_path
 from rankscope.dashboards.words.causes import CAUSES
 from rankscope.dashboards.words.units import duration
@@ -128,7 +129,7 @@ def _of_attempts(run: RunData, trend: Trend) -> Iterator[Moment]:
 def _of_gpus(run: RunData) -> Iterator[Moment]:
     """Yield the first event of each kind on each GPU, so that an intermittent event does not crowd out all others."""
     seen: set[tuple[str, str]] = set()
-    for event in run.source.events(run.summary.run_id).events:
+    for event in run.events.events:
         if event.step is not None and (event.gpu_uuid, event.kind) not in seen:
             seen.add((event.gpu_uuid, event.kind))
             whose = f"host {event.host}" if event.rank is None else f"rank {event.rank} on host {event.host}"

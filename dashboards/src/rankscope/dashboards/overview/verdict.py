@@ -10,22 +10,8 @@ from rankscope.analysis.verdict.bottleneck import HOST_OR_INPUT
 from rankscope.analysis.whatif.step_scenarios import MOST_RANKS
 from rankscope.base.text import ranges_text, share_bound, shortened
 from rankscope.dashboards.data.source import RunSummary
-from rankscope.dashboards.model.page import (
-    Advice,
-    Badge,
-    Block,
-    Details,
-    Fact,
-    Facts,
-    Group,
-    Heading,
-    Items,
-    Link,
-    Pieces,
-    Span,
-    Text,
-    badge,
-)
+from rankscope.dashboards.model.line import Badge, Link, Span, badge
+from rankscope.dashboards.model.page import Advice, Block, Details, Fact, Facts, Group, Heading, Inline, Items, Text
 from rankscope.dashboards.model.state import PageState, host_item, run_path
 from rankscope.dashboards.words import wording
 from rankscope.dashboards.words.causes import CAUSES
@@ -40,8 +26,9 @@ def verdict_card(run: RunSummary, analysis: Analysis) -> list[Block]:
     verdict = analysis.verdict
     tone = wording.verdict_tone(verdict.kind, may_be_well=run.may_be_well)
     parts: list[Block] = [
-        Pieces(_badges(analysis, tone)),
-        Heading(verdict.summary, 2, "sentence", name="verdict-sentence"),
+        Inline(_badges(analysis, tone)),
+        *([Heading(f"The job failed: {verdict.failure}", 2, "sentence")] if verdict.failure is not None else []),
+        Heading(verdict.summary, 2, "sentence" if verdict.failure is None else "sentence small", name="verdict-sentence"),
         Facts(_facts(analysis)),
     ]
     if analysis.rare_steps is not None:
@@ -96,7 +83,7 @@ def _place(analysis: Analysis) -> list[Badge]:
         places.append(badge(f"host {result.host}"))
     if result is not None and result.gpu_uuid is not None:
         uuid = result.gpu_uuid
-        places.append(badge(uuid if len(uuid) <= 16 else f"{uuid[:12]}…", title=f"GPU {uuid}"))
+        places.append(badge(shortened(uuid, 16), title=f"GPU {uuid}"))
     return places
 
 

@@ -199,7 +199,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
     steps = partial(steps_of_drag, state)
     return [
         Group(
-            [Part("verdict", lambda: verdict_card(run.summary, run.analysis))],
+            [Part("verdict", lambda: verdict_card(run.summary, run.analysis), reads=())],
             "card",
             "section",
             name="verdict",
@@ -214,21 +214,24 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             blocks=[
                 Figure(
                     name="waterfall",
+                    reads=(),
                     label="Bars of the parts of a step, one below the other",
                     draw=partial(_waterfall, run),
                     height=430,
                 ),
-                Part("waterfall-parts", lambda: _parts(run)),
+                Part("waterfall-parts", lambda: _parts(run), reads=()),
             ],
         ),
         Section(
             name="trend",
             title="Step after step",
             help="Wide bands: ranks differ. A dotted line close to the solid one: one rank computes, the others wait. "
-            "Below: metrics and tags of the script. Drag over steps to zoom, double-click to see all again.",
+            "Below: metrics and tags of the script.",
+            use="Drag over steps to zoom, double-click to see all again.",
             blocks=[
                 Figure(
                     name="trend",
+                    reads=("steps",),
                     label="Lines of the step time over the steps",
                     draw=partial(_trend, run, state),
                     height=340,
@@ -239,19 +242,20 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                 Heading("Throughput"),
                 Figure(
                     name="rate",
+                    reads=("steps",),
                     label="Line of what is done per second over the steps",
                     draw=partial(_rate, run, state),
                     height=190,
                     zoom=steps,
                 ),
-                Part("facts", lambda: [Facts(work_and_memory(run.analysis), "plain")]),
+                Part("facts", lambda: [Facts(work_and_memory(run.analysis), "plain")], reads=()),
             ],
         ),
         Section(
             name="advice",
             title="What to try",
             help="Largest gain first. The saving is an upper bound, since another limit may be reached first.",
-            blocks=[Part("advice", lambda: advice_list(run.analysis.advice))],
+            blocks=[Part("advice", lambda: advice_list(run.analysis.advice), reads=())],
         ),
     ]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Final
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.events import COUNTED, THROTTLES, HardwareEvent
+from rankscope.dashboards.words.inert import plotly_text
 
 _STRIP_PX: Final = 30
 
@@ -114,4 +114,4 @@ def _hover(sort: _Sort, event: HardwareEvent) -> str:
     whom = f"GPU {event.gpu_uuid} on {event.host}" + ("" if event.rank is None else f", rank {event.rank}")
     when = f"step {event.step}" if event.step == event.until_step else f"steps {event.step} to {event.until_step}"
     made_up = "<br>SIMULATED" if event.simulated else ""
-    return f"<b>{sort.label}</b>: {escape(event.detail)}<br>{escape(whom)}<br>{when}{made_up}"
+    return f"<b>{sort.label}</b>: {plotly_text(event.detail)}<br>{plotly_text(whom)}<br>{when}{made_up}"

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.dashboards.charts.cells import CellRows, Later
+from rankscope.dashboards.charts.cells import CellRows, LazyRows
 from rankscope.dashboards.charts.heatmap import StepCells, step_cells, step_heatmap
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.events import Events
@@ -21,21 +21,8 @@ from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import StepPart
 from rankscope.dashboards.data.topology import row_order
 from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
-from rankscope.dashboards.model.page import (
-    Block,
-    Figure,
-    Line,
-    Link,
-    Part,
-    Rows,
-    Section,
-    Span,
-    Table,
-    Text,
-    choice,
-    rank_choice,
-    rows_choice,
-)
+from rankscope.dashboards.model.line import Line, Link, Span
+from rankscope.dashboards.model.page import Block, Figure, Part, Rows, Section, Table, Text, choice, rank_choice, rows_choice
 from rankscope.dashboards.model.picks import rank_of_row, steps_of_drag
 from rankscope.dashboards.model.state import DEFAULT_METRIC, PageState, run_path
 from rankscope.dashboards.model.view import Help, View
@@ -46,6 +33,8 @@ from rankscope.dashboards.words.units import duration, shown_unit
 from rankscope.dashboards.words.wording import count
 from rankscope.dashboards.words.wording import count as counted
 
+_ANOTHER: Final = "Click another cell for another step."
+
 
 def step_card(rank: int, step: int, known: OneStep | None, timeline: str) -> list[Block]:
     """Return a table of the rank's numbers and the median of the ranks. ``timeline``: address of the window's timeline."""
@@ -55,8 +44,8 @@ def step_card(rank: int, step: int, known: OneStep | None, timeline: str) -> lis
         body = [Text(f"Rank {rank} left no record of step {step:,}.")]
     else:
         body = [_numbers(known.values), _profiled(known, timeline)]
-    help_text = "Each number beside the median of all ranks in this step. Click another cell for another step."
-    return [Section(name="step", title=f"Rank {rank} in step {step:,}", help=help_text, blocks=body)]
+    help_text = "Each number beside the median of all ranks in this step."
+    return [Section(name="step", title=f"Rank {rank} in step {step:,}", help=help_text, use=_ANOTHER, blocks=body)]
 
 
 def _numbers(values: list[OneValue]) -> Block:
@@ -194,7 +183,7 @@ def _table(shown: _Shown) -> FigureData:
         return CellRows(ranks, steps, cells.values)
 
     which = f"{shown.metric.label}, {shown.metric.worst} [{shown.metric.unit}]"
-    return FigureData(("ranks" if shown.hosts is None else "hosts", "first step", "steps", which), Later(rows))
+    return FigureData(("ranks" if shown.hosts is None else "hosts", "first step", "steps", which), LazyRows(rows))
 
 
 def _happened(events: Events, steps: tuple[int, int]) -> str:
@@ -260,11 +249,12 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             name="steps",
             title="Every rank, every step",
             help="A slow rank is a line, a slow moment a column. Own time is wall time minus time blocked on other ranks. Grey: "
-            "no record. Marks above the map: GPU events. Click a cell for its numbers; drag over steps to zoom, double-click to "
-            "see all again.",
+            "no record. Marks above the map: GPU events.",
+            use="Click a cell for its numbers; drag over steps to zoom, double-click to see all again.",
             blocks=[
                 Figure(
                     name="step-heatmap",
+                    reads=("rank", "metric", "steps", "sort", "rows"),
                     label="Heat map of the chosen metric by rank and step; the table below has the medians",
                     draw=partial(_heatmap, run, state),
                     pick=partial(_pick, run, state),
@@ -284,10 +274,12 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             title="All ranks",
             help="All times are per step. Own, blocked and wall are medians, so own and blocked need not add up to wall. "
             "The others are means over the profiled steps. A dash means not known."
-            + (" One row per host: medians over its ranks; a click picks the slowest." if several else ""),
+            + (" A row of a host has medians over its ranks." if several else ""),
+            use="A click on a host picks its slowest rank." if by_host else "",
             blocks=[
                 Table(
                     name="rank-table",
+                    reads=("rows",),
                     columns=HOST_COLUMNS if by_host else COLUMNS,
                     rows=lambda: host_table(run.analysis) if by_host else rank_table(run.analysis),
                     file_name=f"rankscope-{run.summary.run_id}",
@@ -307,9 +299,7 @@ VIEW: Final = View(
         "own times differ by rank. Where several ranks or steps share a cell, the worst of them is shown: "
         "the highest, of ratios and clocks the lowest. A row of a host shows the worst of its ranks in each step; "
         "below the host of the picked rank are its ranks.",
-        do="Look for lines (a slow rank), columns (a slow moment) and blocks (a slow host: choose one row per host, "
-        "click a host to see its ranks). Pick a rank "
-        "to see it in every view.",
+        do="Look for lines (a slow rank), columns (a slow moment) and blocks (a slow host, whose row opens into its ranks).",
     ),
     blocks=_blocks,
 )

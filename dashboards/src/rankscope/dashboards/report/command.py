@@ -14,6 +14,7 @@ from typing import Final
 import click
 
 from rankscope.analysis.result.text import size
+from rankscope.base.atomic_files import replacing
 from rankscope.base.errors import InputError
 from rankscope.base.process import collector_paused
 from rankscope.base.progress import progress_line
@@ -21,12 +22,11 @@ from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.report.document import Report, metrics_offered, report
-from rankscope.dashboards.store.cache import Store, cache_folder
+from rankscope.dashboards.store.builders import InlineBuilder
+from rankscope.dashboards.store.cache import MAX_BYTES, Store, cache_folder
 from rankscope.dashboards.store.disk import DiskRuns
-from rankscope.dashboards.store.making import MadeHere
 from rankscope.runs.named import named_run, refuse_folder_of_runs
 from rankscope.runs.reader import RunReader
-from rankscope.runs.writer import replacing
 
 STANDARD_OUTPUT: Final = "-"
 SOURCE_DATE_EPOCH: Final = "SOURCE_DATE_EPOCH"
@@ -34,7 +34,7 @@ SOURCE_DATE_EPOCH: Final = "SOURCE_DATE_EPOCH"
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class Selection:
     """Requested selection. ``None``: the page's default."""
 
     rank: int | None = None
@@ -44,40 +44,45 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class Result:
     """Result of a report: a sentence for the user, and the errors in drawing."""
 
     sentence: str
     faults: list[str]
 
 
-def write_report(path: Path, target: str, wish: Wish) -> Done:
+def write_report(
+    path: Path, target: str, selection: Selection, *, cache: Path | None = None, cache_bytes: int = MAX_BYTES
+) -> Result:
     """Write the report of the run at ``path`` to the file ``target``, which is replaced as a whole.
 
-    Raises ``InputError`` if ``path`` is not a run, or on a read or write error; ``click.UsageError`` if ``wish`` cannot be met.
+    ``cache``: folder of results, at most ``cache_bytes``; by default the dashboard's.
+
+    Raises ``InputError`` if ``path`` is not a run, or on a read or write error; ``click.UsageError`` if it lacks the selection.
     """
     folder = _run_at(path)
     _check_target(target, folder)
     made_unix_ns = _made_unix_ns()
     with progress_line() as tell, tempfile.TemporaryDirectory(prefix="rankscope-report-") as scratch, collector_paused():
-        making = MadeHere(_store(Path(scratch)), lambda progress: tell(progress.sentence))
-        source = DiskRuns(folder, making, look_again_s=math.inf)  # a live run is read once
+        builder = InlineBuilder(
+            _store(cache or cache_folder(), cache_bytes, Path(scratch)), lambda progress: tell(progress.sentence)
+        )
+        source = DiskRuns(folder, builder, look_again_s=math.inf)  # a live run is read once
         tell(Progress("looking at the run").sentence)
         run = RunData(source, source.runs()[0])
-        made = report(run, _state(run, wish), made_unix_ns=made_unix_ns, tell=lambda what: tell(Progress(what).sentence))
+        made = report(run, _state(run, selection), made_unix_ns=made_unix_ns, tell=lambda what: tell(Progress(what).sentence))
         _write(made, target)
     where = "standard output" if target == STANDARD_OUTPUT else target
-    return Done(f"Report of {run.summary.name} written to {where} ({size(len(made.file))}).", made.faults)
+    return Result(f"Report of {run.summary.name} written to {where} ({size(len(made.file))}).", made.faults)
 
 
-def _store(scratch: Path) -> Store:
-    """Return the dashboard's cache, so that neither works out anew what the other has; ``scratch`` where it cannot be written."""
-    root = cache_folder()
+def _store(root: Path, max_bytes: int, scratch: Path) -> Store:
+    """Return the cache in ``root``, which the dashboard uses, too; ``scratch`` where it cannot be written."""
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:
         return Store(scratch)
-    return Store(root) if os.access(root, os.W_OK | os.X_OK) else Store(scratch)
+    return Store(root, max_bytes) if os.access(root, os.W_OK | os.X_OK) else Store(scratch)
 
 
 def _run_at(path: Path) -> Path:
@@ -124,25 +129,25 @@ def _made_unix_ns() -> int:
     return int(text) * 1_000_000_000
 
 
-def _state(run: RunData, wish: Wish) -> PageState:
+def _state(run: RunData, selection: Selection) -> PageState:
     """Return the selection. A missing rank, step or metric is an error: a report would silently show something else."""
     state = PageState()
-    if wish.rank is not None:
+    if selection.rank is not None:
         there = [rank.rank for rank in run.analysis.ranks]
-        if wish.rank not in there:
-            raise click.BadParameter(f"rank {wish.rank} is not in this run, which has {_range(there)}", param_hint="--rank")
-        state = replace(state, rank=wish.rank)
-    if wish.steps is not None:
+        if selection.rank not in there:
+            raise click.BadParameter(f"rank {selection.rank} is not in this run, which has {_range(there)}", param_hint="--rank")
+        state = replace(state, rank=selection.rank)
+    if selection.steps is not None:
         steps = [int(step) for step in run.steps.steps]
-        if not any(wish.steps[0] <= step <= wish.steps[1] for step in steps):
+        if not any(selection.steps[0] <= step <= selection.steps[1] for step in steps):
             raise click.BadParameter(f"this run has no such step; it has {_range(steps)}", param_hint="--steps")
-        state = replace(state, steps=wish.steps)
-    if wish.metric is not None:
+        state = replace(state, steps=selection.steps)
+    if selection.metric is not None:
         offered = metrics_offered(run)
-        if wish.metric not in offered:
-            raise click.BadParameter(f"{wish.metric!r} is none of {', '.join(offered)}", param_hint="--metric")
-        state = replace(state, metric=wish.metric)
-    return replace(state, rows=wish.rows)
+        if selection.metric not in offered:
+            raise click.BadParameter(f"{selection.metric!r} is none of {', '.join(offered)}", param_hint="--metric")
+        state = replace(state, metric=selection.metric)
+    return replace(state, rows=selection.rows)
 
 
 def _range(numbers: list[int]) -> str:
@@ -155,7 +160,7 @@ def _write(made: Report, target: str) -> None:
         return
     try:
         # Follow a symbolic link, to replace its target and not the link.
-        with replacing(Path(os.path.realpath(target))) as file:
+        with replacing(os.path.realpath(target), shared=True) as file:
             file.write(made.file)
     except OSError as error:
         raise InputError(target, error.strerror or str(error)) from error

@@ -28,6 +28,7 @@ from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model import page as model
 from rankscope.dashboards.model.columns import Column
 from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData, csv_of
+from rankscope.dashboards.model.line import pieces
 from rankscope.dashboards.model.page import Block
 from rankscope.dashboards.model.run_head import about, run_head
 from rankscope.dashboards.model.state import PageState, run_of
@@ -40,7 +41,7 @@ MOST_ROWS: Final = 2_000
 MOST_CSV_ROWS: Final = 5_000
 """Maximum rows of a figure's CSV in the file. The page has all of them."""
 OUR_FAULT: Final = "This could not be drawn: an error in rankscope, not in the run."
-LEFT_OUT: Final = (model.Choice, model.Entry, model.Request, model.Button, model.Again, model.Callbacks, model.Listing)
+LEFT_OUT: Final = (model.Choice, model.Entry, model.Request, model.Button, model.Again, model.Listing)
 """Blocks that need a server."""
 
 _WORDS: Final = {"rank": "rank", "metric": "metric", "steps": "steps", "rows": "one row per"}
@@ -121,7 +122,7 @@ class _Contents:
             "kind_of": lambda one: type(one).__name__,
             "leave_out": leave_out,
             "part": lambda block: self._made(block.make, f"{self._view}, part {block.name}"),
-            "pieces": model.pieces,
+            "pieces": pieces,
             "table": self.table,
         }
 

@@ -43,8 +43,8 @@
       figure.dark.forEach(function (change) {
         var path = change[0];
         var at = shown;
-        path.slice(0, -1).forEach(function (key) {
-          at = at[key];
+        path.slice(0, -1).forEach(function (part) {
+          at = at[part];
         });
         if (path.length) {
           at[path[path.length - 1]] = structuredClone(change[1]);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,20 +12,34 @@ from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.brief import Brief
 from rankscope.dashboards.data.source import NotReadyError, RunSource, RunSummary, Stale
 from rankscope.dashboards.model.columns import LOCAL_TIME, Column, number_column, text_column
-from rankscope.dashboards.model.list_state import MOST_COMPARED, ListState
-from rankscope.dashboards.model.page import Advice, Again, Block, Callbacks, Group, Heading, Link, Listing, Pieces, Text
-from rankscope.dashboards.model.state import compare_path, run_path
+from rankscope.dashboards.model.line import Link, Span, badge, named_link
+from rankscope.dashboards.model.page import Advice, Again, Block, Group, Heading, Inline, Listing, Part, Section, Text
+from rankscope.dashboards.model.state import MOST_COMPARED, PageState, compare_path, run_path
 from rankscope.dashboards.model.view import SitePage
 from rankscope.dashboards.web.config import DashboardConfig
 from rankscope.dashboards.words import wording
-from rankscope.dashboards.words.inert import shown
+from rankscope.dashboards.words.causes import CAUSES
+from rankscope.dashboards.words.inert import MAX_TEXT, sanitize
 
 COLUMNS: Final[list[Column]] = [
-    text_column("name", "Run", width=190, renderer="RunName", pinned=True),
-    text_column("folder", "Folder", width=130, hover=True),
-    text_column("start", "Started", width=166, renderer="LocalTime", tooltip=LOCAL_TIME),
-    text_column("state", "State", width=204, renderer="RunState", hover=True),
-    text_column("verdict", "Verdict", width=420, renderer="RunVerdict", hover=True, fills=420),
+    text_column("name", "Run", width=160, renderer="Name", pinned=True, narrow=150),
+    text_column(
+        "kind",
+        "Verdict",
+        width=184,
+        renderer="Badge",
+        tooltip="In words below the table, and on hover",
+        hover_field="sentence",
+        narrow=180,
+    ),
+    text_column("at_fault", "Rank or host", width=114, hover=True),
+    text_column("cause", "Cause", width=146, hover=True),
+    number_column("lost_share", "Lost %", "Share of the step that the cause costs", digits=0, width=76),
+    number_column("step_ms", "Step ms", "Mean wall time of a typical step", digits=1, width=84),
+    text_column("state", "State", width=134, renderer="Badge"),
+    number_column("ranks", "Ranks", "World size; ranks with records where it is not known", digits=0, width=70),
+    text_column("health", "Health", width=150, hover=True, fills=140),
+    text_column("start", "Started", width=168, renderer="LocalTime", tooltip=LOCAL_TIME),
     number_column(
         "lost",
         "GPU-h lost",
@@ -41,15 +56,21 @@ COLUMNS: Final[list[Column]] = [
         unit_field="currency",
         if_known=True,
     ),
-    number_column("step_ms", "Step ms", "Mean wall time of a typical step", width=94),
     number_column("samples", "Samples/s", "Of the whole job, in typical steps", digits=1, width=104, if_known=True),
-    text_column("health", "Health", width=170, hover=True),
-    number_column("ranks", "Ranks", "World size; ranks with records where it is not known", digits=0, width=92),
+    number_column("tokens", "Tokens/s", "Of the whole job, in typical steps", digits=0, width=116, if_known=True),
     number_column("hosts", "Hosts", "Hosts of the last attempt", digits=0, width=88),
     number_column("steps", "Steps", "Steps with evidence", digits=0, width=96),
-    number_column("tokens", "Tokens/s", "Of the whole job, in typical steps", digits=0, width=116, if_known=True),
     number_column("hours", "Duration h", "From its start to what was written last", width=112),
+    text_column("folder", "Folder", width=150, hover=True),
+    text_column("sentence", "In words", width=420, hover=True),
 ]
+
+
+MOST_ASKED: Final = 24
+"""Maximum number of rows in one answer."""
+MOST_FOLLOWED: Final = 8
+"""Maximum number of live runs per answer whose verdict is kept up to date: each needs a process beside the server."""
+SOUND: Final = "nothing missing"
 
 
 def first_row(source: RunSource, run: RunSummary) -> dict[str, Any]:
@@ -72,16 +93,16 @@ def asked_row(source: RunSource, run: RunSummary, *, follow: bool = True) -> dic
     if run.problem is not None:
         return run_row(run, None)
     if run.status == "starting":
-        return {**run_row(run, None), "verdict": "No rank has started yet.", "ask": False}
+        return {**run_row(run, None), "sentence": "No rank has started yet.", "ask": False}
     if run.status == "live" and not follow:
-        return {**run_row(run, None), "verdict": "Open it to see its verdict.", "ask": False}
+        return {**run_row(run, None), "sentence": "Open it to see its verdict.", "ask": False}
     try:
         return run_row(run, source.brief(run.run_id), source.stale(run.run_id))
     except NotReadyError as error:
         row = first_row(source, run)
-        return row if "kind" in row else {**row, "verdict": f"{error.progress.sentence} …"}
+        return row if "kind" in row else {**row, "sentence": f"{error.progress.sentence} …"}
     except RankscopeError as error:
-        return {**run_row(run, None), "verdict": str(error), "kind": "No verdict", "tone": "unknown", "ask": False}
+        return {**run_row(run, None), "sentence": str(error), "kind": "No verdict", "kind_tone": "unknown", "ask": False}
 
 
 def run_row(run: RunSummary, brief: Brief | None, stale: Stale | None = None) -> dict[str, Any]:
@@ -93,12 +114,19 @@ def run_row(run: RunSummary, brief: Brief | None, stale: Stale | None = None) ->
         "state_tone": wording.STATUS_TONES[run.status],
         "simulated": run.simulated or None,
         "live": run.status in wording.GOING_ON or None,
-        "folder": shown(Path(run.path).name),
+        "folder": sanitize(Path(run.path).name),
         "start": None if run.start_unix_ns is None else wording.moment(run.start_unix_ns),
     }
     if run.problem is not None:
         return _known(
-            {**row, "id": shown(run.run_id), "verdict": run.problem, "problem": True, "kind": "Unreadable", "tone": "bad"}
+            {
+                **row,
+                "id": sanitize(run.run_id),
+                "sentence": run.problem,
+                "problem": True,
+                "kind": "Unreadable",
+                "kind_tone": "bad",
+            }
         )
     row |= {
         "href": run_path(run.run_id),
@@ -106,7 +134,7 @@ def run_row(run: RunSummary, brief: Brief | None, stale: Stale | None = None) ->
         "hosts": run.hosts or None,
         "hours": _hours(run),
         "health": _health(run, brief, stale),
-        "ask": True if brief is None else None,
+        "ask": True if brief is None or (stale is not None and stale.is_pending) else None,
     }
     if brief is not None:
         label, tone = wording.state(run.status, brief.kind)
@@ -114,8 +142,11 @@ def run_row(run: RunSummary, brief: Brief | None, stale: Stale | None = None) ->
             "state": label,
             "state_tone": tone,
             "kind": wording.KIND_LABELS[brief.kind],
-            "tone": wording.verdict_tone(brief.kind, may_be_well=run.may_be_well),
-            "verdict": brief.summary,
+            "kind_tone": wording.verdict_tone(brief.kind, may_be_well=run.may_be_well),
+            "sentence": brief.summary,
+            "at_fault": brief.at_fault,
+            "cause": None if brief.cause is None else CAUSES[brief.cause].label,
+            "lost_share": None if brief.slowdown is None else round(100 * (1 - 1 / brief.slowdown), 1),
             "steps": brief.steps,
             "step_ms": wording.milliseconds(brief.step_us),
             "samples": brief.samples_per_second,
@@ -149,44 +180,91 @@ def _health(run: RunSummary, brief: Brief | None, stale: Stale | None) -> str | 
         wrong.append(f"{brief.warning}{more}")
     if wrong:
         return "; ".join(wrong)
-    return None if brief is None else "nothing missing"
+    return None if brief is None else SOUND
 
 
-LOOK_MS: Final = 1000
-"""Interval in ms at which the browser looks for visible rows with a missing or changing verdict. It requests only these."""
-
-
-def _blocks(source: RunSource, search: str | None, config: DashboardConfig) -> list[Block]:
-    runs = source.runs()
-    heading, poll_ms = Heading("Runs", 1, "page-title"), int(config.poll_interval_s * 1000)
-    if not runs:
-        return [heading, _EMPTY, Again("runs", poll_ms)]
-    listing = Listing(
-        name="runs",
-        columns=COLUMNS,
-        rows=list_rows(source, runs),
-        count=counted(runs),
-        path=PAGE.path,
-        search=search,
-        height="max(320px, calc(100dvh - 220px))",
-        selection={
-            "rowSelection": {
-                "mode": "multiRow",
-                "headerCheckbox": False,
-                "isRowSelectable": {"function": "params.data != null && !params.data.problem"},
-            },
-            "selectionColumnDef": {"pinned": "left", "width": 46, "headerName": "✓", "headerTooltip": "Select runs to compare"},
-        },
-        tools=[Group([compare_link(ListState.parse(search).picked)], name="runs-compare")],
-    )
+def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> list[Block]:
+    state, heading = PageState.parse(search), Heading("Runs", 1, "page-title")
+    if not source.runs():
+        return [heading, _EMPTY, Again("runs")]
     return [
         heading,
-        listing,
-        Callbacks(
-            values={"run-list-revision": list_revision(runs), "runs-asked": None, "runs-answer": None},
-            timers={"runs-look": LOOK_MS, "run-list-poll": poll_ms},
+        Listing(
+            name="runs",
+            columns=COLUMNS,
+            rows=lambda: list_rows(source, source.runs()),
+            file_name="rankscope-runs",
+            pick=lambda row: replace(state, picked=row),
+            q=state.q,
+            several=True,
+            reads=(),
+            tools=[
+                Part("runs-count", lambda: [Text(counted(source.runs()), "help", live=True)], reads=()),
+                Group([compare_link(())], name="runs-compare"),
+            ],
+        ),
+        Section(
+            name="run-picked",
+            title="The selected run",
+            help="Its verdict in words. Without a selection, the first run of the list.",
+            blocks=[Part("run-picked", lambda: picked_run(source, state.picked), reads=("picked",))],
         ),
     ]
+
+
+def picked_run(source: RunSource, run_id: str | None) -> list[Block]:
+    """Return what the list has no room for, of the selected run or else of the first: sentence, problems, folder."""
+    runs = source.runs()
+    run = next((run for run in runs if run.run_id == run_id), next(iter(runs), None))
+    if run is None:
+        return []
+    row = asked_row(source, run)
+    if "kind" not in row and row.get("ask"):
+        source.brief(run.run_id)  # raises NotReadyError: this block is then made again until the verdict is there
+    badges = [badge(row["kind"], tone=row["kind_tone"])] if "kind" in row else []
+    health = [Text(row["health"], "help")] if run.losses or run.unrecorded or row.get("health") not in (None, SOUND) else []
+    return [
+        Group(
+            [
+                Inline(
+                    [
+                        named_link(run.name, row["href"]) if "href" in row else run.name,
+                        *badges,
+                        badge(row["state"], tone=row["state_tone"]),
+                    ]
+                ),
+                Text(row.get("sentence") or "", "alert-says"),
+                *health,
+                Text(
+                    [
+                        f"Started {row.get('start', wording.UNKNOWN)}, in ",
+                        Span(sanitize(run.path), "code", title=sanitize(run.path, MAX_TEXT)),
+                    ],
+                    "help",
+                ),
+            ],
+            "alert",
+            "article",
+        )
+    ]
+
+
+def _version(source: RunSource, _search: str | None) -> str:
+    return list_revision(source.runs())
+
+
+def rows_of(source: RunSource, run_ids: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the rows of visible runs. Runs that cannot be read are left out: the next version of the list is without them."""
+    rows: list[dict[str, Any]] = []
+    followed = 0
+    for run_id in run_ids[:MOST_ASKED]:
+        try:
+            run = source.summary(run_id)
+        except RankscopeError:
+            continue
+        followed += run.status == "live"
+        rows.append(asked_row(source, run, follow=followed <= MOST_FOLLOWED))
+    return rows
 
 
 def list_revision(runs: Sequence[RunSummary]) -> str:
@@ -212,10 +290,10 @@ def counted(runs: Sequence[RunSummary]) -> str:
 def compare_link(run_ids: Sequence[str]) -> Block:
     """Return the link to the comparison of the selected runs, or a hint if their number does not allow one."""
     if 2 <= len(run_ids) <= MOST_COMPARED:
-        return Pieces(Link(f"Compare {len(run_ids)} runs", compare_path(run_ids), style="button compact"), "")
+        return Inline(Link(f"Compare {len(run_ids)} runs", compare_path(run_ids), style="button compact"), "")
     too_many = len(run_ids) > MOST_COMPARED
-    says = f"At most {MOST_COMPARED} runs can be compared" if too_many else "Select two runs to compare"
-    return Pieces(says, "help")
+    says = f"At most {MOST_COMPARED} runs can be compared" if too_many else "Mark two runs to compare"
+    return Inline(says, "help")
 
 
 _EMPTY: Final = Group(
@@ -228,4 +306,4 @@ _EMPTY: Final = Group(
     "section",
 )
 
-PAGE: Final = SitePage(path="/", title="Runs", blocks=_blocks, wide=True)
+PAGE: Final = SitePage(path="/", title="Runs", blocks=_blocks, version=_version, rows=rows_of, wide=True)

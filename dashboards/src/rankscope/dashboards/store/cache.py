@@ -1,7 +1,7 @@
 """Cache folder of derived data, kept across server restarts.
 
 Each revision of a run has its own folder, named by a digest that covers the run's files. A folder appears atomically, also if two
-servers write it at once. The least recently used folders are evicted first.
+servers write it at once. The least recently used folders are evicted first; a list that mentions a run does not use its folder.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from rankscope.dashboards.words.inert import MAX_TEXT, shown
+from rankscope.base.version import VERSION
+from rankscope.dashboards.words.inert import MAX_TEXT, sanitize
 
-FORMAT: Final = 8
+FORMAT: Final = 9
 """Format number; part of every key, as is the version, so that data of other code are ignored."""
 
-MOST_BYTES: Final = 8 << 30
-"""Matrices of 1,024 ranks and 10,000 steps take 1 GB."""
+MAX_BYTES: Final = 2 << 30
+"""Default bound. Matrices of 1,024 ranks and 10,000 steps take 1 GB, most runs some MB; home folders often have a quota."""
 
 LEFT_AFTER_S: Final = 24 * 3600.0
 """Age after which the unfinished folders of servers that were killed are deleted."""
 
 _USED: Final = ".used"
+"""File of each folder: its modification time is that of the last use, its content the size of the folder in bytes."""
 
-ELSEWHERE: Final = "set XDG_CACHE_HOME to another folder"
+ELSEWHERE: Final = "name another folder with --cache"
 """Advice for an unusable cache."""
 _LITTLE_BYTES: Final = 4 << 20
 
@@ -47,16 +48,21 @@ class Store:
     """Folders by key under ``root``, which is created with the first of them."""
 
     root: Path
-    most_bytes: int = MOST_BYTES
+    max_bytes: int = MAX_BYTES
 
     def find(self, key: str) -> Path | None:
-        """Return the folder of ``key``, whose content no longer changes, or ``None``."""
+        """Return the folder of ``key``, whose content no longer changes, and note that it is used; ``None`` if there is none."""
         folder = self.root / key
         try:
             os.utime(folder / _USED)
         except OSError:  # a read-only cache is usable, too
-            return folder if (folder / _USED).exists() else None
+            return self.peek(key)
         return folder
+
+    def peek(self, key: str) -> Path | None:
+        """Return the folder of ``key`` as ``find``, without using it. A list of thousands of runs asks for each of them."""
+        is_there = os.path.exists(f"{self.root}/{key}/{_USED}")  # noqa: PTH110  pathlib takes several times as long
+        return self.root / key if is_there else None
 
     def new_folder(self) -> Path:
         """Return a new folder for unfinished data, which its user must delete. Raises ``OSError``."""
@@ -65,7 +71,7 @@ class Store:
 
     def publish(self, key: str, new: Path) -> Path:
         """Make the filled folder ``new`` the folder of ``key``, and make room. Raises ``OSError``."""
-        (new / _USED).touch()
+        (new / _USED).write_text(str(_bytes(new)), encoding="ascii")
         with contextlib.suppress(OSError):  # another server was first, with the same content
             new.rename(self.root / key)
         self._clear_leftovers()
@@ -88,15 +94,14 @@ class Store:
                     shutil.rmtree(path)
 
     def _make_room(self, keep: str) -> None:
-        found: list[tuple[float, int, Path]] = []
+        folders: list[tuple[float, int, Path]] = []
         for folder in self.root.iterdir():
             with contextlib.suppress(OSError):
-                if folder.name != keep and not folder.name.startswith("."):
-                    found.append(((folder / _USED).stat().st_mtime, _bytes(folder), folder))
-        left = self.most_bytes - _bytes(self.root / keep)
-        for _, size, folder in sorted(found, reverse=True):
-            left -= size
-            if left < 0:
+                if not folder.name.startswith("."):
+                    folders.append(((folder / _USED).stat().st_mtime, _noted_bytes(folder), folder))
+        left = self.max_bytes - sum(size for _, size, folder in folders if folder.name == keep)
+        for _, size, folder in sorted(folders, reverse=True):
+            if folder.name != keep and (left := left - size) < 0:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -108,7 +113,7 @@ def is_unfinished(folder: Path) -> bool:
 def key_of(*parts: str) -> str:
     """Return the key of data that depend on ``parts`` and nothing else."""
     digest = hashlib.blake2b(digest_size=16)
-    for part in (str(FORMAT), version("rankscope"), *parts):
+    for part in (str(FORMAT), VERSION, *parts):
         digest.update(part.encode("utf-8", "surrogateescape") + b"\0")
     return digest.hexdigest()
 
@@ -118,7 +123,7 @@ def in_words(error: Exception, folder: Path) -> str:
     said = "no memory is left here" if isinstance(error, MemoryError) else str(error) or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         said = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return full_disk(folder) or shown(said, MAX_TEXT)
+    return full_disk(folder) or sanitize(said, MAX_TEXT)
 
 
 def full_disk(folder: Path) -> str | None:
@@ -127,6 +132,12 @@ def full_disk(folder: Path) -> str | None:
     if free >= _LITTLE_BYTES:
         return None
     return f"the disk of {folder.parent} is full ({free / 2**20:.0f} MiB are left): make room there, or {ELSEWHERE}"
+
+
+def _noted_bytes(folder: Path) -> int:
+    """Return the size of a folder as noted when it was published: counting all files of thousands of folders takes seconds."""
+    noted = (folder / _USED).read_bytes()[:20]
+    return int(noted) if noted.isdigit() else _bytes(folder)
 
 
 def _bytes(folder: Path) -> int:

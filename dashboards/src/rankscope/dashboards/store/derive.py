@@ -4,10 +4,10 @@ topology, GPU samples and GPU events.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
@@ -16,17 +16,18 @@ from rankscope.analysis.evidence.steps import METRICS, Stored
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.run_analysis import analysis_of, read_evidence
+from rankscope.base.atomic_files import replace_file
 from rankscope.base.errors import InputError
 from rankscope.base.process import collector_paused
 from rankscope.dashboards.data.brief import Brief, brief_of
+from rankscope.dashboards.data.cached_files import read_json
 from rankscope.dashboards.data.events import Events
-from rankscope.dashboards.data.hardware import Hardware, stored
+from rankscope.dashboards.data.hardware import stored
 from rankscope.dashboards.data.progress import Progress, Tell
-from rankscope.dashboards.data.script import Script, read_script, stored_script, write_script
+from rankscope.dashboards.data.script import read_script, stored_script, write_script
 from rankscope.dashboards.data.source import Stale
 from rankscope.dashboards.data.topology import Topology, topology_of
 from rankscope.dashboards.data.trend import Trend, read_trend, trend_of, write_trend
-from rankscope.dashboards.data.whole import read_json, replace_file
 from rankscope.dashboards.store.matrices import RunMatrices, imposed_values, window_values
 from rankscope.dashboards.store.samples import EVENTS, Samples, host_clocks, sample_values
 from rankscope.dashboards.store.tiles import Tiles, TileWriter
@@ -42,9 +43,6 @@ HARDWARE: Final = "hardware"
 TOPOLOGY: Final = "topology.json"
 TREND: Final = "trend.npz"
 SCRIPT: Final = "script.npz"
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 @collector_paused()
@@ -75,19 +73,19 @@ def write_analysis(analysis: Analysis, folder: Path) -> None:
     """Replace the analysis and its brief, each file atomically. Names from the run are made inert (``inert_record``)."""
     shown = inert_record(analysis)
     for name, content in ((ANALYSIS, shown), (BRIEF, brief_of(shown))):
-        replace_file(folder / name, msgspec.json.encode(content))
+        replace_file(folder / name, msgspec.json.encode(content), sync=False)
 
 
 def write_blame(run: RunEvidence, folder: Path) -> None:
     """Write the ``BlameBook`` of the run."""
-    replace_file(folder / BLAME, msgspec.json.encode(inert_record(blame_book(run))))
+    replace_file(folder / BLAME, msgspec.json.encode(inert_record(blame_book(run))), sync=False)
 
 
 def write_topology(run: RunEvidence, folder: Path) -> None:
     """Write the topology of the last attempt."""
     about = run.reader.attempt(run.table.attempt)
     topology = topology_of(run.ranks, run.infos, {} if about is None else about.layout)
-    replace_file(folder / TOPOLOGY, msgspec.json.encode(inert_record(topology)))
+    replace_file(folder / TOPOLOGY, msgspec.json.encode(inert_record(topology)), sync=False)
 
 
 def write_reports(run: RunEvidence, folder: Path) -> None:
@@ -133,6 +131,8 @@ class Derived:
     folder: Path
     failure: str | None = None
     """Reason why the files are older than they should be."""
+    waits_for: str | None = None
+    """What is being done to replace these files by newer ones."""
 
     @property
     def version(self) -> str:
@@ -142,7 +142,8 @@ class Derived:
     @property
     def stale(self) -> Stale | None:
         """Time of the last write and the reason why no newer one followed; ``None``: up to date. Raises ``InputError``."""
-        return None if self.failure is None else Stale(self._written_unix_ns, self.failure)
+        why = self.failure or self.waits_for
+        return None if why is None else Stale(self._written_unix_ns, why, is_pending=self.failure is None)
 
     @property
     def _written_unix_ns(self) -> int:
@@ -156,41 +157,24 @@ class Derived:
         """True if the analysis has been written."""
         return (self.folder / ANALYSIS).is_file()
 
-    def analysis(self) -> Analysis:
-        """Read the analysis. Raises ``InputError``."""
-        return self._decoded(ANALYSIS, Analysis)
+    def part(self, name: str) -> Any:
+        """Read one of ``PARTS``. Raises ``InputError``."""
+        return PARTS[name](self.folder)
 
-    def brief(self) -> Brief:
-        """Read the summary of the run. Raises ``InputError``."""
-        return self._decoded(BRIEF, Brief)
 
-    def blame(self) -> BlameBook:
-        """Read the imposed wait by origin, victim and cause. Raises ``InputError``."""
-        return self._decoded(BLAME, BlameBook)
+def _json(name: str, kind: type[Any]) -> Callable[[Path], Any]:
+    return lambda folder: read_json(folder / name, kind, "the cached analysis")
 
-    def steps(self) -> RunMatrices:
-        """Open the matrices of metrics per rank and step. Raises ``InputError``."""
-        return RunMatrices(Tiles(self.folder / STEPS), Tiles(self.folder / PROFILED))
 
-    def trend(self) -> Trend:
-        """Read the trend: all ranks together, step by step. Raises ``InputError``."""
-        return read_trend(self.folder / TREND)
-
-    def script(self) -> Script:
-        """Read the metrics and tags of the script. Raises ``InputError``."""
-        return stored_script(self.folder / SCRIPT)
-
-    def topology(self) -> Topology:
-        """Read the topology. Raises ``InputError``."""
-        return self._decoded(TOPOLOGY, Topology)
-
-    def hardware(self) -> Hardware:
-        """Open the GPUs and their samples. Raises ``InputError``."""
-        return stored(self.folder / HARDWARE)
-
-    def events(self) -> Events:
-        """Read the GPU events. Raises ``InputError``."""
-        return self._decoded(f"{HARDWARE}/{EVENTS}", Events)
-
-    def _decoded(self, name: str, kind: type[Result]) -> Result:
-        return read_json(self.folder / name, kind, "the cached analysis")
+PARTS: Final[Mapping[str, Callable[[Path], Any]]] = {
+    "analysis": _json(ANALYSIS, Analysis),
+    "brief": _json(BRIEF, Brief),
+    "blame": _json(BLAME, BlameBook),
+    "steps": lambda folder: RunMatrices(Tiles(folder / STEPS), Tiles(folder / PROFILED)),
+    "trend": lambda folder: read_trend(folder / TREND),
+    "script": lambda folder: stored_script(folder / SCRIPT),
+    "topology": _json(TOPOLOGY, Topology),
+    "hardware": lambda folder: stored(folder / HARDWARE),
+    "events": _json(f"{HARDWARE}/{EVENTS}", Events),
+}
+"""Parts of the derived data to their decoders, which raise ``InputError``. ``RunData`` has the type of each."""

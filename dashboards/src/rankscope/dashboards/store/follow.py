@@ -10,12 +10,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Final, NoReturn
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.rank_columns import RankColumns
 from rankscope.analysis.inference.run_evidence import RunEvidence
-from rankscope.analysis.online import OnlineAnalysis
+from rankscope.analysis.online import RECENT_WINDOWS, OnlineAnalysis
 from rankscope.analysis.run_analysis import analysis_of
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.events import StepClock
@@ -45,8 +46,19 @@ _PAUSE_FACTOR: Final = 4.0
 """Pause after an update, in multiples of the update's duration: so a run of thousands of ranks does not keep a core busy."""
 
 
-def follow(run: Path, folder: Path, report: Callable[[str | None], None]) -> NoReturn:
-    """Update ``folder`` whenever the files of ``run`` change. ``report`` gets the reason why an update failed, or ``None``."""
+class Update(msgspec.Struct, frozen=True):
+    """Result of an update."""
+
+    revision: str
+    """Revision of the run's files (``Footprint``) when the update began."""
+    failure: str | None = None
+    """Reason why the folder is older than that; one line for the user."""
+    is_final: bool = False
+    """True if the run has ended and the folder has all that ``derive`` would write."""
+
+
+def follow(run: Path, folder: Path, report: Callable[[Update], None]) -> NoReturn:
+    """Update ``folder`` whenever the files of ``run`` change, and report it."""
     following = Following(run, folder)
     seen: str | None = None
     pause_factor = 0.0  # the first read of everything does not predict the duration of later updates
@@ -55,7 +67,7 @@ def follow(run: Path, folder: Path, report: Callable[[str | None], None]) -> NoR
         if (revision := footprint(run).revision) != seen:
             failure = following.failure_of_update()
             seen = revision if failure is None else None
-            report(failure)
+            report(Update(revision, failure, failure is None and following.is_final))
             os.utime(folder)  # it is in use
         time.sleep(max(_LEAST_PAUSE_S, pause_factor * (time.monotonic() - began)))
         pause_factor = _PAUSE_FACTOR
@@ -70,6 +82,8 @@ class Following:
         self._tiles = _Tiles(run, folder)
         self._online = OnlineAnalysis(run, rows=self._tiles)
         self._samples = _HostSamples(folder / HARDWARE)
+        self.is_final = False
+        """True if the run has ended and the last update has written all that ``derive`` would write."""
 
     def failure_of_update(self) -> str | None:
         """Update the folder. Return why that failed: the run is being moved or written, or the disk is full."""
@@ -85,7 +99,8 @@ class Following:
         analysis = analysis_of(run)
         samples = self._samples.read(run.reader)
         samples.publish(run.infos, self._tiles.clocks)
-        if self._tiles.writer is None:  # there is no attempt yet
+        is_final = _has_ended(run) and _keeps_all(run)
+        if self._tiles.writer is None or is_final:  # without an attempt there is no writer; of a few steps all are in memory
             write_steps(run, self._folder)
         else:
             self._tiles.publish(run)
@@ -93,6 +108,18 @@ class Following:
         write_reports(run, self._folder)
         write_blame(run, self._folder)
         write_analysis(analysis, self._folder)
+        self.is_final = is_final
+
+
+def _has_ended(run: RunEvidence) -> bool:
+    return bool(run.infos) and all(info.end_reason is not None for info in run.infos.values())
+
+
+def _keeps_all(run: RunEvidence) -> bool:
+    """Return whether nothing of the run was too old to be kept in memory."""
+    windows = run.windows.values()
+    profiled = {row.step for one in windows for row in one.breakdowns} | {row.step for one in windows for row in one.collectives}
+    return run.earlier.steps == 0 and len(profiled) < RECENT_WINDOWS and not run.durations
 
 
 class _Tiles:

@@ -47,22 +47,18 @@ class Footprint:
     newest_unix_ns: int
     """Latest modification of any file that shows progress; see ``NO_PROGRESS``."""
     size_bytes: int = 0
-    outside: str | None = None
-    """The first symbolic link, by name, that leads out of the folder asked for."""
 
 
-def footprint(run: Path, streams: tuple[str, ...] = ("",), *, traces: bool = False, within: Path | None = None) -> Footprint:
+def footprint(run: Path, streams: tuple[str, ...] = ("",), *, traces: bool = False) -> Footprint:
     """Return the footprint of the files of ``run`` whose names begin with one of ``streams``; ``traces`` includes raw traces.
 
-    A folder that cannot be listed counts as empty. With ``within``, a folder without links in its own path, ``outside`` is set
-    if a link in the run leads out of that folder.
+    A folder that cannot be listed counts as empty.
     """
-    links: list[str] = []
     entries: list[str] = []
     standing: list[str] = []
     newest = total = 0
     skipped = NOT_SHOWN - {TRACES} if traces else NOT_SHOWN
-    for name, size, modified in sorted(_files(os.fspath(run), links, skipped)):
+    for name, size, modified in sorted(_files(os.fspath(run), skipped)):
         if not name.rpartition("/")[2].startswith(streams):
             continue
         entry = f"{name}\0{size}\0{modified}\n"
@@ -71,23 +67,15 @@ def footprint(run: Path, streams: tuple[str, ...] = ("",), *, traces: bool = Fal
         if not name.rpartition("/")[2].startswith(NO_PROGRESS):
             newest = max(newest, modified)
         total += size
-    outside = None if within is None else next((name for name in sorted(links) if leads_out(run / name, within)), None)
-    return Footprint(_digest(entries), _digest(standing), newest, total, outside)
+    return Footprint(_digest(entries), _digest(standing), newest, total)
 
 
 def _digest(entries: list[str]) -> str:
     return hashlib.blake2b("".join(entries).encode("utf-8", "surrogateescape"), digest_size=12).hexdigest()
 
 
-def leads_out(path: Path, folder: Path) -> bool:
-    """Return whether ``path``, with all links resolved, is outside of ``folder``. The path of ``folder`` must have no links."""
-    if path.parent == folder and not path.is_symlink():
-        return False  # the common case; resolving all links would take several times as long
-    return not Path(os.path.realpath(path)).is_relative_to(folder)
-
-
-def _files(run: str, links: list[str], skipped: Container[str]) -> list[tuple[str, int, int]]:
-    """Return name, size and modification time of each file in ``run``; append the names of links to ``links``."""
+def _files(run: str, skipped: Container[str]) -> list[tuple[str, int, int]]:
+    """Return name, size and modification time of each file in ``run``; those of a link are its own, as no link is followed."""
     found: list[tuple[str, int, int]] = []
     folders = [(run, "")]
     while folders:
@@ -97,16 +85,14 @@ def _files(run: str, links: list[str], skipped: Container[str]) -> list[tuple[st
         except OSError:
             continue
         for entry in entries:
-            if entry.is_symlink():
-                links.append(f"{prefix}{entry.name}")
             if entry.name.startswith(".") or entry.name in skipped:
                 continue  # files that are about to be renamed into place start with a dot
             try:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append((entry.path, f"{prefix}{entry.name}/"))
                 else:
-                    status = entry.stat()
+                    status = entry.stat(follow_symlinks=False)
                     found.append((f"{prefix}{entry.name}", status.st_size, status.st_mtime_ns))
             except OSError:
-                continue  # retention removed it meanwhile, or a link leads nowhere
+                continue  # retention removed it meanwhile
     return found

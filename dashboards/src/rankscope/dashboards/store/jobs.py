@@ -1,6 +1,6 @@
 """Jobs: processes beside the server, so that requests never wait for an analysis, whose memory is released when it ends.
 
-Their state is in the memory of the server, with which they end.
+Their state is in the memory of the server, with which they end. A request only asks: it starts a job or reads how far it is.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -20,11 +20,12 @@ from typing import Final
 import msgspec
 from cachetools import TTLCache
 
-from rankscope.analysis.result.text import size
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError, RunSummary
-from rankscope.dashboards.store.cache import Store, full_disk, in_words
+from rankscope.dashboards.data.viewer import VIEWER
+from rankscope.dashboards.store.cache import ELSEWHERE, Store, in_words
+from rankscope.dashboards.store.endings import CANCELLED, NO_PROGRESS, Ending, ended_silently, too_large
 from rankscope.dashboards.store.memory import memory_left, used_bytes
 from rankscope.dashboards.store.tasks import FOLLOW, State
 
@@ -32,31 +33,48 @@ SLOTS: Final = 2
 """Jobs at a time, without followers of live runs that have been read once; at most one of them on large runs."""
 LARGE_BYTES: Final = 256 << 20
 """Size of a run's files from which a job on it may take gigabytes of memory and all cores."""
-MOST_OF_WHAT_IS_LEFT: Final = 0.9
+MAX_FOLLOWERS: Final = 12
+"""Followers of live runs at a time."""
+SHARE_OF_MEMORY: Final = 0.9
+"""Part of the memory that is left which all jobs together may take."""
 FAILURE_LASTS_S: Final = 60.0
 """Time after which a failed job may be retried."""
 HUNG_AFTER_S: Final = 1800.0
 """Time without any progress after which a job is ended."""
-NOBODY_LOOKS_S: Final = 60.0
-"""Time without a request after which the follower of a live run is ended."""
-CANCELLED: Final = "this was cancelled; it can be asked for again in a minute"
+FOLLOWER_IDLE_TIMEOUT_S: Final = 300.0
+"""Time without a request after which a follower ends. Browsers let hidden tabs poll once a minute."""
+WATCHED_S: Final = 15.0
+"""Time after a request of a page for which its follower gives no room to another one: some intervals of a visible page."""
+WAITS_S: Final = 150.0
+"""Time after a request for which its viewer counts as waiting: two intervals of a hidden tab, and some."""
 
 _LOOK_EVERY_S: Final = 0.1
+_MAX_CANCELLED: Final = 1024
+_MAX_VIEWERS: Final = 256
 
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """A process beside the server and its last report."""
+    """A process beside the server and its last report. Times are of the clock of its ``Jobs``."""
 
     task: str
     subject: str
     large: bool
-    folder: Path
-    """Folder that it fills."""
+    arguments: Sequence[object]
+    asked_s: float
+    """Time of the last request."""
+    heard_s: float
+    """Time of the last report."""
+    watched_s: float = float("-inf")
+    """Time of the last request of a page, in contrast to the list of runs."""
     state: State = field(default_factory=State)
-    cancelled: bool = False
-    looked_s: float = field(default_factory=time.monotonic)
-    """Time of the last request, by the monotonic clock."""
+    folder: Path | None = None
+    """Folder that it fills; ``None`` before its process starts."""
+    used_bytes: int = 0
+    ending: Ending | None = None
+    """Reason why it is being ended; ``None``: it runs."""
+    viewers: dict[str, float] = field(default_factory=dict)
+    """Viewers that wait for it, and the times of their last requests."""
 
     @property
     def standing(self) -> str:
@@ -66,103 +84,178 @@ class Job:
 
 
 class Jobs:
-    """Jobs of one server. ``memory_bytes``: most memory of each of them; ``None``: nearly all that is left when it starts."""
+    """Jobs of one server.
 
-    def __init__(self, store: Store, memory_bytes: int | None = None) -> None:
+    ``memory_bytes``: most memory of all of them together; ``None``: nearly all that is left when one starts.
+    """
+
+    def __init__(self, store: Store, memory_bytes: int | None = None, *, clock_s: Callable[[], float] = time.monotonic) -> None:
         self.store = store
         self._memory_bytes = memory_bytes
+        self._limit_bytes = memory_bytes
+        self._clock_s = clock_s
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}
-        self._failures: TTLCache[str, str] = TTLCache(1024, FAILURE_LASTS_S)
+        self._failures: TTLCache[str, str] = TTLCache(1024, FAILURE_LASTS_S, timer=clock_s)
+        self._cancelled: TTLCache[tuple[str, str], bool] = TTLCache(_MAX_CANCELLED, FAILURE_LASTS_S, timer=clock_s)
+        """Keys of jobs and viewers who do not want to wait for them."""
 
     def result(self, key: str, task: str, arguments: Sequence[object], runs: Sequence[RunSummary]) -> Path:
         """Return the folder of ``key``, or start a job that fills it with a task of ``TASKS``.
 
-        Raises ``NotReadyError`` while it is being filled, ``RankscopeError`` if that failed, and ``OSError``.
+        Raises ``NotReadyError`` while it is being filled, and ``RankscopeError`` if that failed.
         """
+        if (folder := self.store.find(key)) is not None:
+            return folder
         with self._lock:
-            if (found := self.store.find(key)) is not None:
-                return found
             job = self._job(key, task, arguments, runs)
         raise NotReadyError(job.state.progress, key)
 
-    def followed(self, key: str, run: RunSummary) -> tuple[Path, str | None]:
-        """Return the folder to which a live run is followed, and why the last update failed. Raises as ``result``."""
+    def followed(self, key: str, run: RunSummary, *, watched: bool = True) -> Job:
+        """Return the follower of a live run, which has read it. Raises as ``result``. ``watched``: a page shows the run."""
         with self._lock:
-            job = self._job(key, FOLLOW, [run.path], [run])
-            job.looked_s = time.monotonic()
-        if not job.state.updated:
+            job = self._job(key, FOLLOW, [run.path], [run], watched=watched)
+        if job.state.update is None or job.ending is not None:
             raise NotReadyError(Progress("reading the run for the first time"), key)
-        return job.folder, job.state.failure
+        return job
 
-    def cancel(self, key: str) -> None:
-        """End the job that computes ``key``, if there is one."""
+    def follower(self, key: str) -> Job | None:
+        """Return the follower of a run, which has read it and is now asked for; ``None`` if there is none."""
         with self._lock:
-            if (job := self._jobs.get(key)) is not None:
-                job.cancelled = True
+            job = self._jobs.get(key)
+            if job is None or job.state.update is None or (job.ending is not None and job.ending.publish_as is None):
+                return None
+            job.asked_s = self._clock_s()
+        return job
 
-    def _job(self, key: str, task: str, arguments: Sequence[object], runs: Sequence[RunSummary]) -> Job:
+    def end(self, key: str, *, publish_as: str | None = None) -> None:
+        """End a follower; what it has written becomes the folder of the key ``publish_as``."""
+        with self._lock:
+            if (job := self._jobs.get(key)) is not None and job.ending is None:
+                job.ending = Ending(publish_as=publish_as)
+
+    def cancel(self, key: str) -> bool:
+        """Stop waiting of this viewer for the job of ``key``. Return whether it ends, as no other viewer waits for it."""
+        viewer = VIEWER.get()
+        with self._lock:
+            self._cancelled[key, viewer] = True
+            if (job := self._jobs.get(key)) is None:
+                return True
+            job.viewers.pop(viewer, None)
+            now = self._clock_s()
+            if any(now - asked_s <= WAITS_S for asked_s in job.viewers.values()):
+                return False
+            job.ending = job.ending or Ending()
+            return True
+
+    def _job(self, key: str, task: str, arguments: Sequence[object], runs: Sequence[RunSummary], *, watched: bool = True) -> Job:
         """Return the job of ``key``, started if there is none."""
         if (failure := self._failures.get(key)) is not None:
             raise RankscopeError(failure)
+        viewer, now = VIEWER.get(), self._clock_s()
+        if (key, viewer) in self._cancelled:
+            raise RankscopeError(CANCELLED)
         if (job := self._jobs.get(key)) is None:
-            large = sum(run.size_bytes for run in runs) >= LARGE_BYTES
-            running = [job for job in self._jobs.values() if not job.state.updated]
-            ahead = [job for job in running if job.large and large] or (running if len(running) >= SLOTS else [])
-            if ahead:
-                raise NotReadyError(Progress(f"waiting for another analysis: {ahead[0].standing}"))
+            self._make_room(task, sum(run.size_bytes for run in runs) >= LARGE_BYTES, now, watched=watched)
             subject = f"{'run' if len(runs) == 1 else 'runs'} {', '.join(run.name for run in runs)}"
-            job = Job(task, subject, large, self.store.new_folder())
-            try:
-                process, connection = start(task, job.folder, arguments)
-            except OSError:
-                shutil.rmtree(job.folder, ignore_errors=True)
-                raise
-            self._jobs[key] = job
-            threading.Thread(target=self._attend, args=(key, job, process, connection), name=f"job {key}", daemon=True).start()
+            large = sum(run.size_bytes for run in runs) >= LARGE_BYTES
+            job = self._jobs[key] = Job(task, subject, large, arguments, asked_s=now, heard_s=now)
+            threading.Thread(target=self._attend, args=(key, job), name=f"job {key}", daemon=True).start()
+        if len(job.viewers) >= _MAX_VIEWERS:  # a client may make them up
+            job.viewers = {name: asked_s for name, asked_s in job.viewers.items() if now - asked_s <= WATCHED_S}
+        job.asked_s = job.viewers[viewer] = now
+        if watched:
+            job.watched_s = now
         return job
 
-    def _attend(self, key: str, job: Job, process: subprocess.Popen[bytes], connection: Connection) -> None:
-        """Watch a job until its end, and publish its result."""
+    def _make_room(self, task: str, large: bool, now: float, *, watched: bool) -> None:
+        """Check that one more job may start; a follower that pages need less may end for it. Raises ``NotReadyError``."""
+        working = [job for job in self._jobs.values() if job.state.update is None]
+        if ahead := [job for job in working if job.large and large] or (working if len(working) >= SLOTS else []):
+            raise NotReadyError(Progress(f"waiting for another analysis: {ahead[0].standing}"))
+        followers = [job for job in self._jobs.values() if job.task == FOLLOW and job.ending is None]
+        if task != FOLLOW or len(followers) < MAX_FOLLOWERS:
+            return
+        # The list of runs asks for many: it ends no follower that had a request lately.
+        idle = [job for job in followers if now - (job.watched_s if watched else job.asked_s) > WATCHED_S]
+        if not idle:
+            raise NotReadyError(Progress(f"waiting for its turn: {len(followers)} live runs are being followed"))
+        min(idle, key=lambda job: job.asked_s).ending = Ending()
+
+    def _attend(self, key: str, job: Job) -> None:
+        """Run a job until its end, and publish its result."""
+        failure: str | None = None
         try:
-            failure = self._failure(job, process, connection)
-            if failure is None and job.task != FOLLOW:
-                self.store.publish(key, job.folder)
-        except Exception as error:  # noqa: BLE001  without a recorded failure each request would start it again
-            failure = in_words(error, job.folder)
+            job.folder = self.store.new_folder()
+            process, connection = start(job.task, job.folder, job.arguments)
+        except OSError as error:
+            failure = f"{self.store.root}: the cache cannot be used: {error.strerror or error}; {ELSEWHERE}"
+        else:
+            try:
+                ending = self._watch(job, process, connection)
+                failure = ending.failure
+                if (publish_as := key if ending.complete else ending.publish_as) is not None:
+                    self.store.publish(publish_as, job.folder)
+            except Exception as error:  # noqa: BLE001  without a recorded failure each request would start it again
+                failure = in_words(error, job.folder)
+            finally:
+                process.kill()
+                connection.close()
+                process.wait()
         with self._lock:
             del self._jobs[key]
             if failure is not None:
                 self._failures[key] = failure
-        process.kill()
-        connection.close()
-        process.wait()
-        shutil.rmtree(job.folder, ignore_errors=True)
+        if job.folder is not None:
+            shutil.rmtree(job.folder, ignore_errors=True)
 
-    def _failure(self, job: Job, process: subprocess.Popen[bytes], connection: Connection) -> str | None:
-        """Wait for the end of a job, or for a reason to end it. Return why there is no result, ``None`` if there is one."""
-        left = memory_left()
-        limit = self._memory_bytes or (None if left is None else int(MOST_OF_WHAT_IS_LEFT * left))
-        heard_s = time.monotonic()
+    def _watch(self, job: Job, process: subprocess.Popen[bytes], connection: Connection) -> Ending:
+        """Wait for the end of a job, or for a reason to end it."""
+        if self._memory_bytes is None:
+            left = memory_left()
+            with self._lock:
+                used = sum(job.used_bytes for job in self._jobs.values())
+                self._limit_bytes = None if left is None else int(SHARE_OF_MEMORY * (left + used))
         while True:
-            now = time.monotonic()
             if connection.poll(_LOOK_EVERY_S):
                 try:
-                    job.state, heard_s = msgspec.json.decode(connection.recv_bytes(), type=State), now
+                    job.state, job.heard_s = msgspec.json.decode(connection.recv_bytes(), type=State), self._clock_s()
                 except (EOFError, OSError):
                     break
-            if job.cancelled:
-                return CANCELLED
-            if limit is not None and used_bytes(process.pid) > limit:
-                return too_large(limit, given=self._memory_bytes is not None)
-            if job.task == FOLLOW and now - job.looked_s > NOBODY_LOOKS_S:
-                return None
-            if job.task != FOLLOW and now - heard_s > HUNG_AFTER_S:
-                return f"this made no progress for {HUNG_AFTER_S / 60:.0f} minutes and was ended; is the storage of the run slow?"
+            job.used_bytes = used_bytes(process.pid)
+            if (ending := self._ending(job)) is not None:
+                return ending
         status = process.wait()
         if status == 0 and job.state.failure is None:
-            return None
-        return job.state.failure or ended_silently(status, job.folder)
+            return Ending(complete=True)
+        assert job.folder is not None
+        return Ending(job.state.failure or ended_silently(status, job.folder))
+
+    def _ending(self, job: Job) -> Ending | None:
+        """Return why a job must end now; ``None``: it may go on."""
+        with self._lock:
+            self._keep_to_memory()
+        now = self._clock_s()
+        if job.ending is not None:
+            return job.ending
+        if job.task == FOLLOW:
+            return Ending() if now - job.asked_s > FOLLOWER_IDLE_TIMEOUT_S else None
+        return Ending(NO_PROGRESS.format(HUNG_AFTER_S / 60)) if now - job.heard_s > HUNG_AFTER_S else None
+
+    def _keep_to_memory(self) -> None:
+        """Choose what ends if the jobs need too much memory together.
+
+        First comes a job that needs too much by itself, then the follower that was not asked for the longest, then the largest.
+        """
+        running, limit = [job for job in self._jobs.values() if job.ending is None], self._limit_bytes
+        if limit is None or sum(job.used_bytes for job in running) <= limit:
+            return
+        alone = [job for job in running if job.used_bytes > limit]
+        followers = sorted((job for job in running if job.task == FOLLOW), key=lambda job: (job.watched_s, job.asked_s))
+        job = (alone or followers or sorted(running, key=lambda job: -job.used_bytes))[0]
+        # A page that is shown would start its follower again at once, and in vain.
+        needed = bool(alone) or job.task != FOLLOW or self._clock_s() - job.asked_s <= WATCHED_S
+        job.ending = Ending(too_large(limit, given=self._memory_bytes is not None, alone=bool(alone)) if needed else None)
 
 
 def start(task: str, folder: Path, arguments: Sequence[object]) -> tuple[subprocess.Popen[bytes], Connection]:
@@ -175,22 +268,3 @@ def start(task: str, folder: Path, arguments: Sequence[object]) -> tuple[subproc
             [str(part) for part in command], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
         )
     return process, ours
-
-
-def too_large(limit: int, *, given: bool) -> str:
-    """Return why a job with more memory than ``limit`` was ended. ``given``: the operator has set the limit."""
-    why = "as --memory says" if given else "nearly all that was left when it began"
-    return (
-        f"this was ended because it needs more than {size(limit)} of memory, {why}; start the dashboard where more is free"
-        f"{', or with a larger --memory' if given else ''}"
-    )
-
-
-def ended_silently(status: int, folder: Path) -> str:
-    """Return why a process that writes into ``folder`` may have ended with ``status`` without a reason of its own."""
-    if (full := full_disk(folder)) is not None:
-        return full
-    if status < 0:
-        why = "as processes are when memory is short: see the kernel's log, or try again in a minute"
-        return f"this was killed (signal {-status}), {why}"
-    return f"this ended without a result (status {status}); the log of the dashboard may say why"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,12 @@ from urllib.parse import urlsplit
 
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.text import ranks_text
-from rankscope.dashboards.data.memo import Memo
+from rankscope.dashboards.data.background import BackgroundAnswers
+from rankscope.dashboards.data.memory_cache import MemoryCache, adaptive
 from rankscope.dashboards.data.source import RunSummary, Status, UnknownRunError
-from rankscope.dashboards.model.page import MAX_BADGE
-from rankscope.dashboards.store.footprint import Footprint, footprint, leads_out
-from rankscope.dashboards.words.inert import MAX_TEXT, shown
+from rankscope.dashboards.model.line import MAX_BADGE
+from rankscope.dashboards.store.footprint import Footprint, footprint
+from rankscope.dashboards.words.inert import MAX_TEXT, sanitize
 from rankscope.runs.named import runs_in
 from rankscope.runs.reader import RunReader, is_visible_run
 from rankscope.runs.records import RunInfo
@@ -28,21 +30,30 @@ MOST_TRACKERS: Final = 4
 MOST_ADDRESS: Final = 2_000
 """Maximum length of the address of such a link."""
 
+FEW_RUNS: Final = 20
+"""Most runs that are looked at within a request."""
+
 _QUICK_LOOK_S: Final = 0.02
 """Duration of a look at a run's files that allows one look per second, so that looks take at most 2 % of a worker."""
-
-_KEPT: Final = 1 << 15
-"""Most cached runs; in a folder with more, some are read again at each listing."""
 
 
 class RunFolder:
     """A run directory, or a folder whose sub-folders are run directories.
 
     A page makes many requests, so the state of a run's files is cached for ``look_again_s``, and proportionally longer if the
-    look is slow, as for 1,024 ranks (50 to 200 ms). Raises ``InputError`` if ``path`` is not a readable folder.
+    look is slow, as for 1,024 ranks (50 to 200 ms). ``in_background``: many runs are looked at in a thread, and requests get the
+    last list meanwhile. Raises ``InputError`` if ``path`` is not a readable folder.
     """
 
-    def __init__(self, path: Path, *, clock_s: Callable[[], float], look_again_s: float) -> None:
+    def __init__(
+        self,
+        path: Path,
+        cache: MemoryCache | None = None,
+        *,
+        clock_s: Callable[[], float],
+        look_again_s: float,
+        in_background: bool = False,
+    ) -> None:
         try:
             if not path.exists():
                 raise InputError(path, "no such file or folder; name the folder of your runs, or record one with `rankscope run`")
@@ -52,22 +63,41 @@ class RunFolder:
         except OSError as error:
             raise InputError(path, error.strerror or str(error)) from error
         self.path = path.resolve()
-        self._leads_out = f"a symbolic link that leads out of {self.path}"
         self._clock_s = clock_s
         self._look_again_s = look_again_s
-        self._looked = Memo(_KEPT)
+        self._cache = cache = cache or MemoryCache()
+        files = "the file system for the runs"
+        self._lists = BackgroundAnswers(cache, "list of runs", files, lifetime_s=adaptive) if in_background else None
+        self.has_many = False
+        """True if there are too many runs to look at all of them within a request."""
         self._where: dict[str, Path] = {}
         """Folder in which a run was last seen, so that a request for one run does not read all runs."""
-        self._summaries = Memo(_KEPT)
 
     def runs(self) -> list[RunSummary]:
         """Return all runs: the live ones, then the others, newest first.
 
         Of two folders with the same run id the one that was written last is the run, and the other one is reported as a problem.
         """
+        lists = self._lists
+        if lists is None or (not self.has_many and len(self._folders()) <= FEW_RUNS):
+            return self._listed()
+        self.has_many = True
+        listed = lists.get("", "", self._listed_or_why)
+        if isinstance(listed, RankscopeError):
+            raise listed
+        return list(listed)
+
+    def _listed_or_why(self) -> list[RunSummary] | RankscopeError:
+        try:
+            return self._listed()
+        except RankscopeError as error:
+            return error
+
+    def _listed(self) -> list[RunSummary]:
         found: dict[str, RunSummary] = {}
         problems: list[tuple[RunSummary, str]] = []
-        for summary in sorted(map(self._summary, self._folders()), key=lambda run: -(run.last_write_unix_ns or 0)):
+        by_path = {summary.path: summary for summary in map(self._summary, self._folders())}  # a link to a run is that run
+        for summary in sorted(by_path.values(), key=lambda run: -(run.last_write_unix_ns or 0)):
             if summary.problem is not None:
                 problems.append((summary, summary.problem))
             elif (first := found.setdefault(summary.run_id, summary)) is not summary:
@@ -99,14 +129,15 @@ class RunFolder:
             raise InputError(self.path, error.strerror or str(error)) from error
 
     def _summary(self, folder: Path) -> RunSummary:
-        if leads_out(folder, self.path):
-            return _unreadable(folder, "outside", f"{folder}: {self._leads_out}. Nothing of it is shown")
+        if folder.is_symlink():
+            real = Path(os.path.realpath(folder))
+            if not real.is_relative_to(self.path):
+                problem = f"{folder}: a symbolic link that leads out of {self.path}. Nothing of it is shown"
+                return _unreadable(folder, "outside", problem)
+            folder = real
         print_ = self._footprint(folder)
-        if print_.outside is not None:
-            problem = f"{folder / print_.outside}: {self._leads_out}. Nothing of this run is shown"
-            return _unreadable(folder, f"outside {print_.revision}", problem)
         # The summary of 1,024 ranks takes 80 ms, and in a live run only the streams change.
-        read = self._summaries.get(str(folder), print_.standing, lambda: _summed_up(folder, print_))
+        read = self._cache.get("summary", str(folder), print_.standing, lambda: _summed_up(folder, print_))
         if read.problem is None:
             read = replace(read, revision=print_.revision, last_write_unix_ns=print_.newest_unix_ns, size_bytes=print_.size_bytes)
         if read.status == "live" and self._clock_s() - print_.newest_unix_ns / 1e9 > SILENT_AFTER_S:
@@ -118,12 +149,12 @@ class RunFolder:
         def lifetime_s(cost_s: float) -> float:
             return self._look_again_s * max(1.0, cost_s / _QUICK_LOOK_S)
 
-        return self._looked.get(str(folder), "", lambda: footprint(folder, within=self.path), lifetime_s=lifetime_s)
+        return self._cache.get("footprint", str(folder), "", lambda: footprint(folder), lifetime_s=lifetime_s)
 
 
 def _summed_up(folder: Path, print_: Footprint) -> RunSummary:
     try:
-        reader = RunReader(folder)
+        reader = RunReader(folder, links=False)
         attempts = reader.attempts()
         last = attempts[-1] if attempts else 0
         ranks = reader.ranks(last) if attempts else []
@@ -144,7 +175,7 @@ def _summed_up(folder: Path, print_: Footprint) -> RunSummary:
         status = "failed" if losses else "finished"
     return RunSummary(
         run_id=reader.info.run_id,
-        name=shown(reader.info.name),
+        name=sanitize(reader.info.name),
         path=str(folder),
         revision=print_.revision,
         status=status,
@@ -164,7 +195,7 @@ def _summed_up(folder: Path, print_: Footprint) -> RunSummary:
 
 def _trackers(info: RunInfo) -> tuple[tuple[str, str], ...]:
     """Return the trackers whose addresses are web addresses: anything may be in the file."""
-    found = [(shown(name, MAX_BADGE), url) for name, url in info.trackers.items() if _is_web_address(url)]
+    found = [(sanitize(name, MAX_BADGE), url) for name, url in info.trackers.items() if _is_web_address(url)]
     return tuple(found[:MOST_TRACKERS])
 
 
@@ -185,9 +216,9 @@ def _named(ranks: list[int], of: int) -> str:
 def _unreadable(folder: Path, revision: str, problem: str) -> RunSummary:
     return RunSummary(
         run_id=folder.name,
-        name=shown(folder.name),
+        name=sanitize(folder.name),
         path=str(folder),
         revision=revision,
         status="unreadable",
-        problem=shown(problem, MAX_TEXT),
+        problem=sanitize(problem, MAX_TEXT),
     )

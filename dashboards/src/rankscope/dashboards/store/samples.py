@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.hardware import bare
 from rankscope.analysis.evidence.steps import StepTable
+from rankscope.base.atomic_files import replace_file
 from rankscope.dashboards.data.events import (
     LINKS,
     THROTTLES,
@@ -40,7 +41,6 @@ from rankscope.dashboards.data.hardware import (
 )
 from rankscope.dashboards.data.metrics import WHY_UNKNOWN, of_origin
 from rankscope.dashboards.data.topology import natural
-from rankscope.dashboards.data.whole import replace_file
 from rankscope.runs.records import HardwareSample, RankInfo
 
 EVENTS: Final = "events.json"
@@ -173,8 +173,8 @@ class Samples:
             clock_host=self._write_clock(clocks),
         )
         events = msgspec.structs.replace(placed(self._events(gpus), clocks), why_none=index.why_none)
-        replace_file(self._folder / INDEX, msgspec.json.encode(index))
-        replace_file(self._folder / EVENTS, msgspec.json.encode(events))
+        replace_file(self._folder / INDEX, msgspec.json.encode(index), sync=False)
+        replace_file(self._folder / EVENTS, msgspec.json.encode(events), sync=False)
 
     def _write_clock(self, clocks: Mapping[str, StepClock]) -> str | None:
         """Write the clock of the host with the most step starts and return that host; ``None``: no host has any."""
@@ -185,7 +185,7 @@ class Samples:
         steps, first = np.unique(clocks[host].steps[known], return_index=True)
         # Times must ascend even if the clock was set back.
         starts = np.maximum.accumulate(clocks[host].starts_ns[known][first])
-        replace_file(self._folder / CLOCK, np.stack([steps, starts]).tobytes())
+        replace_file(self._folder / CLOCK, np.stack([steps, starts]).tobytes(), sync=False)
         return host
 
     def _told(self, infos: Mapping[int, RankInfo]) -> Iterator[Gpu]:

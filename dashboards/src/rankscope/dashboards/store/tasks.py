@@ -16,15 +16,15 @@ from typing import Final
 import msgspec
 
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.alerts.replay import make_replay
 from rankscope.dashboards.compare.data import compare_runs
 from rankscope.dashboards.data.progress import Progress, Tell
 from rankscope.dashboards.store.cache import in_words
 from rankscope.dashboards.store.derive import derive
-from rankscope.dashboards.store.follow import follow
-from rankscope.dashboards.timeline.laying import derive_window
+from rankscope.dashboards.store.follow import Update, follow
+from rankscope.dashboards.timeline.build_window import derive_window
 from rankscope.dashboards.timeline.windows import export_window, find_windows
 from rankscope.dashboards.whatif.data import make_scenarios
+from rankscope.runs.run_files import confine
 
 FOLLOW: Final = "follow"
 """Task that does not end by itself; it reports each update of its folder."""
@@ -37,12 +37,12 @@ Task = Callable[[Sequence[str], Path, Tell], None]
 
 
 class State(msgspec.Struct, frozen=True):
-    """Report of a process. ``failure``: reason why the task, or the last update of a live run, failed: one line for the user."""
+    """Report of a process. ``failure``: reason why the task failed, one line for the user."""
 
     progress: Progress = Progress("starting")
     failure: str | None = None
-    updated: bool = False
-    """True if the task ``FOLLOW`` has read the run."""
+    update: Update | None = None
+    """Last update by the task ``FOLLOW``; ``None`` before it has read the run."""
 
 
 def _compare(arguments: Sequence[str], folder: Path, tell: Tell) -> None:
@@ -72,13 +72,14 @@ TASKS: Final[Mapping[str, Task]] = {
     "windows": _of_run(find_windows),
     "window": _of_window(derive_window),
     "perfetto": _of_window(export_window),
-    "replay": _of_run(make_replay),
 }
 """Tasks by name."""
 
 
 def main(server: Connection, task: str, folder: Path, arguments: Sequence[str]) -> None:
     """Run a task and report to the server, with which this process ends."""
+    # The server has checked where these runs are; another user could replace one by a link meanwhile.
+    confine([Path(run) for run in arguments if Path(run).is_absolute()])
     threading.Thread(target=_end_with, args=(server, folder), name="end with the server", daemon=True).start()
     with contextlib.suppress(OSError):  # not Linux, or not permitted
         Path("/proc/self/oom_score_adj").write_text("500")  # the kernel ends this process before the server and a training job
@@ -91,7 +92,7 @@ def main(server: Connection, task: str, folder: Path, arguments: Sequence[str]) 
 
     try:
         if task == FOLLOW:
-            follow(Path(arguments[0]), folder, lambda failure: send(State(failure=failure, updated=True)))
+            follow(Path(arguments[0]), folder, lambda update: send(State(update=update)))
         else:
             TASKS[task](arguments, folder, _Throttle(send))
     except (RankscopeError, OSError, MemoryError) as error:

@@ -21,10 +21,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.base.atomic_files import replace_file
 from rankscope.base.errors import InputError
 from rankscope.dashboards.data.metrics import worst_of
 from rankscope.dashboards.data.source import StepPart
-from rankscope.dashboards.data.whole import replace_file
 
 BLOCK_STEPS: Final = 256
 LEVELS: Final = (1, 16, BLOCK_STEPS)
@@ -213,9 +213,9 @@ class TileWriter:
         """Make the written values visible to readers, and delete files of older generations."""
         steps = f"steps.{self._generation}.i64"
         # Replaced, not overwritten: a reader between the two would find it cut off.
-        replace_file(self.folder / steps, self._steps.tobytes())
+        replace_file(self.folder / steps, self._steps.tobytes(), sync=False)
         meta = TilesMeta(self._ranks, len(self._steps), sorted(self._metrics), self._generation)
-        replace_file(self.folder / _META, msgspec.json.encode(meta))
+        replace_file(self.folder / _META, msgspec.json.encode(meta), sync=False)
         for file in self.folder.glob("*.*.*"):
             if f".{self._generation}." not in file.name and file.suffix in (".f32", ".i64"):
                 file.unlink(missing_ok=True)

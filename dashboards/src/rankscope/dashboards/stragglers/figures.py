@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from html import escape
 from typing import Any, Final
 
 import numpy as np
@@ -116,7 +115,7 @@ def wait_matrix(group: WaitGroup, colors: Palette, *, marked: Collection[str] = 
         return note(NO_WAIT_IN_GROUP, colors)
     size, unit = time_unit(float(np.nanmax(cells)))
     count, what = len(group.names), "host" if group.by_host else "rank"
-    names = [escape(name) for name in group.names]
+    names = [plotly_text(name) for name in group.names]
     worst = [f", most for rank {rank}" if group.by_host else "" for rank in group.worst]
     figure = go.Figure(
         go.Heatmap(
@@ -139,7 +138,7 @@ def wait_matrix(group: WaitGroup, colors: Palette, *, marked: Collection[str] = 
         "type": "category",
         "tickmode": "array",
         "tickvals": list(shown),
-        "ticktext": [escape(name if len(name) <= _NAME else f"{name[:_NAME]}…") for name in (group.names[at] for at in shown)],
+        "ticktext": [plotly_text(group.names[at], _NAME + 1) for at in shown],
         "showgrid": False,
         "zeroline": False,
     }

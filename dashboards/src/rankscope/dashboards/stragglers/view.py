@@ -293,6 +293,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                 Legend([("exposed_communication", "Cost time"), ("overlap", "Hidden by compute")]),
                 Figure(
                     name="imposed-bars",
+                    reads=("rank", "rows"),
                     label="Bars of the wait each rank imposed on the others",
                     draw=partial(_imposed, run, state),
                     pick=partial(_rank_of_bar, lambda: [row.rank for row in _imposed_rows(run, state)], hosts, state),
@@ -304,11 +305,13 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             name="waits",
             title="Who waited for whom",
             help="Ranks that waited (columns) and the ranks they waited for (rows). Prominent row: many waited for this rank. "
-            "Grey: no rank waits for itself. Click a cell to pick the rank of its row, or enter its number.",
+            "Grey: no rank waits for itself.",
+            use="Click a cell to pick the rank of its row, or enter its number.",
             blocks=[
                 Part("about-matrix", lambda: _about_matrix(run, state)),
                 Figure(
                     name="wait-matrix",
+                    reads=("rank", "rows", "group"),
                     label="Heat map of who waited how long for whom within the process group",
                     draw=partial(_matrix, run, state),
                     height=360,
@@ -325,6 +328,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             blocks=[
                 Figure(
                     name="cause-bars",
+                    reads=("rank", "rows"),
                     label="Stacked bars of the wait each rank imposed, by cause",
                     draw=partial(_cause_bars, run, state),
                     height=300,
@@ -340,6 +344,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             blocks=[
                 Figure(
                     name="cause-timeline",
+                    reads=(),
                     label="Stacked bars of the imposed wait per step, by cause, over the steps of the run",
                     draw=partial(_timeline, run, state),
                     height=300,
@@ -350,10 +355,12 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             name="rank-costs",
             title="What every rank cost",
             help="Summed over all ranks that waited, so it can exceed the duration of the run. Direct and knock-on waits are "
-            "known of profiled steps only. Click a row to pick its rank.",
+            "known of profiled steps only.",
+            use="Click a row to pick its rank.",
             blocks=[
                 Table(
                     name="rank-costs",
+                    reads=("rows",),
                     columns=COLUMNS if hosts is None else HOST_COLUMNS,
                     rows=lambda: _rank_costs(run, state),
                     file_name=f"rankscope-{run.summary.run_id}-rank-costs",

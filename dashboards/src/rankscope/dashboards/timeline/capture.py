@@ -12,7 +12,7 @@ import msgspec
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.source import RunSource, RunSummary
 from rankscope.dashboards.web.access import NotAllowedError
-from rankscope.dashboards.words.inert import MAX_TEXT, shown
+from rankscope.dashboards.words.inert import MAX_TEXT, sanitize
 from rankscope.runs.control import MAX_AGE_SECONDS, MAX_STEPS, new_request, post, read_answer
 from rankscope.runs.control_names import REQUEST_ID, made_ns, request_name
 from rankscope.runs.paths import control_dir
@@ -61,11 +61,11 @@ def request_capture(source: RunSource, run_id: str, steps: int, *, user: str | N
     request = new_request("capture", steps=steps, note=_BY if user is None else f"{_BY} by {user}")
     folder = control_dir(Path(run.path))
     if folder.is_symlink():
-        raise NotAllowedError(f"{shown(str(folder), MAX_TEXT)}: a symbolic link; no job takes requests from there")
+        raise NotAllowedError(f"{sanitize(str(folder), MAX_TEXT)}: a symbolic link; no job takes requests from there")
     try:
         post(Path(run.path), request)
     except OSError as error:
-        where, why = shown(str(error.filename or folder), MAX_TEXT), error.strerror or str(error)
+        where, why = sanitize(str(error.filename or folder), MAX_TEXT), error.strerror or str(error)
         raise NotAllowedError(f"{where}: cannot write a request here: {why}; requests need write access to the run") from error
     return Requested(request_id=request.id, run_id=run_id, state="asked", steps=steps)
 
@@ -84,7 +84,7 @@ def capture_state(source: RunSource, run_id: str, request_id: str) -> Requested:
             state="accepted" if answer.accepted else "refused",
             first_step=answer.first_step,
             last_step=answer.last_step,
-            reason=None if answer.accepted else shown(answer.reason or "no reason given", MAX_TEXT),
+            reason=None if answer.accepted else sanitize(answer.reason or "no reason given", MAX_TEXT),
         )
     if not (folder / request_name(request_id)).is_file():
         raise UnknownRequestError("there is no such request; it was taken back, or cleared away as old")

@@ -11,7 +11,7 @@ import numpy as np
 
 from rankscope.analysis.perfetto.result import ExportClock
 from rankscope.base.errors import InputError
-from rankscope.dashboards.data.whole import read_arrays, read_json
+from rankscope.dashboards.data.cached_files import read_arrays, read_json
 from rankscope.dashboards.timeline.parts import Numbers, Parts
 
 ABOUT: Final = "window.json"

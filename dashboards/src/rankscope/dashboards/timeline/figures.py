@@ -10,6 +10,7 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
+from rankscope.base.text import shortened
 from rankscope.dashboards.charts.bars import Look, row_bars
 from rankscope.dashboards.charts.frame import framed, hatched, note, rank_label, readable, rows_axis
 from rankscope.dashboards.charts.palette import Palette
@@ -196,7 +197,7 @@ def _add_bars(figure: go.Figure, lanes: Lanes, colors: Palette) -> None:
             width=0.86,
             name=label,
             marker=_marker(kind, colors),
-            text=[_short(name) for name in names],
+            text=[shortened(name, 28) for name in names],
             textposition="inside",
             insidetextanchor="start",
             textangle=0,
@@ -207,10 +208,6 @@ def _add_bars(figure: go.Figure, lanes: Lanes, colors: Palette) -> None:
             ],
             hoverinfo="text",
         )
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 28 else f"{name[:27]}…"
 
 
 def _marker(kind: int, colors: Palette) -> dict[str, Any]:

@@ -34,8 +34,8 @@ def kernel_section(run: RunData, state: PageState, window: Window) -> Block:
     return Section(
         name="kernels",
         title=f"What rank {rank} ran in {where}" if rank is not None else "What ran",
-        help=f"The costliest kernels (CUDA) or operators (CPU), per step in which they were recorded.{other} "
-        "Pick a rank above, and a step in Ranks × steps.",
+        help=f"The costliest kernels (CUDA) or operators (CPU), per step in which they were recorded.{other}",
+        use="Pick a rank above, and a step in Ranks × steps.",
         blocks=[
             Table(
                 name="kernels",

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import html
 from typing import Final
 
 import numpy as np
 
-from rankscope.analysis.perfetto.chrome_json import inert
 from rankscope.analysis.perfetto.step_tracks import phases_in_order
 from rankscope.analysis.result.text import size
 from rankscope.analysis.trace.intervals import EMPTY
@@ -16,6 +14,7 @@ from rankscope.dashboards.timeline.data import Collective, WindowData
 from rankscope.dashboards.timeline.figures import FIRST_PHASE, MOST_LANES, Lanes
 from rankscope.dashboards.timeline.parts import NOBODY, Kind, Numbers, Parts, Recorded, joined, parts_of
 from rankscope.dashboards.timeline.windows import Window
+from rankscope.dashboards.words.inert import plotly_text
 from rankscope.runs.records import PHASES
 
 DETAIL_UP_TO: Final = 4
@@ -32,7 +31,7 @@ def lanes_of(run: RunData, window: Window, data: WindowData, *, picked: int | No
     parts: list[Parts] = []
     for rank in detailed:
         for name, found in _detail(run, window, data, rank):
-            labels.append(_inert(name) or f"rank {rank}")
+            labels.append(plotly_text(name) or f"rank {rank}")
             of_ranks.append(rank)
             parts.append(_as_lane(found.of(np.array([0]), first, past), len(labels) - 1))
     top = len(labels)
@@ -42,13 +41,8 @@ def lanes_of(run: RunData, window: Window, data: WindowData, *, picked: int | No
         parts.append(Parts(overview.lane + len(labels), overview.start, overview.end, overview.kind, overview.about))
         labels += [f"rank {ranks[row]}" for row in rows.tolist()]
         of_ranks += [ranks[row] for row in rows.tolist()]
-    texts = [_inert(name) for name in (*map(described, data.about.collectives), *data.about.names)]
+    texts = [plotly_text(name) for name in (*map(described, data.about.collectives), *data.about.names)]
     return Lanes(labels, joined(parts), texts, of_ranks, picked, top), each
-
-
-def _inert(name: str) -> str:
-    """Escape a name from a trace or run, because Plotly interprets some HTML."""
-    return html.escape(inert(name), quote=False)
 
 
 def representatives(parts: Parts, count: int) -> tuple[Numbers, int]:

@@ -16,8 +16,9 @@ from rankscope.analysis.trace.work import COMMUNICATION, COMPUTE, Work, work_eve
 from rankscope.base.errors import InputError
 from rankscope.dashboards.timeline.data import Events
 from rankscope.dashboards.timeline.parts import Kind, Numbers
-from rankscope.dashboards.words.inert import MAX_TEXT, shown
+from rankscope.dashboards.words.inert import MAX_TEXT, sanitize
 from rankscope.runs.paths import rank_dir
+from rankscope.runs.run_files import list_run_folder
 
 MOST_RANKS: Final = 32
 """Most ranks whose raw traces are read, lowest ranks first: each takes a second or more."""
@@ -43,9 +44,9 @@ class RawEvents:
     def read(self, rank: int, file: Path) -> None:
         """Read one trace of a rank; an unreadable trace is added to ``problems``."""
         try:
-            trace = read_trace(file, detail=False)
+            trace = read_trace(file, detail=False, of_run=True)
         except InputError as error:
-            self.problems.append(shown(str(error), MAX_TEXT))
+            self.problems.append(sanitize(str(error), MAX_TEXT))
             return
         found = work_events(trace)
         if (before := self.work.get(rank)) is None:
@@ -97,13 +98,11 @@ def kept_files(run: Path, attempt: int, ranks: Iterable[int], steps: range) -> I
     for rank in ranks:
         folder = rank_dir(run, attempt, rank) / "traces"
         try:
-            files = [
-                file for file in sorted(folder.iterdir()) if (is_kept := _KEPT.fullmatch(file.name)) and int(is_kept[1]) in steps
-            ]
+            names = [name for name in list_run_folder(folder) if (is_kept := _KEPT.fullmatch(name)) and int(is_kept[1]) in steps]
         except OSError:
-            continue  # none was kept
-        if files:
+            continue  # none was kept, or it is a link
+        if names:
             having += 1
-            yield from ((rank, file) for file in files)
+            yield from ((rank, folder / name) for name in sorted(names))
         if having == MOST_RANKS:
             return

@@ -66,17 +66,17 @@ def export_panel(run: RunSummary, window: Window | None, perfetto_url: str | Non
     )
 
 
-def capture_panel(run: RunSummary) -> Block:
-    """Return the panel that requests a capture of the next steps of a live run."""
+def capture_panel(run: RunSummary, *, may_capture: bool) -> Block:
+    """Return the panel that requests a capture of the next steps of a live run; without the button where it is refused."""
+    request = Request(
+        [("Request a capture", "capture", f"/api{run_path(run.run_id)}/capture")], ("capture-steps", "Steps", STEPS, MAX_STEPS)
+    )
     return Section(
         name="capture",
         title="Request a capture",
         help="All ranks profile the same steps, a few seconds ahead. The new window then appears in the list of windows.",
         blocks=[
-            Request(
-                [("Request a capture", "capture", f"/api{run_path(run.run_id)}/capture")],
-                ("capture-steps", "Steps", STEPS, MAX_STEPS),
-            ),
+            *([request] if may_capture else []),
             Advice(f"On the command line: rankscope capture {shlex.quote(run.path)} --steps {STEPS}"),
         ],
     )
@@ -289,7 +289,7 @@ def _zoom(state: PageState, across: tuple[float, float] | None) -> PageState:
 def _blocks(run: RunData, state: PageState) -> list[Block]:
     windows = run.source.windows(run.summary)
     goes_on = run.summary.status in GOING_ON
-    capture = [capture_panel(run.summary)] if goes_on else []
+    capture = [capture_panel(run.summary, may_capture=run.may_capture)] if goes_on else []
     if not windows.windows:
         return [
             Section(
@@ -314,12 +314,14 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         Section(
             name="timeline",
             title="What every rank did when",
-            help="All ranks on one clock. Drag to zoom, down to single events; double-click to see all again. "
+            help="All ranks on one clock.",
+            use="Drag to zoom, down to single events; double-click to see all again. "
             "Click a collective to see it on all ranks, any other part to pick its rank and see its groups and streams.",
             blocks=[
                 Part("timeline-legend", lambda: _legend(run, state)),
                 Figure(
                     name="timeline-lanes",
+                    reads=("window", "span", "rank", "collective"),
                     label="Lanes of all ranks over the time of the window, by what the time was spent on",
                     draw=partial(_picture, run, state),
                     height=420,
@@ -339,6 +341,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                 Legend([("straggler_wait", "Waiting"), ("exposed_communication", "Transfer"), ("unmatched", "Both")]),
                 Figure(
                     name="timeline-arrival",
+                    reads=("window", "rank", "collective"),
                     label="Bars of every rank in the collective, from its arrival to its end",
                     draw=partial(_arrivals, run, state),
                 ),

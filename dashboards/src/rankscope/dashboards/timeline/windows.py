@@ -13,8 +13,8 @@ from rankscope.analysis.captured import step_records
 from rankscope.analysis.perfetto.export import export_perfetto
 from rankscope.analysis.perfetto.selection import Selection
 from rankscope.analysis.trace.possible import is_possible_breakdown
+from rankscope.dashboards.data.cached_files import read_json
 from rankscope.dashboards.data.progress import Progress, Tell
-from rankscope.dashboards.data.whole import read_json
 from rankscope.dashboards.words.inert import inert_record
 from rankscope.runs.control import MAX_STEPS
 from rankscope.runs.paths import attempt_dir
@@ -90,12 +90,12 @@ def _in_a_row(attempt: int, seen: dict[int, tuple[int, int]]) -> list[Window]:
 
 def steps_of(run: Path, rank: int, window: Window) -> list[StepRecord]:
     """Return the step records of ``rank`` in ``window``. Raises ``RankscopeError``."""
-    return step_records(RunReader(run), window.attempt, rank, range(window.first, window.past))
+    return step_records(RunReader(run, links=False), window.attempt, rank, range(window.first, window.past))
 
 
 def kernels_of(run: Path, rank: int, window: Window) -> list[KernelRecord]:
     """Return the costliest kernels of ``rank`` in ``window``, their names made inert. Raises ``RankscopeError``."""
-    found = RunReader(run).kernels(window.attempt, rank)
+    found = RunReader(run, links=False).kernels(window.attempt, rank)
     return [inert_record(one) for one in found if window.first <= one.step < window.past]
 
 

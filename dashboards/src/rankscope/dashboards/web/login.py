@@ -49,7 +49,7 @@ def register(server: flask.Flask, config: DashboardConfig) -> None:
             max_age=SESSION_S,
             httponly=True,
             samesite="Lax",
-            secure=_is_https(flask.request),
+            secure=is_https(flask.request),
         )
         return redirect
 
@@ -64,7 +64,7 @@ def register(server: flask.Flask, config: DashboardConfig) -> None:
     server.add_url_rule(LOGOUT, "log_out", log_out, methods=["POST"])
 
 
-def _is_https(request: flask.Request) -> bool:
+def is_https(request: flask.Request) -> bool:
     """Return whether the browser uses HTTPS, by the last proxy's word. Whoever makes that up only loses a cookie of their own."""
     return request.is_secure or request.headers.get("X-Forwarded-Proto", "").rpartition(",")[2].strip().lower() == "https"
 

@@ -7,15 +7,23 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
-from typing import Any, Final
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final
 
 import dash
 from gunicorn.app.base import BaseApplication  # type: ignore[import-untyped]
 
+from rankscope.dashboards.web.security import HEALTHY
 from rankscope.runs.decoders import make_decoders
 
-_THREADS: Final = 8
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+_THREADS: Final = 64
+"""Connections that are read or written at a time: browsers open some in advance without a request, and readers may be slow."""
+_REQUESTS: Final = 8
+"""Requests that are answered at a time."""
 _ARENA_MAX: Final = -8  # M_ARENA_MAX of malloc.h
 _ARENAS: Final = 2
 
@@ -48,7 +56,20 @@ class _Server(BaseApplication):  # type: ignore[misc]
 
     def load(self) -> Any:
         """Return the WSGI application."""
-        return self._app.server
+        return answering(self._app.server, _REQUESTS)
+
+
+def answering(app: WSGIApplication, requests: int) -> WSGIApplication:
+    """Return ``app`` with at most so many requests at a time; a health check takes its turn before all of them."""
+    slots = threading.BoundedSemaphore(requests)
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if environ.get("PATH_INFO") == HEALTHY:
+            return app(environ, start_response)
+        with slots:  # released before the answer is sent
+            return app(environ, start_response)
+
+    return answer
 
 
 def _end_at_once(_worker: object) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 
 import flask
 
-from rankscope.dashboards.words.inert import shown
+from rankscope.dashboards.words.inert import sanitize
 
 Network = IPv4Network | IPv6Network
 
@@ -52,7 +52,7 @@ class TrustedProxy:
         """Return the user that the proxy reports, ``None`` if the request does not come from it or names no user."""
         if not self.is_sender(request):
             return None
-        return shown(request.headers.get(self.header, "").strip(), MAX_USER) or None
+        return sanitize(request.headers.get(self.header, "").strip(), MAX_USER) or None
 
 
 def _network(text: str) -> Network:

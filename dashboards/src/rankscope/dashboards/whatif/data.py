@@ -19,8 +19,8 @@ from rankscope.analysis.whatif.step_scenarios import MOST_CAUSES, MOST_RANKS, Co
 from rankscope.base.errors import InputError
 from rankscope.base.process import collector_paused
 from rankscope.base.text import shortened
+from rankscope.dashboards.data.cached_files import read_json
 from rankscope.dashboards.data.progress import Progress, Tell
-from rankscope.dashboards.data.whole import read_json
 from rankscope.dashboards.model.state import host_item
 from rankscope.dashboards.words.causes import CAUSES
 from rankscope.dashboards.words.inert import inert_record
@@ -104,7 +104,7 @@ ALL: Final = "all"
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Removable:
     """One removable item of the what-if."""
 
     item: str
@@ -114,15 +114,15 @@ class Piece:
     effect: Effect
 
 
-def pieces(result: WhatIf) -> list[Piece]:
+def removables(result: WhatIf) -> list[Removable]:
     """Return all removable items of an answer, within each kind by slowdown, largest first."""
     phases = result.source.evidence == "steps"
     return [
-        *(Piece(f"rank:{row.rank}", "rank", f"rank {row.rank}", row) for row in result.by_rank),
-        *(Piece(host_item(row.host), "host", f"host {shortened(row.host, _HOST_LETTERS)}", row) for row in result.by_host),
-        *(Piece(f"stage:{row.stage}", "stage", f"stage {row.stage}", row) for row in result.by_stage),
-        *(Piece(f"cause:{row.cause}", "cause", CAUSES[row.cause].label, row) for row in result.by_cause),
-        *(Piece(f"op:{row.op}", "phase" if phases else "operation", row.op.replace("_", " "), row) for row in result.by_op),
+        *(Removable(f"rank:{row.rank}", "rank", f"rank {row.rank}", row) for row in result.by_rank),
+        *(Removable(host_item(row.host), "host", f"host {shortened(row.host, _HOST_LETTERS)}", row) for row in result.by_host),
+        *(Removable(f"stage:{row.stage}", "stage", f"stage {row.stage}", row) for row in result.by_stage),
+        *(Removable(f"cause:{row.cause}", "cause", CAUSES[row.cause].label, row) for row in result.by_cause),
+        *(Removable(f"op:{row.op}", "phase" if phases else "operation", row.op.replace("_", " "), row) for row in result.by_op),
     ]
 
 
@@ -145,7 +145,7 @@ def step_without(scenarios: Scenarios, items: Sequence[str]) -> Thought | None:
     result = scenarios.answer.result
     if ALL in items:
         return Thought("any straggler", result.ideal_step_seconds)
-    known = {piece.item: piece for piece in pieces(result)}
+    known = {removable.item: removable for removable in removables(result)}
     label = joined([known[item].label if item in known else item.replace(":", " ") for item in items])
     if len(items) == 1 and items[0] in known:
         return Thought(label, known[items[0]].effect.without_step_seconds)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Final
 
 import numpy as np
@@ -13,6 +12,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from rankscope.dashboards.charts.bars import Look, row_bars
 from rankscope.dashboards.charts.frame import framed, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.words.inert import plotly_text
 from rankscope.dashboards.words.units import time_unit
 
 NOTHING: Final = "There is nothing to remove: the evidence has no parts of this kind."
@@ -51,20 +51,21 @@ def without_bars(
             colors,
             y=rows_of,
             hovertext=[shown[row].item for row in rows_of],
-            customdata=[f"{escape(shown[row].label)}<br>{escape(shown[row].worth)}" for row in rows_of],
+            customdata=[f"{plotly_text(shown[row].label)}<br>{plotly_text(shown[row].worth)}" for row in rows_of],
             hovertemplate=f"<b>%{{customdata}}</b><br>a step takes %{{x:,.3g}} {unit}<extra></extra>",
         )
     framed(figure, colors, height=84 + 30 * len(shown))
     for index, row in enumerate(shown):
         figure.add_annotation(
-            x=lengths.max(), y=index, text=escape(row.worth), showarrow=False, xanchor="left", xshift=6,
+            x=lengths.max(), y=index, text=plotly_text(row.worth), showarrow=False, xanchor="left", xshift=6,
             font={"size": 12, "color": colors.text},
         )  # fmt: skip
     figure.add_shape(
         type="line", x0=lengths[0], x1=lengths[0], y0=-0.5, y1=len(shown) - 0.5,
         line={"color": colors.emphasis, "width": 1, "dash": "dot"},
     )  # fmt: skip
-    labels = [f"<b>{escape(row.label)} ✓</b>" if row.item and row.item in chosen else escape(row.label) for row in shown]
+    names = [plotly_text(row.label) for row in shown]
+    labels = [f"<b>{name} ✓</b>" if row.item and row.item in chosen else name for name, row in zip(names, shown, strict=True)]
     figure.update_layout(barmode="overlay", bargap=0.28, showlegend=False)
     rows_axis(figure, labels)
     figure.update_xaxes(title_text=f"{unit} per step", range=[0, 1.6 * float(lengths.max())], zeroline=False)

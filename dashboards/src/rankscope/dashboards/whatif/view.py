@@ -16,7 +16,7 @@ from rankscope.dashboards.model.page import Block, Choice, Entry, Fact, Facts, F
 from rankscope.dashboards.model.run_head import nothing_yet
 from rankscope.dashboards.model.state import PageState, host_item
 from rankscope.dashboards.model.view import Help, View
-from rankscope.dashboards.whatif.data import ALL, Answer, Pace, Piece, Scenarios, Thought, pace_of, pieces, step_without
+from rankscope.dashboards.whatif.data import ALL, Answer, Pace, Removable, Scenarios, Thought, pace_of, removables, step_without
 from rankscope.dashboards.whatif.figures import Without, without_bars
 from rankscope.dashboards.words.units import duration, in_unit, time_unit
 from rankscope.dashboards.words.wording import UNKNOWN, count, gpu_hours, moment, money, percent, slowdown
@@ -44,8 +44,7 @@ def without(result: WhatIf, thought: Thought | None, pace: Pace, *, price_given:
     ``price_given``: True if the price was entered on the page, False if it was recorded with the run.
     """
     if thought is None:
-        choose = "Choose ranks, hosts, causes or phases under “Compare without” to see the step without their slowness."
-        return [Text(result.summary, "reason"), Text(choose, "help")]
+        return [Text(result.summary, "reason")]
     if thought.step_seconds is None:
         return [Text(f"Without {thought.label}: not known. {thought.why}", "reason")]
     actual, measured = result.step_seconds or 0.0, result.measured_step_seconds or 0.0
@@ -156,14 +155,15 @@ def _bars(run: RunData, state: PageState, colors: Palette, *, kinds: tuple[str, 
     result = run.scenarios.answer.result
     pace = _pace(run, state)
     found = sorted(
-        (piece for piece in pieces(result) if piece.kind in kinds), key=lambda piece: piece.effect.without_step_seconds
+        (one for one in removables(result) if one.kind in kinds),
+        key=lambda one: one.effect.without_step_seconds,
     )
     apart = together(result)
     # Of two equally slow ranks, neither saves anything alone.
     matter = [one for one in found if one.item in state.without or (_matters(one.effect) and one.item not in apart)] or found[:1]
     actual, ideal = result.step_seconds or 0.0, result.ideal_step_seconds or 0.0
     unit = time_unit(1e6 * actual)
-    rows = [_without(piece, pace, unit) for piece in matter[:RANKS_SHOWN]]
+    rows = [_without(one, pace, unit) for one in matter[:RANKS_SHOWN]]
     says = "There is nothing to leave out"
     if rows:
         saved = actual - rows[0].step_seconds
@@ -184,10 +184,10 @@ def _bars(run: RunData, state: PageState, colors: Palette, *, kinds: tuple[str, 
             ),
             [
                 (
-                    piece.item, piece.effect.slowdown, piece.effect.without_step_seconds, piece.effect.saved_seconds,
-                    piece.effect.share, pace.gpu_hours_of(piece.effect.saved_seconds), pace.money_of(piece.effect.saved_seconds),
+                    one.item, one.effect.slowdown, one.effect.without_step_seconds, one.effect.saved_seconds,
+                    one.effect.share, pace.gpu_hours_of(one.effect.saved_seconds), pace.money_of(one.effect.saved_seconds),
                 )
-                for piece in found
+                for one in found
             ],
         ),
         says,
@@ -221,9 +221,9 @@ def _worth(saved: float, pace: Pace, unit: tuple[float, str]) -> str:
     return f"−{in_unit(1e6 * saved, unit)}{worth}"
 
 
-def _without(piece: Piece, pace: Pace, unit: tuple[float, str]) -> Without:
-    effect = piece.effect
-    return Without(piece.item, f"without {piece.label}", effect.without_step_seconds, _worth(effect.saved_seconds, pace, unit))
+def _without(one: Removable, pace: Pace, unit: tuple[float, str]) -> Without:
+    effect = one.effect
+    return Without(one.item, f"without {one.label}", effect.without_step_seconds, _worth(effect.saved_seconds, pace, unit))
 
 
 def _toggled(state: PageState, point: Mapping[str, Any]) -> PageState:
@@ -237,15 +237,15 @@ def _toggled(state: PageState, point: Mapping[str, Any]) -> PageState:
 
 def _choice(scenarios: Scenarios, state: PageState) -> Choice:
     result = scenarios.answer.result
-    found = pieces(result)
+    found = removables(result)
     groups: dict[str, list[dict[str, str]]] = {}
-    for piece in found:
-        groups.setdefault(f"{piece.kind.capitalize()}s", []).append({"value": piece.item, "label": piece.label})
+    for one in found:
+        groups.setdefault(f"{one.kind.capitalize()}s", []).append({"value": one.item, "label": one.label})
     options: list[dict[str, Any]] = [
         {"group": "Everything", "items": [{"value": ALL, "label": "all stragglers"}]},
         *({"group": group, "items": items} for group, items in groups.items()),
     ]
-    listed = {ALL, *(piece.item for piece in found)}
+    listed = {ALL, *(one.item for one in found)}
     if others := [item for item in state.without if item not in listed]:
         options.append({"group": "Others", "items": [{"value": item, "label": item.replace(":", " ")} for item in others]})
     return Choice(
@@ -285,6 +285,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             name="whatif",
             title="What if it were not slow",
             help="The run is simulated again without the slowness of what you remove; all else stays as it was.",
+            use="Choose it under “Compare without”, or click bars.",
             blocks=[Part("whatif-answer", lambda: _answer(run, state))],
             tools=[_choice(scenarios, state), *_price(scenarios, state)],
         ),
@@ -292,10 +293,11 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             name="whatif-ranks-of",
             title="Without each rank or host" if result.by_host else "Without each rank",
             help=f"At most {RANKS_SHOWN} slow ones, largest gain first; the CSV has all. Ranks of a host that are slow together "
-            f"have one bar. Of two equally slow ranks, fixing one gains nothing: remove both. {_VARIES[result.savings_of]}",
+            f"have one bar. Of two equally slow ranks, fixing one gains nothing. {_VARIES[result.savings_of]}",
             blocks=[
                 Figure(
                     name="whatif-ranks",
+                    reads=("without", "price", "currency"),
                     label="Bars of the step time without each rank or host",
                     draw=partial(_bars, run, state, kinds=("rank", "host")),
                     height=400,
@@ -311,6 +313,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             blocks=[
                 Figure(
                     name="whatif-parts",
+                    reads=("without", "price", "currency"),
                     label="Bars of the step time without each cause, phase, operation or stage",
                     draw=partial(_bars, run, state, kinds=("stage", "cause", "phase", "operation")),
                     height=300,

@@ -29,7 +29,7 @@ _ISOLATED: Final = "\u2068{}\u2069"
 Record = TypeVar("Record", bound=msgspec.Struct)
 
 
-def shown(text: str, limit: int = MAX_NAME) -> str:
+def sanitize(text: str, limit: int = MAX_NAME) -> str:
     r"""Return ``text`` in one line of at most ``limit`` characters. Invisible characters (line breaks, bidi controls, zero width,
     surrogates) are written as escapes: ``\u202e``.
     """
@@ -40,8 +40,8 @@ def shown(text: str, limit: int = MAX_NAME) -> str:
 
 
 def plotly_text(text: str, limit: int = MAX_NAME) -> str:
-    """Return ``shown`` text that Plotly takes literally: no HTML (``<b>``, ``<a href>``) and no templates (``%{x}``)."""
-    text = shown(text, limit)
+    """Return ``sanitize`` text that Plotly takes literally: no HTML (``<b>``, ``<a href>``) and no templates (``%{x}``)."""
+    text = sanitize(text, limit)
     isolated = any(unicodedata.bidirectional(letter) in _RIGHT_TO_LEFT for letter in text)
     text = escape(text, quote=False).replace("%{", "%&#123;")
     return _ISOLATED.format(text) if isolated else text
@@ -56,20 +56,20 @@ def safe_cell(value: object) -> object:
         return ""
     if not isinstance(value, str):
         return value
-    text = shown(value, MAX_CELL)
+    text = sanitize(value, MAX_CELL)
     return f"'{text}" if text.lstrip().startswith(_FORMULA) else text
 
 
 def inert_record(record: Record) -> Record:
-    """Return the record with every string sanitized by ``shown``."""
+    """Return the record with every string sanitized by ``sanitize``."""
     return msgspec.convert(_inert(msgspec.to_builtins(record)), type(record))
 
 
 def _inert(value: Any) -> Any:
     if isinstance(value, str):
-        return shown(value, MAX_TEXT)
+        return sanitize(value, MAX_TEXT)
     if isinstance(value, dict):
-        return {shown(key, MAX_TEXT): _inert(item) for key, item in value.items()}
+        return {sanitize(key, MAX_TEXT): _inert(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_inert(item) for item in value]
     return value

@@ -128,5 +128,5 @@ def duration(us: float) -> str:
 def in_unit(us: float, unit: tuple[float, str]) -> str:
     """Return a duration in the unit of an axis (``time_unit``), with three significant digits: ``0.24 ms``, ``3,130 ms``."""
     size, name = unit
-    value = us / size
+    value = us / size if abs(us / size) >= 5e-4 else 0.0  # less is the rounding of a sum
     return f"{value:,.0f} {name}" if abs(value) >= 100 else f"{value:.3g} {name}"

@@ -131,4 +131,5 @@ def moment(unix_ns: int | None) -> str:
 
 def not_renewed(stale: Stale) -> str:
     """Return the note that older content is shown, with its time and the reason."""
-    return f"As of {moment(stale.as_of_unix_ns)}; nothing newer could be read, and it is tried again: {stale.why}"
+    reason = "" if stale.is_pending else "nothing newer could be read, and it is tried again: "
+    return f"As of {moment(stale.as_of_unix_ns)}; {reason}{stale.why}"

@@ -63,6 +63,7 @@ class GpuSlot:
         self._on_xid = on_xid
         self._on_reset = on_reset
         self._resets = Resets()
+        self._driver_version = ""
         self._clock = WallClock()
         self._since_s = 0.0
         self._released_until: float | None = None
@@ -178,7 +179,9 @@ class GpuSlot:
             if self.identity is not None and self.identity.uuid != message.identity.uuid:
                 self._counters, self._readings = Continuity(), ()  # another GPU is in its place
                 self._resets.replaced()
-            self.identity = message.identity
+            if message.driver_version and self._driver_version not in ("", message.driver_version):
+                self._resets.add("exchanged", now)
+            self.identity, self._driver_version = message.identity, message.driver_version or self._driver_version
             self._apply("opened", now)
         elif isinstance(message, Sampled):
             self._take(message, now)
@@ -232,9 +235,12 @@ class GpuSlot:
         """Retry now, after a change in the driver."""
         self._failures, self._retry_at = 0, now
 
-    def start_afresh(self, now: float) -> None:
-        """End a process that holds the library of a replaced driver, and retry now."""
-        self._resets.add("exchanged", now)
+    def start_afresh(self, now: float, driver_version: str) -> None:
+        """End a process that does not use this version of the driver, the one that is loaded now, and retry now."""
+        if driver_version and self._driver_version == driver_version and self.state == "sampling":
+            return  # it failed with the old driver and was started anew before the survey saw the new one
+        if not self._driver_version:
+            self._resets.add("exchanged", now)
         self.try_again(now)
         if self.child is not None:
             if self.down is None:

@@ -9,14 +9,16 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from rankscope.base.atomic_files import replace_file
 from rankscope.base.formats import unread_format
 from rankscope.base.locks import lock_file
-from rankscope.base.logs import ProblemLog
+from rankscope.base.problems import ProblemLog
 from rankscope.base.process import boot_id
 from rankscope.exporter.source import GpuIdentity
 
@@ -79,7 +81,10 @@ class Inventory:
         self._stamp: tuple[int, int] | None = None
         self._writer: threading.Thread | None = None
         self._problems = ProblemLog(
-            logger, "known GPUs are not kept on disk, and one that disappears before the next start is not reported: %s"
+            partial(
+                logger.warning,
+                "known GPUs are not kept on disk, and one that disappears before the next start is not reported: %s",
+            )
         )
         self._foreign = False
         self._found: dict[str, Remembered] | None = None
@@ -297,19 +302,7 @@ def load(path: Path) -> dict[str, Remembered]:
 
 def _store(path: Path, content: dict[str, Remembered]) -> None:
     text = msgspec.json.format(msgspec.json.encode(_File(tuple(content.values()))), indent=2) + b"\n"
-    replacement = path.with_suffix(f".{os.getpid()}.new")
-    try:
-        replacement.unlink(missing_ok=True)  # left by an exporter that was killed while writing
-        fd = os.open(replacement, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        with open(fd, "wb") as file:  # noqa: PTH123  a descriptor, not a path
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        replacement.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            replacement.unlink()
-        raise
+    replace_file(path, text, mode=0o600)
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

@@ -13,7 +13,7 @@ import traceback
 from collections import deque
 from typing import Any, Final, Self
 
-from rankscope.exporter.errors import ExporterInputError, ExporterMissingError
+from rankscope.base.errors import MissingError, RankscopeError
 from rankscope.exporter.fleet.nursery_process import LoadDriver, run
 from rankscope.exporter.fleet.wire import Exited, Hello, Kill, Spawn, SpawnProbe, Started, decode_from_nursery, encode
 from rankscope.exporter.source import Gpu
@@ -58,8 +58,8 @@ class Nursery:
         Call this before other imports and before any thread starts: every child inherits the memory of this moment.
 
         Raises:
-            ExporterMissingError: NVML's binding is not installed, or another package hides it.
-            ExporterInputError: the process could not be forked, or did not become ready.
+            MissingError: NVML's binding is not installed, or another package hides it.
+            RankscopeError: the process could not be forked, or did not become ready.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         daemon_pid = os.getpid()
@@ -67,7 +67,7 @@ class Nursery:
         try:
             pid = os.fork()
         except OSError as error:
-            raise ExporterInputError(f"cannot start a process: {error.strerror}") from error
+            raise RankscopeError(f"cannot start a process: {error.strerror}") from error
         if pid == 0:
             try:
                 run(theirs, load, daemon_pid=daemon_pid)
@@ -82,8 +82,8 @@ class Nursery:
             return nursery
         nursery.close()
         if isinstance(hello, Hello) and hello.error is not None:
-            raise ExporterMissingError(hello.error)
-        raise ExporterInputError(f"the process spawner did not start within {_HELLO_S:g} s")
+            raise MissingError(hello.error)
+        raise RankscopeError(f"the process spawner did not start within {_HELLO_S:g} s")
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when ``receive`` has messages."""

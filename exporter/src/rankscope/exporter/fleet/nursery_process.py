@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-import click
-
+from rankscope.base.errors import RankscopeError
 from rankscope.base.process import end_if_orphaned, end_with_parent
 from rankscope.exporter.fleet.call_board import CallBoard
 from rankscope.exporter.fleet.probe import probe
@@ -51,8 +50,8 @@ def run(control: socket.socket, load: LoadDriver, *, daemon_pid: int) -> NoRetur
     _become("rankscope-seed", parent=daemon_pid, keep=[control.fileno(), 2])
     try:
         nvml, make_gpu = load()
-    except click.ClickException as error:
-        _send(control, Hello(error.message))
+    except RankscopeError as error:
+        _send(control, Hello(str(error)))
         os._exit(1)
     # Keep these pages shared with all children: the garbage collector would write into every object it visits.
     freeze_gc()

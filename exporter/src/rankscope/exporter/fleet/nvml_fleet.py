@@ -352,9 +352,10 @@ class NvmlFleet:
         self._inventory.read_meters({slot.identity.uuid: slot.energy_j for slot in slots if slot.identity is not None})
 
     def _apply(self, news: DriverNews | None, now: float) -> None:
+        driver = self._survey.driver
         for slot in self._slots.values():
-            if news == "exchanged":
-                slot.start_afresh(now)
+            if news == "exchanged" and driver is not None:
+                slot.start_afresh(now, driver.driver_version)
             elif news == "returned":
                 slot.try_again(now)
 

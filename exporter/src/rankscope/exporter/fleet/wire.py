@@ -64,9 +64,10 @@ class Exited(msgspec.Struct, tag=True, frozen=True):
 
 
 class Opened(msgspec.Struct, tag=True, frozen=True):
-    """From a worker: the GPU is open."""
+    """From a worker: the GPU is open, with this version of the driver; empty if unknown."""
 
     identity: GpuIdentity
+    driver_version: str = ""
 
 
 class Sampled(msgspec.Struct, tag=True, frozen=True):

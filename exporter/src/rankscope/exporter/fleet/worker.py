@@ -42,7 +42,7 @@ def _sample_until_closed(connection: socket.socket, board: CallBoard, gpu: Gpu, 
     changes = Changes()
     identity = gpu.open()
     board.mark("")
-    send_frame(connection, Opened(identity))
+    send_frame(connection, Opened(identity, gpu.driver_version))
     hung_up = select.poll()
     hung_up.register(connection, select.POLLIN)
     parts = _PARTS if interval_s >= _PARTS * _SHORTEST_PART_S else 1

@@ -47,7 +47,7 @@ class JobsCollector:
     mount point of procfs, with the kernel's processes and the driver's device files.
 
     Raises:
-        ExporterMissingError: ``podresources_socket`` is given, but gRPC is not installed.
+        MissingError: ``podresources_socket`` is given, but gRPC is not installed.
     """
 
     def __init__(

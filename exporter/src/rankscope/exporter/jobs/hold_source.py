@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
-from rankscope.base.logs import ProblemLog
+from rankscope.base.problems import ProblemLog
 from rankscope.exporter.jobs.deadline import Deadline
 from rankscope.exporter.jobs.party import Hold
 
@@ -32,7 +33,9 @@ class HoldSource:
         self._deadline = Deadline(_DEADLINE_S)
         self._last: tuple[Hold, ...] | None = None
         self._last_s = float("-inf")
-        self._problems = ProblemLog(logger, f"jobs: {name}: %s", f"jobs: {name} works again")
+        self._problems = ProblemLog(
+            partial(logger.warning, "jobs: %s: %s", name), partial(logger.info, "jobs: %s works again", name)
+        )
 
     def read(self, now_s: float) -> tuple[Hold, ...] | None:
         """Return all allocations, at most ``KEEP_S`` old; None if unknown. ``now_s`` is monotonic time."""

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from rankscope.exporter.errors import ExporterMissingError
+from rankscope.base.errors import MissingError
 from rankscope.exporter.jobs.environment import word
 from rankscope.exporter.jobs.party import Device, Hold, Identity
 
@@ -41,7 +41,7 @@ class Kubelet:
     """Client of the kubelet, which connects on demand and again after the kubelet restarted.
 
     Raises:
-        ExporterMissingError: ``explicit`` is set, but gRPC is not installed.
+        MissingError: ``explicit`` is set, but gRPC is not installed.
     """
 
     def __init__(self, socket: Path = DEFAULT_SOCKET, *, explicit: bool) -> None:
@@ -51,9 +51,7 @@ class Kubelet:
         self._gives = False
         self._installed = _is_installed("grpc") and _is_installed("google.protobuf")
         if explicit and not self._installed:
-            raise ExporterMissingError(
-                "--jobs.podresources-socket needs grpcio and protobuf: pip install 'rankscope[kubernetes]'"
-            )
+            raise MissingError("--jobs.podresources-socket needs grpcio and protobuf: pip install 'rankscope[kubernetes]'")
 
     def read(self) -> tuple[Hold, ...] | None:
         """Return each container that has GPUs; None if no kubelet allocates GPUs here, or gRPC is not installed.

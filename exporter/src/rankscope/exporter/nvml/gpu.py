@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from rankscope.base.errors import MissingError
 from rankscope.exporter.catalogue import BY_NAME, COLLECTORS
-from rankscope.exporter.errors import DEFECT, ExporterMissingError
+from rankscope.exporter.errors import DEFECT
 from rankscope.exporter.nvml.calls import IMPLAUSIBLE, NvmlCalls, is_lasting, is_trouble
 from rankscope.exporter.nvml.cooling import Fans, Margin
 from rankscope.exporter.nvml.fields import FieldBatches
@@ -74,15 +75,15 @@ def load_nvml() -> Any:
     """Import ``pynvml`` of the official package and return it.
 
     Raises:
-        ExporterMissingError: it is not installed, or the unofficial package with the same module name hides it.
+        MissingError: it is not installed, or the unofficial package with the same module name hides it.
     """
     try:
         module = importlib.import_module("pynvml")
     except ImportError as error:
-        raise ExporterMissingError(f"reading GPUs needs nvidia-ml-py ({error}): pip install 'rankscope[exporter]'") from error
+        raise MissingError(f"reading GPUs needs nvidia-ml-py ({error}): pip install 'rankscope[exporter]'") from error
     # The unofficial one is a package (it has a path) and lacks the newer calls.
     if hasattr(module, "__path__") or not hasattr(module, "nvmlMemory_v2"):
-        raise ExporterMissingError(
+        raise MissingError(
             "the unofficial package 'pynvml' hides nvidia-ml-py: "
             "pip uninstall -y pynvml && pip install --force-reinstall nvidia-ml-py"
         )
@@ -104,6 +105,7 @@ class NvmlGpu:
         self._wanting = [part for part in every if part.topic.has_fields]
         self._fields = FieldBatches()
         self._identity: GpuIdentity | None = None
+        self.driver_version = ""
         self._started = False
 
     def open(self) -> GpuIdentity:
@@ -114,6 +116,7 @@ class NvmlGpu:
             self._started = True
             nvml.handle = nvml("nvmlDeviceGetHandleByPciBusId", self._pci_bus_id.encode())
             self._identity = self._identify()
+            self.driver_version = self._if_any("nvmlSystemGetDriverVersion") or ""
         except (nvml.binding.NVMLError, UnicodeDecodeError) as error:
             self.close()
             reason = nvml.reason(error) if isinstance(error, nvml.binding.NVMLError) else "unreadable"
@@ -207,16 +210,16 @@ class NvmlGpu:
             index=nvml("nvmlDeviceGetIndex", gpu),
             model=nvml("nvmlDeviceGetName", gpu),
             pci_bus_id=self._pci_bus_id,
-            serial=self._if_any("nvmlDeviceGetSerial"),
-            vbios_version=self._if_any("nvmlDeviceGetVbiosVersion"),
+            serial=self._if_any("nvmlDeviceGetSerial", gpu),
+            vbios_version=self._if_any("nvmlDeviceGetVbiosVersion", gpu),
         )
 
-    def _if_any(self, name: str) -> str | None:
+    def _if_any(self, name: str, *arguments: Any) -> str | None:
         try:
-            text: str = self._nvml(name, self._nvml.handle)
+            text: str = self._nvml(name, *arguments)
         except SourceError:
             raise
-        except Exception:  # noqa: BLE001  an unreadable serial number must not cost the GPU
+        except Exception:  # noqa: BLE001  an unreadable serial number or version must not cost the GPU
             return None
         return text or None
 

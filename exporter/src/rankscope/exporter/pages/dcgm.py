@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from rankscope.base.exposition import TEXT_TYPE, Family, text
 from rankscope.exporter.catalogue import CATALOGUE, DcgmName
 from rankscope.exporter.jobs.join import MULTIPLE
 from rankscope.exporter.pages.dcgm_counters import Counters, LabelField, default_counters
-from rankscope.exporter.pages.exposition import TEXT_TYPE, Family, text
 from rankscope.exporter.pages.page import SIMULATED_COMMENT, Page, SeriesLoop
 from rankscope.exporter.source import FleetState, GpuSample, GpuState, Labels, MigDevice
 from rankscope.exporter.xids import XIDS

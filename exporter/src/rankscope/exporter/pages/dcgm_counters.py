@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, get_args
 
+from rankscope.base.config_files import read_config_text
+from rankscope.base.errors import InputError
 from rankscope.exporter.catalogue import CATALOGUE
-from rankscope.exporter.config_file import read_text
-from rankscope.exporter.errors import ExporterInputError
 from rankscope.exporter.settings import Settings
 
 LabelField = Literal["DCGM_FI_DRIVER_VERSION", "DCGM_FI_NVML_VERSION", "DCGM_FI_DEV_SERIAL", "DCGM_FI_DEV_VBIOS_VERSION"]
@@ -49,7 +49,7 @@ def default_counters() -> Counters:
 
 
 def counters_of(settings: Settings) -> Counters | None:
-    """Return the counters that the settings select; None without a compatible page. Raises ``ExporterInputError``."""
+    """Return the counters that the settings select; None without a compatible page. Raises ``InputError``."""
     if not settings.compat_dcgm:
         return None
     return read_counters(settings.compat_counters) if settings.compat_counters is not None else default_counters()
@@ -63,8 +63,8 @@ def with_collectors(settings: Settings, counters: Counters | None) -> Settings:
 
 
 def read_counters(path: Path) -> Counters:
-    """Read a counters file with lines ``NAME, type, help``; raises ``ExporterInputError`` that names the line."""
-    return _counters(path, read_text(path, "file of counters", "--compat.dcgm-counters").splitlines())
+    """Read a counters file with lines ``NAME, type, help``; raises ``InputError`` that names the line."""
+    return _counters(path, read_config_text(path).splitlines())
 
 
 def _counters(path: Path, lines: Iterable[str]) -> Counters:
@@ -75,7 +75,7 @@ def _counters(path: Path, lines: Iterable[str]) -> Counters:
     for place, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        name, kind, help_text = _record(f"{path}:{place}", line)
+        name, kind, help_text = _record(path, place, line)
         if kind == "label":
             field = next((one for one in LABEL_FIELDS if one == name), None)
             if field is not None:
@@ -88,21 +88,21 @@ def _counters(path: Path, lines: Iterable[str]) -> Counters:
             # As in dcgm-exporter, the file decides on the type.
             metrics[name] = Counter(name, "counter" if kind == "counter" else "gauge", help_text)
     if not metrics:
-        raise ExporterInputError(f"{path}: no line names a metric that this exporter has: see the table in docs/exporter.md")
+        raise InputError(path, "no line names a metric that this exporter has: see the table in docs/exporter.md")
     return Counters(tuple(metrics.values()), tuple(sorted(labels)), tuple(refused.items()))
 
 
-def _record(where: str, line: str) -> tuple[str, str, str]:
+def _record(path: Path, number: int, line: str) -> tuple[str, str, str]:
     try:
         (fields,) = csv.reader([line], strict=True, skipinitialspace=True)
     except (csv.Error, ValueError) as error:
-        raise ExporterInputError(f"{where}: {error}: a line is NAME, type, help") from error
+        raise InputError(path, f"{error}: a line is NAME, type, help", place=f"line {number}") from error
     # Commas in the help text need no quotes.
     name, kind, *rest = [*(field.strip() for field in fields), "", ""][: max(len(fields), 2)]
     if not name.startswith("DCGM_") or not name.replace("_", "").isalnum() or not name.isascii():
-        raise ExporterInputError(f"{where}: {name[:80]!r} is not the name of a DCGM field: a line is NAME, type, help")
+        raise InputError(path, f"{name[:80]!r} is no name of a DCGM field: a line is NAME, type, help", place=f"line {number}")
     if kind not in _TYPES:
-        raise ExporterInputError(f"{where}: type {kind[:80]!r} of {name} is none of {', '.join(_TYPES)}")
+        raise InputError(path, f"type {kind[:80]!r} of {name} is none of {', '.join(_TYPES)}", place=f"line {number}")
     return name, kind, ", ".join(rest)
 
 

@@ -7,10 +7,12 @@ import logging
 import math
 import os
 import threading
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final, Self
 
-from rankscope.exporter.errors import ExporterInputError, ExporterMissingError
+from rankscope.base.errors import InputError, MissingError
+from rankscope.base.problems import ProblemLog
 from rankscope.exporter.pages.otlp_metrics import measurements
 from rankscope.exporter.pages.page import Page
 
@@ -38,8 +40,8 @@ class OtlpPush:
     once, and once more when exports succeed again.
 
     Raises:
-        ExporterMissingError: the extra is not installed.
-        ExporterInputError: a variable has an invalid value.
+        MissingError: the extra is not installed.
+        InputError: a variable has an invalid value.
     """
 
     def __init__(self, page: Page) -> None:
@@ -52,7 +54,12 @@ class OtlpPush:
         self._builder = MessageBuilder(_resource(page), deltas=_prefers_deltas())
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="otlp", daemon=True)
-        self._accepted: bool | None = None
+        self._accepted = False
+        self._problems = ProblemLog(
+            partial(logger.warning, "OTLP: the collector does not accept metrics: %s"),
+            partial(logger.info, "OTLP: the collector accepts metrics again"),
+            each_reason=False,
+        )
 
     def start(self) -> None:
         """Start exporting, unless ``OTEL_SDK_DISABLED`` is true. Call it after all forks, because it starts a thread."""
@@ -94,10 +101,7 @@ class OtlpPush:
             failure = str(error) or type(error).__name__
         if failure is not None and self._ended.is_set():
             return
-        if failure is not None and self._accepted is not False:
-            logger.warning("OTLP: the collector does not accept metrics: %s", failure)
-        elif failure is None and self._accepted is False:
-            logger.info("OTLP: the collector accepts metrics again")
+        self._problems.report(failure)
         self._accepted = failure is None
 
 
@@ -131,7 +135,7 @@ def _interval_s() -> float:
     except ValueError:
         interval_s = math.nan
     if not 0 < interval_s < math.inf:
-        raise ExporterInputError(f"OTEL_METRIC_EXPORT_INTERVAL={text}: must be a positive number of milliseconds")
+        raise InputError(f"OTEL_METRIC_EXPORT_INTERVAL={text}", "must be a positive number of milliseconds")
     return interval_s
 
 
@@ -141,14 +145,14 @@ def _exporter() -> MetricExporter:
     chosen = next(((name, os.environ[name].strip()) for name in variables if os.environ.get(name, "").strip()), None)
     protocol = chosen[1] if chosen is not None else "http/protobuf"
     if chosen is not None and protocol not in _EXPORTERS:
-        raise ExporterInputError(f"{chosen[0]}={protocol}: supported are {' and '.join(_EXPORTERS)}")
+        raise InputError(f"{chosen[0]}={protocol}", f"supported are {' and '.join(_EXPORTERS)}")
     module, extra = _EXPORTERS[protocol]
     try:
         exporter: MetricExporter = importlib.import_module(module).OTLPMetricExporter(max_export_batch_size=_MOST_POINTS)
     except ImportError as error:
-        raise ExporterMissingError(f"OTLP ({protocol}) needs {error.name}: pip install 'rankscope[{extra}]'") from error
+        raise MissingError(f"OTLP ({protocol}) needs {error.name}: pip install 'rankscope[{extra}]'") from error
     except (ValueError, OSError) as error:
-        raise ExporterInputError(f"OTEL_EXPORTER_OTLP_…: {error}") from error
+        raise InputError("OTEL_EXPORTER_OTLP_…", str(error)) from error
     return exporter
 
 

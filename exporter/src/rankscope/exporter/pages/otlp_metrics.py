@@ -9,8 +9,8 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Final, Literal, NamedTuple
 
+from rankscope.base.exposition import Family, Kind
 from rankscope.exporter.catalogue import BY_NAME, OtelName
-from rankscope.exporter.pages.exposition import Family, Kind
 from rankscope.exporter.pages.page import Page
 from rankscope.exporter.source import Driver, FleetState, GpuState, Labels
 

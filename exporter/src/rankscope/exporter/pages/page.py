@@ -8,9 +8,7 @@ from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from typing import Any, Final
 
-from rankscope.exporter.catalogue import BY_NAME, CATALOGUE, COLLECTORS, DEFAULT_COLLECTORS, CatalogueMetric
-from rankscope.exporter.loop import CollectorLoop
-from rankscope.exporter.pages.exposition import (
+from rankscope.base.exposition import (
     OPENMETRICS_TYPE,
     TEXT_TYPE,
     Family,
@@ -21,6 +19,8 @@ from rankscope.exporter.pages.exposition import (
     prefers_openmetrics,
     text,
 )
+from rankscope.exporter.catalogue import BY_NAME, CATALOGUE, COLLECTORS, DEFAULT_COLLECTORS, CatalogueMetric
+from rankscope.exporter.loop import CollectorLoop
 from rankscope.exporter.source import Fleet, FleetState, GpuState, Labels, Reading, Series
 from rankscope.exporter.spool.reading import SpoolSample
 from rankscope.exporter.spool.series import SpoolSeries

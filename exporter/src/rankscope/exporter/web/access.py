@@ -12,13 +12,14 @@ import secrets
 import ssl
 import time
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import click
-
-from rankscope.base.http import FollowedFiles, Request, Response, basic_credentials
-from rankscope.base.logs import ProblemLog
+from rankscope.base.errors import RankscopeError
+from rankscope.base.followed_files import FollowedFiles
+from rankscope.base.http import Request, Response, basic_credentials
+from rankscope.base.problems import ProblemLog
 from rankscope.exporter.web.config import WebConfig, load_web_config
 
 logger = logging.getLogger(__name__)
@@ -42,46 +43,57 @@ class WebAccess:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._passwords = Passwords()
-        self._problems = ProblemLog(logger, "the web configuration stays as it was: %s")
+        self._problems = ProblemLog(partial(logger.warning, "the web configuration stays as it was: %s"))
         self._config = FollowedFiles(self._read, changed=self._changed, failed=self._failed)
 
     @property
-    def web(self) -> WebConfig:
-        """The configuration in force."""
-        return self._config.get()
+    def scheme(self) -> str:
+        """``https`` or ``http``."""
+        return "http" if self._config.value.web.tls is None else "https"
 
     def follow(self, path: Path | None) -> None:
-        """Read ``path``, or the same file again, and use it from now on; if it is invalid, log why and keep the last one."""
+        """Read ``path``, or the same file again, and use it from now on; if it is invalid, log why and keep the last one.
+
+        May block as long as the file system does.
+        """
         before, self._path = self._path, path
         if (before, path) != (None, None) and not self._config.read_again():
             self._path = before
 
-    def tls(self) -> ssl.SSLContext | None:
+    async def tls(self) -> ssl.SSLContext | None:
         """Return the TLS context for the next handshake; None for plain connections."""
-        return self.web.tls
+        return (await self._config.get()).web.tls
 
     def admits(self, transport: Any) -> bool:
         """Return whether the client's certificate is allowed; True if the configuration does not restrict certificates."""
-        return self.web.admits(transport)
+        return self._config.value.web.admits(transport)
 
-    async def refusal(self, request: Request) -> Response | None:
-        """Return None for a user with the right password, or if no users are configured; else the error response."""
-        users = self.web.users
-        return None if users is None else await self._passwords.refusal(request, users)
+    async def checked(self, request: Request, *, public: bool = False) -> tuple[Response | None, WebConfig]:
+        """Return the configuration in force, and None or the error response for a request without a user's right password.
 
-    def _read(self) -> tuple[WebConfig, tuple[Path, ...]]:
+        Requests need no password if no users are configured, or if what they ask for is ``public``.
+        """
+        web, passwords = await self._config.get()
+        return (None if public or passwords is None else await passwords.refusal(request)), web
+
+    def _read(self) -> tuple[_Access, tuple[Path, ...]]:
         web = load_web_config(self._path) if self._path is not None else WebConfig()
-        return web, web.files
+        return _Access(web, None if web.users is None else Passwords(web.users)), web.files
 
-    def _changed(self, _web: WebConfig) -> None:
+    def _changed(self, _access: _Access) -> None:
         self._problems.report(None)
-        self._passwords = Passwords()
         logger.info("the web configuration was read again")
 
     def _failed(self, error: Exception) -> None:
-        reason = error.message if isinstance(error, click.ClickException) else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, RankscopeError) else f"{type(error).__name__}: {error}"
         self._problems.report(reason)
+
+
+class _Access(NamedTuple):
+    """A version of the configuration, with the passwords that were checked under it."""
+
+    web: WebConfig
+    passwords: Passwords | None
 
 
 class _Check(NamedTuple):
@@ -89,19 +101,19 @@ class _Check(NamedTuple):
 
     name: bytes
     password: bytes
-    users: dict[str, bytes]
     is_right: asyncio.Future[bool]
 
 
 class Passwords:
-    """Basic authentication with bcrypt, at a bounded cost for frequent scrapes and for password guessing.
+    """Basic authentication of ``users``, names and their bcrypt hashes, at a bounded cost for scrapes and guesses.
 
     Right pairs of name and password are remembered by a keyed digest, and so are the last wrong ones. All others are checked one
     at a time, in turns among the clients' networks. After a wrong password, that network's next check waits for ``REST_S``, or
     less if several clients wait. Guesses can therefore delay the first check of a right password, but never refuse it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, users: dict[str, bytes]) -> None:
+        self._users = users
         self._key = secrets.token_bytes(32)
         self._right: set[bytes] = set()  # at most one pair for each user
         self._wrong: OrderedDict[bytes, None] = OrderedDict()
@@ -110,7 +122,7 @@ class Passwords:
         self._arrived = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
 
-    async def refusal(self, request: Request, users: dict[str, bytes]) -> Response | None:
+    async def refusal(self, request: Request) -> Response | None:
         """Return None if the request has the name and password of a user, else the error response."""
         pair = basic_credentials(request.headers.get("authorization", "").encode("latin-1", "replace"))
         if pair is None:
@@ -121,7 +133,7 @@ class Passwords:
             return None
         if digest in self._wrong:
             return _UNAUTHORIZED
-        is_right = await self._in_turn(request, _Check(name, password, users, asyncio.get_running_loop().create_future()))
+        is_right = await self._in_turn(request, _Check(name, password, asyncio.get_running_loop().create_future()))
         if is_right:
             self._right.add(digest)
             return None
@@ -161,7 +173,7 @@ class Passwords:
             self._forget(network, check)
             if network in self._waiting:
                 self._waiting[network] = self._waiting.pop(network)  # its next turn comes after the others'
-            is_right = await asyncio.to_thread(_check, check.name, check.password, check.users)
+            is_right = await asyncio.to_thread(_check, check.name, check.password, self._users)
             now_s = time.monotonic()
             self._resting_until = {one: until_s for one, until_s in self._resting_until.items() if until_s > now_s}
             if not is_right:

@@ -9,11 +9,11 @@ from importlib.metadata import version
 from typing import Final
 from urllib.parse import parse_qs
 
+from rankscope.base.exposition import prefers_openmetrics
 from rankscope.base.http import TEXT, Request, Response
 from rankscope.base.text import one_line
 from rankscope.exporter.catalogue import COLLECTORS
 from rankscope.exporter.pages.dcgm import DcgmPage
-from rankscope.exporter.pages.exposition import prefers_openmetrics
 from rankscope.exporter.pages.page import Page
 from rankscope.exporter.settings import DCGM_PATH
 from rankscope.exporter.web.access import WebAccess
@@ -86,8 +86,7 @@ class App:
         return await self._guarded(request, routes)
 
     async def _guarded(self, request: Request, routes: Mapping[str, Route]) -> Response:
-        web = self._access.web
-        refused = None if request.path == _HEALTHY else await self._access.refusal(request)
+        refused, web = await self._access.checked(request, public=request.path == _HEALTHY)
         return self._under(web, refused or await self._route(request, routes))
 
     def _under(self, web: WebConfig, response: Response) -> Response:

@@ -15,8 +15,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from rankscope.exporter.config_file import read_text
-from rankscope.exporter.errors import ExporterInputError, ExporterMissingError
+from rankscope.base.config_files import read_config_text
+from rankscope.base.errors import InputError, MissingError
 
 ClientAuth = Literal[
     "NoClientCert", "RequestClientCert", "RequireAnyClientCert", "VerifyClientCertIfGiven", "RequireAndVerifyClientCert"
@@ -101,12 +101,12 @@ def load_web_config(path: Path) -> WebConfig:
     """Read the file and everything it names.
 
     Raises:
-        ExporterInputError: one of the files cannot be read, or has an invalid or unsupported setting.
-        ExporterMissingError: PyYAML or bcrypt is not installed.
+        InputError: one of the files cannot be read, or has an invalid or unsupported setting.
+        MissingError: PyYAML or bcrypt is not installed.
     """
     parsed = _parse(path)
     if parsed.rate_limit is not None:
-        raise _wrong(path, "rate_limit is not supported; connections, failed log-ins and slow clients are limited without it")
+        raise InputError(path, "rate_limit is not supported; connections, failed log-ins and slow clients are limited without it")
     web = WebConfig(_users(path, parsed.basic_auth_users), _headers(path, parsed.http_server_config.headers))
     tls = parsed.tls_server_config
     if tls is None:
@@ -118,26 +118,22 @@ def load_web_config(path: Path) -> WebConfig:
     web.tls = _context(path, tls)
     if tls.client_allowed_sans:
         if tls.client_auth_type != "RequireAndVerifyClientCert":
-            raise _wrong(path, "client_allowed_sans needs client_auth_type: RequireAndVerifyClientCert")
+            raise InputError(path, "client_allowed_sans needs client_auth_type: RequireAndVerifyClientCert")
         web.allowed_sans = frozenset(san for text in tls.client_allowed_sans for san in _san_of_text(text))
     return web
 
 
-def _wrong(path: Path, what: str) -> ExporterInputError:
-    return ExporterInputError(f"{path}: {what}")
-
-
 def _parse(path: Path) -> _File:
-    content = read_text(path, "web configuration", "--web.config.file")
+    content = read_config_text(path)
     try:
         # An empty file is a valid one: neither TLS nor users.
         return msgspec.yaml.decode(content, type=_File) if content.strip() else _File()
     except msgspec.ValidationError as error:
-        raise _wrong(path, f"{error}") from error
+        raise InputError(path, f"{error}") from error
     except msgspec.DecodeError as error:
-        raise _wrong(path, "not YAML: " + " ".join(str(error).split())) from error
+        raise InputError(path, "not YAML: " + " ".join(str(error).split())) from error
     except ImportError as error:
-        raise ExporterMissingError("--web.config.file needs PyYAML: pip install 'rankscope[exporter]'") from error
+        raise MissingError("--web.config.file needs PyYAML: pip install 'rankscope[exporter]'") from error
 
 
 def _users(path: Path, users: dict[str, str | None] | None) -> dict[str, bytes] | None:
@@ -146,13 +142,13 @@ def _users(path: Path, users: dict[str, str | None] | None) -> dict[str, bytes] 
     try:
         import bcrypt  # noqa: F401  report a missing package now, not at the first log-in
     except ModuleNotFoundError as error:
-        raise ExporterMissingError("basic_auth_users needs bcrypt: pip install 'rankscope[exporter]'") from error
+        raise MissingError("basic_auth_users needs bcrypt: pip install 'rankscope[exporter]'") from error
     for name, hashed in users.items():
         match = _BCRYPT.fullmatch(hashed or "")
         if match is None:
-            raise _wrong(path, f"basic_auth_users: {name!r} has no bcrypt hash; make one with: htpasswd -nBC 10 {name}")
+            raise InputError(path, f"basic_auth_users: {name!r} has no bcrypt hash; make one with: htpasswd -nBC 10 {name}")
         if not 4 <= int(match[1]) <= _MAX_BCRYPT_COST:
-            raise _wrong(
+            raise InputError(
                 path, f"basic_auth_users: {name!r} has a bcrypt cost of {int(match[1])}; 4 to {_MAX_BCRYPT_COST} is possible"
             )
     return {name: hashed.encode() for name, hashed in users.items() if hashed}
@@ -161,9 +157,9 @@ def _users(path: Path, users: dict[str, str | None] | None) -> dict[str, bytes] 
 def _headers(path: Path, headers: dict[str, str]) -> tuple[tuple[str, str], ...]:
     for name, value in headers.items():
         if name not in _HEADERS:
-            raise _wrong(path, f"http_server_config: header {name!r} cannot be set; possible are {', '.join(sorted(_HEADERS))}")
+            raise InputError(path, f"http_server_config: header {name!r} cannot be set; use {', '.join(sorted(_HEADERS))}")
         if not re.fullmatch(r"[\x20-\x7e]*", value) or value.strip() != value:
-            raise _wrong(
+            raise InputError(
                 path,
                 f"http_server_config: header {name!r} has a value that is not plain text on one line, or begins or ends blank",
             )
@@ -173,7 +169,7 @@ def _headers(path: Path, headers: dict[str, str]) -> tuple[tuple[str, str], ...]
 
 def _context(path: Path, tls: TlsServerConfig) -> ssl.SSLContext:
     if tls.client_auth_type in ("RequestClientCert", "RequireAnyClientCert"):
-        raise _wrong(
+        raise InputError(
             path,
             f"client_auth_type {tls.client_auth_type} asks for certificates without verifying them, which is not supported;"
             " use RequireAndVerifyClientCert",
@@ -182,9 +178,9 @@ def _context(path: Path, tls: TlsServerConfig) -> ssl.SSLContext:
     try:
         context.minimum_version, context.maximum_version = _VERSIONS[tls.min_version], _VERSIONS[tls.max_version]
     except KeyError as error:
-        raise _wrong(path, f"TLS version {error.args[0]!r} is not supported; use TLS12 or TLS13") from error
+        raise InputError(path, f"TLS version {error.args[0]!r} is not supported; use TLS12 or TLS13") from error
     if context.minimum_version > context.maximum_version:
-        raise _wrong(path, f"min_version {tls.min_version} is above max_version {tls.max_version}")
+        raise InputError(path, f"min_version {tls.min_version} is above max_version {tls.max_version}")
     context.set_alpn_protocols(["http/1.1"])
     if not tls.prefer_server_cipher_suites:
         context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
@@ -195,11 +191,11 @@ def _context(path: Path, tls: TlsServerConfig) -> ssl.SSLContext:
     )
     if tls.client_auth_type in _VERIFY:
         if not tls.client_ca_file:
-            raise _wrong(path, f"client_auth_type {tls.client_auth_type} needs client_ca_file")
+            raise InputError(path, f"client_auth_type {tls.client_auth_type} needs client_ca_file")
         _load(lambda: context.load_verify_locations(folder / tls.client_ca_file), path, folder, tls)
         context.verify_mode = _VERIFY[tls.client_auth_type]
     elif tls.client_ca_file:
-        raise _wrong(path, "client_ca_file has no effect without client_auth_type: RequireAndVerifyClientCert")
+        raise InputError(path, "client_ca_file has no effect without client_auth_type: RequireAndVerifyClientCert")
     return context
 
 
@@ -208,10 +204,10 @@ def _limit_algorithms(path: Path, tls: TlsServerConfig, context: ssl.SSLContext)
     if ciphers:
         _try(path, "cipher_suites", lambda: context.set_ciphers(":".join(ciphers)))
     if len(tls.curve_preferences) > 1:
-        raise _wrong(path, "curve_preferences: a list of one curve is supported; leave it out for all")
+        raise InputError(path, "curve_preferences: a list of one curve is supported; leave it out for all")
     for curve in tls.curve_preferences:
         if curve not in _CURVES:
-            raise _wrong(path, f"curve_preferences: {curve!r} is not one of {', '.join(_CURVES)}")
+            raise InputError(path, f"curve_preferences: {curve!r} is not one of {', '.join(_CURVES)}")
         _try(path, f"curve_preferences: {curve}", partial(context.set_ecdh_curve, _CURVES[curve]))
 
 
@@ -220,12 +216,12 @@ def _try(path: Path, what: str, choose: Callable[[], None]) -> None:
     try:
         choose()
     except (ssl.SSLError, ValueError) as error:
-        raise _wrong(path, f"{what}: the OpenSSL of this machine does not offer that ({error})") from error
+        raise InputError(path, f"{what}: the OpenSSL of this machine does not offer that ({error})") from error
 
 
 def _cipher(path: Path, name: str) -> str:
     if name not in _CIPHERS:
-        raise _wrong(path, f"cipher_suites: {name!r} is not supported; possible are {', '.join(_CIPHERS)}")
+        raise InputError(path, f"cipher_suites: {name!r} is not supported; possible are {', '.join(_CIPHERS)}")
     return _CIPHERS[name]
 
 
@@ -239,11 +235,11 @@ def _load(load: Callable[[], None], path: Path, folder: Path, tls: TlsServerConf
         load()
     except ssl.SSLError as error:
         files = ", ".join(str(folder / name) for name in (tls.cert_file, tls.key_file, tls.client_ca_file) if name)
-        raise _wrong(path, f"{files}: {(error.reason or 'not usable PEM').lower().replace('_', ' ')}") from error
+        raise InputError(path, f"{files}: {(error.reason or 'not usable PEM').lower().replace('_', ' ')}") from error
     except (OSError, ValueError) as error:  # ValueError: a null character in the name, or no key in the file
         names = [folder / name for name in (tls.cert_file, tls.key_file, tls.client_ca_file) if name]
         bad = next((name for name in names if not _readable(name)), names[0])
-        raise _wrong(path, f"{bad}: {(error.strerror if isinstance(error, OSError) else None) or error}") from error
+        raise InputError(path, f"{bad}: {(error.strerror if isinstance(error, OSError) else None) or error}") from error
 
 
 def _readable(path: Path) -> bool:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
+from rankscope.base.errors import InputError, RankscopeError
 from rankscope.base.http import Request, Response
 from rankscope.base.options import parse_duration
-from rankscope.exporter.errors import ExporterCheckError, ExporterInputError
 from rankscope.exporter.source import Fleet
 
 logger = logging.getLogger(__name__)
@@ -88,8 +88,8 @@ def send_request(path: Path, action: str, **parameters: str) -> dict[str, Any]:
     """Request ``release`` or ``resume`` of a GPU from the exporter behind a control socket.
 
     Raises:
-        ExporterInputError: there is no such socket or GPU, or the parameters are wrong.
-        ExporterCheckError: the GPU's process is stuck.
+        InputError: there is no such socket or GPU, or the parameters are wrong.
+        RankscopeError: the GPU's process is stuck.
     """
     connection = _UnixConnection(path)
     try:
@@ -98,13 +98,13 @@ def send_request(path: Path, action: str, **parameters: str) -> dict[str, Any]:
         status, answer = response.status, json.loads(response.read())
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-        raise ExporterInputError(f"{path}: {reason}; is the exporter running, and is this its --control.socket?") from error
+        raise InputError(path, f"{reason}; is the exporter running, and is this its --control.socket?") from error
     finally:
         connection.close()
     if status == 200:
         return dict(answer)
-    text = f"GPU {parameters.get('gpu', '')}: {answer.get('error', status)}"
-    raise (ExporterCheckError if status == 409 else ExporterInputError)(text)
+    gpu, reason = f"GPU {parameters.get('gpu', '')}", str(answer.get("error", status))
+    raise RankscopeError(f"{gpu}: {reason}") if status == 409 else InputError(gpu, reason)
 
 
 class _UnixConnection(http.client.HTTPConnection):

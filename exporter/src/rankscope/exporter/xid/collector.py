@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import ParamSpec
 
-from rankscope.base.logs import ProblemLog
+from rankscope.base.problems import ProblemLog
 from rankscope.exporter.source import FleetState, GpuIdentity, Series, XidEvent
 from rankscope.exporter.xid.journal import XidJournal
 from rankscope.exporter.xid.kernel_log import KernelLog
@@ -23,9 +24,10 @@ class XidCollector:
         self._journal = journal
         self._kernel_log = kernel_log
         self._problems = ProblemLog(
-            logger, "the kernel log cannot be read, so Xids come from NVML only: %s", "the kernel log can be read again"
+            partial(logger.warning, "the kernel log cannot be read, so Xids come from NVML only: %s"),
+            partial(logger.info, "the kernel log can be read again"),
         )
-        self._defects = ProblemLog(logger, "an Xid or a reset is not recorded: %s")
+        self._defects = ProblemLog(partial(logger.warning, "an Xid or a reset is not recorded: %s"))
 
     def on_xid(self, identity: GpuIdentity, event: XidEvent) -> None:
         """Record an NVML event. Call it once per event; thread-safe, and does not wait for the disk."""

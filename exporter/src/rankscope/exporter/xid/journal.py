@@ -12,12 +12,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from rankscope.base.logs import ProblemLog
+from rankscope.base.problems import ProblemLog
 from rankscope.base.process import boot_id as this_boot_id
 from rankscope.exporter.source import GpuIdentity, Series, XidEvent
 from rankscope.exporter.wall_clock import WallClock
@@ -58,7 +59,9 @@ class XidJournal:
         now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._problems = ProblemLog(logger, "Xids are not kept on disk: %s", "Xids are kept on disk again")
+        self._problems = ProblemLog(
+            partial(logger.warning, "Xids are not kept on disk: %s"), partial(logger.info, "Xids are kept on disk again")
+        )
         self.skipped_lines = 0
         self.expects_lines = False
         self._job_at = job_at

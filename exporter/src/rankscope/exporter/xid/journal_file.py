@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from rankscope.base.atomic_files import replace_file
 from rankscope.base.formats import unread_format
 from rankscope.base.locks import lock_file
 from rankscope.exporter.xid.entry import SCHEMA, Snapshot, XidEntry
@@ -127,18 +128,9 @@ class JournalFile:
     def rewrite(self, snapshot: Snapshot, entries: Iterable[XidEntry]) -> None:
         """Replace the file atomically. If it raises ``JournalError``, the old file is unchanged."""
         lines = [_encode(snapshot), *map(_encode, entries)]
-        fresh = self._path.with_name(f"{FILE_NAME}.new")
         try:
-            fresh.unlink(missing_ok=True)
-            fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            with open(fd, "wb") as file:  # noqa: PTH123  a descriptor, not a path
-                file.write(b"\n".join(lines) + b"\n")
-                file.flush()
-                os.fdatasync(fd)
-            fresh.replace(self._path)
+            replace_file(self._path, b"\n".join(lines) + b"\n", mode=0o600)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                fresh.unlink(missing_ok=True)
             if isinstance(error, FileNotFoundError):  # the folder was removed, and with it the lock file
                 self.close()
             raise JournalError(f"{self._path}: {error.strerror}") from error

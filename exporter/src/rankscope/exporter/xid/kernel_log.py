@@ -7,12 +7,13 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from rankscope.base.logs import ProblemLog
+from rankscope.base.problems import ProblemLog
 from rankscope.exporter.xid.entry import KernelXid
 from rankscope.exporter.xid.kernel_lines import KernelLines
 
@@ -39,7 +40,7 @@ class KernelLog:
         self._monotonic = monotonic
         self._fd: int | None = None
         self._lines = KernelLines()
-        self._defects = ProblemLog(logger, "a record of the kernel log is left out: %s")
+        self._defects = ProblemLog(partial(logger.warning, "a record of the kernel log is left out: %s"))
         self._rest = b""
         self._next_seq: int | None = None
         self._read_until_s = 0.0

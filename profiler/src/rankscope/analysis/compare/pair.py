@@ -14,6 +14,7 @@ from rankscope.analysis.compare.result import Comparison, Per, Quantity, Through
 from rankscope.analysis.compare.shift import Series
 from rankscope.analysis.compare.usable import Basis, Usable, WorkName
 from rankscope.analysis.compare.wording import summarise
+from rankscope.base.text import shortened
 
 _CLEARLY: Final = 0.01
 _LONGEST: Final = 200
@@ -165,7 +166,7 @@ def differs(a: Usable, b: Usable) -> list[str]:
     per_step = [side.work["input_elements"] for side in (a, b)]
     if per_step[0] is not None and per_step[1] is not None and abs(per_step[1] / per_step[0] - 1) > _CLEARLY:
         found.append(f"input elements per step: {per_step[0]:,.0f} -> {per_step[1]:,.0f}")
-    return [text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…" for text in found]
+    return [shortened(text, _LONGEST) for text in found]
 
 
 def _facts(recording: Recording) -> dict[str, str]:

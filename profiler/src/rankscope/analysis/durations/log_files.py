@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from rankscope.base.errors import InputError
-from rankscope.runs.segments import open_regular
+from rankscope.base.regular_files import open_regular
 
 ENABLE: Final = "set NCCL_INSPECTOR_ENABLE=1 and NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS=500 when the job starts"
 _SUFFIXES: Final = (".log", ".jsonl", ".log.gz", ".jsonl.gz")

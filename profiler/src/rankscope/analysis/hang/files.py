@@ -18,11 +18,12 @@ from rankscope.analysis.hang.pickles import MAX_CONTAINERS, PickleError, load_pl
 from rankscope.analysis.hang.records import NEWEST, Dump, newer_version, parse, text, unreadable_fields
 from rankscope.analysis.result.text import counted, joined
 from rankscope.base.errors import InputError
+from rankscope.base.regular_files import open_regular
 from rankscope.base.text import ranks_text
 from rankscope.runs.named import NamedRun, named_run, refuse_folder_of_runs
 from rankscope.runs.paths import attempt_dir, flight_dir
 from rankscope.runs.reader import RunReader
-from rankscope.runs.segments import open_regular
+from rankscope.runs.run_files import open_run_file
 from rankscope.runs.world_size import told_world_size
 
 MAX_BYTES: Final = 128 * 1024 * 1024
@@ -58,6 +59,8 @@ class DumpFile:
     """True if an exception ended the rank."""
     backend: str | None
     written_ns: int
+    of_run: bool = False
+    """True in a run directory, where no link is followed."""
 
 
 @dataclass(slots=True)
@@ -95,7 +98,7 @@ def read_dumps(paths: Sequence[Path]) -> Dumps:
     read: dict[Path, tuple[DumpFile, Dump]] = {}
     for file in files:
         try:
-            read[file.path] = file, read_dump(file.path, backend=file.backend)
+            read[file.path] = file, read_dump(file.path, backend=file.backend, of_run=file.of_run)
         except InputError as error:
             errors.append(error)
     for origin in dumps_of_one_job([origin_of(file.path, file.rank, dump) for file, dump in read.values()], dumps.warnings):
@@ -121,10 +124,13 @@ def newer_versions(versions: Iterable[str | None]) -> list[str]:
     return [f"dumps of version {joined(newer, 3)} of the format are read as far as their fields are known; {_NEWEST_TEXT}"]
 
 
-def read_dump(path: Path, *, backend: str | None = None, whole_history: bool = False) -> Dump:
-    """Read one file, pickle or JSON, without ever executing its content; see ``parse``. Raises ``InputError``."""
+def read_dump(path: Path, *, backend: str | None = None, whole_history: bool = False, of_run: bool = False) -> Dump:
+    """Read one file, pickle or JSON, without ever executing its content; see ``parse``. Raises ``InputError``.
+
+    ``of_run``: it is in a run directory, where no link is followed.
+    """
     try:
-        with open_regular(path) as file:
+        with open_run_file(path) if of_run else open_regular(path) as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise InputError(path, (error.strerror or str(error)).lower()) from error
@@ -213,7 +219,7 @@ def _of_run(run: NamedRun) -> tuple[Dumps, list[DumpFile]]:
     path = run.path
     reader = RunReader(path)
     attempts = reader.attempts() if run.attempt is None else [run.attempt]
-    files = {attempt: _in_folder(flight_dir(path, attempt)) for attempt in attempts}
+    files = {attempt: _of_attempt(flight_dir(path, attempt)) for attempt in attempts}
     attempt = next((attempt for attempt in reversed(attempts) if files[attempt]), None)
     if attempt is None:
         place = path if run.attempt is None else attempt_dir(path, run.attempt)
@@ -272,6 +278,11 @@ def _files(folder: Path) -> list[Path]:
 
 def _in_folder(folder: Path) -> list[DumpFile]:
     return [file for path in _files(folder) if (file := _dump_file(path)) is not None]
+
+
+def _of_attempt(folder: Path) -> list[DumpFile]:
+    """Return the dumps in a folder of a run."""
+    return [replace(file, of_run=True) for file in _in_folder(folder)]
 
 
 def _dump_file(path: Path) -> DumpFile | None:

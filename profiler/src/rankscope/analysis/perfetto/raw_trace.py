@@ -88,9 +88,14 @@ class RawTrace:
             (self.instants if event.ph in {"i", "I"} else self.flows).append((begin, event))
 
 
-def read_raw_trace(path: Location, extent: tuple[int, int], processes: Collection[str] | None = None) -> RawTrace:
-    """Read the events of a trace in a time span, of all or some processes. Raises ``InputError``, also for a truncated trace."""
-    text = TraceText(path)
+def read_raw_trace(
+    path: Location, extent: tuple[int, int], processes: Collection[str] | None = None, *, of_run: bool = False
+) -> RawTrace:
+    """Read the events of a trace in a time span, of all or some processes; ``of_run``: see ``open_location``.
+
+    Raises ``InputError``, also for a truncated trace.
+    """
+    text = TraceText(path, of_run=of_run)
     stream = EventStream[RawEvent](path, text, RawEvent)
     # The metadata with the time base may follow the events.
     events = [event for part in stream for event in part]

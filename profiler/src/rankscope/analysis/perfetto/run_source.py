@@ -6,6 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,6 +36,7 @@ from rankscope.runs.named import NamedRun
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import CollectiveRecord, HardwareSample, RankInfo
+from rankscope.runs.run_files import list_run_folder
 from rankscope.runs.world_size import told_world_size
 
 _KEPT: Final = re.compile(r"window-(\d{1,18})\.json(?:\.gz)?")
@@ -192,7 +194,7 @@ class RunSource:
         first, last = (self.plan.clocks.seen_at(rank, time) for time in self._extent)
         for file in self._raw_files.get(rank, []):
             try:
-                trace = read_raw_trace(file, (first, last))
+                trace = read_raw_trace(file, (first, last), of_run=True)
             except InputError as error:
                 self.plan.left_out.append(str(error))
             else:
@@ -215,10 +217,11 @@ class RunSource:
 
     def _kept_files(self, rank: int) -> Iterator[Path]:
         folder = rank_dir(self._reader.path, self._attempt, rank) / "traces"
-        for file in sorted(folder.iterdir()) if folder.is_dir() else []:
-            match = _KEPT.fullmatch(file.name)
-            if match is not None and int(match[1]) < self._steps.stop:
-                yield file
+        with suppress(FileNotFoundError):
+            for name in sorted(list_run_folder(folder)):
+                match = _KEPT.fullmatch(name)
+                if match is not None and int(match[1]) < self._steps.stop:
+                    yield folder / name
 
     def _sampling(self, left_out: list[str], max_events: int) -> int:
         count = sum(1 for host in self._hosts() for _ in self._samples(host))

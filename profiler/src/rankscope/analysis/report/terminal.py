@@ -32,6 +32,7 @@ from rankscope.analysis.result.text import (
     table,
     units_text,
     warning_lines,
+    wrapped,
 )
 from rankscope.analysis.verdict.bottleneck import HOST_OR_INPUT
 from rankscope.base.text import factor, format_duration, ranges_text, shortened
@@ -52,6 +53,9 @@ SHOWN_VICTIMS: Final = 8
 FEW_STEPS: Final = 1000
 """Number of steps below which the fixed cost of the recorder's start weighs in its share."""
 
+_LABEL: Final = 6
+"""Columns of the labels of the answer's lines."""
+
 _COLORS: Final = {"straggler": RED, "hang": RED, "balanced": GREEN, "insufficient_data": YELLOW}
 _TRUNCATED: Final = "*"
 _OF_WHAT_IS_LEFT: Final = "of what is left of its trace, and in no mean; what is missing is not known, which is not zero"
@@ -62,13 +66,16 @@ _DISPENSABLE_OF_HOSTS: Final = ("ranks", "blocked/step")
 
 
 def render_text(analysis: Analysis, *, width: int = 100, color: bool = False, detail: bool = False) -> str:
-    """Return verdict, ranks, imposed wait and next actions, in lines of at most ``width`` columns (tables may need 80).
+    """Return the answer in a few lines, then its source, tables and advice, in lines of at most ``width`` columns.
+
+    Tables may need 80 columns.
 
     With ``detail``, also the time breakdown of the ranks for which it is known. Tables omit columns that do not fit; the JSON
     has all.
     """
     parts = [
-        _headline(analysis, width),
+        _answer(analysis, width),
+        _rare(analysis, width),
         _source(analysis, width),
         _host_table(analysis, width),
         _rank_table(analysis, width),
@@ -82,36 +89,63 @@ def render_text(analysis: Analysis, *, width: int = 100, color: bool = False, de
         _more_findings(analysis, width),
         render_details(analysis, width) if detail else "",
         advice_text(analysis, width),
-        listing("next", analysis.verdict.next, width),
+        listing("then", [action for action in analysis.verdict.next[1:] if not _is_page(action)], width),
     ]
-    return page(parts, _COLORS.get(analysis.verdict.kind, CYAN) if color else None)
+    answer = RED if analysis.verdict.failure is not None else _COLORS.get(analysis.verdict.kind, CYAN)
+    return page(parts, answer if color else None)
 
 
-def _headline(analysis: Analysis, width: int) -> str:
+def _answer(analysis: Analysis, width: int) -> str:
+    """Return the answer: who is at fault, why, what that costs, what to do next, and where more is."""
     verdict = analysis.verdict
     kind = "host or input bound" if verdict.explained_by == HOST_OR_INPUT else verdict.kind.replace("_", " ")
-    lines = [kind.upper(), *textwrap.wrap(verdict.summary, width)]
+    lines = [kind.upper()]
+    if verdict.failure is not None:
+        lines = [*textwrap.wrap(f"JOB FAILED: {verdict.failure}", width), f"before that: {kind.upper()}"]
+    who, colon, why = verdict.summary.partition(": ") if verdict.kind == "straggler" else ("", "", "")
+    rows = [("who", who), ("why", why)] if colon else [("what", verdict.summary)]
+    rows += [("cost", _cost(analysis)), ("next", verdict.next[0] if verdict.next else ""), ("more", _more(analysis))]
+    for label, text in rows:
+        lines += wrapped(text, width, indent=f"{label:<{_LABEL}}", hanging=" " * _LABEL) if text else []
+    return "\n".join(lines)
+
+
+def _cost(analysis: Analysis) -> str:
+    """Return what the verdict costs and how sure it is; what its sentence has already is not repeated."""
+    verdict = analysis.verdict
     facts = []
     if verdict.slowdown is not None:
         facts.append(f"slowdown {factor(verdict.slowdown)}")
     facts += losses(verdict.gpu_hours_lost, verdict.cost)
     if facts and (steps := steps_of_verdict(analysis)):
         facts[0] = f"{steps}: {facts[0]}"
+    if " saves " not in verdict.summary:
+        facts.append(saves_text(verdict))
+    if "costs more than" not in verdict.summary:
+        facts.append(excluded_text(verdict))
     if verdict.confidence is not None:
         facts.append(f"confidence {verdict.confidence:.0%}")
+    if judged := judged_text(verdict, analysis.source.world_size):
+        facts.append(f"judged: {judged}")
     if verdict.evidence_source is not None:
         facts.append(f"judged by {verdict.evidence_source.replace('_', ' ')}")
-    if facts:
-        lines += textwrap.wrap(" · ".join(facts), width)
-    judged = judged_text(verdict, analysis.source.world_size)
-    # What the sentence has already is not repeated.
-    saves = "" if " saves " in verdict.summary else saves_text(verdict)
-    excluded = "" if "costs more than" in verdict.summary else excluded_text(verdict)
-    for text in (saves, excluded, judged and f"judged: {judged}"):
-        lines += textwrap.wrap(text, width)
-    if analysis.rare_steps is not None and analysis.rare_steps.summary not in verdict.summary:
-        lines += textwrap.wrap(rare_text(analysis.rare_steps), width, subsequent_indent="  ")
-    return "\n".join(lines)
+    return " · ".join(filter(None, facts))
+
+
+def _more(analysis: Analysis) -> str:
+    """Return the command with the pages of a run, and the options with more than the text below."""
+    pages = [action for action in analysis.verdict.next[1:] if _is_page(action)]
+    return " · ".join([*pages, "the tables below", "--detail", "--format json"])
+
+
+def _is_page(action: str) -> bool:
+    return action.startswith("rankscope dashboard ")
+
+
+def _rare(analysis: Analysis, width: int) -> str:
+    if analysis.rare_steps is None or analysis.rare_steps.summary in analysis.verdict.summary:
+        return ""
+    return "\n".join(textwrap.wrap(rare_text(analysis.rare_steps), width, subsequent_indent="  "))
 
 
 def _source(analysis: Analysis, width: int) -> str:

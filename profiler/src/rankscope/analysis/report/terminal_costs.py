@@ -95,16 +95,17 @@ def memory_text(analysis: Analysis, width: int) -> str:
 
 
 def advice_text(analysis: Analysis, width: int) -> str:
-    """Return the first three pieces of advice that the next actions do not contain; the JSON has all."""
-    said = ". ".join(analysis.verdict.next)
-    advice = [one for one in analysis.advice if one.action not in said]
-    if not advice:
+    """Return the first three pieces of advice, the most that can be saved first; the JSON has all."""
+    advice = analysis.advice
+    following = ". ".join(analysis.verdict.next)
+    if all(row.action in following for row in advice):
         return ""
     unit = "step" if analysis.waterfall is None else analysis.waterfall.unit
     lines = ["what to try"]
-    for one in advice[:SHOWN_ADVICE]:
-        bound = "" if one.gain_share_at_most is None else f"at most {one.gain_share_at_most:.0%} of the {unit}: "
-        lines += wrapped(f"{bound}{one.action}", width, indent="  ", hanging="    ")
+    for row in advice[:SHOWN_ADVICE]:
+        bound = "" if row.gain_share_at_most is None else f"at most {row.gain_share_at_most:.0%} of the {unit}: "
+        action = "what to do next, above and at the end" if row.action in following else row.action
+        lines += wrapped(f"{bound}{action}", width, indent="  ", hanging="    ")
     if len(advice) > SHOWN_ADVICE:
         more = f"and {len(advice) - SHOWN_ADVICE} more in --format json, each with its evidence and how to check it"
         lines += wrapped(more, width, indent="  ", hanging="    ")
@@ -116,7 +117,7 @@ def _mib(value: float) -> str:
 
 
 def _label(part: WaterfallPart) -> str:
-    return part.name.replace("_", " ")
+    return "waiting for later ranks" if part.name == "straggler_wait" else part.name.replace("_", " ")
 
 
 SHOWN_ROWS: Final = 8

@@ -260,6 +260,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     cost: Cost | None = None
     unknown_kernels: list[UnknownKernel] = []
     """Kernels that may be communication, likeliest first, where the ranks of a job run none that is known as such."""
+    failure: str | None = None
+    """How ranks ended before the end of training: a crash, or a rank that was killed first. The summary is about the time until
+    then. ``None``: no rank did, or all were ended together."""
     summary: str
     """One sentence for a person."""
     next: list[str] = []

@@ -13,8 +13,9 @@ from rankscope.analysis.result.analysis import Analysis, Finding, Source, Verdic
 from rankscope.analysis.result.costs import Throughput
 from rankscope.analysis.result.text import is_about_rare
 from rankscope.runs.paths import verdict_file
-from rankscope.runs.segments import UNDECODABLE, open_regular
-from rankscope.runs.writer import write_record
+from rankscope.runs.run_files import open_run_file
+from rankscope.runs.segments import UNDECODABLE
+from rankscope.runs.small_files import write_record
 
 VERDICT_SCHEMA: Final = "rankscope.verdict/1"
 MOST_BYTES: Final = 1 << 20
@@ -79,7 +80,7 @@ def store_verdict(run: Path, analysis: Analysis, *, as_of_unix_ns: int) -> None:
 def stored_verdict(run: Path) -> StoredVerdict | None:
     """Return the stored verdict of a run; ``None`` if there is none that can be read."""
     try:
-        with open_regular(verdict_file(run), links=False) as file:
+        with open_run_file(verdict_file(run)) as file:
             data = file.read(MOST_BYTES + 1)
         found = msgspec.json.decode(data, type=StoredVerdict) if len(data) <= MOST_BYTES else None
     except (OSError, *UNDECODABLE):

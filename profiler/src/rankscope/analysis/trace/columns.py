@@ -162,7 +162,7 @@ class Trace(msgspec.Struct, frozen=True):
         return np.flatnonzero(self.category == category)
 
 
-def read_traces(path: Location, *, detail: bool = True, whole: bool = False) -> list[Trace]:
+def read_traces(path: Location, *, detail: bool = True, whole: bool = False, of_run: bool = False) -> list[Trace]:
     """Read the traces in a file, ordered by rank: usually one.
 
     The file is plain, gzip or Zstandard; an object or a bare list of events.
@@ -170,9 +170,9 @@ def read_traces(path: Location, *, detail: bool = True, whole: bool = False) -> 
     Memory holds the columns and one part of the file. Without ``detail``, which takes a fifth of the time, some columns are
     empty. A trace that is cut off or damaged is used as far as possible; see ``torn`` and ``damaged``. Raises ``InputError`` with
     the file and the reason: missing, empty, not JSON, JSON but no trace, hostile, without any compute, of several ranks that
-    cannot be taken apart, or cut off although it is needed as a ``whole``.
+    cannot be taken apart, or cut off although it is needed as a ``whole``. ``of_run``: see ``open_location``.
     """
-    text = TraceText(path)
+    text = TraceText(path, of_run=of_run)
     columns = _Columns(path, detail=detail)
     stream = EventStream[Any](path, text, ANY_DETAIL_EVENT if detail else ANY_EVENT, columns.needs)
     for events in stream:
@@ -185,9 +185,9 @@ def read_traces(path: Location, *, detail: bool = True, whole: bool = False) -> 
     return traces
 
 
-def read_trace(path: Location, *, detail: bool = True, whole: bool = False) -> Trace:
+def read_trace(path: Location, *, detail: bool = True, whole: bool = False, of_run: bool = False) -> Trace:
     """Read a file of one rank like ``read_traces``; raise ``InputError`` if it has several."""
-    trace, *others = read_traces(path, detail=detail, whole=whole)
+    trace, *others = read_traces(path, detail=detail, whole=whole, of_run=of_run)
     if others:
         raise InputError(path, f"the traces of {len(others) + 1} ranks merged into one file; give the files before merging")
     return trace

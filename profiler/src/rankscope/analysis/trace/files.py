@@ -38,11 +38,12 @@ class TraceText:
 
     Iterating raises ``InputError`` when the file is missing, is not a file, does not match its magic bytes, decompresses to too
     much text, or fails its checksum. It raises ``MissingError`` when a package to read the file is not installed. Where
-    compressed data is cut off or damaged, the text ends and ``torn`` gives the reason.
+    compressed data is cut off or damaged, the text ends and ``torn`` gives the reason. ``of_run``: see ``open_location``.
     """
 
-    def __init__(self, path: Location, *, limit: int = MAX_BYTES) -> None:
+    def __init__(self, path: Location, *, limit: int = MAX_BYTES, of_run: bool = False) -> None:
         self.path = path
+        self._of_run = of_run
         self.torn: str | None = None
         self._limit = limit
         self._packed_bytes = 0
@@ -52,7 +53,7 @@ class TraceText:
         try:
             if isinstance(self.path, Path) and self.path.is_dir():
                 raise InputError(self.path, "a folder, not a trace file")
-            with open_location(self.path) as file:
+            with open_location(self.path, of_run=self._of_run) as file:
                 for block in self._blocks(file):
                     self._bytes += len(block)
                     self._check_size()

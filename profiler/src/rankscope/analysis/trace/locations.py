@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
 from rankscope.base.errors import InputError, MissingError, RankscopeError
-from rankscope.runs.segments import open_regular
+from rankscope.base.regular_files import open_regular
+from rankscope.runs.run_files import open_run_file
 
 Location = Path | str
 """Location of a file: a ``Path`` is local, a ``str`` is a URL."""
@@ -55,10 +56,13 @@ def common_folder(places: Sequence[Location]) -> str:
     return "/".join(names[0] for names in same)
 
 
-def open_location(place: Location) -> BinaryIO:
-    """Open a file for reading. Raises ``OSError``, ``InputError``, or ``MissingError`` where a package is not installed."""
+def open_location(place: Location, *, of_run: bool = False) -> BinaryIO:
+    """Open a file for reading; ``of_run``: one in a run directory, without following links.
+
+    Raises ``OSError``, ``InputError``, or ``MissingError`` where a package is not installed.
+    """
     if isinstance(place, Path):
-        return open_regular(place)
+        return open_run_file(place) if of_run else open_regular(place)
     filesystem, inside = filesystem_of(place)
     file: BinaryIO = asked(place, lambda: filesystem.open(inside, "rb"))
     return file

@@ -104,7 +104,7 @@ def for_ranks(remedy: Remedy, *, cause: Cause | None = None, reason: str | None 
         name=remedy.name,
         when=(at_least(f"straggler.{remedy.figure or cause or reason}", remedy.at_least),),
         gain=1.0,
-        falls="straggler wait",
+        falls="waiting for later ranks",
     )
 
 

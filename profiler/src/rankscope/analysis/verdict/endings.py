@@ -26,7 +26,16 @@ class Endings:
     first: int | None
     """First of these ranks to end; ``None`` where that is not clear. Launchers kill the other ranks when one has exited."""
 
-    def warnings(self) -> list[str]:
+    @property
+    def failed(self) -> bool:
+        """True if the job failed by itself: a rank crashed, or one was killed before the others. Else all were ended together."""
+        return bool(self.crashed) or self.first is not None
+
+    def failure(self) -> str | None:
+        """Return how the job failed, the first rank first; ``None`` if it did not fail by itself."""
+        return "; ".join(self.sentences()) if self.failed else None
+
+    def sentences(self) -> list[str]:
         """Return one sentence per way to end; the rank that ended first comes first."""
         sentences: list[str] = []
         for ranks, text in ((self.crashed, "crashed"), (self.killed, "killed")):
@@ -43,7 +52,7 @@ class Endings:
 
     def advise(self, verdict: Verdict, hosts: Mapping[int, str]) -> list[str]:
         """Return the next actions after ``verdict``, with a look at the job's error output. That look comes first, unless the
-        verdict is a straggler or a hang: then a rank is to blame for the time before the end, or for the end.
+        job did not fail by itself and a rank is to blame for the time before its end, or the verdict is a hang.
         """
         ended = sorted(self.crashed + self.killed)
         if not ended:
@@ -53,7 +62,8 @@ class Endings:
         else:
             where = f" on {hosts[self.first]}" if self.first in hosts else ""
             look = f"Look at the job's own error output of rank {self.first}{where}, which ended first"
-        return [*verdict.next, look] if verdict.kind in ("straggler", "hang") else [look, *verdict.next]
+        later = verdict.kind == "hang" or (verdict.kind == "straggler" and not self.failed)
+        return [*verdict.next, look] if later else [look, *verdict.next]
 
 
 def endings(infos: Mapping[int, RankInfo]) -> Endings:

@@ -17,7 +17,7 @@ from pyarrow import parquet as pq
 
 from rankscope.analysis.whatif.operations import CODES
 from rankscope.base.errors import InputError
-from rankscope.runs.segments import open_regular
+from rankscope.base.regular_files import open_regular
 
 INTEGERS: Final = ("dp_rank", "stage", "rank", "step", "seq_id")
 TIMES: Final = ("start_ts", "duration")

@@ -20,7 +20,8 @@ from typing import Final
 import torch
 from torch import distributed as dist
 
-from rankscope.profiler.flight_files import CRASH, DURATIONS, done_file, dump_file, write_file
+from rankscope.base.atomic_files import replace_file
+from rankscope.profiler.flight_files import CRASH, DURATIONS, done_file, dump_file
 from rankscope.profiler.scratch import flight_prefix
 
 ENTRIES: Final = 2000
@@ -126,12 +127,12 @@ def dump(scratch: Path, name: str, dumpers: Mapping[str, Callable[[], bytes]] | 
         taken = {backend: data for backend, make in dumpers.items() if _ENTRY in (data := make())}
         took_us = (time.perf_counter_ns() - began) // 1000
         for backend, data in taken.items():
-            write_file(dump_file(scratch, name, backend), data)
+            replace_file(dump_file(scratch, name, backend), data, sync=False)
         reason = f"{took_us} us" if taken and name == DURATIONS else "" if taken else _nothing(dumpers)
     except Exception as error:  # noqa: BLE001  # no error may stop training
         reason = f"{type(error).__name__}: {error}"
     with suppress(Exception):
-        write_file(done_file(scratch, name), reason.encode(errors="replace")[:500])
+        replace_file(done_file(scratch, name), reason.encode(errors="replace")[:500], sync=False)
 
 
 def _nothing(dumpers: Mapping[str, Callable[[], bytes]]) -> str:

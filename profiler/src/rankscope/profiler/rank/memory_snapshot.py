@@ -12,9 +12,9 @@ from typing import Final
 
 import torch
 
+from rankscope.base.atomic_files import replacing
 from rankscope.profiler.rank.identity import own_rank
 from rankscope.runs.paths import memory_dir
-from rankscope.runs.writer import replacing
 
 ENTRIES: Final = 100_000
 """Number of latest allocations and frees that torch keeps, with the Python stack of each."""
@@ -58,7 +58,7 @@ def write_snapshot(run_dir: Path) -> None:
     folder = memory_dir(run_dir)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"rank-{own_rank():05d}-{os.getpid()}.pickle"
-    with replacing(path) as file:
+    with replacing(path, shared=True) as file:
         pickle.dump(snapshot, file)
 
 

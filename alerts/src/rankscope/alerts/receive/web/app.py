@@ -30,6 +30,8 @@ from rankscope.alerts.receive.web.authentication import Credentials, Headers
 from rankscope.alerts.receive.web.bodies import MAX_BODY_BYTES, BodyBudget, Receive, Scope
 from rankscope.alerts.receive.web.refusals import CLOSE, EVICTED, RefusalLog, Refused, retry_after
 from rankscope.alerts.store.database import StoreError
+from rankscope.base.exposition import TEXT_TYPE
+from rankscope.base.followed_files import SharedReading
 from rankscope.base.http import is_loopback
 from rankscope.base.text import one_line
 
@@ -41,8 +43,6 @@ MAX_UNPROVEN_BODIES_BYTES: Final = 40 * 2**20
 """The same for all others: those with a signature over the body, which is checked afterwards, and those without any proof."""
 PROBE_S: Final = 5.0
 """After a delivery that could not be stored, the disk is probed this often until it can be written."""
-SECRETS_S: Final = 1.0
-"""Longest wait for the files of secrets; then their last values are used."""
 CHALLENGE: Final = b'Bearer, Basic realm="rankscope"'
 
 _Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -109,8 +109,7 @@ class ReceiverApp:
         self._clock = clock
         # A slow disk must not block the event loop.
         self._keeper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inbox")
-        self._secrets = ThreadPoolExecutor(max_workers=1, thread_name_prefix="secrets")
-        self._reading_secrets: asyncio.Future[None] | None = None
+        self._secrets = SharedReading(self._read_secrets)
         self._writable = True
         self._refusals = RefusalLog(report)
         self._bodies = BodyBudget(MAX_BODIES_BYTES, evicts=False)
@@ -163,7 +162,7 @@ class ReceiverApp:
                 async with self._authenticated(scope, receive, headers):
                     return 200, b"application/json", msgspec.json.encode(await self._off_loop(self._listing))
             case "/metrics":
-                return 200, b"text/plain; version=0.0.4; charset=utf-8", await self._off_loop(self._metrics)
+                return 200, TEXT_TYPE.encode(), await self._off_loop(self._metrics)
             case "/-/ready":
                 if not self._writable:
                     raise Refused(503, "not_ready", "the last delivery could not be stored", retry_after(PROBE_S))
@@ -182,7 +181,7 @@ class ReceiverApp:
                 raise Refused(403, "cross_site", "without credentials, only requests to localhost are accepted", (CLOSE,))
             admitted = True
         else:
-            await self._read_secrets()
+            await self._secrets.run()
             admitted = self.credentials.by_header(headers)
             if not admitted and not self.credentials.may_be_signed(headers, now_s=time.time()):
                 raise _unauthenticated()
@@ -195,12 +194,8 @@ class ReceiverApp:
                 raise _unauthenticated()
             yield data
 
-    async def _read_secrets(self) -> None:
-        """Read the secrets in a thread: a file system that does not answer must not block the event loop."""
-        if self._reading_secrets is None or self._reading_secrets.done():
-            loop = asyncio.get_running_loop()
-            self._reading_secrets = loop.run_in_executor(self._secrets, self.credentials.read_again)
-        await asyncio.wait({self._reading_secrets}, timeout=SECRETS_S)
+    def _read_secrets(self) -> None:
+        self.credentials.read_again()
 
     async def _take(self, headers: Headers, body: bytes) -> tuple[int, bytes, bytes]:
         notification, new = await self._off_loop(lambda: self._keep(headers.get(b"webhook-id"), body))

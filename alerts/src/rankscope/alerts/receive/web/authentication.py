@@ -11,6 +11,7 @@ from typing import Final
 from rankscope.alerts.deliver.signing import Secret, SecretError, SignatureError, parse_secret, signatures_in, verify
 from rankscope.base.errors import InputError
 from rankscope.base.http import basic_credentials, bearer_token
+from rankscope.base.problems import ProblemLog
 
 TOLERANCE_S: Final = 300.0
 """A signature whose timestamp differs more than this from our clock counts as a replay."""
@@ -32,8 +33,7 @@ class RotatedSecret:
     def __init__(self, secret: Secret, *, check: Callable[[str], str], report: Callable[[str], object]) -> None:
         self._secret = secret
         self._check = check
-        self._report = report
-        self._reported = ""
+        self._problems = ProblemLog(report)
         self.value = self._read()
 
     def __repr__(self) -> str:
@@ -41,14 +41,12 @@ class RotatedSecret:
 
     def read_again(self) -> None:
         """Read the secret. May block as long as its file system does."""
-        problem = ""
         try:
             self.value = self._read()
         except InputError as error:
-            problem = f"{error}; the last value stays in use"
-        if problem and problem != self._reported:
-            self._report(problem)
-        self._reported = problem
+            self._problems.report(f"{error}; the last value stays in use")
+        else:
+            self._problems.report(None)
 
     def _read(self) -> bytes:
         text = self._secret.read()

@@ -11,8 +11,9 @@ from typing import Final
 
 from rankscope.alerts.receive.web.app import ReceiverApp
 from rankscope.base.errors import InputError
-from rankscope.base.http import FollowedFiles
+from rankscope.base.followed_files import FollowedFiles
 from rankscope.base.http_server import Endpoint, serve_until_signal
+from rankscope.base.problems import ProblemLog
 
 STOP_S: Final = 2
 """Seconds that open requests get after a signal."""
@@ -35,14 +36,12 @@ def serve(
     endpoint = Endpoint(sock, app, evicted=app.evicted)
     if certificate is not None:
         file, key = certificate
-        complaints: list[str] = []
-
-        def failed(error: Exception) -> None:
-            if complaints != [str(error)]:
-                complaints[:] = [str(error)]
-                report(f"{error}; the last certificate stays in use")
-
-        followed = FollowedFiles(lambda: (_context(file, key), certificate), changed=lambda _: complaints.clear(), failed=failed)
+        problems = ProblemLog(report)
+        followed = FollowedFiles(
+            lambda: (_context(file, key), certificate),
+            changed=lambda _: problems.report(None),
+            failed=lambda error: problems.report(f"{error}; the last certificate stays in use"),
+        )
         endpoint = replace(endpoint, tls=followed.get)
     serve_until_signal([endpoint], grace_s=STOP_S, started=begins, reload=reload)
 

@@ -181,7 +181,7 @@ class LifeAlerts:
         info = None if first is None else self.infos.get(first)
         died = sorted({*ended.crashed, *ended.killed})
         where = "" if info is None else f" of rank {first} on {info.host}"
-        said = "; ".join(ended.warnings())
+        said = "; ".join(ended.sentences())
         return self.subject.candidate(
             CRASHED,
             {

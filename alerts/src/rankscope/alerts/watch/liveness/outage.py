@@ -24,6 +24,7 @@ from rankscope.analysis.trace.possible import are_possible_steps
 from rankscope.runs.follow import last_rows
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import RankInfo
+from rankscope.runs.run_files import real_run
 
 WAITED_S: Final = 10.0
 """Shortest wait before its end of a rank that did not fail by itself: cleaning up after an exception takes seconds, too."""
@@ -60,7 +61,7 @@ class LastSteps:
             return None
         cached = self._known.get(rank)
         if cached is None or cached[0] != seen.steps:
-            cached = self._known[rank] = (seen.steps, _last_step(rank_dir(run, attempt, rank)))
+            cached = self._known[rank] = (seen.steps, _last_step(rank_dir(real_run(run), attempt, rank)))
         return cached[1]
 
 

@@ -26,7 +26,7 @@ ABOUT: Final = (
 def alerts() -> Canvas:
     """Build the board of alerts and Xids."""
     about = "Alerts that fire, with what they are about; what fired before; Xids and NVSwitch errors."
-    canvas = frame(UID, "Alerts & Xid", about, *places("gpu_info"), gpu_variable(NATIVE), since="now-24h")
+    canvas = frame(UID, "Alerts & Xid", about, *places("gpu_info"), gpu_variable(), since="now-24h")
     _now(canvas)
     _history(canvas)
     _xids(canvas)

@@ -1,10 +1,10 @@
-"""Builder of a board: rows, places on the grid, and the panels that had to be left out."""
+"""Builder of a board: rows, and places on the grid."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
@@ -23,7 +23,7 @@ FigureRow = tuple[str, str, str, dict[str, Any], str]
 
 @dataclass(slots=True)
 class Canvas:
-    """Builder of a board from panels in reading order. A panel without its first query is omitted and listed in ``left_out``.
+    """Builder of a board from panels in reading order.
 
     ``figure_width``: default width of single figures; ``no_value``: text of panels without data.
     """
@@ -31,7 +31,6 @@ class Canvas:
     board: Dashboard
     no_value: str = NO_DATA
     figure_width: int = 4
-    left_out: list[str] = field(default_factory=list)
     _x: int = 0
     _y: int = 0
     _line: int = 0
@@ -46,9 +45,6 @@ class Canvas:
 
     def graph(self, title: str, unit: str, description: str, *queries: Query | None, width: int = 8, **look: Any) -> None:
         """Add a graph; ``look`` are the fields of ``kinds.Graph``."""
-        if queries[0] is None:
-            self.left_out.append(title)
-            return
         of = Graph(**look)
         panel = kinds.graph([query for query in queries if query is not None], of)
         self._put(panel, title, unit, description, width, no_value=of.no_value)

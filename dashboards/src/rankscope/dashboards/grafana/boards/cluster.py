@@ -85,7 +85,7 @@ _NOW: Final[tuple[FigureRow, ...]] = (
 def cluster() -> Canvas:
     """Build the board from the exporter's own metrics."""
     about = "Hosts and GPUs of a cluster: availability, state, temperature, power, jobs, and the cost of idle GPUs."
-    canvas = frame(UID, "Cluster", about, *places("gpu_info"), gpu_variable(NATIVE))
+    canvas = frame(UID, "Cluster", about, *places("gpu_info"), gpu_variable())
     canvas.figure_width = 3
     canvas.row("Now")
     canvas.figures(*_NOW)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankscope.dashboards.grafana.boards.dialect import NATIVE, Dialect
 from rankscope.dashboards.grafana.boards.frame import node_board, run_board, run_page
 from rankscope.dashboards.grafana.boards.kinds import Column, Links
 
 
-def to_node(dialect: Dialect = NATIVE) -> Links:
+def to_node() -> Links:
     """Return the link from a row of a table to the board of its host."""
-    return (("Everything of this host", node_board(dialect)),)
+    return (("Everything of this host", node_board()),)
 
 
-def line_to_node(dialect: Dialect = NATIVE) -> Links:
+def line_to_node() -> Links:
     """Return the link from a line of a graph to the board of its host."""
-    return (("Everything of this host", node_board(dialect, "${__field.labels.instance:percentencode}")),)
+    return (("Everything of this host", node_board("${__field.labels.instance:percentencode}")),)
 
 
 def labels(**titles: str) -> list[Column]:

@@ -1,15 +1,9 @@
-"""PromQL of the boards: the same quantities under the exporter's own metric names, or under those of dcgm-exporter.
-
-Every quantity is named as in the exporter's catalogue and is in its base unit. A dialect without a metric for a quantity returns
-``None``, and the panel that needs it is left out.
-"""
+"""PromQL of the boards; every quantity is named as in the exporter's catalogue and is in its base unit."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
-
-from rankscope.exporter.catalogue import BY_NAME, DcgmName
+from typing import Final
 
 SCOPE: Final = 'cluster=~"$cluster", job=~"$job", instance=~"$instance"'
 """Selection by the variables of every board. The "all" of ``cluster`` is ``.*``, which also matches series without that label."""
@@ -38,21 +32,20 @@ def gone() -> str:
 class Dialect:
     """Names and labels of the GPUs' series as the exporter publishes them; metrics as in the catalogue, values in base units.
 
-    ``suffix``: suffix of board uids. ``legend``: legend of a GPU's series. ``by``: labels that identify GPUs, shown in legends
+    ``legend``: legend of a GPU's series. ``by``: labels that identify GPUs, shown in legends
     and tables. ``alive``: expression with series as long as anything is collected. Values have the label ``uuid``; host and
     index are joined from ``gpu_info``.
     """
 
-    suffix: str
     legend: str
     by: str
     alive: str
 
-    def selector(self, metric: str, /, **labels: str) -> Any:
+    def selector(self, metric: str, /, **labels: str) -> str:
         """Return the published series of the chosen GPUs; ``labels`` as in the catalogue."""
         return f'{metric}{{{SCOPE}, uuid=~"$gpu"{matchers(labels)}}}'
 
-    def asked(self, metric: str, function: str, labels: dict[str, str]) -> Any:
+    def asked(self, metric: str, function: str, labels: dict[str, str]) -> str:
         """Return a function of each chosen GPU's series, with the labels of ``by``; ``{}`` in ``function`` is the selector."""
         return self.named(function.format(self.selector(metric, **labels)))
 
@@ -60,19 +53,19 @@ class Dialect:
         """Return series of GPUs with the labels of ``by``."""
         return f"{expr}\n* on (job, instance, uuid) group_left (host, index) gpu_info{{{SCOPE}}}"
 
-    def value(self, metric: str, /, **labels: str) -> Any:
+    def value(self, metric: str, /, **labels: str) -> str:
         """Return a gauge of each chosen GPU."""
         return self.asked(metric, "{}", labels)
 
-    def rate(self, metric: str, /, **labels: str) -> Any:
+    def rate(self, metric: str, /, **labels: str) -> str:
         """Return the rate of a counter of each chosen GPU per second."""
         return self.asked(metric, _RATED, labels)
 
-    def increase(self, metric: str, /, **labels: str) -> Any:
+    def increase(self, metric: str, /, **labels: str) -> str:
         """Return the increase of a counter of each chosen GPU over the shown time."""
         return self.asked(metric, _GROWN, labels)
 
-    def sum_of_rates(self, *metrics: str) -> str | None:
+    def sum_of_rates(self, *metrics: str) -> str:
         """Return the sum of the rates of several counters of each chosen GPU, per second."""
         return "\n+\n".join(self.rate(metric) for metric in metrics)
 
@@ -112,66 +105,8 @@ def of_instances(recorded: str) -> str:
     return f"({recorded} and on (instance) job_instance:up:remembered{{{SCOPE}}})"
 
 
-class Dcgm(Dialect):
-    """Dialect of dcgm-exporter, or of ``rankscope exporter --compat dcgm``, limited to the default set of counters.
-
-    A GPU divided by MIG has one series per instance. Metrics of the whole GPU, such as power, repeat the same value in each, so
-    sums over GPUs must first aggregate by ``UUID``. A GPU that pods share has further series for each of them, of which the
-    GPU's own is normally the largest.
-    """
-
-    def selector(self, metric: str, /, **labels: str) -> str | None:
-        """See ``Dialect``."""
-        counter = _counterpart(metric, labels)
-        return None if counter is None else _dcgm_selector(counter)
-
-    def asked(self, metric: str, function: str, labels: dict[str, str]) -> str | None:
-        """See ``Dialect``. A counter that DCGM gives as a rate has no increase."""
-        counter = _counterpart(metric, labels)
-        if counter is None or not counter.rate:
-            return self._scaled(counter, function)
-        return None if function == _GROWN else self._scaled(counter, "{}")
-
-    def sum_of_rates(self, *metrics: str) -> str | None:
-        """See ``Dialect``."""
-        names = set.intersection(*({one.name for one in BY_NAME[metric].dcgm if one.summed} for metric in metrics))
-        return self._scaled(next((one for one in BY_NAME[metrics[0]].dcgm if one.name in names), None), "{}")
-
-    def missing(self, metric: str) -> str:
-        """See ``Dialect``. dcgm-exporter does not report which metrics a GPU lacks."""
-        del metric
-        return f"NaN * {gone()}"
-
-    def named(self, expr: str) -> str:
-        """See ``Dialect``. The series have all labels themselves."""
-        return expr
-
-    def _scaled(self, counter: DcgmName | None, function: str) -> str | None:
-        if counter is None:
-            return None
-        selector = _dcgm_selector(counter)
-        back = "" if counter.times == 1 else f" / {counter.times:.12g}" if counter.times > 1 else f" * {1 / counter.times:.12g}"
-        return f"max by (instance, {self.by}) ({function.format(selector)}){back}"
-
-
-def _dcgm_selector(counter: DcgmName) -> str:
-    return f'DCGM_FI_{counter.name}{{{SCOPE}, UUID=~"$gpu"}}'
-
-
-def _counterpart(metric: str, labels: dict[str, str]) -> DcgmName | None:
-    """Return the default-set counter that equals the metric with these labels; ``None`` if there is none."""
-    return next((one for one in BY_NAME[metric].dcgm if one.default_on and not one.summed and one.labels == labels), None)
-
-
 NATIVE: Final = Dialect(
-    suffix="",
     legend="{{host}} GPU {{index}}",
     by="host, index, uuid",
     alive=f"gpu_up{{{SCOPE}}} == 1",
-)
-DCGM: Final = Dcgm(
-    suffix="-dcgm",
-    legend="{{Hostname}}{{hostname}} GPU {{gpu}} {{GPU_I_PROFILE}}",
-    by="Hostname, hostname, gpu, UUID, GPU_I_ID, GPU_I_PROFILE",
-    alive=f"DCGM_FI_DEV_GPU_TEMP{{{SCOPE}}}",
 )

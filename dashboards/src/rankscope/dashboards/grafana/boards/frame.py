@@ -9,7 +9,7 @@ from grafana_foundation_sdk.models import dashboard as model
 
 from rankscope.alerts.rules.rule_file import DEFAULT_DASHBOARD
 from rankscope.dashboards.grafana.boards.canvas import Canvas
-from rankscope.dashboards.grafana.boards.dialect import NATIVE, SCOPE, Dialect
+from rankscope.dashboards.grafana.boards.dialect import SCOPE
 from rankscope.dashboards.grafana.boards.kinds import DATASOURCE
 
 TAG: Final = "rankscope"
@@ -25,19 +25,17 @@ def frame(
     title: str,
     description: str,
     *variables: new.QueryVariable,
-    dialect: Dialect = NATIVE,
     alerts: str = ', instance=~"$instance|"',
     since: str = "now-6h",
 ) -> Canvas:
     """Return a board without panels. ``alerts``: matchers of the alerts that are marked in its graphs."""
-    board = new.Dashboard(title).uid(f"{uid}{dialect.suffix}").description(description)
-    board.tags([TAG, "gpu", *(["dcgm"] if dialect.suffix else [])]).readonly().refresh("30s").time(since, "now")
+    board = new.Dashboard(title).uid(uid).description(description)
+    board.tags([TAG, "gpu"]).readonly().refresh("30s").time(since, "now")
     board.tooltip(model.DashboardCursorSync.CROSSHAIR).timezone("browser")
     others = new.DashboardLink("Boards").type(model.DashboardLinkType.DASHBOARDS).tags([TAG])
     board.link(others.as_dropdown(True).include_vars(True).keep_time(True))
-    if not dialect.suffix:
-        runs = new.DashboardLink("Runs").type(model.DashboardLinkType.LINK).url("${dashboard_url:raw}/")
-        board.link(runs.icon("external link").target_blank(True))
+    runs = new.DashboardLink("Runs").type(model.DashboardLinkType.LINK).url("${dashboard_url:raw}/")
+    board.link(runs.icon("external link").target_blank(True))
     expr = f'ALERTS{{alertstate="firing"{alerts}}}'
     board.annotation(new.AnnotationQuery().name("Firing alerts").datasource(DATASOURCE).enable(True).icon_color("red").expr(expr))
     board.with_variable(new.DatasourceVariable("datasource").label("Data source").type("prometheus"))
@@ -85,18 +83,14 @@ def places(series: str, *, all_instances: bool = True) -> list[new.QueryVariable
     ]
 
 
-def gpu_variable(dialect: Dialect) -> new.QueryVariable:
+def gpu_variable() -> new.QueryVariable:
     """Return the variable of GPUs, shown by index and identified by uuid."""
-    if not dialect.suffix:
-        series, regex = "gpu_info", '/index="(?<text>[^"]+)".*uuid="(?<value>[^"]+)"/'
-    else:
-        series, regex = "DCGM_FI_DEV_GPU_TEMP", '/UUID="(?<value>[^"]+)".*gpu="(?<text>[^"]+)"/'
-    return chosen("gpu", "GPU", f"query_result({series}{{{SCOPE}}})", regex=regex)
+    return chosen("gpu", "GPU", f"query_result(gpu_info{{{SCOPE}}})", regex='/index="(?<text>[^"]+)".*uuid="(?<value>[^"]+)"/')
 
 
-def node_board(dialect: Dialect, instance: str = "${__data.fields.instance:percentencode}") -> str:
+def node_board(instance: str = "${__data.fields.instance:percentencode}") -> str:
     """Return the address of the board of one host."""
-    return f"/d/rankscope-node{dialect.suffix}?{KEPT}&var-instance={instance}"
+    return f"/d/rankscope-node?{KEPT}&var-instance={instance}"
 
 
 def run_board(run_id: str = "${__data.fields.run_id:percentencode}") -> str:

@@ -11,9 +11,8 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from rankscope.dashboards.grafana.boards.alerts import alerts
 from rankscope.dashboards.grafana.boards.canvas import Canvas
 from rankscope.dashboards.grafana.boards.cluster import cluster
-from rankscope.dashboards.grafana.boards.cluster_dcgm import cluster_dcgm
 from rankscope.dashboards.grafana.boards.collectives import collectives
-from rankscope.dashboards.grafana.boards.node import node, node_dcgm
+from rankscope.dashboards.grafana.boards.node import node
 from rankscope.dashboards.grafana.boards.run import run
 
 FOLDER: Final = Path(__file__).parent.parent / "json"
@@ -21,15 +20,7 @@ FOLDER: Final = Path(__file__).parent.parent / "json"
 
 def texts() -> dict[str, str]:
     """Return path below ``json`` to the content of that file."""
-    native = [cluster(), node(), run(), collectives(), alerts()]
-    dcgm = [cluster_dcgm(), node_dcgm()]
-    found = {
-        f"{folder}/{_uid(canvas)}.json": _board(canvas)
-        for folder, all_of in (("native", native), ("dcgm", dcgm))
-        for canvas in all_of
-    }
-    left_out = {_uid(canvas): canvas.left_out for canvas in dcgm}
-    return found | {"dcgm/left_out.json": _text(left_out)}
+    return {f"{_uid(canvas)}.json": _board(canvas) for canvas in (cluster(), node(), run(), collectives(), alerts())}
 
 
 def _uid(canvas: Canvas) -> str:
@@ -38,8 +29,6 @@ def _uid(canvas: Canvas) -> str:
 
 def _board(canvas: Canvas) -> str:
     board = json.loads(json.dumps(canvas.done().build(), cls=JSONEncoder))
-    if canvas.left_out:
-        board["description"] += f" Not available from DCGM's names: {', '.join(canvas.left_out)}."
     for variable in board["templating"]["list"]:
         for only_of_intervals in ("auto", "auto_count", "auto_min"):
             variable.pop(only_of_intervals, None)

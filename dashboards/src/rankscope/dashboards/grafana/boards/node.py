@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from rankscope.dashboards.grafana.boards import columns
-from rankscope.dashboards.grafana.boards.answers import NO_ANSWER_OR_RULES, RULES_LOADED, answers_over_time
+from rankscope.dashboards.grafana.boards.answers import NO_ANSWER_OR_RULES, RULES_LOADED
 from rankscope.dashboards.grafana.boards.canvas import Canvas, FigureRow
-from rankscope.dashboards.grafana.boards.dialect import DCGM, NATIVE, SCOPE, Dialect, state
+from rankscope.dashboards.grafana.boards.dialect import NATIVE, SCOPE, state
 from rankscope.dashboards.grafana.boards.frame import TO_ALERTS, frame, gpu_variable, places
 from rankscope.dashboards.grafana.boards.infiniband import infiniband
 from rankscope.dashboards.grafana.boards.kinds import VALUE, Column, Query
@@ -22,7 +22,7 @@ from rankscope.dashboards.grafana.boards.marks import (
     or_not_available,
 )
 from rankscope.dashboards.grafana.boards.node_lines import lines
-from rankscope.dashboards.grafana.boards.node_trouble import collection, errors, errors_dcgm, off_by_default, video
+from rankscope.dashboards.grafana.boards.node_trouble import collection, errors, off_by_default, video
 
 UID: Final = "rankscope-node"
 JOB_COLUMNS: Final = {"job_id": "Job", "user": "User", "account": "Account", "namespace_k8s": "Namespace", "pod_k8s": "Pod"}
@@ -54,43 +54,21 @@ _NOW: Final[tuple[FigureRow, ...]] = (
 )  # fmt: skip
 
 
-def _board(title: str, about: str, series: str, dialect: Dialect) -> Canvas:
-    variables = [*places(series, all_instances=False), gpu_variable(dialect)]
-    canvas = frame(UID, title, about, *variables, dialect=dialect, alerts=', instance=~"$instance"', since="now-3h")
-    canvas.figure_width = 3
-    return canvas
-
-
 def node() -> Canvas:
     """Build the board from the exporter's own metrics."""
     about = (
         "Everything about the GPUs of a host: state, activity, memory, heat, power, links, errors, and how well that is known."
     )
-    canvas = _board("Node and GPU", about, "gpu_info", NATIVE)
+    variables = [*places("gpu_info", all_instances=False), gpu_variable()]
+    canvas = frame(UID, "Node and GPU", about, *variables, alerts=', instance=~"$instance"', since="now-3h")
+    canvas.figure_width = 3
     _now(canvas)
-    lines(canvas, NATIVE)
+    lines(canvas)
     infiniband(canvas)
     errors(canvas)
     off_by_default(canvas)
-    video(canvas, NATIVE)
+    video(canvas)
     collection(canvas)
-    return canvas
-
-
-def node_dcgm() -> Canvas:
-    """Build the board from the metrics of dcgm-exporter; panels without a metric there are left out."""
-    about = "The GPUs of a host, over dcgm-exporter or `rankscope exporter --compat dcgm`: activity, memory, heat, power, links."
-    canvas = _board("Node and GPU (DCGM)", about, "DCGM_FI_DEV_GPU_TEMP", DCGM)
-    canvas.left_out += ["Now", "State of each GPU", "Jobs on the GPUs", "Ranks of this host"]
-    lines(canvas, DCGM)
-    canvas.left_out.append("InfiniBand")
-    errors_dcgm(canvas, DCGM)
-    canvas.row("Video")
-    canvas.left_out += ["MIG devices", "Memory by process"]
-    video(canvas, DCGM)
-    canvas.row("Collection")
-    answers_over_time(canvas)
-    canvas.left_out += ["Collectors", "Not measured here"]
     return canvas
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from rankscope.dashboards.grafana.boards.canvas import Canvas
-from rankscope.dashboards.grafana.boards.dialect import SCOPE, Dialect
+from rankscope.dashboards.grafana.boards.dialect import NATIVE, SCOPE
 from rankscope.dashboards.grafana.boards.kinds import Query, placeholder
 from rankscope.dashboards.grafana.boards.marks import DEGREES_LEFT, SHARE_OF_LIMIT
 
@@ -85,53 +85,51 @@ _PCIE_ERRORS: Final[Line] = (
 )  # fmt: skip
 
 
-def lines(canvas: Canvas, dialect: Dialect) -> None:
+def lines(canvas: Canvas) -> None:
     """Add the graphs of work, memory, heat, power and links."""
     for row, rows in (("Work", _WORK), ("Memory", _MEMORY), ("Heat", _HEAT)):
         canvas.row(row)
-        _lines(canvas, dialect, *rows)
+        _lines(canvas, *rows)
     canvas.row("Power")
-    _lines(canvas, dialect, _POWER)
+    _lines(canvas, _POWER)
     text, limit = "Power over the device's own limit; what stays at 1 is held back by it.", "gpu_power_limit_watts"
     look: dict[str, Any] = {"missing": limit, "thresholds": SHARE_OF_LIMIT}
-    _ratio(canvas, dialect, "Share of the power limit", text, "gpu_power_watts", limit, **look)
-    _lines(canvas, dialect, _ENERGY)
+    _ratio(canvas, "Share of the power limit", text, "gpu_power_watts", limit, **look)
+    _lines(canvas, _ENERGY)
     canvas.row("Links")
-    _lines(canvas, dialect, *_NVLINK)
-    both_ways = dialect.sum_of_rates(*(metric for _, _, metric, _, _ in _NVLINK))
-    query = None if both_ways is None else Query(both_ways, dialect.legend)
-    absent = placeholder(dialect.missing("gpu_nvlink_transmit_bytes_total"))
+    _lines(canvas, *_NVLINK)
+    both_ways = NATIVE.sum_of_rates(*(metric for _, _, metric, _, _ in _NVLINK))
+    query = Query(both_ways, NATIVE.legend)
+    absent = placeholder(NATIVE.missing("gpu_nvlink_transmit_bytes_total"))
     canvas.graph("NVLink both ways", "Bps", "Bytes per second over all NVLinks, both ways.", query, absent)
-    _lines(canvas, dialect, *_LINKS)
+    _lines(canvas, *_LINKS)
     for what in ("width", "generation"):
         text = f"The {what} of the link over the greatest that device and slot can do. An idle GPU may lower its generation."
         now, most = f"gpu_pcie_link_{what}", f"gpu_pcie_link_max_{what}"
-        _ratio(canvas, dialect, f"PCIe {what}, share of maximum", text, now, most, missing=now, maximum=1)
-    _lines(canvas, dialect, _PCIE_ERRORS)
+        _ratio(canvas, f"PCIe {what}, share of maximum", text, now, most, missing=now, maximum=1)
+    _lines(canvas, _PCIE_ERRORS)
 
 
-def _lines(canvas: Canvas, dialect: Dialect, *rows: Line) -> None:
+def _lines(canvas: Canvas, *rows: Line) -> None:
     """Add graphs with one line per GPU."""
     for title, unit, metric, look, text in rows:
-        asked = dialect.rate if metric.endswith("_total") else dialect.value
+        asked = NATIVE.rate if metric.endswith("_total") else NATIVE.value
         expr = asked(metric, **look.get("among", {}))
-        legend = dialect.legend + (f" {{{{{look['label']}}}}}" if "label" in look else "")
-        queries = [None if expr is None else Query(expr, legend), _limit(dialect, *look["limit"]) if "limit" in look else None]
+        legend = NATIVE.legend + (f" {{{{{look['label']}}}}}" if "label" in look else "")
+        queries = [Query(expr, legend), _limit(*look["limit"]) if "limit" in look else None]
         more = {name: value for name, value in look.items() if name not in ("label", "among", "limit")}
-        canvas.graph(title, unit, text, *queries, placeholder(dialect.missing(metric)), **more)
+        canvas.graph(title, unit, text, *queries, placeholder(NATIVE.missing(metric)), **more)
 
 
-def _limit(dialect: Dialect, metric: str, labels: dict[str, str]) -> Query | None:
+def _limit(metric: str, labels: dict[str, str]) -> Query:
     """Return the devices' own limit, the lowest per model: one line per model of a host instead of one per GPU."""
-    selector = dialect.selector(metric, **labels)
-    if selector is None:
-        return None
+    selector = NATIVE.selector(metric, **labels)
     joined = f"{selector}\n* on (job, instance, uuid) group_left (host, model) gpu_info{{{SCOPE}}}"
     return Query(f"min by (host, model) ({joined})", "{{host}} {{model}} limit", dashed=True)
 
 
-def _ratio(canvas: Canvas, dialect: Dialect, title: str, text: str, *metrics: str, missing: str, **look: Any) -> None:
+def _ratio(canvas: Canvas, title: str, text: str, *metrics: str, missing: str, **look: Any) -> None:
     """Add a graph of the ratio of two gauges of each GPU."""
-    above, below = map(dialect.selector, metrics)
-    query = None if above is None or below is None else Query(dialect.named(f"({above} / {below})"), dialect.legend)
-    canvas.graph(title, "percentunit", text, query, placeholder(dialect.missing(missing)), **look)
+    above, below = map(NATIVE.selector, metrics)
+    query = Query(NATIVE.named(f"({above} / {below})"), NATIVE.legend)
+    canvas.graph(title, "percentunit", text, query, placeholder(NATIVE.missing(missing)), **look)

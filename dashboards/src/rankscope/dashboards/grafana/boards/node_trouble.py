@@ -7,10 +7,10 @@ from typing import Any, Final
 from rankscope.dashboards.grafana.boards.answers import answers_over_time
 from rankscope.dashboards.grafana.boards.canvas import Canvas
 from rankscope.dashboards.grafana.boards.columns import labels
-from rankscope.dashboards.grafana.boards.dialect import NATIVE, SCOPE, Dialect
-from rankscope.dashboards.grafana.boards.kinds import VALUE, Column, Query, placeholder
+from rankscope.dashboards.grafana.boards.dialect import NATIVE, SCOPE
+from rankscope.dashboards.grafana.boards.kinds import Column, Query, placeholder
 from rankscope.dashboards.grafana.boards.marks import ANY_IS_BAD, YES_NO
-from rankscope.dashboards.grafana.boards.xids import xid_sheet, xid_words
+from rankscope.dashboards.grafana.boards.xids import xid_sheet
 
 _GROWTH: Final = (
     ("ECC errors", "gpu_ecc_errors_total", " {{error}} {{memory}}",
@@ -27,9 +27,8 @@ _MIG: Final[tuple[tuple[str, str, str, dict[str, Any], str], ...]] = (
 )  # fmt: skip
 
 
-def _query(dialect: Dialect, expr: str | None, more: str = "") -> Query:
-    assert expr is not None
-    return Query(expr, dialect.legend + more)
+def _query(expr: str, more: str = "") -> Query:
+    return Query(expr, NATIVE.legend + more)
 
 
 def _missing(metric: str) -> Query:
@@ -41,29 +40,10 @@ def errors(canvas: Canvas) -> None:
     canvas.row("Errors")
     xid_sheet(canvas)
     for title, metric, legend, text in _GROWTH:
-        canvas.graph(title, "none", text, _query(NATIVE, NATIVE.increase(metric), legend), _missing(metric))
+        canvas.graph(title, "none", text, _query(NATIVE.increase(metric), legend), _missing(metric))
     text = "1: rows wait for a reset of the GPU, or could not be remapped."
-    queries = [_query(NATIVE, NATIVE.value(metric), f" {words}") for metric, words in _FLAGS.items()]
+    queries = [_query(NATIVE.value(metric), f" {words}") for metric, words in _FLAGS.items()]
     canvas.graph("Row remapping", "bool", text, *queries, _missing("gpu_row_remap_failure"), maximum=1)
-
-
-def errors_dcgm(canvas: Canvas, dialect: Dialect) -> None:
-    """Add the errors that DCGM's default counters report."""
-    by = ", ".join(label for label in dialect.by.split(", ") if not label.startswith("GPU_I"))
-    canvas.row("Errors")
-    canvas.sheet(
-        "Last Xid",
-        "The last Xid of each GPU. DCGM never clears it, and reports neither its time nor a count.",
-        [*labels(Hostname="Host", gpu="GPU", UUID="UUID"), Column(VALUE, "Xid", words=xid_words())],
-        f"max by ({by}) ({dialect.selector('gpu_xid_last_code')}) > 0",
-    )
-    canvas.left_out += ["Xids", "ECC errors"]
-    absent = placeholder(dialect.missing(""))
-    for cause in ("corrected", "uncorrected"):
-        rows = _query(dialect, dialect.increase("gpu_remapped_rows_total", cause=cause))
-        canvas.graph(f"Remapped rows, {cause}", "none", _GROWTH[1][3], rows, absent)
-    failed = _query(dialect, dialect.value("gpu_row_remap_failure"))
-    canvas.graph("Row remapping failed", "bool", "1: rows could not be remapped; replace the GPU.", failed, absent, maximum=1)
 
 
 def off_by_default(canvas: Canvas) -> None:
@@ -78,19 +58,19 @@ def off_by_default(canvas: Canvas) -> None:
     canvas.row("Measured on request", collapsed=True)
     canvas.graphs(
         _missing("gpu_process_memory_used_bytes"),
-        ("Memory by process", "bytes", [_query(NATIVE, NATIVE.value("gpu_process_memory_used_bytes"), " {{process}} {{pid}}")],
+        ("Memory by process", "bytes", [_query(NATIVE.value("gpu_process_memory_used_bytes"), " {{process}} {{pid}}")],
          {"no_value": "no process, or not measured (--collector.process)"},
          "Memory of the GPU that each process holds (--collector.process)."),
     )  # fmt: skip
 
 
-def video(canvas: Canvas, dialect: Dialect) -> None:
+def video(canvas: Canvas) -> None:
     """Add the use of the video engines."""
     for kind in ("encoder", "decoder"):
         metric = f"gpu_{kind}_utilization_ratio"
         text = f"Utilisation of the video {kind}; of the exporter's own metrics with --collector.encoder."
-        query = _query(dialect, dialect.value(metric))
-        canvas.graph(f"Video {kind}", "percentunit", text, query, placeholder(dialect.missing(metric)), maximum=1)
+        query = _query(NATIVE.value(metric))
+        canvas.graph(f"Video {kind}", "percentunit", text, query, placeholder(NATIVE.missing(metric)), maximum=1)
 
 
 def collection(canvas: Canvas) -> None:
@@ -123,9 +103,9 @@ def collection(canvas: Canvas) -> None:
     canvas.graphs(
         None,
         ("Age of each GPU's values", "s",
-         [_query(NATIVE, NATIVE.value("gpu_sample_age_seconds")), _missing("gpu_sample_age_seconds")], {},
+         [_query(NATIVE.value("gpu_sample_age_seconds")), _missing("gpu_sample_age_seconds")], {},
          "Older than five intervals and they are left out of the page."),
-        ("Restarts of GPUs' processes", "none", [_query(NATIVE, restarts), _missing("gpu_up")], {},
+        ("Restarts of GPUs' processes", "none", [_query(restarts), _missing("gpu_up")], {},
          "How often the process that asks a GPU had to be started again, in the time shown."),
     )  # fmt: skip
     stuck = f"sum(max by (instance) (rankscope_exporter_stuck_processes{{{SCOPE}}}))"

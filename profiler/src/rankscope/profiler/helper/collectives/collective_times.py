@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from rankscope.base.problems import ProblemLog
 from rankscope.profiler.helper.collectives.flight_times import FlightTimes
 from rankscope.profiler.helper.collectives.inspector_log import InspectorLog
 from rankscope.profiler.helper.collectives.times_source import NoTimesError, TimesSource
@@ -47,7 +48,8 @@ class CollectiveTimes(HelperTask):
         self._failures = 0
         self._due = 0.0
         self._busy = False
-        self._reported = self._missing = False
+        self._missing = False
+        self._problems = ProblemLog(context.report, each_reason=False)
         self._work: queue.SimpleQueue[bool | None] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
 
@@ -106,8 +108,7 @@ class CollectiveTimes(HelperTask):
         for block in source.look(last=last):
             self._add(block)
             self._missing = False
-        if (lost := source.warning()) is not None:
-            self._context.report(lost)
+        self._problems.report(source.warning(), "losses")
 
     def _absent(self, source: TimesSource, reason: str, *, lasting: bool) -> None:
         if lasting:
@@ -117,6 +118,5 @@ class CollectiveTimes(HelperTask):
             now = time.time_ns()
             self._add(DurationBlock(source=source.kind, start_unix_ns=now, end_unix_ns=now, missing=reason))
         # One report per host is enough.
-        if not self._reported and not self._context.hello.rank.local_rank:
-            self._reported = True
-            self._context.report(f"no durations of collectives: {reason}")
+        if not self._context.hello.rank.local_rank:
+            self._problems.report(f"no durations of collectives: {reason}", "source")

@@ -56,7 +56,6 @@ class FlightTimes:
         """Operations that had not ended in the last dump."""
         self._dumped: float | None = None
         self._lost = self._lost_now = 0
-        self._warned = False
 
     @classmethod
     def of_environment(cls, context: HelperContext) -> FlightTimes | None:
@@ -164,10 +163,9 @@ class FlightTimes:
         return LOOK_SECONDS
 
     def warning(self) -> str | None:
-        """Return what was lost, once."""
-        if self._warned or not self._lost:
+        """Return what was lost."""
+        if not self._lost:
             return None
-        self._warned = True
         return (
             f"{self._lost} durations of collectives were overwritten before a dump, as the budget allows one each "
             f"{self._interval:.0f} s; the others are recorded"

@@ -40,7 +40,7 @@ class InspectorLog:
         self._progress = progress_before(context.scratch)
         self._lost = self._damaged = 0
         """Numbers that blocks have."""
-        self._warned = self._more = False
+        self._more = False
 
     @classmethod
     def of_environment(cls, context: HelperContext) -> InspectorLog | None:
@@ -107,10 +107,9 @@ class InspectorLog:
         return 0.0 if self._more else LOOK_SECONDS
 
     def warning(self) -> str | None:
-        """Return what was lost, once."""
-        if self._warned or not self._lost:
+        """Return what was lost."""
+        if not self._lost:
             return None
-        self._warned = True
         return f"{self._lost} durations of collectives are lost: NCCL Inspector dropped them, or its log grows too fast"
 
     def close(self) -> None:

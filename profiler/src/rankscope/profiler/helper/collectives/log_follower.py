@@ -17,7 +17,7 @@ from typing import Final
 from rankscope.analysis.durations.calls import RankCalls
 from rankscope.analysis.durations.log_files import BEGIN
 from rankscope.analysis.durations.logs import MOST_RECORD_BYTES, ProcessLog
-from rankscope.runs.segments import open_regular
+from rankscope.base.regular_files import open_regular
 
 READ_BYTES: Final = 8 << 20
 """Largest part that is read at once."""

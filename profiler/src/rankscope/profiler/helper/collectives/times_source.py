@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
-from rankscope.profiler.flight_files import write_file
+from rankscope.base.atomic_files import replace_file
 from rankscope.runs.durations import DurationBlock, DurationSource
 
 _PROGRESS_FILE: Final = "collective_times"
@@ -50,4 +50,4 @@ def progress_before(scratch: Path) -> list[int]:
 def note_progress(scratch: Path, *numbers: int) -> None:
     """Note what was read, before it is recorded: nothing may be recorded twice. Never raises ``OSError``."""
     with suppress(OSError):
-        write_file(scratch / _PROGRESS_FILE, " ".join(map(str, numbers)).encode())
+        replace_file(scratch / _PROGRESS_FILE, " ".join(map(str, numbers)).encode(), sync=False)

@@ -12,10 +12,11 @@ from typing import Final
 
 import msgspec
 
+from rankscope.base.problems import ProblemLog
+from rankscope.base.regular_files import open_regular
 from rankscope.base.text import one_line
 from rankscope.profiler.plan import REPORTS_PER_SECOND, RankReport, report_seconds
-from rankscope.runs.segments import open_regular
-from rankscope.runs.writer import write_atomically
+from rankscope.runs.small_files import write_shared
 
 _MAX_BYTES: Final = 4096
 _GOLDEN_RATIO: Final = 0.618034
@@ -60,7 +61,7 @@ class ReportWriter:
         # Errors are not reported here: the writer of the records meets and reports the same ones.
         with suppress(OSError):
             if self._folder.parent.is_dir():
-                write_atomically(self._path, msgspec.json.encode(report) + b"\n", share=True)
+                write_shared(self._path, msgspec.json.encode(report) + b"\n")
 
     def _is_due(self, report: RankReport, now: float) -> bool:
         if self._written_at is None:
@@ -85,10 +86,9 @@ class ReportReader:
     def __init__(self, folder: Path, world_size: int, report: Callable[[str], None]) -> None:
         self._folder = folder
         self._world_size = world_size
-        self._report_problem = report
+        self._problems = ProblemLog(report, each_reason=False)
         self._next = 1
         self._present: set[int] = set()
-        self._complained = False
         self._decoder = msgspec.json.Decoder(RankReport)
 
     def read(self, files: int) -> Iterator[tuple[int, RankReport | None]]:
@@ -118,7 +118,5 @@ class ReportReader:
         return report
 
     def _complain(self, rank: int, error: Exception) -> None:
-        if not self._complained:
-            self._complained = True
-            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-            self._report_problem(f"{report_file(self._folder, rank)} is ignored: {one_line(reason[:200])}")
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        self._problems.report(f"{report_file(self._folder, rank)} is ignored: {one_line(reason[:200])}")

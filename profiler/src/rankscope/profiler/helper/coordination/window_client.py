@@ -10,10 +10,12 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from rankscope.base.problems import ProblemLog
+from rankscope.base.regular_files import open_regular
 from rankscope.base.text import one_line
 from rankscope.profiler.plan import MAX_STEPS
 from rankscope.runs.paths import segment
-from rankscope.runs.segments import UNDECODABLE, open_regular
+from rankscope.runs.segments import UNDECODABLE
 
 MAX_WINDOWS: Final = 8
 """Largest number of windows in one reading; no more are planned ahead."""
@@ -43,9 +45,8 @@ class WindowClient:
 
     def __init__(self, attempt: Path, report: Callable[[str], None]) -> None:
         self._path = plan_file(attempt)
-        self._report_problem = report
+        self._problems = ProblemLog(report, each_reason=False)
         self._offset = 0
-        self._complained = False
         self._decoder = msgspec.json.Decoder(AnnouncedWindow)
 
     def read(self) -> list[AnnouncedWindow]:
@@ -72,6 +73,4 @@ class WindowClient:
         return list(windows)
 
     def _complain(self, part: str, reason: str) -> None:
-        if not self._complained:
-            self._complained = True
-            self._report_problem(f"{self._path}: {part} is ignored: {one_line(reason[:200])}")
+        self._problems.report(f"{self._path}: {part} is ignored: {one_line(reason[:200])}")

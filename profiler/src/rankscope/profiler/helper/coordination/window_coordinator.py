@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from rankscope.base.problems import ProblemLog
 from rankscope.profiler.helper.coordination.reports import ReportReader
 from rankscope.profiler.helper.coordination.window_client import WindowClient, plan_file
 from rankscope.profiler.helper.tasks import HelperContext
@@ -17,7 +18,7 @@ from rankscope.profiler.plan import REPORTS_PER_SECOND, Planner, RankReport
 from rankscope.runs.control import ControlAnswer, ControlRequest, Inbox, answer
 from rankscope.runs.paths import attempt_dir, reports_dir
 from rankscope.runs.records import PlannedWindow
-from rankscope.runs.writer import append_whole
+from rankscope.runs.small_files import append_whole
 
 
 class WindowCoordinator:
@@ -39,7 +40,7 @@ class WindowCoordinator:
         self._files_per_turn = math.ceil(self._planner.period * REPORTS_PER_SECOND)
         self._inbox = Inbox(self._run_dir, "capture", since_unix_ns=hello.attempt.start_unix_ns, report=context.report)
         self._requests: deque[ControlRequest] = deque()
-        self._complained = False
+        self._problems = ProblemLog(context.report, each_reason=False)
         self._begin(folder)
 
     def _begin(self, folder: Path) -> None:
@@ -81,9 +82,8 @@ class WindowCoordinator:
         except OSError as error:
             reason = f"the window cannot be announced in {self._plan_file}: {error.strerror or error}"
             # A run that was removed is reported by the writer of its records.
-            if not self._complained and not isinstance(error, FileNotFoundError):
-                self._complained = True
-                self._context.report(reason)
+            if not isinstance(error, FileNotFoundError):
+                self._problems.report(reason)
             return reason
         return None
 

@@ -12,11 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from rankscope.base.exposition import Family, Point, text
 from rankscope.profiler.helper.publishing.totals import Totals
 from rankscope.profiler.helper.tasks import HelperContext, HelperTask
 from rankscope.profiler.intervals import PhaseInterval
 from rankscope.profiler.scratch import forget_spooled, note_spooled, spooled_before
-from rankscope.profiler.spool import Claimant, SpoolFile, escaped, label_text
+from rankscope.profiler.spool import Claimant, SpoolFile, label_text
 from rankscope.runs.metrics import RANK_METRICS, STEP_BUCKETS_SECONDS, STEP_TAGS
 from rankscope.runs.records import RankActivity, RankInfo, RunInfo, StepBreakdown, StepRecord
 
@@ -126,24 +127,12 @@ def _seconds(time_us: float | None) -> float | None:
 
 def render(identity: Mapping[str, str], values: Iterable[Sample]) -> str:
     """Return the text; ``identity``: labels of every series."""
-    common = _pairs(identity)
-    by_name: dict[str, list[str]] = {}
+    common = tuple(identity.items())
+    families = {name: Family(name, metric.type, metric.help) for name, metric in _TYPES.items()}
     for metric, labels, value, suffix in values:
-        pairs = f"{common},{_pairs(labels)}" if labels else common
-        by_name.setdefault(metric, []).append(f"{metric}{suffix}{{{pairs}}} {_number(value)}\n")
-    return "".join(
-        f"# HELP {name} {metric.help}\n# TYPE {name} {metric.type}\n{''.join(by_name[name])}"
-        for name, metric in _TYPES.items()
-        if name in by_name
-    )
-
-
-def _pairs(labels: Mapping[str, str]) -> str:
-    return ",".join(f'{label}="{escaped(content)}"' for label, content in labels.items())
-
-
-def _number(value: float) -> str:
-    return repr(value) if math.isfinite(value) else "NaN"
+        finite = value if math.isfinite(value) else math.nan
+        families[metric].points.append(Point((*common, *labels.items()), finite, f"{metric}{suffix}"))
+    return text(family for family in families.values() if family.points).decode()
 
 
 PUBLISH_SECONDS: Final = 1.0

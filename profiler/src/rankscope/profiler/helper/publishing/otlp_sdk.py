@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import set_span_in_context
 
 from rankscope.base.errors import InputError, MissingError
+from rankscope.base.problems import ProblemLog
 from rankscope.profiler.helper.publishing.spans import (
     STEP,
     children_of,
@@ -105,7 +106,11 @@ class _ReportingExporter(SpanExporter):
     def __init__(self, exporter: SpanExporter, warning: _FirstWarning, report: Callable[[str], None]) -> None:
         self._exporter = exporter
         self._warning = warning
-        self._report = report
+        self._problems = ProblemLog(
+            lambda reason: report(f"no collector accepts the traces over OTLP: {reason}; retrying"),
+            lambda: report("the collector accepts the traces over OTLP again"),
+            each_reason=False,
+        )
         self.accepted: bool | None = None
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -115,12 +120,8 @@ class _ReportingExporter(SpanExporter):
             reason = self._warning.text
         except Exception as error:  # noqa: BLE001  # the next batch may succeed
             result, reason = SpanExportResult.FAILURE, f"{type(error).__name__}: {error}"
-        accepted = result is SpanExportResult.SUCCESS
-        if not accepted and self.accepted is not False:
-            self._report(f"no collector accepts the traces over OTLP: {reason or 'no reason given'}; retrying")
-        elif accepted and self.accepted is False:
-            self._report("the collector accepts the traces over OTLP again")
-        self.accepted = accepted
+        self.accepted = result is SpanExportResult.SUCCESS
+        self._problems.report(None if self.accepted else reason or "no reason given")
         return result
 
     def shutdown(self) -> None:

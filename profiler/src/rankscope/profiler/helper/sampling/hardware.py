@@ -10,13 +10,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from rankscope.base.problems import ProblemLog
 from rankscope.profiler.helper.sampling.exporter_page import NO_GPU, ScrapeError, Target, fetch, parse_target, read_page
 from rankscope.profiler.helper.sampling.host_lock import HostLock
 from rankscope.profiler.helper.tasks import HelperContext, HelperTask
 from rankscope.profiler.settings import EXPORTER_URL
 from rankscope.runs.paths import host_dir
 from rankscope.runs.records import HardwareSample
-from rankscope.runs.writer import JsonLinesWriter, run_is_gone
+from rankscope.runs.segment_writer import JsonLinesWriter
+from rankscope.runs.small_files import run_is_gone
 
 SAMPLE_SECONDS: Final = 5.0
 ELECTION_SECONDS: Final = 3.0
@@ -213,7 +215,7 @@ class SampleLog:
         self._guard = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
-        self._complained = False
+        self._problems = ProblemLog(report, each_reason=False)
         self.dropped = 0
         """Number of samples dropped because the folder could not be written for too long."""
         self.run_gone = False
@@ -263,9 +265,8 @@ class SampleLog:
                 with self._guard:
                     self._pending.extendleft(reversed(batch[self._writer.landed :]))
                     self._bound()
-                if not self._complained:
-                    self._complained = True
-                    self._report(f"cannot write hardware samples to {self._folder} ({error.strerror or error}); will try again")
+                reason = error.strerror or str(error)
+                self._problems.report(f"cannot write hardware samples to {self._folder} ({reason}); will try again")
                 return
 
     def _batch(self) -> list[HardwareSample]:

@@ -17,9 +17,9 @@ from typing import Final
 
 import msgspec
 
+from rankscope.base.regular_files import open_regular
 from rankscope.profiler.intervals import PhaseInterval
 from rankscope.runs.records import BatchSource, Phase, StackLine
-from rankscope.runs.segments import open_regular
 
 MAX_LINES: Final = 16
 """Largest number of lines in a record."""

@@ -13,22 +13,15 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from rankscope.base.problems import ProblemLog
 from rankscope.profiler.handover import Hello
 from rankscope.profiler.starts import is_alive, is_earlier, is_over, is_same_job, is_same_start
 from rankscope.runs.paths import RANK_STREAMS, RankStream, activity_file, attempt_dir, attempt_file, rank_dir, rank_file, run_file
 from rankscope.runs.records import AttemptInfo, RankActivity, RankInfo, RunInfo, StepRecord
+from rankscope.runs.segment_writer import JsonLinesWriter, RowWriter, SegmentWriter
 from rankscope.runs.segments import UNDECODABLE
+from rankscope.runs.small_files import create_attempt, create_record, create_run, overwrite_in_place, run_is_gone, write_record
 from rankscope.runs.step_columns import event_of, pack_row
-from rankscope.runs.writer import (
-    JsonLinesWriter,
-    RowWriter,
-    SegmentWriter,
-    create_attempt,
-    create_run,
-    overwrite_in_place,
-    run_is_gone,
-    write_record,
-)
 
 MAX_PENDING: Final = 20_000
 """Largest number of records kept while the folder cannot be written; about 6 MB."""
@@ -75,7 +68,7 @@ class RunStore:
         """True once this rank has its place in the run directory."""
         self.refused = False
         """True if this rank has no place in the run directory, or has lost it; nothing is written then."""
-        self._complained = False
+        self._problems = ProblemLog(_report, each_reason=False)
         self._retry_at = self._look_at = 0.0
         self.failing = False
         """True if the last attempt to write failed."""
@@ -89,7 +82,6 @@ class RunStore:
         """Number of steps at the end that were given up."""
         self.reason = ""
         """Reason why the last attempt to write failed."""
-        self._loss_reported = False
         self._unconfirmed = self._unconfirmed_reported = 0
         self._failed: dict[RankStream, int] = dict.fromkeys(RANK_STREAMS, 0)
         """Number of failures other than disk errors since the last success, per stream."""
@@ -181,10 +173,9 @@ class RunStore:
         """Count records dropped for another reason than a disk error, and report it once. On any thread."""
         with self._lock:
             self.dropped += records
-            reported, self._loss_reported = self._loss_reported, True
-        if not reported:
-            reason = f"{type(error).__name__}: {error}"
-            _report(f"rank {self._hello.rank.rank}: {records} record(s) dropped ({reason}); such are counted from now on")
+        reason = f"{type(error).__name__}: {error}"
+        text = f"rank {self._hello.rank.rank}: {records} record(s) dropped ({reason}); such are counted from now on"
+        self._problems.report(text, "losses")
 
     def completed(self, info: RankInfo) -> RankInfo:
         """Return ``info`` with the losses of this writer added."""
@@ -275,7 +266,7 @@ class RunStore:
                 self._refuse(f"attempt {self.attempt} of {self._run_dir} is that of another job, of {of}; it is not recorded")
                 return True
         file, rank = self.folder / "rank.json", msgspec.structs.replace(self._hello.rank, attempt=self.attempt)
-        if not write_record(file, rank, overwrite=False):
+        if not create_record(file, rank):
             there = _read(file, RankInfo)
             if there is None or not _is_of(rank, there):
                 is_elastic = mine.start_key is not None and there is not None and not is_alive(there, rank.host)
@@ -365,9 +356,7 @@ class RunStore:
 
     def _fail(self, reason: str) -> None:
         self.failing, self.reason, self._retry_at = True, reason, time.monotonic() + RETRY_SECONDS
-        if not self._complained:
-            self._complained = True
-            _report(f"rank {self._hello.rank.rank}: cannot write to {self._run_dir} ({reason}); will try again")
+        self._problems.report(f"rank {self._hello.rank.rank}: cannot write to {self._run_dir} ({reason}); will try again")
 
     def close(self) -> None:
         """Close the files, and report how many records the filesystem accepted but, as far as it reports, did not keep.

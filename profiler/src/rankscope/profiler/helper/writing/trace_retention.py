@@ -13,8 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Literal
 
+from rankscope.base.atomic_files import replacing
 from rankscope.profiler.scratch import remove_trace
-from rankscope.runs.writer import make_folder, replacing
+from rankscope.runs.small_files import make_folder
 
 CAPTURED: Final = 8
 """Number of requested traces kept per rank; the oldest are removed."""
@@ -102,7 +103,7 @@ class TraceRetention:
                 raise OSError(errno.ENOTDIR, "the folder of the traces is a link")  # noqa: TRY301  # reported below
             with (
                 trace.open("rb") as source,
-                replacing(kept) as file,
+                replacing(kept, shared=True) as file,
                 gzip.GzipFile(filename="", mode="wb", compresslevel=4, fileobj=file) as target,
             ):
                 shutil.copyfileobj(source, target)

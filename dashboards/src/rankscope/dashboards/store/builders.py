@@ -1,0 +1,150 @@
+"""Builders of derived data: in this process, while the caller waits, or in processes beside it, without waiting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from rankscope.analysis.evidence.rank_columns import ALL_METRICS
+from rankscope.analysis.whatif.run_answer import TABLE_METRICS
+from rankscope.base.errors import RankscopeError
+from rankscope.dashboards.data.progress import Progress, Tell
+from rankscope.dashboards.data.source import NotReadyError, RunSummary
+from rankscope.dashboards.store.cache import Store, key_of
+from rankscope.dashboards.store.derive import Derived, derive
+from rankscope.dashboards.store.jobs import Job, Jobs
+from rankscope.dashboards.store.tasks import TASKS
+from rankscope.dashboards.whatif.data import StepRecords, make_scenarios
+
+LIVE: Final = ("starting", "live")
+"""Statuses of runs that are followed."""
+SILENT_FOLLOWED_S: Final = 86_400.0
+"""Time of silence within which a run that is looked at is followed: what its ranks do is refreshed while it stands still."""
+
+
+def _ignore(_progress: Progress) -> None:
+    pass
+
+
+class InlineBuilder:
+    """Builder that computes missing data in this process: the caller waits, and the memory is used here.
+
+    Raises ``RankscopeError``, and ``NotReadyError`` while other processes compute the data.
+    """
+
+    waits: bool = True
+    """True if callers wait for what is missing."""
+
+    def __init__(self, store: Store, tell: Tell = _ignore) -> None:
+        self.store = store
+        self._tell = tell
+        self._records: tuple[str, StepRecords] | None = None
+        """Step records that the last analysis has read, and the key of its run, for a what-if that follows."""
+
+    def result(self, key: str, task: str, arguments: Sequence[object], runs: Sequence[RunSummary]) -> Path:
+        """Return the folder that a task of ``TASKS`` on ``runs`` has filled for ``key``."""
+        return self.store.find(key) or self.store.put(key, lambda folder: self._make(task, arguments, runs, folder))
+
+    def _make(self, task: str, arguments: Sequence[object], runs: Sequence[RunSummary], folder: Path) -> None:
+        if task == "analyse":
+            now = time.time_ns()
+            evidence = derive(Path(runs[0].path), folder, self._tell, metrics=(*ALL_METRICS, *TABLE_METRICS))
+            if not evidence.reader.skipped_lines and not evidence.reader.unusable:
+                self._records = _key(runs[0]), StepRecords(evidence.table, now)
+        elif task == "whatif":
+            key, records = self._records or ("", None)
+            self._records = None
+            make_scenarios(Path(runs[0].path), folder, self._tell, records if key == _key(runs[0]) else None)
+        else:
+            TASKS[task]([str(argument) for argument in arguments], folder, self._tell)
+
+    def derived(self, run: RunSummary, *, listed: bool = False) -> Derived:
+        """Return the derived data of a run: at this revision, or older with the reason. ``listed``: for a list of runs."""
+        del listed
+        return Derived(self.result(_key(run), "analyse", [run.path], [run]))
+
+    def cached(self, run: RunSummary) -> Derived | None:
+        """Return the derived data of a run at this revision if they are cached; that does not count as use of the cache."""
+        folder = self.store.peek(_key(run))
+        return None if folder is None else Derived(folder)
+
+    def cancel(self, key: str) -> bool:
+        """Stop waiting for ``key``. Return whether its computation ends; another viewer may still wait for it."""
+        del key
+        return True
+
+
+def _key(run: RunSummary) -> str:
+    """Return the key of a run's data. Commands in the analysis name the path, and another run may have the same id."""
+    return key_of(run.run_id, run.path, run.revision)
+
+
+class JobBuilder(InlineBuilder):
+    """Builder of data that processes beside this one compute, with at most ``memory_bytes`` together. It never waits."""
+
+    waits = False
+
+    def __init__(
+        self, store: Store, *, memory_bytes: int | None = None, clock_s: Callable[[], float] = time.time, jobs: Jobs | None = None
+    ) -> None:
+        super().__init__(store)
+        self.jobs = jobs or Jobs(store, memory_bytes)
+        self._clock_s = clock_s
+
+    def result(self, key: str, task: str, arguments: Sequence[object], runs: Sequence[RunSummary]) -> Path:
+        """See ``InlineBuilder``."""
+        return self.jobs.result(key, task, arguments, runs)
+
+    def derived(self, run: RunSummary, *, listed: bool = False) -> Derived:
+        """See ``InlineBuilder``."""
+        following, key = key_of("live", run.run_id, run.path), _key(run)
+        if run.status in LIVE:
+            return self._followed(following, run, watched=not listed)
+        if (folder := self.store.find(key)) is not None:
+            if run.status == "finished":
+                self.jobs.end(following)
+            return Derived(folder)
+        follower = self.jobs.follower(following)
+        if run.status == "silent" and (follower is not None or (not listed and self._is_recent(run))):
+            return self._followed(following, run, watched=not listed)
+        if follower is None or not _of(follower).is_there:
+            return super().derived(run)
+        return self._handed_over(run, following, follower)
+
+    def _is_recent(self, run: RunSummary) -> bool:
+        return self._clock_s() - (run.last_write_unix_ns or 0) / 1e9 <= SILENT_FOLLOWED_S
+
+    def _followed(self, following: str, run: RunSummary, *, watched: bool) -> Derived:
+        derived = _of(self.jobs.followed(following, run, watched=watched))
+        if derived.failure is not None and not derived.is_there:
+            raise RankscopeError(derived.failure)
+        return derived
+
+    def _handed_over(self, run: RunSummary, following: str, follower: Job) -> Derived:
+        """Return what the follower of a run that has ended wrote, until the analysis of the whole run is there."""
+        key, update = _key(run), follower.state.update
+        assert update is not None
+        derived = _of(follower)
+        if derived.failure is None and (update.revision != run.revision or update.is_final):
+            if update.revision == run.revision:
+                self.jobs.end(following, publish_as=key)
+            return replace(derived, waits_for="the last records of the run are being read")
+        try:
+            return Derived(self.result(key, "analyse", [run.path], [run]))
+        except NotReadyError:
+            return replace(derived, failure=None, waits_for="the run has ended, and all of it is being analysed")
+        except RankscopeError as error:
+            return replace(derived, failure=str(error))
+
+    def cancel(self, key: str) -> bool:
+        """See ``InlineBuilder``."""
+        return self.jobs.cancel(key)
+
+
+def _of(follower: Job) -> Derived:
+    assert follower.folder is not None
+    assert follower.state.update is not None
+    return Derived(follower.folder, follower.state.update.failure)

@@ -1,0 +1,242 @@
+"""Construction of a window: match the records of all ranks, correct them to one clock and lay them side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from rankscope.analysis.captured import captured_steps
+from rankscope.analysis.collectives.arrivals import Match, arrival_ns
+from rankscope.analysis.collectives.clock import Clocks
+from rankscope.analysis.collectives.matched import match_windows
+from rankscope.analysis.collectives.matching import Matching
+from rankscope.analysis.collectives.windows import Reduction
+from rankscope.analysis.perfetto.collective_tracks import Key, key_of, waiting_of
+from rankscope.analysis.perfetto.source import clock_of, shared_by_names
+from rankscope.analysis.trace.intervals import EMPTY, Spans, union
+from rankscope.analysis.trace.work import Work
+from rankscope.base.errors import InputError
+from rankscope.base.process import collector_paused
+from rankscope.dashboards.data.progress import Progress, Tell
+from rankscope.dashboards.timeline.data import Calls, Collective, WindowAbout, WindowData, write_window
+from rankscope.dashboards.timeline.parts import NOBODY, Numbers, Parts, Recorded, joined, parts_of
+from rankscope.dashboards.timeline.raw_events import RawEvents, kept_files
+from rankscope.runs.reader import RunReader
+from rankscope.runs.records import CollectiveRecord
+from rankscope.runs.world_size import told_world_size
+
+_APART_NS: Final = 60_000_000_000
+"""Largest plausible distance between ranks of a window; a rank further away has a clock that could not be corrected."""
+
+
+@collector_paused()
+def derive_window(run: Path, attempt: int, steps: range, folder: Path, tell: Tell) -> None:
+    """Write the window that ``read_window`` reads. Raises ``RankscopeError`` and ``OSError``."""
+    reader = RunReader(run)
+    everybody = reader.ranks(attempt)
+    held: dict[int, Reduction] = {}
+    for done, rank in enumerate(everybody):
+        tell(Progress("reading the collectives of all ranks", done, len(everybody)))
+        held[rank] = captured_steps(reader, attempt, rank, steps)
+    tell(Progress("finding which collectives are the same"))
+    infos = reader.infos(attempt)
+    clock_names = {rank: info.clock_name for rank, info in infos.items()}
+    matched = match_windows(held, infos, told_world_size(reader.attempt(attempt), infos.values()))
+    clocks = shared_by_names(matched.clocks, clock_names)
+    there = {rank: one for rank, one in held.items() if one.breakdowns or one.collectives}
+    if not there:
+        raise InputError(run, f"nothing of steps {steps.start} to {steps.stop - 1} is left: retention has removed it")
+    raw = RawEvents()
+    for rank, file in kept_files(reader.path, attempt, there, steps):
+        tell(Progress("reading raw traces", len(raw.work)))
+        raw.read(rank, file)
+    tell(Progress("laying the ranks side by side"))
+    write_window(lay(there, clocks, matched.matching, raw, steps, clock_names=clock_names), folder)
+
+
+def lay(
+    there: Mapping[int, Reduction],
+    clocks: Clocks,
+    matching: Matching,
+    raw: RawEvents,
+    steps: range,
+    *,
+    clock_names: Mapping[int, str],
+) -> WindowData:
+    """Return the window. ``there``: ranks that have records of it, at least one. Ranks of one kernel have one clock name."""
+    starts = {rank: clocks.correct(rank, _start(one)) for rank, one in there.items()}
+    typical = int(np.median(list(starts.values())))
+    ranks = [rank for rank in sorted(there) if abs(starts[rank] - typical) <= _APART_NS]
+    left_out = [
+        f"rank {rank}: its clock could not be corrected and shows another time" for rank in sorted(there) if rank not in ranks
+    ]
+    base = min(starts[rank] for rank in ranks)
+    linked = _Linked(matching, clocks, base)
+    for rank in ranks:
+        linked.add_rest(rank, there[rank].collectives)
+    parts: list[Parts] = []
+    calls: list[Numbers] = []
+    for row, rank in enumerate(ranks):
+        mine = _calls(row, rank, there[rank].collectives, linked)
+        calls.append(mine)
+        parts.append(parts_of(row, _recorded(rank, there[rank], mine, raw.work.get(rank), linked)))
+    whole, table = joined(parts), np.concatenate(calls)
+    offsets = {rank: base + clocks.offset_at(rank, starts[rank]) for rank in ranks}
+    events = raw.events(offsets)
+    return WindowData(
+        about=WindowAbout(
+            first=steps.start,
+            past=steps.stop,
+            ranks=ranks,
+            extent_ns=int(max(whole.end.max(initial=1), table[:, 3].max(initial=1))),
+            clock=clock_of(clocks, len(matching.matches), ranks, clock_names),
+            base_unix_ns=base,
+            steps=_steps(ranks, there, clocks, base),
+            matched=len(matching.matches) + len(matching.directed),
+            unmatched=matching.unmatched,
+            collectives=linked.collectives,
+            raw_ranks=[rank for rank in ranks if rank in raw.work],
+            lanes=raw.lanes,
+            names=raw.names,
+            left_out=[*left_out, *raw.problems],
+        ),
+        parts=whole,
+        calls=Calls(*table.T),
+        events=events,
+        offset_ns=np.array([offsets[rank] for rank in ranks], dtype=np.int64),
+    )
+
+
+def _steps(ranks: Iterable[int], there: Mapping[int, Reduction], clocks: Clocks, base: int) -> list[tuple[int, int, int]]:
+    found: dict[int, tuple[int, int]] = {}
+    for rank in ranks:
+        for row in there[rank].breakdowns:
+            start = clocks.correct(rank, row.start_unix_ns) - base
+            first, last = found.get(row.step, (start, start))
+            found[row.step] = (min(first, start), max(last, start + round(row.window_us * 1000)))
+    return [(step, *found[step]) for step in sorted(found)]
+
+
+@dataclass(slots=True)
+class _Linked:
+    """Collectives of the window, and the records that belong to each."""
+
+    collectives: list[Collective]
+    number_of: dict[Key, int]
+    wait_ns: dict[Key, int]
+    clocks: Clocks
+    base_ns: int
+
+    def __init__(self, matching: Matching, clocks: Clocks, base_ns: int) -> None:
+        self.collectives, self.number_of, self.wait_ns = [], {}, {}
+        self.clocks, self.base_ns = clocks, base_ns
+        for match in matching.matches:
+            waited = waiting_of(match, clocks)
+            keys = self._add(match, last=next(iter(waited.values())).last, spread_ns=_spread(match, clocks))
+            self.wait_ns |= {keys[rank]: max(0, round(one.wait_us * 1000)) for rank, one in waited.items()}
+        for match in matching.directed:
+            self._add(match)
+
+    def add_rest(self, rank: int, records: Iterable[CollectiveRecord]) -> None:
+        """Add each unmatched record of a rank as a collective of its own."""
+        for record in records:
+            if key_of(rank, record) not in self.number_of:
+                self._add(Match(record.step, record.group, record.op, [rank], [record]), matched=False)
+
+    def _add(
+        self, match: Match, *, last: int | None = None, spread_ns: int | None = None, matched: bool = True
+    ) -> dict[int, Key]:
+        keys = {rank: key_of(rank, record) for rank, record in zip(match.ranks, match.records, strict=True)}
+        number = len(self.collectives)
+        self.number_of |= dict.fromkeys(keys.values(), number)
+        of_each = list(zip(match.ranks, match.records, strict=True))
+        self.collectives.append(
+            Collective(
+                key=_name(match, matched=matched),
+                op=match.op,
+                group=match.group,
+                step=match.step,
+                bytes=max((record.bytes for record in match.records if record.bytes is not None), default=None),
+                ranks=len(match.ranks),
+                matched=matched,
+                last=last,
+                spread_ns=spread_ns,
+                first_ns=min(self.on_clock(rank, arrival_ns(record)) for rank, record in of_each),
+                end_ns=max(self.on_clock(rank, record.end_unix_ns) for rank, record in of_each),
+            )
+        )
+        return keys
+
+    def on_clock(self, rank: int, unix_ns: int) -> int:
+        """Return a time of a rank in nanoseconds since the window began."""
+        return self.clocks.correct(rank, unix_ns) - self.base_ns
+
+
+def _spread(match: Match, clocks: Clocks) -> int:
+    return round(max(one.wait_us for one in waiting_of(match, clocks).values()) * 1000)
+
+
+def _name(match: Match, *, matched: bool) -> str:
+    first = match.records[0]
+    whose = "" if matched and match.rule != "pair" else f"{'-'.join(map(str, match.ranks))}@"
+    sequence = None if match.rule == "pair" else first.sequence
+    return f"{match.group}:{whose}{f'{match.step}.{first.index}' if sequence is None else sequence}"
+
+
+def _calls(row: int, rank: int, records: list[CollectiveRecord], linked: _Linked) -> Numbers:
+    """Return [n, 5]: the columns of ``Calls``."""
+    return np.array(
+        [
+            (
+                row,
+                linked.number_of[key := key_of(rank, one)],
+                linked.on_clock(rank, arrival_ns(one)),
+                linked.on_clock(rank, one.end_unix_ns),
+                linked.wait_ns.get(key, NOBODY),
+            )
+            for one in records
+        ],
+        dtype=np.int64,
+    ).reshape(-1, 5)
+
+
+def _recorded(rank: int, held: Reduction, calls: Numbers, work: Work | None, linked: _Linked) -> Recorded:
+    clocks, base = linked.clocks, linked.base_ns
+    steps = [
+        (start := clocks.correct(rank, one.start_unix_ns) - base, start + round(one.window_us * 1000)) for one in held.breakdowns
+    ]
+    if work is not None:
+        offset = base + clocks.offset_at(rank, _start(held))
+        compute, copies = work.compute - offset, work.copies - offset
+    else:
+        enqueued = [clocks.correct(rank, one.enqueue_unix_ns) - base for one in held.collectives]
+        compute, copies = _union([_computing(held.collectives, enqueued)]), EMPTY
+    return Recorded(
+        steps=_union([np.array(steps, dtype=np.int64).reshape(-1, 2)]),
+        collectives=calls[:, 2:4],
+        waits=calls[:, 4],
+        numbers=calls[:, 1],
+        compute=compute,
+        copies=copies,
+        is_whole=work is not None,
+    )
+
+
+def _computing(records: Sequence[CollectiveRecord], enqueued_ns: Sequence[int]) -> Spans:
+    spans = np.array([span for one in records for span in one.compute_spans_us], dtype=np.float64).reshape(-1, 2) * 1000
+    whole: Spans = np.rint(spans.clip(-_APART_NS, _APART_NS)).astype(np.int64)
+    counts = np.array([len(one.compute_spans_us) for one in records], dtype=np.intp)
+    return whole + np.repeat(np.array(enqueued_ns, dtype=np.int64), counts)[:, None]
+
+
+def _union(spans: Iterable[Spans]) -> Spans:
+    together = np.concatenate([EMPTY, *spans])
+    return union(together[:, 0], together[:, 1])
+
+
+def _start(reduction: Reduction) -> int:
+    return min([*(row.start_unix_ns for row in reduction.breakdowns), *(arrival_ns(row) for row in reduction.collectives)])

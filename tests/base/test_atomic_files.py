@@ -1,0 +1,140 @@
+"""Files that are replaced as a whole: on full disks, among other users' files, by several writers."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rankscope.base.atomic_files import replace_file, replacing
+
+
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """Limit the size of files of this process, which fails like a full disk does: after a part of the write."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.fixture(params=["path", "descriptor"])
+def write(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., None]]:
+    """``replace_file`` of a file in ``tmp_path``, by path or in the opened folder."""
+    folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY) if request.param == "descriptor" else None
+
+    def call(data: bytes, **options: bool) -> None:
+        replace_file("file" if folder is not None else tmp_path / "file", data, folder=folder, **options)
+
+    yield call
+    if folder is not None:
+        os.close(folder)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def test_a_full_disk_leaves_the_old_content_and_no_temporary_file(tmp_path: Path, write: Callable[..., None]) -> None:
+    write(b"old")
+    with room_for(4), pytest.raises(OSError, match="File too large"):
+        write(b"new and longer")
+    assert ((tmp_path / "file").read_bytes(), names(tmp_path)) == (b"old", ["file"])
+
+
+def test_an_error_of_the_writer_leaves_the_old_content_and_no_temporary_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+
+    def fail() -> None:
+        with replacing(tmp_path / "file") as file:
+            file.write(b"new")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert ((tmp_path / "file").read_bytes(), names(tmp_path)) == (b"old", ["file"])
+
+
+@pytest.mark.parametrize(("error", "raises"), [(errno.EIO, True), (errno.EINVAL, False)])
+def test_a_file_that_is_not_on_the_disk_does_not_replace_the_old_one(
+    tmp_path: Path, write: Callable[..., None], monkeypatch: pytest.MonkeyPatch, error: int, raises: bool
+) -> None:
+    def fail(_: int) -> None:
+        raise OSError(error, os.strerror(error))
+
+    write(b"old")
+    monkeypatch.setattr(os, "fsync", fail)
+    if raises:
+        with pytest.raises(OSError, match="Input/output"):
+            write(b"new")
+    else:  # the filesystem does not support it
+        write(b"new")
+    assert ((tmp_path / "file").read_bytes(), names(tmp_path)) == (b"old" if raises else b"new", ["file"])
+    write(b"newest", sync=False)
+    assert (tmp_path / "file").read_bytes() == b"newest"
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe"])
+def test_what_another_user_put_in_place_is_replaced_and_not_written_to(
+    tmp_path: Path, write: Callable[..., None], kind: str
+) -> None:
+    folder = tmp_path.parent / f"{tmp_path.name}-victim"
+    folder.mkdir()
+    (folder / "victim").write_bytes(b"mine")
+    if kind == "pipe":
+        os.mkfifo(tmp_path / "file")
+    else:
+        (tmp_path / "file").symlink_to(folder / ("victim" if kind == "link" else "nowhere"))
+    with pytest.raises(FileExistsError):
+        write(b"new", overwrite=False)
+    write(b"new")
+    assert ((folder / "victim").read_bytes(), names(folder)) == (b"mine", ["victim"])
+    assert (tmp_path / "file").is_file()
+    assert not (tmp_path / "file").is_symlink()
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_of_several_first_writers_one_wins(
+    tmp_path: Path, write: Callable[..., None], monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    won: list[bytes] = []
+
+    def compete(data: bytes) -> None:
+        try:
+            write(data, overwrite=False)
+        except FileExistsError:
+            return
+        won.append(data)
+
+    threads = [threading.Thread(target=compete, args=(b"%d" % number * 1000,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (won, names(tmp_path)) == ([(tmp_path / "file").read_bytes()], ["file"])
+
+
+def test_the_mode_is_the_chosen_one_or_the_folders(tmp_path: Path, write: Callable[..., None]) -> None:
+    mask = os.umask(0o077)
+    try:
+        tmp_path.chmod(0o750)
+        write(b"new")
+        private = (tmp_path / "file").stat().st_mode & 0o777
+        write(b"new", shared=True)
+        shared = (tmp_path / "file").stat().st_mode & 0o777
+    finally:
+        os.umask(mask)
+    assert (oct(private), oct(shared)) == ("0o600", "0o640")

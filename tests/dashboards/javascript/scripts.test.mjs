@@ -1,0 +1,168 @@
+// The scripts of the dashboard and of the report, without a browser: `node --test`.
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { element, load, response, until } from "./browser.mjs";
+
+test("a cell that a spreadsheet would run begins with an apostrophe", () => {
+  const { safeCell } = load(["assets/csv.js"]).dashAgGridFunctions;
+  assert.equal(safeCell("=1+1"), "'=1+1");
+  assert.equal(safeCell("  @x"), "'  @x");
+  assert.equal(safeCell("＝1"), "'＝1");
+  assert.equal(safeCell("rank 2"), "rank 2");
+  assert.equal(safeCell(-2.5), -2.5);
+  assert.equal(safeCell(null), "");
+  assert.equal(safeCell("a\u202eb\n"), "a\\u{202e}b\\u{a}");
+});
+
+function savingCsv(answers) {
+  const box = element();
+  const button = Object.assign(element({}, { save: "csv", figure: "trend" }), { parentElement: box });
+  const links = [];
+  const asked = [];
+  const window = load(["assets/save.js"], {
+    location: { pathname: "/run/r/", search: "?rank=1", assign: (to) => asked.push(`went to ${to}`) },
+    fetch: async (url) => {
+      asked.push(url);
+      return answers.shift();
+    },
+  });
+  window.URL = Object.assign(function () {}, { createObjectURL: () => "blob:x", revokeObjectURL() {} });
+  window.document.createElement = (kind) => {
+    const made = element();
+    if (kind === "a") {
+      links.push(made);
+    }
+    return made;
+  };
+  window.fire("click", { target: { closest: () => button } });
+  return { asked, links, said: () => box.children[0]?.textContent };
+}
+
+test("numbers that are not ready are waited for, and the page stays", async () => {
+  const name = { "Content-Disposition": "attachment; filename*=UTF-8''r%20one-trend.csv" };
+  const saving = savingCsv([response(503, "reading 3 of 8\n"), response(200, "a,b", name)]);
+  await until(() => saving.said() === "reading 3 of 8");
+  await until(() => saving.links.length === 1);
+  assert.deepEqual(saving.asked, Array(2).fill("/run/r/data/trend.csv?rank=1"));
+  assert.equal(saving.links[0].download, "r one-trend.csv");
+  assert.equal(saving.links[0].clicks, 1);
+  assert.equal(saving.said(), "");
+});
+
+test("numbers that do not exist are said to be missing once", async () => {
+  const saving = savingCsv([response(404, "No step was recorded.\n")]);
+  await until(() => saving.said() === "No step was recorded.");
+  assert.equal(saving.asked.length, 1);
+  assert.equal(saving.links.length, 0);
+});
+
+function capturing(answers, { steps = "3" } = {}) {
+  const told = element();
+  const asked = [];
+  const parent = element({ ".told": told, button: [], input: { value: steps } });
+  const button = Object.assign(element({}, { capture: "/api/run/r/capture" }), { parentElement: parent });
+  const window = load(["assets/capture.js"], {
+    fetch: async (url, options) => {
+      asked.push([url, options.body]);
+      return answers.shift();
+    },
+  });
+  window.fire("click", { target: { closest: () => button } });
+  return { told, asked };
+}
+
+test("a capture is followed until its steps are known", async () => {
+  const { told, asked } = capturing([
+    response(202, { request_id: "1-a" }),
+    response(200, { state: "asked" }),
+    response(200, { state: "accepted", first_step: 7, last_step: 9 }),
+  ]);
+  await until(() => told.textContent.includes("Steps 7 to 9"));
+  assert.deepEqual(asked[0], ["/api/run/r/capture", '{"steps":3}']);
+  assert.equal(asked[2][0], "/api/run/r/capture/1-a");
+});
+
+test("a refused capture has the server's reason, and a number that is none is not sent", async () => {
+  const refused = capturing([response(409, { error: "the run is over" })]);
+  await until(() => refused.told.textContent.startsWith("the run is over."));
+  const none = capturing([], { steps: "x" });
+  assert.match(none.told.textContent, /whole number/);
+  assert.equal(none.asked.length, 0);
+});
+
+test("a trace goes only to a tab that answers from the origin of Perfetto", async () => {
+  const posted = [];
+  const tab = { closed: false, close() {}, postMessage: (message, to) => posted.push([message, to]) };
+  const parent = element({ ".told": element(), button: [], "[data-export]": element({}, { export: "/run/r/perfetto" }) });
+  const button = Object.assign(element({}, { perfetto: "https://ui.perfetto.dev" }), { parentElement: parent });
+  const window = load(["assets/capture.js"], {
+    open: () => tab,
+    fetch: async (url) => (url.includes("ask=1") ? response(200, { bytes: 1, title: "t", file: "f" }) : response(200, "trace")),
+  });
+  window.fire("click", { target: { closest: () => button } });
+  await until(() => posted.length > 0);
+  const pong = (source, origin) => window.fire("message", { source, origin, data: "PONG" });
+  pong(tab, "https://elsewhere.example");
+  pong({}, "https://ui.perfetto.dev");
+  assert.ok(posted.every(([message, to]) => message === "PING" && to === "*"));
+  pong(tab, "https://ui.perfetto.dev");
+  const [message, to] = posted.at(-1);
+  assert.equal(to, "https://ui.perfetto.dev");
+  assert.equal(message.perfetto.title, "t");
+});
+
+test("a page whose session has ended goes to the login and comes back", async () => {
+  const window = load(["assets/login.js"], {
+    fetch: async () => response(401, "", { "X-Rankscope-Login": "1" }),
+    location: { pathname: "/run/r", search: "?rank=1", assign: (to) => window.went.push(to) },
+  });
+  await window.fetch("/_dash-update-component");
+  assert.deepEqual(window.went, ["/login?next=%2Frun%2Fr%3Frank%3D1"]);
+});
+
+test("a runbook is a link only to a web address", () => {
+  const React = { createElement: (kind, props, ...children) => ({ kind, props, children }) };
+  const { AlertRunbook } = load(["assets/alerts.js"], { React }).dashAgGridComponentFunctions;
+  assert.equal(AlertRunbook({ data: { runbook: "https://books/x" } }).props.href, "https://books/x");
+  for (const runbook of ["javascript:alert(1)", "data:text/html,x", "", undefined]) {
+    assert.equal(AlertRunbook({ data: { runbook } }).kind, "span");
+  }
+});
+
+test("of a figure's layout only what was dragged over counts", () => {
+  const noUpdate = {};
+  const { zoomed } = load(["assets/scheme.js"], { dash_clientside: { no_update: noUpdate } }).dash_clientside.rankscope;
+  assert.equal(zoomed({ "xaxis.autorange": true }), "all");
+  assert.deepEqual([...zoomed({ "xaxis.range[0]": 1, "xaxis.range[1]": 5 })], [1, 5]);
+  assert.equal(zoomed({ autosize: true }), noUpdate);
+  assert.equal(zoomed(null), noUpdate);
+});
+
+// The report ---------------------------------------------------------------------------------------------------------------------
+
+function table(values, { number }) {
+  const rows = values.map((text) => ({ cells: [{ textContent: text }], text }));
+  const body = { rows, append: (...ordered) => (body.rows = ordered) };
+  const head = element();
+  const whole = Object.assign(element({ th: [head] }), { tBodies: [body] });
+  Object.assign(head, { parentNode: { children: [head] }, closest: () => whole });
+  head.classList.contains = (name) => name === "n" && number;
+  const button = element();
+  button.closest = (selector) => (selector === "th" ? head : button);
+  button.classList.contains = (name) => name === "sort";
+  return { click: (window) => window.fire("click", { target: button }), order: () => body.rows.map((row) => row.text), head };
+}
+
+test("tables of a report are ordered by value, and what is not known comes last both ways", () => {
+  const window = load(["report/page.js"]);
+  const numbers = table(["10", "-", "9", "1,000"], { number: true });
+  numbers.click(window);
+  assert.deepEqual(numbers.order(), ["9", "10", "1,000", "-"]);
+  assert.equal(numbers.head.attributes["aria-sort"], "ascending");
+  numbers.click(window);
+  assert.deepEqual(numbers.order(), ["1,000", "10", "9", "-"]);
+  const words = table(["node10", "node9"], { number: false });
+  words.click(window);
+  assert.deepEqual(words.order(), ["node9", "node10"]);
+});

@@ -1,0 +1,218 @@
+"""Results are computed in processes beside the server, once for all clients."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.step_files import steps_file
+
+from rankscope.base.errors import InputError, RankscopeError
+from rankscope.dashboards.data.source import NotReadyError, RunSummary
+from rankscope.dashboards.lost_hours.data import run_losses
+from rankscope.dashboards.runs.view import list_rows
+from rankscope.dashboards.store.builders import InlineBuilder, JobBuilder
+from rankscope.dashboards.store.cache import Store, cache_folder, key_of
+from rankscope.dashboards.store.derive import Derived
+from rankscope.dashboards.store.disk import DiskRuns
+from rankscope.dashboards.whatif.data import read_scenarios
+
+WriteRun = Callable[..., Path]
+UntilReady = Callable[[Callable[[], Any]], Any]
+LIMIT_S = 60.0
+
+
+def summary(run: Path) -> RunSummary:
+    """Return the state of a run's files."""
+    return DiskRuns(run).runs()[0]
+
+
+def hundred_bytes(folder: Path) -> None:
+    (folder / "data").write_bytes(b"x" * 100)
+
+
+def test_it_is_made_once_and_found_after_a_restart(tmp_path: Path, write_run: WriteRun) -> None:
+    run = write_run(tmp_path / "run", steps=12)
+    first = InlineBuilder(Store(tmp_path / "cache")).derived(summary(run))
+    written = (first.folder / "analysis.json").stat().st_mtime_ns
+    again = InlineBuilder(Store(tmp_path / "cache")).derived(summary(run))
+    assert again.folder == first.folder
+    assert (again.folder / "analysis.json").stat().st_mtime_ns == written
+    assert again.part("analysis").verdict.kind == first.part("analysis").verdict.kind
+    assert again.part("steps").steps.tolist() == list(range(12))
+
+
+@pytest.mark.slow
+def test_two_live_runs_of_one_id_are_told_apart(tmp_path: Path, write_run: WriteRun, until_ready: UntilReady) -> None:
+    """A run with another run's id does not get the other run's verdict."""
+    builder = JobBuilder(Store(tmp_path / "cache"))
+    runs = [write_run(tmp_path / name, slow_rank=slow, finished=False) for name, slow in (("a", 2), ("b", None))]
+    verdicts = [until_ready(lambda run=run: builder.derived(summary(run))).part("analysis").verdict for run in runs]  # type: ignore[misc]
+    assert [verdict.rank for verdict in verdicts] == [2, None]
+
+
+def test_a_run_that_cannot_be_read_leaves_nothing_in_the_store(tmp_path: Path, write_run: WriteRun) -> None:
+    run = replace(summary(write_run(tmp_path / "run", steps=1)), path=str(tmp_path / "nothing"))
+    with pytest.raises(InputError):
+        InlineBuilder(Store(tmp_path / "cache")).derived(run)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_what_was_read_last_stays_when_there_is_too_much_and_lists_read_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path / "cache", max_bytes=250)
+    for name in "abcd":
+        key = key_of(name)
+        store.put(key, hundred_bytes)
+        os.utime(store.root / key / ".used", ns=(ord(name), ord(name)))
+        assert store.find(key_of("a")) is not None, "which makes it the one used last"
+        for listed in "bc":
+            store.peek(key_of(listed))
+    assert [name for name in "abcd" if store.peek(key_of(name)) is not None] == ["a", "d"]
+
+
+def test_a_list_of_runs_does_not_keep_cache_entries(tmp_path: Path, write_run: WriteRun) -> None:
+    write_run(tmp_path / "runs" / "a", steps=12)
+    builder = InlineBuilder(Store(tmp_path / "cache"))
+    source = DiskRuns(tmp_path / "runs", builder)
+    source.part("run-1", "analysis")
+    (used,) = (tmp_path / "cache").glob("*/.used")
+    os.utime(used, ns=(1, 1))
+    list_rows(source, source.runs())
+    run_losses(source)
+    assert used.stat().st_mtime_ns == 1
+    source.part("run-1", "steps")
+    assert used.stat().st_mtime_ns > 1
+
+
+def test_the_installed_version_is_looked_up_once(tmp_path: Path, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = DiskRuns(write_run(tmp_path / "run", steps=12))
+
+    def refused(_name: str) -> str:
+        raise AssertionError
+
+    monkeypatch.setattr("importlib.metadata.version", refused)
+    monkeypatch.setattr("importlib.metadata.distribution", refused)
+    assert list_rows(source, source.runs())
+
+
+def test_the_cache_is_where_the_desktop_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "rankscope" / "dashboard"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative/paths/are/invalid")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "rankscope" / "dashboard"
+
+
+@pytest.mark.slow
+def test_processes_beside_make_it_once_and_two_servers_may_share_a_cache(
+    tmp_path: Path, write_run: WriteRun, until_ready: UntilReady
+) -> None:
+    run = summary(write_run(tmp_path / "run", steps=30))
+    builder, other = (JobBuilder(Store(tmp_path / "cache")) for _ in range(2))
+    with pytest.raises(NotReadyError, match="Starting"):
+        builder.derived(run)
+    derived = until_ready(lambda: other.derived(run))
+    assert derived.part("analysis").source.steps == 30
+    assert until_ready(lambda: builder.derived(run)).folder == derived.folder
+    # Nothing partial is left; a process may run for a moment after its result appears
+    deadline = time.monotonic() + LIMIT_S
+    while list((tmp_path / "cache").glob(".*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_why_it_cannot_be_made_is_said_and_not_tried_again_at_once(
+    tmp_path: Path, write_run: WriteRun, until_ready: UntilReady
+) -> None:
+    folder = write_run(tmp_path / "run", steps=12)
+    run = summary(folder)
+    (folder / "run.json").write_text("{}")
+    builder = JobBuilder(Store(tmp_path / "cache"))
+    for _ in range(2):
+        with pytest.raises(RankscopeError, match="not a rankscope run"):
+            until_ready(lambda: builder.derived(run))
+    assert not list((tmp_path / "cache").glob("[!.]*"))
+
+
+@pytest.mark.slow
+def test_a_live_run_is_followed_until_it_ends_and_its_result_is_handed_over(
+    tmp_path: Path, write_run: WriteRun, until_ready: UntilReady
+) -> None:
+    run = write_run(tmp_path / "run", steps=12, finished=False)
+    builder = JobBuilder(Store(tmp_path / "cache"))
+
+    def look() -> Derived:
+        return builder.derived(summary(run))
+
+    derived = until_ready(look)
+    assert derived.part("steps").steps.tolist() == list(range(12))
+    assert derived.part("analysis").source.steps == 12
+    before = derived.version
+    assert look().version == before
+    write_run(tmp_path / "more", steps=20, finished=False)
+    for rank in range(4):
+        steps_file(run, rank).write_bytes(steps_file(tmp_path / "more", rank).read_bytes())
+    end = time.monotonic() + LIMIT_S
+    while len(look().part("steps").steps) < 20 or look().part("analysis").source.steps < 20:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert look().version != before
+    # When it ends, the follower's folder becomes that of the run; nothing is read again
+    write_run(tmp_path / "over", steps=20)
+    for info in (tmp_path / "over").rglob("rank.json"):
+        (run / info.relative_to(tmp_path / "over")).write_bytes(info.read_bytes())
+    while (settled := look()).stale is not None:
+        assert [job.task for job in builder.jobs._jobs.values()] == ["follow"]
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert settled.part("analysis").source.steps == 20
+    assert settled.folder.parent == derived.folder.parent
+    assert not derived.folder.exists()
+    assert [path.name for path in builder.store.root.iterdir()] == [settled.folder.name]
+
+
+def test_a_run_that_was_moved_is_analysed_where_it_is(tmp_path: Path, write_run: WriteRun) -> None:
+    """Its analysis names commands with its path."""
+    builder = InlineBuilder(Store(tmp_path / "cache"))
+    run = write_run(tmp_path / "before", steps=12)
+    before = builder.derived(summary(run))
+    moved = run.rename(tmp_path / "after")
+    assert builder.cached(summary(moved)) is None
+    after = builder.derived(summary(moved))
+    assert (before.part("analysis").source.path, after.part("analysis").source.path) == (str(run), str(moved))
+
+
+def test_a_what_if_after_the_analysis_uses_the_step_records_that_it_has_read(tmp_path: Path, write_run: WriteRun) -> None:
+    run = write_run(tmp_path / "run", steps=40)
+    expected = DiskRuns(run).scenarios("run-1").answer.result
+    source = DiskRuns(run, InlineBuilder(Store(tmp_path / "cache")), look_again_s=math.inf)
+    source.part("run-1", "analysis")
+    for file in run.rglob("steps-*"):
+        file.unlink()
+    assert (expected.status, expected.source.evidence) == ("ok", "steps")
+    assert source.scenarios("run-1").answer.result == expected
+
+
+def test_a_what_if_of_a_run_that_has_changed_since_the_analysis_reads_it(tmp_path: Path, write_run: WriteRun) -> None:
+    run, builder = write_run(tmp_path / "run", steps=40), InlineBuilder(Store(tmp_path / "cache"))
+    builder.derived(summary(run))
+    for file in run.rglob("steps-*"):
+        file.unlink()
+    folder = builder.result(key_of("changed"), "whatif", [run], [summary(run)])
+    assert read_scenarios(folder).answer.result.source.evidence == "windows"
+
+
+def test_a_what_if_after_the_analysis_warns_of_damaged_step_records(tmp_path: Path, write_run: WriteRun) -> None:
+    run = write_run(tmp_path / "run", steps=40)
+    with next(run.rglob("steps-*")).open("ab") as file:
+        file.write(b"torn")
+    source = DiskRuns(run, InlineBuilder(Store(tmp_path / "cache")))
+    source.part("run-1", "analysis")
+    assert any("1 damaged line" in warning for warning in source.scenarios("run-1").answer.result.source.warnings)

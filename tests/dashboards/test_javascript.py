@@ -1,0 +1,45 @@
+"""The scripts of the pages and of the report: a linter, and unit tests with node."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.needs import skip_or_fail
+
+pytestmark = pytest.mark.full
+
+HERE = Path(__file__).parent / "javascript"
+SOURCES = Path(__file__).parents[2] / "dashboards" / "src" / "rankscope" / "dashboards"
+
+
+def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_the_scripts_do_what_they_say(require_program: Callable[[str], str]) -> None:
+    done = run([require_program("node"), "--test"], HERE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "# fail 0" in done.stdout
+    assert "# pass 0" not in done.stdout
+
+
+def test_the_scripts_have_no_lint(require_program: Callable[[str], str], tmp_path: Path) -> None:
+    for name in ("package.json", "package-lock.json", "eslint.config.mjs"):
+        shutil.copy(HERE / name, tmp_path)
+    installed = run([require_program("npm"), "ci", "--no-audit", "--no-fund", "--ignore-scripts"], tmp_path)
+    if installed.returncode:
+        skip_or_fail(f"eslint cannot be installed from the npm registry: {installed.stderr[-300:]}")
+    for folder in ("assets", "report"):
+        (tmp_path / "src" / folder).mkdir(parents=True)
+        for script in (SOURCES / folder).glob("*.js"):
+            shutil.copy(script, tmp_path / "src" / folder)
+    (tmp_path / "src" / "wrong.js").write_text("document.body.innerHTML = location.hash;\n")
+
+    done = run([require_program("node"), "node_modules/eslint/bin/eslint.js", "src"], tmp_path)
+
+    assert "wrong.js" in done.stdout, "the linter finds what is planted"
+    assert done.stdout.count("error  ") == 1, done.stdout
