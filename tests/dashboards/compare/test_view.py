@@ -104,6 +104,23 @@ def test_a_swapped_node_is_named_with_the_one_it_replaced() -> None:
     assert [(row.name, row.difference, row.outcome) for row in rows] == [("n9 (before n1)", 3.0, "worse"), ("n2", 0.0, "same")]
 
 
+@pytest.mark.parametrize("by", ["host", "rank"])
+def test_changes_of_hosts_without_enough_data_are_not_called_the_same(source: DiskRuns, by: str) -> None:
+    drawn, _ = draw_at(source, "/compare", "compare-ranks", f"?runs=slow,short&by={by}")
+    assert {trace.name for trace in drawn.figure.data} == {"not enough data"}
+    assert "Not enough data" in drawn.says
+
+
+def test_the_headline_is_one_sentence_and_marks_at_zero_are_whole(source: DiskRuns) -> None:
+    comparison = source.compared(("sound", "slow"), None).result.comparisons[0]
+    assert comparison.summary == f"{comparison.sentence} {comparison.details}"
+    assert "Rank 2" in comparison.details
+    assert "Rank 2" not in comparison.sentence
+    drawn = part_differences(comparison, palette("light"))
+    low, high = drawn.figure.layout.xaxis.range
+    assert low < 0 < high
+
+
 def test_runs_of_two_sizes_are_judged_by_their_scaling(source: DiskRuns) -> None:
     page = said(source, "?runs=sound,large")
     assert "ranks" in page

@@ -31,6 +31,8 @@ _SYMBOLS: Final = {
     "worse": "triangle-right", "better": "triangle-left", "mixed": "diamond-open", "same": "circle-open",
     "undecided": "circle-dot", "untested": "x-thin-open", "insufficient_data": "x-thin-open",
 }  # fmt: skip
+_OF_HOSTS: Final = ("mixed", "worse", "better", "undecided", "insufficient_data")
+"""Outcomes of a rank that become that of its host, the first that any has."""
 SHOWN: Final = 40
 """Maximum number of rows in a figure. Its table has all of them."""
 _LEGEND_LETTERS: Final = 80
@@ -138,11 +140,16 @@ def rank_changes(comparison: Comparison, sides: Sequence[Side], colors: Palette,
     worse = [row.name for row in rows if row.outcome == "worse"]
     more = f" The {SHOWN} that changed most of {len(rows):,} are drawn." if len(rows) > SHOWN else ""
     says = f"Slower than before, against their peers: {', '.join(worse[:8]) or 'none'}.{more}"
+    if all(row.outcome == "insufficient_data" for row in rows):
+        says = f"Not enough data to test what changed.{more}"
     return Drawn(figure, _ranks_table(comparison), says)
 
 
 def host_rows(ranks: Sequence[RankShift]) -> list[_Row]:
-    """Return the mean change of each host's ranks. A host is worse if a rank became worse and none better, and vice versa."""
+    """Return the mean change of each host's ranks.
+
+    A host is worse if a rank became worse and none better, and vice versa. It is the same only if all its ranks are.
+    """
     hosts: dict[str, list[RankShift]] = {}
     for rank in ranks:
         name = rank.host_b or "host not known"
@@ -151,9 +158,10 @@ def host_rows(ranks: Sequence[RankShift]) -> list[_Row]:
         hosts.setdefault(name, []).append(rank)
     rows = []
     for name, members in hosts.items():
-        outcomes = {rank.outcome for rank in members} & {"worse", "better"}
+        outcomes: set[str] = {rank.outcome for rank in members}
         mean = sum(rank.excess_b_us - rank.excess_a_us for rank in members) / len(members)
-        rows.append(_Row(name, mean, None, None, "mixed" if len(outcomes) > 1 else next(iter(outcomes), "same")))
+        outcome = next((word for word in _OF_HOSTS if word in outcomes), "same")
+        rows.append(_Row(name, mean, None, None, "mixed" if {"worse", "better"} <= outcomes else outcome))
     return rows
 
 
@@ -229,10 +237,18 @@ def _intervals(rows: Sequence[_Row], colors: Palette, title: str) -> go.Figure:
     framed(figure, colors, height=120 + 26 * len(rows))
     legend_above(figure)
     figure.update_xaxes(
-        title_text=f"{title}, {unit}", zeroline=True, zerolinecolor=colors.muted, zerolinewidth=2, rangemode="tozero"
+        title_text=f"{title}, {unit}", zeroline=True, zerolinecolor=colors.muted, zerolinewidth=2, range=_range(rows, size)
     )
     rows_axis(figure, [plotly_text(row.name, _MOST_LETTERS) for row in rows], showgrid=True)
     return figure
+
+
+def _range(rows: Sequence[_Row], size: float) -> tuple[float, float]:
+    """Return the ends of an axis that includes 0, with room for a whole mark at either end."""
+    values = [value / size for row in rows for value in (row.difference, row.low, row.high) if value is not None]
+    low, high = min(0.0, *values), max(0.0, *values)
+    room = 0.04 * (high - low) or 1.0
+    return low - room, high + room
 
 
 def _difference(comparison: Comparison) -> str:

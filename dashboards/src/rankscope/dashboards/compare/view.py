@@ -153,7 +153,8 @@ def _verdicts(result: CompareResult, state: PageState) -> list[Block]:
                     Inline(
                         [badge(LABELS[one.outcome], tone=TONES[one.outcome]), Span(f"{one.b} against {one.a}", style="sides")]
                     ),
-                    Heading(one.summary, 2, "sentence small"),
+                    Heading(one.sentence, 2, "sentence small"),
+                    *([Text(one.details)] if one.details else []),
                     *([Text(f"Also different: {'; '.join(one.differs)}", "help")] if one.differs else []),
                 ]
             )

@@ -62,11 +62,13 @@ def compare_pair(a: Usable, b: Usable, *, min_change: float) -> Comparison:
     ]
     found = rank_shifts(a, b, ranks, work=(work_a, work_b), level=levels.ranks, matters=min_change * step_us)
     hosts = slower_hosts(found)
+    sentence, summary = summarise(a, b, step, quantities, ranks=found, hosts=hosts, per=per, min_change=min_change)
     return Comparison(
         a=a.label,
         b=b.label,
         outcome=step.outcome,
-        summary=summarise(a, b, step, quantities, ranks=found, hosts=hosts, per=per, min_change=min_change),
+        sentence=sentence,
+        summary=summary,
         per=per,
         basis=basis,
         quantities=quantities,

@@ -47,13 +47,13 @@ _SECTIONS: Final[dict[Role, str]] = {
 
 def render_compare(result: CompareResult, *, width: int = 100, color: bool = False) -> str:
     """Render the answer, the sides, the tables and the method, in lines of at most ``width`` columns (tables need 80)."""
-    blocks = [_answer(one.outcome, one.summary, width, color) for one in result.comparisons[:1]]
+    blocks = [_answer(one.outcome, one.sentence, one.details, width, color) for one in result.comparisons[:1]]
     if result.scaling is not None:
-        blocks.append(_answer(None, result.scaling.summary, width, color))
+        blocks.append(_answer(None, result.scaling.summary, "", width, color))
     blocks.append(_sides(result.sides, width))
     for number, one in enumerate(result.comparisons):
         if number:
-            blocks.append(_answer(one.outcome, one.summary, width, color))
+            blocks.append(_answer(one.outcome, one.sentence, one.details, width, color))
         blocks += _details(one, width)
     if result.scaling is not None:
         blocks += [_scaling_table(result.scaling, width), _loss_table(result.scaling)]
@@ -61,11 +61,11 @@ def render_compare(result: CompareResult, *, width: int = 100, color: bool = Fal
     return "\n\n".join(block for block in blocks if block)
 
 
-def _answer(outcome: Outcome | None, summary: str, width: int, color: bool) -> str:
+def _answer(outcome: Outcome | None, sentence: str, details: str, width: int, color: bool) -> str:
     word = "SCALING" if outcome is None else _word(outcome).upper()
     if color:
         word = colored(word, CYAN if outcome is None else _COLORS.get(outcome, CYAN))
-    return "\n".join([word, *_wrapped(summary, width)])
+    return "\n".join([word, *_wrapped(sentence, width), *(_wrapped(details, width) if details else [])])
 
 
 def _wrapped(text: str, width: int, *, hanging: str = "") -> list[str]:
