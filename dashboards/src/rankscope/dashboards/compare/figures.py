@@ -223,6 +223,7 @@ def _intervals(rows: Sequence[_Row], colors: Palette, title: str) -> go.Figure:
             marker={"size": 11, "color": looks.get(group, colors.muted), "symbol": _SYMBOLS[group]},
             error_x={
                 "type": "data",
+                "visible": any(row.low is not None for row in chosen),
                 "symmetric": False,
                 "array": [None if row.high is None else (row.high - row.difference) / size for row in chosen],
                 "arrayminus": [None if row.low is None else (row.difference - row.low) / size for row in chosen],
@@ -234,7 +235,7 @@ def _intervals(rows: Sequence[_Row], colors: Palette, title: str) -> go.Figure:
             hovertemplate=f"<b>%{{customdata[0]}}</b><br>%{{x:+,.4g}} {unit}, %{{customdata[1]}}"
             "<br>%{customdata[2]}<extra></extra>",
         )
-    framed(figure, colors, height=120 + 26 * len(rows))
+    framed(figure, colors, height=140 + 26 * len(rows))
     legend_above(figure)
     figure.update_xaxes(
         title_text=f"{title}, {unit}", zeroline=True, zerolinecolor=colors.muted, zerolinewidth=2, range=_range(rows, size)
@@ -253,11 +254,14 @@ def _range(rows: Sequence[_Row], size: float) -> tuple[float, float]:
 
 def _difference(comparison: Comparison) -> str:
     b, a = (plotly_text(name, _MOST_LETTERS) for name in (comparison.b, comparison.a))
-    return f"{b} minus {a}, per {comparison.per}"
+    return f"{b}<br>minus {a}, per {comparison.per}"  # on two lines, since a narrow screen has no room for two names
 
 
-def steps_overlay(lines: Sequence[tuple[str, Trend]], colors: Palette) -> Drawn:
-    """Draw the step time of the median rank over the steps, one line per run, each with its longest steps as dots above."""
+def steps_overlay(lines: Sequence[tuple[str, Trend]], colors: Palette, *, at: int | None = None) -> Drawn:
+    """Draw the step time of the median rank over the steps, one line per run, each with its longest steps as dots above.
+
+    A dashed line marks the step ``at``, which divides a run.
+    """
     known = [(name, trend, course_of(trend, 0, len(trend.steps))) for name, trend in lines if len(trend.steps)]
     known = [row for row in known if np.isfinite(row[2].longest_us).any()]
     if not known:
@@ -283,6 +287,8 @@ def steps_overlay(lines: Sequence[tuple[str, Trend]], colors: Palette) -> Drawn:
             )  # fmt: skip
     framed(figure, colors, height=340)
     legend_above(figure)
+    if at is not None:
+        figure.add_vline(x=at, line={"color": colors.emphasis, "width": 1, "dash": "dash"})
     figure.update_xaxes(title_text="step", showgrid=False, zeroline=False)
     figure.update_yaxes(title_text=unit, rangemode="tozero", zeroline=False)
     rows = [

@@ -74,7 +74,7 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
                     name="compare-course",
                     reads=("runs", "at"),
                     label="Lines of the step time over the steps, one per run",
-                    draw=lambda colors: steps_overlay(_courses(source, result), colors),
+                    draw=lambda colors: steps_overlay(_courses(source, result), colors, at=state.at),
                     height=340,
                 ),
             ],
@@ -150,9 +150,7 @@ def _verdicts(result: CompareResult, state: PageState) -> list[Block]:
         parts.append(
             Group(
                 [
-                    Inline(
-                        [badge(LABELS[one.outcome], tone=TONES[one.outcome]), Span(f"{one.b} against {one.a}", style="sides")]
-                    ),
+                    Inline([badge(LABELS[one.outcome], tone=TONES[one.outcome]), Span(_subject(one, result), style="sides")]),
                     Heading(one.sentence, 2, "sentence small"),
                     *([Text(one.details)] if one.details else []),
                     *([Text(f"Also different: {'; '.join(one.differs)}", "help")] if one.differs else []),
@@ -170,6 +168,14 @@ def _verdicts(result: CompareResult, state: PageState) -> list[Block]:
         )
     )
     return parts
+
+
+def _subject(comparison: Comparison, result: CompareResult) -> str:
+    text = f"{comparison.b} against {comparison.a}"
+    if result.mode != "before_after":
+        return text
+    side = result.sides[-1]
+    return f"{side.name}: {text} step {side.steps[0]:,}"
 
 
 def _sides(result: CompareResult) -> Block:
