@@ -22,7 +22,8 @@ def register(app: Dash) -> None:
             State(identity("grid", name), "id"),
         )
 
-    @app.callback(Output("runs-compare", "children"), Input(identity("grid", "runs"), "selectedRows"), prevent_initial_call=True)
+    # Also called for a new list: the browser may have marks of an earlier visit, which change nothing after that.
+    @app.callback(Output("runs-compare", "children"), Input(identity("grid", "runs"), "selectedRows"))
     def link_comparison(marked: Any) -> Any:
         """Link the comparison of the marked runs, in the order in which they were marked."""
         if not isinstance(marked, list):
