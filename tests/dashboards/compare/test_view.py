@@ -131,6 +131,8 @@ def test_runs_of_two_sizes_are_judged_by_their_scaling(source: DiskRuns) -> None
 
 def test_one_run_is_compared_before_and_after_a_step(source: DiskRuns) -> None:
     page = said(source, "?runs=sound&at=60")
+    parts, _ = draw_at(source, "/compare", "compare-parts", "?runs=sound&at=60")
+    assert "after minus before" in parts.figure.layout.xaxis.title.text
     assert "monday: after against before step 60" in page
     course, _ = draw_at(source, "/compare", "compare-course", "?runs=sound&at=60")
     assert [shape.x0 for shape in course.figure.layout.shapes] == [60]

@@ -36,6 +36,10 @@ _OF_HOSTS: Final = ("mixed", "worse", "better", "undecided", "insufficient_data"
 SHOWN: Final = 40
 """Maximum number of rows in a figure. Its table has all of them."""
 _LEGEND_LETTERS: Final = 80
+_SHORT_NAMES: Final = 12
+"""Length of two names together up to which they are on one line in the title of an axis."""
+_TITLE_LETTERS: Final = 26
+"""Maximum length of a name in the title of an axis."""
 _MOST_LETTERS: Final = 36
 """Maximum length of a name at an axis or in a legend. The hover text or the table has all of it."""
 
@@ -253,8 +257,10 @@ def _range(rows: Sequence[_Row], size: float) -> tuple[float, float]:
 
 
 def _difference(comparison: Comparison) -> str:
-    b, a = (plotly_text(name, _MOST_LETTERS) for name in (comparison.b, comparison.a))
-    return f"{b}<br>minus {a}, per {comparison.per}"  # on two lines, since a narrow screen has no room for two names
+    b, a = (plotly_text(name, _TITLE_LETTERS) for name in (comparison.b, comparison.a))
+    # A narrow screen has no room for two names beside each other.
+    between = " " if len(comparison.a) + len(comparison.b) <= _SHORT_NAMES else "<br>"
+    return f"{b}{between}minus {a}, per {comparison.per}"
 
 
 def steps_overlay(lines: Sequence[tuple[str, Trend]], colors: Palette, *, at: int | None = None) -> Drawn:
