@@ -22,6 +22,7 @@ from rankscope.analysis.perfetto import export, run_source
 from rankscope.analysis.perfetto.result import ExportResult
 from rankscope.runs.paths import attempt_dir, rank_dir, segment
 from rankscope.runs.records import AttemptInfo, PhaseTimes, RankInfo, RunInfo, StepRecord
+from rankscope.runs.run_files import list_run_folder
 from rankscope.runs.small_files import create_attempt, create_run, write_record
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -263,7 +264,7 @@ def test_a_rank_of_whose_raw_traces_nothing_can_be_seen_is_exported_without_them
     # given a folder of raw traces that no user may list
     closed = rank_dir(recorded, 0, 1) / "traces"
     closed.mkdir()
-    monkeypatch.setattr(run_source, "list_run_folder", refusing(run_source.list_run_folder, closed))
+    monkeypatch.setattr(run_source, "list_run_folder", refusing(list_run_folder, closed))
     done = cli("export", recorded, "--perfetto", tmp_path / "out.json")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"Left out: {closed}: Permission denied." in " ".join(done.stdout.split())
