@@ -142,6 +142,18 @@ def test_rare_slow_steps_show_in_the_average_and_not_in_the_typical_step() -> No
     assert average.difference == pytest.approx(5, abs=0.3)
 
 
+def test_a_run_has_the_same_typical_step_in_every_comparison() -> None:
+    # given a baseline with skewed noise, and runs whose length and lasting noise lead to blocks of other lengths
+    rng = np.random.default_rng(6)
+    baseline = 100 + rng.exponential(10, 600)
+    others = [100 + 10 * lasting_noise(rng, (count,), phi) for count, phi in ((60, 0.0), (600, 0.0), (600, 0.9))]
+    # when each is compared with it
+    found = [difference(baseline, other) for other in others]
+    # then the typical step of the baseline is its median each time
+    assert [one.a for one in found if one is not None] == [np.median(baseline)] * len(others)
+    assert all(one.low <= one.difference <= one.high for one in found if one is not None)
+
+
 series = st.integers(0, 10**6).map(np.random.default_rng)
 
 

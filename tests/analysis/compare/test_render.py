@@ -33,6 +33,7 @@ SIDE = Side(
     left_out={"warm_up": 5, "profiled": 5},
     simulated=False,
     step_us=104_000.0,
+    typical_us=103_000.0,
     samples_per_step=32.0,
     tokens_per_step=None,
     samples_per_s=307.0,
@@ -92,6 +93,17 @@ def test_a_run_cannot_send_escape_sequences() -> None:
     assert "\N{REPLACEMENT CHARACTER}[31mn9" in text
 
 
+def test_names_of_runs_are_above_the_columns_at_any_width() -> None:
+    names = "a-very-long-name-of-a-run-1", "a-very-long-name-of-a-\x1b[31m-2"
+    sides = [usable(run.recording(), name) for run, name in zip((MadeUp(seed=1), SLOW), names, strict=True)]
+    whole = msgspec.structs.replace(result(SLOW), comparisons=[compare_pair(*sides, min_change=MIN_CHANGE)])
+    text = render_compare(whole, width=80)
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    header = next(line for line in text.splitlines() if line.startswith(" ") and "change" in line)
+    assert header.split()[:2] == ["a-ver…-run-1", "a-ver…[31m-2"]
+
+
 def test_colours_are_for_terminals() -> None:
     assert render_compare(result(SLOW), color=True).startswith("\x1b[1;31mWORSE\x1b[0m\n")
     assert "\x1b" not in render_compare(result(SLOW), color=False)
@@ -99,7 +111,7 @@ def test_colours_are_for_terminals() -> None:
 
 def test_too_little_data_still_shows_the_numbers() -> None:
     text = render_compare(result(MadeUp(seed=2, steps=12)))
-    assert text.startswith("INSUFFICIENT DATA\nNot enough data to compare B with A")
+    assert text.startswith("NOT ENOUGH DATA\nNot enough data to compare B with A")
     row = next(line for line in text.splitlines() if line.startswith("average step"))
     assert row.endswith("not enough data")
     assert " ms" in row

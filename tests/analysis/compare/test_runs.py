@@ -347,6 +347,7 @@ def test_the_last_attempt_is_compared_unless_another_is_named(synthetic: Synthet
     result = compare([run / "attempts" / "000", run])
     # then
     assert [side.attempt for side in result.sides] == [0, 1]
+    assert [side.label for side in result.sides] == ["synthetic in attempt 0", "synthetic in attempt 1"]
     assert result.comparisons[0].outcome == "worse"
     assert result.sides[1].warnings == ["the last of 2 attempts (number 1) is compared"]
     with pytest.raises(InputError, match="the same run as"):
@@ -401,7 +402,9 @@ def test_records_without_sense_are_left_out(synthetic: Synthetic) -> None:
 def test_several_runs_of_one_world_size_are_each_compared_with_the_first(synthetic: Synthetic) -> None:
     runs = [synthetic(name, seed=seed, steps=90).write() for seed, name in enumerate("abc")]
     result = compare(runs)
-    assert [(one.a, one.b) for one in result.comparisons] == [("A", "B"), ("A", "C")]
+    names = [side.label for side in result.sides]
+    assert names == [f"synthetic in {run.name}" for run in runs]
+    assert [(one.a, one.b) for one in result.comparisons] == [(names[0], names[1]), (names[0], names[2])]
     assert result.scaling is None
 
 

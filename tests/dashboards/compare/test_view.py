@@ -104,6 +104,24 @@ def test_a_swapped_node_is_named_with_the_one_it_replaced() -> None:
     assert [(row.name, row.difference, row.outcome) for row in rows] == [("n9 (before n1)", 3.0, "worse"), ("n2", 0.0, "same")]
 
 
+@pytest.mark.parametrize("by", ["host", "rank"])
+def test_changes_of_hosts_without_enough_data_are_not_called_the_same(source: DiskRuns, by: str) -> None:
+    drawn, _ = draw_at(source, "/compare", "compare-ranks", f"?runs=slow,short&by={by}")
+    assert {trace.name for trace in drawn.figure.data} == {"not enough data"}
+    assert "Not enough data" in drawn.says
+    assert not any(trace.error_x.visible for trace in drawn.figure.data), "a mark without an interval has no whisker"
+
+
+def test_the_headline_is_one_sentence_and_marks_at_zero_are_whole(source: DiskRuns) -> None:
+    comparison = source.compared(("sound", "slow"), None).result.comparisons[0]
+    assert comparison.summary == f"{comparison.sentence} {comparison.details}"
+    assert "Rank 2" in comparison.details
+    assert "Rank 2" not in comparison.sentence
+    drawn = part_differences(comparison, palette("light"))
+    low, high = drawn.figure.layout.xaxis.range
+    assert low < 0 < high
+
+
 def test_runs_of_two_sizes_are_judged_by_their_scaling(source: DiskRuns) -> None:
     page = said(source, "?runs=sound,large")
     assert "ranks" in page
@@ -113,7 +131,11 @@ def test_runs_of_two_sizes_are_judged_by_their_scaling(source: DiskRuns) -> None
 
 def test_one_run_is_compared_before_and_after_a_step(source: DiskRuns) -> None:
     page = said(source, "?runs=sound&at=60")
-    assert "after against before" in page
+    parts, _ = draw_at(source, "/compare", "compare-parts", "?runs=sound&at=60")
+    assert "after minus before" in parts.figure.layout.xaxis.title.text
+    assert "monday: after against before step 60" in page
+    course, _ = draw_at(source, "/compare", "compare-course", "?runs=sound&at=60")
+    assert [shape.x0 for shape in course.figure.layout.shapes] == [60]
     assert "step 600 does not divide it" in said(source, "?runs=sound&at=600")
 
 
@@ -132,7 +154,7 @@ def test_of_several_comparisons_the_chosen_one_is_drawn_and_all_are_in_a_table(s
     for expected in ("short against monday", "tuesday", "Not enough data", "Worse", "pair=tuesday"):
         assert expected in page, expected
     first, _ = draw_at(source, "/compare", "compare-parts", search)
-    assert "tuesday minus monday" in first.figure.layout.xaxis.title.text
+    assert "tuesday<br>minus monday" in first.figure.layout.xaxis.title.text
     chosen, _ = draw_at(source, "/compare", "compare-parts", f"{search}&pair=short")
     assert chosen.says != first.says
 

@@ -31,9 +31,15 @@ _SYMBOLS: Final = {
     "worse": "triangle-right", "better": "triangle-left", "mixed": "diamond-open", "same": "circle-open",
     "undecided": "circle-dot", "untested": "x-thin-open", "insufficient_data": "x-thin-open",
 }  # fmt: skip
+_OF_HOSTS: Final = ("mixed", "worse", "better", "undecided", "insufficient_data")
+"""Outcomes of a rank that become that of its host, the first that any has."""
 SHOWN: Final = 40
 """Maximum number of rows in a figure. Its table has all of them."""
 _LEGEND_LETTERS: Final = 80
+_SHORT_NAMES: Final = 12
+"""Length of two names together up to which they are on one line in the title of an axis."""
+_TITLE_LETTERS: Final = 26
+"""Maximum length of a name in the title of an axis."""
 _MOST_LETTERS: Final = 36
 """Maximum length of a name at an axis or in a legend. The hover text or the table has all of it."""
 
@@ -138,11 +144,16 @@ def rank_changes(comparison: Comparison, sides: Sequence[Side], colors: Palette,
     worse = [row.name for row in rows if row.outcome == "worse"]
     more = f" The {SHOWN} that changed most of {len(rows):,} are drawn." if len(rows) > SHOWN else ""
     says = f"Slower than before, against their peers: {', '.join(worse[:8]) or 'none'}.{more}"
+    if all(row.outcome == "insufficient_data" for row in rows):
+        says = f"Not enough data to test what changed.{more}"
     return Drawn(figure, _ranks_table(comparison), says)
 
 
 def host_rows(ranks: Sequence[RankShift]) -> list[_Row]:
-    """Return the mean change of each host's ranks. A host is worse if a rank became worse and none better, and vice versa."""
+    """Return the mean change of each host's ranks.
+
+    A host is worse if a rank became worse and none better, and vice versa. It is the same only if all its ranks are.
+    """
     hosts: dict[str, list[RankShift]] = {}
     for rank in ranks:
         name = rank.host_b or "host not known"
@@ -151,9 +162,10 @@ def host_rows(ranks: Sequence[RankShift]) -> list[_Row]:
         hosts.setdefault(name, []).append(rank)
     rows = []
     for name, members in hosts.items():
-        outcomes = {rank.outcome for rank in members} & {"worse", "better"}
+        outcomes: set[str] = {rank.outcome for rank in members}
         mean = sum(rank.excess_b_us - rank.excess_a_us for rank in members) / len(members)
-        rows.append(_Row(name, mean, None, None, "mixed" if len(outcomes) > 1 else next(iter(outcomes), "same")))
+        outcome = next((word for word in _OF_HOSTS if word in outcomes), "same")
+        rows.append(_Row(name, mean, None, None, "mixed" if {"worse", "better"} <= outcomes else outcome))
     return rows
 
 
@@ -215,6 +227,7 @@ def _intervals(rows: Sequence[_Row], colors: Palette, title: str) -> go.Figure:
             marker={"size": 11, "color": looks.get(group, colors.muted), "symbol": _SYMBOLS[group]},
             error_x={
                 "type": "data",
+                "visible": any(row.low is not None for row in chosen),
                 "symmetric": False,
                 "array": [None if row.high is None else (row.high - row.difference) / size for row in chosen],
                 "arrayminus": [None if row.low is None else (row.difference - row.low) / size for row in chosen],
@@ -226,22 +239,35 @@ def _intervals(rows: Sequence[_Row], colors: Palette, title: str) -> go.Figure:
             hovertemplate=f"<b>%{{customdata[0]}}</b><br>%{{x:+,.4g}} {unit}, %{{customdata[1]}}"
             "<br>%{customdata[2]}<extra></extra>",
         )
-    framed(figure, colors, height=120 + 26 * len(rows))
+    framed(figure, colors, height=140 + 26 * len(rows))
     legend_above(figure)
     figure.update_xaxes(
-        title_text=f"{title}, {unit}", zeroline=True, zerolinecolor=colors.muted, zerolinewidth=2, rangemode="tozero"
+        title_text=f"{title}, {unit}", zeroline=True, zerolinecolor=colors.muted, zerolinewidth=2, range=_range(rows, size)
     )
     rows_axis(figure, [plotly_text(row.name, _MOST_LETTERS) for row in rows], showgrid=True)
     return figure
 
 
+def _range(rows: Sequence[_Row], size: float) -> tuple[float, float]:
+    """Return the ends of an axis that includes 0, with room for a whole mark at either end."""
+    values = [value / size for row in rows for value in (row.difference, row.low, row.high) if value is not None]
+    low, high = min(0.0, *values), max(0.0, *values)
+    room = 0.04 * (high - low) or 1.0
+    return low - room, high + room
+
+
 def _difference(comparison: Comparison) -> str:
-    b, a = (plotly_text(name, _MOST_LETTERS) for name in (comparison.b, comparison.a))
-    return f"{b} minus {a}, per {comparison.per}"
+    b, a = (plotly_text(name, _TITLE_LETTERS) for name in (comparison.b, comparison.a))
+    # A narrow screen has no room for two names beside each other.
+    between = " " if len(comparison.a) + len(comparison.b) <= _SHORT_NAMES else "<br>"
+    return f"{b}{between}minus {a}, per {comparison.per}"
 
 
-def steps_overlay(lines: Sequence[tuple[str, Trend]], colors: Palette) -> Drawn:
-    """Draw the step time of the median rank over the steps, one line per run, each with its longest steps as dots above."""
+def steps_overlay(lines: Sequence[tuple[str, Trend]], colors: Palette, *, at: int | None = None) -> Drawn:
+    """Draw the step time of the median rank over the steps, one line per run, each with its longest steps as dots above.
+
+    A dashed line marks the step ``at``, which divides a run.
+    """
     known = [(name, trend, course_of(trend, 0, len(trend.steps))) for name, trend in lines if len(trend.steps)]
     known = [row for row in known if np.isfinite(row[2].longest_us).any()]
     if not known:
@@ -267,6 +293,8 @@ def steps_overlay(lines: Sequence[tuple[str, Trend]], colors: Palette) -> Drawn:
             )  # fmt: skip
     framed(figure, colors, height=340)
     legend_above(figure)
+    if at is not None:
+        figure.add_vline(x=at, line={"color": colors.emphasis, "width": 1, "dash": "dash"})
     figure.update_xaxes(title_text="step", showgrid=False, zeroline=False)
     figure.update_yaxes(title_text=unit, rangemode="tozero", zeroline=False)
     rows = [

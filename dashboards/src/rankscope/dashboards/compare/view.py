@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from shlex import quote
 from typing import Final
@@ -56,7 +55,7 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
             name="sides",
             title="What is compared",
             help="The first run is the baseline.",
-            blocks=[_sides(result.sides)],
+            blocks=[_sides(result)],
         ),
         Section(
             name="distribution",
@@ -75,7 +74,7 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
                     name="compare-course",
                     reads=("runs", "at"),
                     label="Lines of the step time over the steps, one per run",
-                    draw=lambda colors: steps_overlay(_courses(source, result), colors),
+                    draw=lambda colors: steps_overlay(_courses(source, result), colors, at=state.at),
                     height=340,
                 ),
             ],
@@ -119,7 +118,7 @@ def _chosen(result: CompareResult, state: PageState) -> Comparison:
 
 def _all(result: CompareResult) -> Block:
     """Return a table of all comparisons."""
-    steps = {side.label: side.step_us for side in result.sides}
+    steps = {side.label: side.typical_us for side in result.sides}
     rows: list[tuple[Line, ...]] = [
         (
             named_link(one.b, _address(result, one)),
@@ -129,7 +128,9 @@ def _all(result: CompareResult) -> Block:
         for one in result.comparisons
     ]
     baseline = result.comparisons[0].a
-    return Rows((("Run", "names"), ("Result", ""), (f"Step of {baseline}", "number"), ("Its step", "number")), rows)
+    return Rows(
+        (("Run", "names"), ("Result", ""), (f"Typical step of {baseline}", "number"), ("Its typical step", "number")), rows
+    )
 
 
 def _address(result: CompareResult, comparison: Comparison) -> str:
@@ -149,10 +150,9 @@ def _verdicts(result: CompareResult, state: PageState) -> list[Block]:
         parts.append(
             Group(
                 [
-                    Inline(
-                        [badge(LABELS[one.outcome], tone=TONES[one.outcome]), Span(f"{one.b} against {one.a}", style="sides")]
-                    ),
-                    Heading(one.summary, 2, "sentence small"),
+                    Inline([badge(LABELS[one.outcome], tone=TONES[one.outcome]), Span(_subject(one, result), style="sides")]),
+                    Heading(one.sentence, 2, "sentence small"),
+                    *([Text(one.details)] if one.details else []),
                     *([Text(f"Also different: {'; '.join(one.differs)}", "help")] if one.differs else []),
                 ]
             )
@@ -170,22 +170,30 @@ def _verdicts(result: CompareResult, state: PageState) -> list[Block]:
     return parts
 
 
-def _sides(sides: Sequence[Side]) -> Block:
+def _subject(comparison: Comparison, result: CompareResult) -> str:
+    text = f"{comparison.b} against {comparison.a}"
+    if result.mode != "before_after":
+        return text
+    side = result.sides[-1]
+    return f"{side.name}: {text} step {side.steps[0]:,}"
+
+
+def _sides(result: CompareResult) -> Block:
     columns = (
-        ("Side", "names"), ("Ranks", "number"), ("Steps compared", "number"), ("Mean step", "number"), ("Throughput", "number"),
-        ("Left out, missing", "names"),
+        ("Side", "names"), ("Ranks", "number"), ("Steps compared", "number"), ("Typical step", "number"), ("Mean step", "number"),
+        ("Throughput", "number"), ("Left out, missing", "names"),
     )  # fmt: skip
-    return Rows(columns, [_side(side) for side in sides])
+    return Rows(columns, [_side(side, divided=result.mode == "before_after") for side in result.sides])
 
 
-def _side(side: Side) -> tuple[Line, ...]:
-    name = named_link(side.name if side.label in ("before", "after") else side.label, run_path(side.run_id))
+def _side(side: Side, *, divided: bool) -> tuple[Line, ...]:
+    name = named_link(side.name if divided else side.label, run_path(side.run_id))
     left = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in side.left_out.items() if count]
     return (
-        [Span(f"{side.label} ", "strong"), name] if side.label in ("before", "after") else name,
+        [Span(f"{side.label} ", "strong"), name] if divided else name,
         f"{side.ranks:,} of {side.world_size:,}",
         f"{side.used_steps:,} ({side.steps[0]:,} to {side.steps[1] - 1:,})",
-        "-" if side.step_us is None else duration(side.step_us),
+        *("-" if us is None else duration(us) for us in (side.typical_us, side.step_us)),
         _throughput(side),
         "; ".join([*left, *side.warnings]) or "nothing",
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.compare.judging import CONFIDENCE, METHOD
-from rankscope.analysis.compare.pair import compare_pair, per_second, step_time
+from rankscope.analysis.compare.pair import compare_pair, per_second, step_time, typical_step_time
 from rankscope.analysis.compare.recording import Recording, read_recording
 from rankscope.analysis.compare.result import CompareResult, Mode, Side
 from rankscope.analysis.compare.scaling import scaling
@@ -18,9 +20,13 @@ from rankscope.analysis.compare.usable import Usable, cost_per_million, priced, 
 from rankscope.analysis.evidence.chosen_steps import ALL_STEPS, StepRange
 from rankscope.analysis.result.analysis import Cost
 from rankscope.base.errors import InputError
+from rankscope.base.text import shortened
 
 MIN_CHANGE: Final = 0.01
 """Default of the smallest change that matters, as a fraction of the step time."""
+
+_LONGEST_NAME: Final = 36
+"""Maximum length of a run's name in a label."""
 
 
 def compare(
@@ -51,17 +57,17 @@ def read_sides(
     steps: StepRange = ALL_STEPS,
     read: Callable[[Path], Recording] = read_recording,
 ) -> list[Usable]:
-    """Read the sides of a comparison from disk; see ``compare``."""
+    """Read the sides of a comparison from disk, labelled with the names of their runs; see ``compare``."""
     sides: list[Usable] = []
-    for number, path in enumerate(paths):
+    for path in paths:
         recording = _read(path, read, sides)
         chosen = steps.cut(recording.table, path).steps
         if at is not None:
             return _split(recording, at, chosen)
         # Reduced before the next one is read: two large runs would not fit into memory.
         # Warm-up is that of the run, so the whole table is handed on.
-        sides.append(usable(recording, _label(number), first=int(chosen[0]), end=int(chosen[-1]) + 1))
-    return sides
+        sides.append(usable(recording, _name(recording), first=int(chosen[0]), end=int(chosen[-1]) + 1))
+    return _named_apart(sides)
 
 
 def compare_sides(sides: Sequence[Usable], *, min_change: float = MIN_CHANGE, gpu_hour: Cost | None = None) -> CompareResult:
@@ -101,8 +107,28 @@ def _split(recording: Recording, at: int, chosen: NDArray[np.int64]) -> list[Usa
     return [usable(recording, "before", first=first, end=at), usable(recording, "after", first=at, end=last + 1)]
 
 
-def _label(number: int) -> str:
-    return chr(ord("A") + number) if number < 26 else str(number + 1)
+def _named_apart(sides: Sequence[Usable]) -> list[Usable]:
+    """Return the sides with different labels: runs of one name have their folder or attempt in it, else their number."""
+    names = Counter(side.label for side in sides)
+    labels = []
+    for side in sides:
+        name = shortened(side.label, _LONGEST_NAME)
+        labels.append(f"{name} in {_place(side.recording, sides)}" if names[side.label] > 1 else name)
+    counts = Counter(labels)
+    return [
+        replace(side, label=label if counts[label] == 1 else f"{label} ({number})")
+        for number, (side, label) in enumerate(zip(sides, labels, strict=True), 1)
+    ]
+
+
+def _name(recording: Recording) -> str:
+    return recording.info.name.strip() or Path(recording.path).name
+
+
+def _place(recording: Recording, sides: Sequence[Usable]) -> str:
+    """Return the folder of a run, or its attempt if several attempts of the run are compared."""
+    attempts = sum(side.recording.info.run_id == recording.info.run_id for side in sides)
+    return f"attempt {recording.attempt}" if attempts > 1 else shortened(Path(recording.path).name, _LONGEST_NAME)
 
 
 def _side(side: Usable, gpu_hour: Cost | None) -> Side:
@@ -125,6 +151,7 @@ def _side(side: Usable, gpu_hour: Cost | None) -> Side:
         left_out=side.left_out,
         simulated=recording.info.simulated,
         step_us=step_time(side),
+        typical_us=typical_step_time(side),
         samples_per_step=side.work["samples"],
         tokens_per_step=side.work["tokens"],
         samples_per_s=per_s["samples"],

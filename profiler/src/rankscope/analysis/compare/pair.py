@@ -62,11 +62,13 @@ def compare_pair(a: Usable, b: Usable, *, min_change: float) -> Comparison:
     ]
     found = rank_shifts(a, b, ranks, work=(work_a, work_b), level=levels.ranks, matters=min_change * step_us)
     hosts = slower_hosts(found)
+    sentence, summary = summarise(a, b, step, quantities, ranks=found, hosts=hosts, per=per, min_change=min_change)
     return Comparison(
         a=a.label,
         b=b.label,
         outcome=step.outcome,
-        summary=summarise(a, b, step, quantities, ranks=found, hosts=hosts, per=per, min_change=min_change),
+        sentence=sentence,
+        summary=summary,
         per=per,
         basis=basis,
         quantities=quantities,
@@ -149,6 +151,11 @@ def per_second(side: Usable, unit: WorkName) -> float | None:
 def step_time(side: Usable) -> float | None:
     """Return the mean step time in microseconds over ranks and steps; ``None`` without a usable step."""
     return float(side.walls.mean()) if len(side.walls) else None
+
+
+def typical_step_time(side: Usable) -> float | None:
+    """Return the median step time in microseconds, of the mean over the ranks; ``None`` without a usable step."""
+    return float(np.median(side.walls)) if len(side.walls) else None
 
 
 def differs(a: Usable, b: Usable) -> list[str]:

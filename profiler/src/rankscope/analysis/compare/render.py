@@ -25,6 +25,8 @@ from rankscope.base.text import printable
 
 _SHOWN_RANKS: Final = 8
 _DISPENSABLE_OF_RANKS: Final = ("host", "own time")
+_LONGEST_COLUMN: Final = 12
+"""Maximum length of a name above a column."""
 _DISPENSABLE: Final = ("between", "of the step")
 """Columns that are dropped on a narrow terminal, in this order."""
 _COLORS: Final[dict[Outcome, str]] = {
@@ -45,13 +47,13 @@ _SECTIONS: Final[dict[Role, str]] = {
 
 def render_compare(result: CompareResult, *, width: int = 100, color: bool = False) -> str:
     """Render the answer, the sides, the tables and the method, in lines of at most ``width`` columns (tables need 80)."""
-    blocks = [_answer(one.outcome, one.summary, width, color) for one in result.comparisons[:1]]
+    blocks = [_answer(one.outcome, one.sentence, one.details, width, color) for one in result.comparisons[:1]]
     if result.scaling is not None:
-        blocks.append(_answer(None, result.scaling.summary, width, color))
+        blocks.append(_answer(None, result.scaling.summary, "", width, color))
     blocks.append(_sides(result.sides, width))
     for number, one in enumerate(result.comparisons):
         if number:
-            blocks.append(_answer(one.outcome, one.summary, width, color))
+            blocks.append(_answer(one.outcome, one.sentence, one.details, width, color))
         blocks += _details(one, width)
     if result.scaling is not None:
         blocks += [_scaling_table(result.scaling, width), _loss_table(result.scaling)]
@@ -59,11 +61,11 @@ def render_compare(result: CompareResult, *, width: int = 100, color: bool = Fal
     return "\n\n".join(block for block in blocks if block)
 
 
-def _answer(outcome: Outcome | None, summary: str, width: int, color: bool) -> str:
-    word = "SCALING" if outcome is None else outcome.replace("_", " ").upper()
+def _answer(outcome: Outcome | None, sentence: str, details: str, width: int, color: bool) -> str:
+    word = "SCALING" if outcome is None else _word(outcome).upper()
     if color:
         word = colored(word, CYAN if outcome is None else _COLORS.get(outcome, CYAN))
-    return "\n".join([word, *_wrapped(summary, width)])
+    return "\n".join([word, *_wrapped(sentence, width), *(_wrapped(details, width) if details else [])])
 
 
 def _wrapped(text: str, width: int, *, hanging: str = "") -> list[str]:
@@ -101,7 +103,7 @@ def _details(one: Comparison, width: int) -> list[str]:
 
 def _table(one: Comparison, width: int) -> str:
     step = next(quantity for quantity in one.quantities if quantity.role == "step")
-    rows = [["", one.a, one.b, "change", "of the step", "between", ""], *_step_rows(step, one.per)]
+    rows = [["", _column(one.a), _column(one.b), "change", "of the step", "between", ""], *_step_rows(step, one.per)]
     rows += [_throughput_row(throughput) for throughput in one.throughput]
     titles: dict[int, str] = {}
     # Profiling makes steps slower, so quantities of profiled steps are shares of the mean profiled step.
@@ -118,11 +120,17 @@ def _table(one: Comparison, width: int) -> str:
     return "\n".join(lines)
 
 
+def _column(label: str) -> str:
+    """Return the name of a side above its column, which leaves room for the others; its two ends tell runs apart best."""
+    text = printable(label)
+    return text if len(text) <= _LONGEST_COLUMN else f"{text[: _LONGEST_COLUMN // 2 - 1]}…{text[-_LONGEST_COLUMN // 2 :]}"
+
+
 def _step_rows(step: Quantity, per: str) -> list[list[str]]:
     shifts = [(name, shift) for name, shift in (("typical", step.typical), ("average", step.average)) if shift is not None]
     if not shifts:
         values = [_value(step.a, "us"), _value(step.b, "us"), _change(step.difference, "us")]
-        return [[f"average {per}", *values, UNKNOWN, UNKNOWN, _says(step)]]
+        return [[f"average {per}", *values, UNKNOWN, UNKNOWN, _word(step.outcome)]]
     return [
         [
             f"{name} {per}",
@@ -131,7 +139,7 @@ def _step_rows(step: Quantity, per: str) -> list[list[str]]:
             time(shift.difference, signed=True),
             _percent(shift.relative),
             _interval(shift.relative_low, shift.relative_high),
-            _says(step) if name == "typical" else "",
+            _word(step.outcome) if name == "typical" else "",
         ]
         for name, shift in shifts
     ]
@@ -151,11 +159,11 @@ def _row(quantity: Quantity, step_us: float | None) -> list[str]:
     low = high = None
     if shift is not None and (whole := 1.0 if unit == "ratio" else step_us):
         low, high = shift.low / whole, shift.high / whole
-    return [*cells, _percent(quantity.of_step), _interval(low, high), _says(quantity)]
+    return [*cells, _percent(quantity.of_step), _interval(low, high), _word(quantity.outcome)]
 
 
-def _says(quantity: Quantity) -> str:
-    return "not enough data" if quantity.outcome == "insufficient_data" else quantity.outcome
+def _word(outcome: Outcome) -> str:
+    return "not enough data" if outcome == "insufficient_data" else outcome
 
 
 def _percent(share: float | None) -> str:
@@ -210,7 +218,7 @@ def _scaling_table(scaling: Scaling, width: int) -> str:
     rows = [["", "ranks", f"{unit}/s", "speedup", "linear", "efficiency", "between", "per million"]]
     rows += [
         [
-            row.label,
+            _column(row.label),
             str(row.world_size),
             UNKNOWN if row.per_s is None else f"{row.per_s:,.4g}",
             UNKNOWN if row.speedup is None else f"{row.speedup:.3g}",
@@ -231,7 +239,7 @@ def _loss_table(scaling: Scaling) -> str:
     if not with_losses:
         return ""
     names = {loss.name: loss.label for row in with_losses for loss in row.losses}
-    rows = [["lost, of the rank-time", *(f"{row.label} ({row.world_size})" for row in with_losses)]]
+    rows = [["lost, of the rank-time", *(f"{_column(row.label)} ({row.world_size})" for row in with_losses)]]
     for name, label in names.items():
         shares = [next((loss.share for loss in row.losses if loss.name == name), None) for row in with_losses]
         rows.append([f"  {label}", *(UNKNOWN if share is None else percent(share) for share in shares)])

@@ -131,6 +131,8 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     simulated: bool
     step_us: float | None
     """Mean step time."""
+    typical_us: float | None
+    """Median step time."""
     samples_per_step: float | None
     """Samples per step of the whole job. Ranks known to share samples (tensor, pipeline, context parallel) count once."""
     tokens_per_step: float | None
@@ -149,8 +151,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Labels of the sides."""
     outcome: Outcome
     """Outcome of the step time."""
+    sentence: str
+    """The answer in one sentence."""
     summary: str
-    """Summary for a person."""
+    """Summary for a person, which begins with the sentence."""
     per: Per
     basis: Literal["own", "wall"]
     """Parts of the step. ``own``: own time per phase, waiting and communication. ``wall``: wall time per phase, if waiting is
@@ -163,6 +167,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Hosts of which every rank became slower; a host counts if it has several ranks, but not all."""
     differs: list[str]
     """Other differences between the sides: versions, GPUs, backend, layout."""
+
+    @property
+    def details(self) -> str:
+        """What the summary has beside its sentence."""
+        return self.summary.removeprefix(self.sentence).strip()
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True):

@@ -88,24 +88,29 @@ def compare_blocks(
 
     Blocks that are too short underestimate their noise: its variance is multiplied by the factor ``too_short``.
 
+    The typical step is the median of all steps of a side, so that a run has the same one in every comparison. Its interval
+    includes that of the mean over the blocks' medians: between two states, the median of all steps jumps by chance alone.
+
     The interval of the ratio is that of log(b / a), so that exchanging the sides inverts the ratio exactly.
     """
     if min(len(a), len(b)) < MIN_BLOCKS:
         return None
     of_a, of_b = _per_block(a, statistic), _per_block(b, statistic)
     variance_a, variance_b = (too_short * variance for variance in _variances(of_a, of_b))
-    value_a, value_b = _value(a, of_a, statistic), _value(b, of_b, statistic)
+    value_a, value_b = _value(a, statistic), _value(b, statistic)
     error, df = _welch(variance_a, len(a), variance_b, len(b))
     difference = value_b - value_a
-    t = abs(difference) / error if error > 0 else math.inf if difference else 0.0
+    tested = difference if statistic == "average" else float(of_b.mean() - of_a.mean())
+    nearest = min(abs(difference), abs(tested)) if difference * tested > 0 else 0.0
+    t = nearest / error if error > 0 else math.inf if nearest else 0.0
     reach = t_quantile(level / 2, df)
     return Difference(
         a=value_a,
         b=value_b,
-        low=difference - reach * error,
-        high=difference + reach * error,
-        p_value=2 * t_tail(abs(t), df),
-        detectable=(reach + t_quantile(1 - POWER, df)) * error,
+        low=min(difference, tested) - reach * error,
+        high=max(difference, tested) + reach * error,
+        p_value=2 * t_tail(t, df),
+        detectable=(reach + t_quantile(1 - POWER, df)) * error + abs(difference - tested),
         ratio=_ratio(value_a, variance_a, value_b, variance_b, reach),
     )
 
@@ -116,9 +121,10 @@ def _per_block(blocks: Sequence[Series], statistic: Statistic) -> Series:
     return np.concatenate([of_each(np.stack(list(alike)), axis=1) for _, alike in groupby(blocks, len)])
 
 
-def _value(blocks: Sequence[Series], per_block: Series, statistic: Statistic) -> float:
-    # Blocks differ in length by a step: the means of a step's parts add up only for the mean over all steps.
-    return float(per_block.mean() if statistic == "typical" else np.concatenate(blocks).mean())
+def _value(blocks: Sequence[Series], statistic: Statistic) -> float:
+    """Return the statistic of all steps of a side, which depends neither on the blocks nor on the other side."""
+    values = np.concatenate(blocks)
+    return float(np.median(values) if statistic == "typical" else values.mean())
 
 
 def _variances(a: Series, b: Series) -> tuple[float, float]:

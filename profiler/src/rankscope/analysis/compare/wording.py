@@ -62,15 +62,19 @@ def summarise(
     hosts: Sequence[str],
     per: Per,
     min_change: float,
-) -> str:
-    """Summarise the change of the step time, the parts in which it lies, and the rank or host that stands out."""
-    sentences = [_headline(a.label, b.label, step, per, min_change)]
+) -> tuple[str, str]:
+    """Return the answer in one sentence, and a summary that begins with it.
+
+    The summary has the parts in which the change lies, and the rank or host that stands out.
+    """
+    sentence = _sentence(a.label, b.label, step, per, min_change)
+    sentences = [sentence, _addition(step, a.label, b.label)]
     if step.outcome != "insufficient_data":
         sentences += [_where(step, quantities, per), _who(ranks, hosts, per)]
-    return " ".join(sentence for sentence in sentences if sentence)
+    return sentence, " ".join(text for text in sentences if text)
 
 
-def _headline(a: str, b: str, step: Quantity, per: Per, min_change: float) -> str:
+def _sentence(a: str, b: str, step: Quantity, per: Per, min_change: float) -> str:
     typical, average = step.typical, step.average
     if typical is None or average is None:
         return f"Not enough data to compare {b} with {a}: {step.why}."
@@ -80,21 +84,28 @@ def _headline(a: str, b: str, step: Quantity, per: Per, min_change: float) -> st
     if step.outcome in ("worse", "better"):
         word = "slower" if step.outcome == "worse" else "faster"
         decides, name = (typical, "typical") if _decides(typical, step.outcome) else (average, "average")
-        text = f"{b} is {word} than {a}: the {name} {what} {_moved(decides)}."
-        if decides is average:
-            text += " The typical step does not show it: some steps are much slower than others."
-        return text + _effect(step, a, b)
+        return f"{b} is {word} than {a}: the {name} {what} {_moved(decides)}."
     if step.outcome == "same":
         if typical.real or average.real:
             shift, name = (typical, "typical") if typical.real else (average, "average")
             matters = exactly(min_change)
             return f"{b} differs from {a}, but by less than the {matters} that matters: the {name} {what} {_moved(shift)}."
         return f"{b} is as fast as {a} within {exactly(min_change)}: the typical {what} {_moved(typical)}."
-    seen = percent(typical.detectable / typical.a, signed=False) if typical.a > 0 else time(typical.detectable)
-    return (
-        f"No difference between {b} and {a} that the noise lets through: the typical {what} {_moved(typical)}. "
-        f"A change of {seen} or more would most likely have been seen."
+    return f"No difference between {b} and {a} that the noise lets through: the typical {what} {_moved(typical)}."
+
+
+def _addition(step: Quantity, a: str, b: str) -> str:
+    """Return what belongs to the sentence: the size of the effect, or the change that would have been seen."""
+    typical = step.typical
+    if typical is not None and step.outcome == "undecided":
+        seen = percent(typical.detectable / typical.a, signed=False) if typical.a > 0 else time(typical.detectable)
+        return f"A change of {seen} or more would most likely have been seen."
+    if typical is None or step.outcome not in ("worse", "better"):
+        return ""
+    rare = (
+        "" if _decides(typical, step.outcome) else "The typical step does not show it: some steps are much slower than others. "
     )
+    return rare + _effect(step, a, b)
 
 
 def _decides(shift: Shift, outcome: str) -> bool:
@@ -112,7 +123,7 @@ def _effect(step: Quantity, a: str, b: str) -> str:
     if step.superiority is None:
         return ""
     larger = max(step.superiority, 1 - step.superiority)
-    return f" In {100 * larger:.0f}% of pairs of their steps, the slower one is {b if step.superiority >= 0.5 else a}'s."
+    return f"In {100 * larger:.0f}% of pairs of their steps, the slower one is {b if step.superiority >= 0.5 else a}'s."
 
 
 def _where(step: Quantity, quantities: Sequence[Quantity], per: Per) -> str:
