@@ -28,6 +28,13 @@ def test_each_part_of_a_run_has_its_own_verdict(synthetic: Synthetic) -> None:
     assert any("steps 60 to 119" in warning for warning in late.source.warnings)
 
 
+def test_what_is_known_of_the_whole_run_only_is_not_said_of_a_part(synthetic: Synthetic) -> None:
+    run = synthetic(steps=120, rank_fields={"recorder_cost_us": 1e5, "unwritten_steps": 40}).write()
+    whole, part = analyze([run]).source, analyze([run], steps=(20, 60)).source
+    assert (whole.recorder_share is None, whole.coverage) == (False, 0.75)
+    assert (part.recorder_share, part.coverage) == (None, 1.0)
+
+
 @pytest.mark.parametrize("steps", [(40, 50), (40, None)])
 def test_steps_that_were_not_recorded_are_an_error_that_says_which_were(
     synthetic: Synthetic, steps: tuple[int, int | None]

@@ -23,7 +23,8 @@ def test_the_sentence_the_ranks_the_wait_and_what_to_do_next(synthetic: Callable
     analysis = analyze([run.write()])
     text = render_text(analysis)
     assert text.startswith("STRAGGLER\nwho   Rank 2 on host n1 makes the other 3 ranks wait")
-    assert [line[:4] for line in text.splitlines()[1:12] if line[:1].strip()] == ["who ", "why ", "cost", "next", "more"]
+    answer = text.split("\n\n")[0].splitlines()[1:]
+    assert [line[:4] for line in answer if line[:1].strip()] == ["who ", "why ", "cost", "next", "more"]
     assert re.search(r"cost  slowdown 1\.\d\dx · .* GPU-hours lost · .* EUR · confidence 9\d% ·", text)
     assert re.search(r"4 ranks of 4, 40 steps,\s+coverage 100%", text)
     assert re.search(r"^ +2  n1 +\d+ ms +\d", text, re.MULTILINE)
@@ -32,6 +33,17 @@ def test_the_sentence_the_ranks_the_wait_and_what_to_do_next(synthetic: Callable
     assert f"imposed wait of rank 2: {format_duration(wait)} per step and waiting rank" in text
     assert re.search(rf"^more  rankscope dashboard\s+{re.escape(str(run.path))}", text, re.MULTILINE)
     assert text.splitlines()[-1].strip() in " ".join(analysis.verdict.next)
+
+
+def test_without_a_named_rank_no_table_charges_one(synthetic: Callable[..., Any]) -> None:
+    analysis = analyze([synthetic().write()])
+    assert analysis.verdict.ranks == []
+    assert analysis.imposed_wait
+    text = render_text(analysis)
+    assert "imposed wait" not in text
+    assert "who waited" not in text
+    assert "straggler wait" not in text
+    assert "waiting for later ranks" in text
 
 
 def test_lines_keep_to_the_width_and_colours_are_optional(synthetic: Callable[..., Any]) -> None:

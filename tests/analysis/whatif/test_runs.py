@@ -13,6 +13,7 @@ from tests.step_files import add_damaged, steps_file
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.whatif.engine import whatif
 from rankscope.analysis.whatif.outcome import Terms, slowest_count
+from rankscope.analysis.whatif.render import render_text
 from rankscope.analysis.whatif.result import WhatIf
 from rankscope.analysis.whatif.run_answer import whatif_with_chain
 from rankscope.base.errors import InputError
@@ -354,3 +355,14 @@ def test_the_trace_of_one_rank_tells_nothing_of_waiting(example_traces: Path) ->
 @pytest.mark.parametrize(("ranks", "count"), [(1, 1), (33, 1), (34, 2), (64, 2), (1024, 31)])
 def test_the_slowest_are_three_percent(ranks: int, count: int) -> None:
     assert slowest_count(ranks) == count
+
+
+def test_a_slow_host_is_one_row_and_the_sentence_names_it(synthetic: Synthetic) -> None:
+    # two ranks per host; both of host n1 are slow, so healing one of them saves nothing
+    run = synthetic(ranks=8, steps=60, plan=lambda rank, _step: {"us": 60_000.0} if rank in (2, 3) else None).write()
+    result = whatif([run])
+    assert "host n1" in result.summary
+    rows = [line.split()[:2] for line in render_text(result).splitlines() if line.startswith(("host n", "rank "))]
+    assert rows[0] == ["host", "n1"]
+    assert ["rank", "2"] not in rows
+    assert ["rank", "3"] not in rows

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import subprocess
 import time
 from collections.abc import Callable
@@ -10,10 +12,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.flight_dumps import Job
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.result.stored import store_verdict
-from rankscope.runs.paths import activity_file, rank_dir
+from rankscope.runs.paths import activity_file, flight_dir, rank_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import RankActivity
 from rankscope.runs.small_files import write_record
@@ -75,6 +78,25 @@ def test_a_run_whose_ranks_stand_still_is_hung_as_on_its_page(cli: Cli, tmp_path
     (row,) = json.loads(cli("runs", tmp_path, "--format", "json").stdout)
     assert row["kind"] == "hang"
     assert "Hung" in cli("runs", tmp_path).stdout
+
+
+def test_a_hung_run_that_was_interrupted_is_hung(cli: Cli, tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    # given a run whose ranks, except rank 2, wait for a minute when they are dumped, and are then ended by Ctrl-C
+    run = write_run(tmp_path / "ended", run_id="run-1", steps=60, slow_rank=None)
+    reader, begun = RunReader(run), time.time_ns() + 3600 * 10**9
+    dumps = Job.of_events({"0": range(4)}, ["0"] * 5, stops={2: 3}).dumps()
+    flight_dir(run, 0).mkdir()
+    for rank, info in reader.infos(0).items():
+        write_record(rank_dir(run, 0, rank) / "rank.json", msgspec.structs.replace(info, end_reason="interrupted"))
+        for entry in dumps[rank]["entries"]:
+            entry["time_created_ns"], entry["time_discovered_completed_ns"] = begun, None
+        path = flight_dir(run, 0) / f"rank-{rank:05d}-1000000000000000000-aaaaaaaa-nccl.pickle"
+        path.write_bytes(pickle.dumps(dumps[rank], 2))
+        os.utime(path, ns=(begun + 60 * 10**9,) * 2)
+    # then the list has the verdict of the analysis
+    assert analyze([run]).verdict.kind == "hang"
+    (row,) = json.loads(cli("runs", tmp_path, "--format", "json").stdout)
+    assert (row["kind"], row["status"]) == ("hang", "finished")
 
 
 def test_without_runs_it_says_how_to_record_one(cli: Cli, tmp_path: Path) -> None:

@@ -78,14 +78,15 @@ def _brief(run: RunSummary) -> Brief | None:
 
 def _may_hang(run: RunSummary) -> bool:
     """Return whether ranks of the last attempt stand still now, or left dumps and did not end well."""
-    if run.status not in LIVE:
-        return False
     reader = RunReader(Path(run.path))
     attempts = reader.attempts()
     if not attempts:
         return False
     if flight_dir(reader.path, attempts[-1]).is_dir():
-        return True
+        # A run that was ended by Ctrl-C because it hung is finished, too.
+        return run.status in LIVE or any(info.end_reason != "exit" for info in reader.infos(attempts[-1]).values())
+    if run.status not in LIVE:
+        return False
     return read_activities(reader, attempts[-1], reader.infos(attempts[-1]), now_unix_ns=time.time_ns()) is not None
 
 

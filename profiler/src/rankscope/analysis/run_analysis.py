@@ -139,11 +139,12 @@ def analysis_of(
             ranks=int(there.any(axis=1).sum()),
             world_size=run.world_size,
             steps=len(table.steps) + run.earlier.steps,
-            coverage=_coverage(run),
+            coverage=_coverage(run, chosen=chosen),
             simulated=recorded.simulated,
             run_id=recorded.run_id,
             name=recorded.name,
-            recorder_share=recorder_share(table, run.infos, earlier_us=run.earlier.wall_us),
+            # What the recorder cost is known of all steps only.
+            recorder_share=None if chosen else recorder_share(table, run.infos, earlier_us=run.earlier.wall_us),
             recorder_budget=max((info.budget for info in run.infos.values() if info.budget is not None), default=None),
             gpu_hour=None if price_per_gpu_hour is None else Cost(amount=price_per_gpu_hour, currency=currency),
             unreadable=unreadable_files(run.reader),
@@ -289,9 +290,9 @@ def _activity(run: RunEvidence, rank: int) -> StandingRank | None:
     return standing_rank(given, rank) if given is not None and rank in given.doing else None
 
 
-def _coverage(run: RunEvidence) -> float | None:
+def _coverage(run: RunEvidence, *, chosen: bool) -> float | None:
     expected = (run.world_size or len(run.ranks)) * (len(run.table.steps) + run.earlier.steps)
-    expected += sum(info.unwritten_steps for info in run.infos.values())
+    expected += 0 if chosen else sum(info.unwritten_steps for info in run.infos.values())
     recorded = int(run.table.has_record.sum()) + sum(run.earlier.records.values())
     return min(1.0, recorded / expected) if expected else None
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from rankscope.analysis.whatif.outcome import rare_steps_text
+from rankscope.analysis.whatif.outcome import hosts_slow_together, rare_steps_text
 from rankscope.analysis.whatif.result import Effect, WhatIf
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
@@ -196,14 +196,9 @@ def _bars(run: RunData, state: PageState, colors: Palette, *, kinds: tuple[str, 
 
 def together(result: WhatIf) -> set[str]:
     """Return the items that no bar shows: ranks of a host that gains more than they gain one by one, else the host itself."""
-    hidden = set()
-    saved = {row.rank: max(row.saved_seconds, 0.0) for row in result.by_rank}
-    for host in result.by_host:
-        ranks = {f"rank:{rank}" for rank in host.ranks}
-        hidden |= (
-            ranks if host.saved_seconds > 1.25 * sum(saved.get(rank, 0.0) for rank in host.ranks) else {host_item(host.host)}
-        )
-    return hidden
+    slow = {host.host: host for host in hosts_slow_together(result)}
+    ranks = {f"rank:{rank}" for host in slow.values() for rank in host.ranks}
+    return ranks | {host_item(host.host) for host in result.by_host if host.host not in slow}
 
 
 def _matters(effect: Effect) -> bool:

@@ -269,7 +269,7 @@ def _interesting(analysis: Analysis) -> list[RankResult]:
 
 def _imposed_table(analysis: Analysis, width: int) -> str:
     rows = [row for row in analysis.imposed_wait if row.imposed_us > 0]
-    if not rows:
+    if not rows or not analysis.verdict.ranks:
         return ""
     cells = [["rank", "imposed", "exposed", "share"]]
     for row in rows[:SHOWN_IMPOSING]:
@@ -333,7 +333,7 @@ def _pipeline_table(analysis: Analysis, width: int) -> str:
 def _ledger_table(analysis: Analysis, width: int) -> str:
     """Return the wait attribution: the worst origins in rows, their victims in as many columns as fit; then the groups."""
     ledger = analysis.ledger
-    if ledger is None or len(ledger.matrix) < 2:
+    if ledger is None or len(ledger.matrix) < 2 or not analysis.verdict.ranks:
         return ""
     waited: dict[tuple[int, int], float] = {}
     for row in ledger.matrix:

@@ -296,6 +296,21 @@ _LEAST_SHARE: Final = 0.01
 """Least share that is shown as a number."""
 
 
+def hosts_slow_together(result: WhatIf) -> list[HostEffect]:
+    """Return the hosts that gain more than their ranks do one by one: of equally slow ranks, none saves anything alone."""
+    saved = {row.rank: max(row.saved_seconds, 0.0) for row in result.by_rank}
+    return [
+        host
+        for host in result.by_host
+        if host.saved_seconds > _TOGETHER * sum(saved.get(rank, 0.0) for rank in host.ranks)
+        and (host.share or 0.0) >= _LEAST_SHARE
+    ]
+
+
+_TOGETHER: Final = 1.25
+"""Gain of a host, as a multiple of the sum of its ranks' gains, from which its ranks are slow together."""
+
+
 def _of_slowest(result: WhatIf, actual: float, ideal: float, step: str, share: float) -> str:
     """Return what the stragglers cost, and the ``share`` of it that the slowest ranks explain."""
     text = f"Without any straggler {step} would take {_time(ideal)}; it takes {_time(actual)}, {actual / ideal:.2f} times as long"
@@ -307,6 +322,11 @@ def _of_slowest(result: WhatIf, actual: float, ideal: float, step: str, share: f
     gained = "next to nothing" if share < _HARDLY else f"{min(share, 1.0):.0%}"
     if (result.m_stage or 0.0) >= max(_MOST, share):
         return f"{text}. The last pipeline stage explains {min(result.m_stage or 0.0, 1.0):.0%} of that."
+    if (host := max(hosts_slow_together(result), key=lambda host: host.saved_seconds, default=None)) is not None:
+        of_it = host.share or 0.0
+        if of_it >= max(share, 2 * len(host.ranks) / source.ranks):
+            saves = f"{_time(host.without_step_seconds)}, which is {min(of_it, 1.0):.0%} of the loss"
+            return f"{text}. Without the slowness of host {host.host} alone it would take {saves}."
     # If each of R ranks is the last equally often, making one ideal gains about 1/R.
     if share >= min(2 * len(slowest) / source.ranks, _MOST):
         return f"{text}. Fixing {who} alone would recover {gained} of that."

@@ -21,7 +21,7 @@ from rankscope.analysis.result.text import (
     warning_lines,
     wrapped,
 )
-from rankscope.analysis.whatif.outcome import loss_beyond_graph
+from rankscope.analysis.whatif.outcome import hosts_slow_together, loss_beyond_graph
 from rankscope.analysis.whatif.result import CauseEffect, Effect, WhatIf
 from rankscope.base.text import factor, format_duration, share_bound
 
@@ -45,7 +45,7 @@ _EVIDENCE: Final = {
 def render_text(result: WhatIf, *, width: int = 100, color: bool = False) -> str:
     """Render the headline, the source and a table for each kind of part, in lines of at most ``width`` columns."""
     tables = [
-        _table("rank", [(f"{row.rank}{_place(row.stage, row.dp_rank)}", row) for row in result.by_rank], width),
+        _table("without", _ranks(result), width),
         _table("host", [(f"{row.host} ({counted(len(row.ranks), 'rank')})", row) for row in result.by_host], width),
         _table("data-parallel rank", [(str(row.dp_rank), row) for row in result.by_dp_rank], width),
         _table("stage", [(str(row.stage), row) for row in result.by_stage], width),
@@ -96,6 +96,15 @@ def _source(result: WhatIf, width: int) -> str:
     if source.simulated:
         about += ", GPU readings SIMULATED"
     return "\n".join([*lines, *textwrap.wrap(about, width), *warning_lines(source.warnings, width)])
+
+
+def _ranks(result: WhatIf) -> list[tuple[str, Effect]]:
+    """Return the rows of ranks; ranks of a host that are slow together have one row."""
+    hosts = hosts_slow_together(result)
+    on_hosts = {rank for host in hosts for rank in host.ranks}
+    rows: list[tuple[str, Effect]] = [(f"host {row.host}", row) for row in hosts]
+    rows += [(f"rank {row.rank}{_place(row.stage, row.dp_rank)}", row) for row in result.by_rank if row.rank not in on_hosts]
+    return sorted(rows, key=lambda row: -row[1].slowdown)
 
 
 def _place(stage: int | None, replica: int | None) -> str:
