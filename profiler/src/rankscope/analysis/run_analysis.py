@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import count, islice
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +16,7 @@ import msgspec
 from rankscope.analysis.collectives.arrivals import RecordColumns
 from rankscope.analysis.collectives.links import ToldLink, run_fabric
 from rankscope.analysis.collectives.matched import Matched, match_windows
-from rankscope.analysis.collectives.windows import Reduction, odd_windows
+from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.collectives.world import least_ranks
 from rankscope.analysis.costs.memory import memory_of
 from rankscope.analysis.costs.pipeline import pipeline_of
@@ -27,10 +26,9 @@ from rankscope.analysis.costs.run_costs import costs_of_run
 from rankscope.analysis.costs.step_costs import usual_steps
 from rankscope.analysis.durations.blocks import read_durations
 from rankscope.analysis.durations.of_run import durations_of_run
-from rankscope.analysis.evidence.attempts import slowest_attempt
-from rankscope.analysis.evidence.chosen_steps import ALL_STEPS, StepRange, steps_text
+from rankscope.analysis.evidence.chosen_steps import ALL_STEPS, StepRange
 from rankscope.analysis.evidence.compared import judged_groups
-from rankscope.analysis.evidence.damage import damage_warnings, unreadable_files
+from rankscope.analysis.evidence.damage import unreadable_files
 from rankscope.analysis.evidence.hardware import device_memory
 from rankscope.analysis.evidence.liveness import liveness, silence_s
 from rankscope.analysis.evidence.peers import peer_groups
@@ -41,7 +39,7 @@ from rankscope.analysis.evidence.simultaneous import find_step_numbers
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.analysis.evidence.throughput import throughput_of
 from rankscope.analysis.evidence.typical import typical_steps
-from rankscope.analysis.hang.activity import activity_report, read_activities, standing_rank
+from rankscope.analysis.hang.activity import read_activities, standing_rank
 from rankscope.analysis.hang.result import StandingRank
 from rankscope.analysis.inference.run_evidence import RunEvidence
 from rankscope.analysis.report.assembly import (
@@ -53,6 +51,7 @@ from rankscope.analysis.report.assembly import (
 )
 from rankscope.analysis.report.ranks import rank_result, typical_values
 from rankscope.analysis.result.analysis import Analysis, Cost, Source
+from rankscope.analysis.run_warnings import warnings_of_run
 from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible_collective
 from rankscope.analysis.verdict.endings import endings
 from rankscope.analysis.verdict.hung_run import hung_verdict
@@ -61,14 +60,11 @@ from rankscope.analysis.verdict.run_verdict import run_verdict, setting_of
 from rankscope.analysis.verdict.slow_links import with_slow_links
 from rankscope.analysis.verdict.stalled_verdict import with_stalled_line
 from rankscope.base.process import collector_paused
-from rankscope.base.text import ranks_text, span
 from rankscope.runs.durations import DurationBlock
-from rankscope.runs.paths import attempt_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import STAGE_DIMENSIONS, RankInfo
 from rankscope.runs.world_size import told_world_size
 
-_SHOWN: Final = 8
 STANDING_SECONDS: Final = 10.0
 """Silence from which on it is read what the ranks are doing."""
 _KERNEL_RANKS: Final = 4
@@ -148,7 +144,7 @@ def analysis_of(
             recorder_budget=max((info.budget for info in run.infos.values() if info.budget is not None), default=None),
             gpu_hour=None if price_per_gpu_hour is None else Cost(amount=price_per_gpu_hour, currency=currency),
             unreadable=unreadable_files(run.reader),
-            warnings=[*_warnings(run, [] if failure is not None else ended.sentences(), chosen=chosen), *about_durations],
+            warnings=[*warnings_of_run(run, [] if failure is not None else ended.sentences(), chosen=chosen), *about_durations],
         ),
         [
             rank_result(
@@ -295,107 +291,3 @@ def _coverage(run: RunEvidence, *, chosen: bool) -> float | None:
     expected += 0 if chosen else sum(info.unwritten_steps for info in run.infos.values())
     recorded = int(run.table.has_record.sum()) + sum(run.earlier.records.values())
     return min(1.0, recorded / expected) if expected else None
-
-
-def _warnings(run: RunEvidence, ended: list[str], *, chosen: bool) -> list[str]:
-    warnings = [f"only {steps_text(run.table)} are analysed, as chosen"] if chosen else []
-    attempts = run.reader.attempts()
-    if len(attempts) > 1:
-        which = "the last" if run.table.attempt == attempts[-1] else "one"
-        others = (
-            ""
-            if which == "one"
-            else f"; for an earlier one name its folder, such as {attempt_dir(run.reader.path, attempts[-2])}"
-        )
-        warnings.append(f"{which} of {len(attempts)} attempts (number {run.table.attempt}) is analysed{others}")
-        if (slowest := slowest_attempt(run.reader)) is not None:
-            warnings.append(slowest)
-    if run.earlier.steps:
-        steps = len(run.table.steps)
-        warnings.append(f"judged by the last {steps:,} of {steps + run.earlier.steps:,} steps")
-    # Never iterates over the whole world: a damaged file may claim any size.
-    present = set(run.ranks)
-    absent = (run.world_size or 0) - sum(rank < (run.world_size or 0) for rank in present)
-    if absent > 0:
-        shown = list(islice((rank for rank in count() if rank not in present), min(_SHOWN, absent)))
-        warnings.append(f"no records of {ranks_text(shown, count=absent)}")
-    there = run.table.has_record
-    silent = [rank for row, rank in enumerate(run.ranks) if not there[row].any()]
-    if silent:
-        warnings.append(f"not one step recorded by {ranks_text(silent)}")
-    warnings += ended
-    warnings += run.table.numbers.warnings()
-    warnings += _shared_gpus(run)
-    going_on = [rank for rank, info in run.infos.items() if info.end_reason is None and info.end_unix_ns is None]
-    if run.liveness == "silent" and going_on:
-        warnings.append(_silence(run, going_on))
-    return [*warnings, *_recorder_warnings(run), *damage_warnings(run.reader, run.damaged)]
-
-
-def _silence(run: RunEvidence, ranks: list[int]) -> str:
-    """Return the warning that no step has ended for longer than the steps so far explain; ``ranks`` have not ended."""
-    steps = run.table.steps
-    last = f" (last: step {steps[-1]})" if len(steps) else ""
-    shown = None if run.activities is None else activity_report(run.activities)
-    # Of a hang by the activities, the verdict tells it.
-    doing = "" if shown is None or shown.kind == "hang" else f". {shown.summary.removesuffix('.')}"
-    harmless = "they are in a longer step than any before" if len(steps) else "they are still starting"
-    return (
-        f"the run goes on, but no rank has finished a step for {span(run.silent_s)}{last}: "
-        f"{ranks_text(ranks)} recorded no end; the job hangs, it has vanished with its nodes, or {harmless}{doing}"
-    )
-
-
-def _shared_gpus(run: RunEvidence) -> list[str]:
-    """Return the warning that ranks share GPUs, or an empty list."""
-    ranks_on: dict[str, list[int]] = {}
-    for rank, info in run.infos.items():
-        if info.gpu_uuid is not None:
-            ranks_on.setdefault(info.gpu_uuid, []).append(rank)
-    shared = [sorted(ranks) for ranks in ranks_on.values() if len(ranks) > 1]
-    if not shared:
-        return []
-    more = f" ({len(shared)} GPUs are shared)" if len(shared) > 1 else ""
-    turns = "which runs their work in turns of some ms: a rank also waits for the turns of the others, and may be late for them"
-    return [f"{ranks_text(shared[0])} share one GPU{more}, {turns}"]
-
-
-def _recorder_warnings(run: RunEvidence) -> list[str]:
-    """Return the warnings about records and windows that the recorder lost, and about odd windows."""
-    warnings: list[str] = []
-    disabled = [rank for rank, info in run.infos.items() if info.disabled_reason]
-    if disabled:
-        warnings.append(f"the recorder switched itself off on {ranks_text(disabled)}: {run.infos[disabled[0]].disabled_reason}")
-    dropped = sum(info.dropped_records for info in run.infos.values())
-    unwritten = {rank: info.unwritten_steps for rank, info in run.infos.items() if info.unwritten_steps}
-    if unwritten:
-        most = max(unwritten.values())
-        warnings.append(f"the last {most:,} steps of {ranks_text([*unwritten])} could not be written, and are not judged")
-    if dropped:
-        warnings.append(f"{dropped} records were dropped: a ring was full, or they could not be written")
-    unconfirmed = sum(info.unconfirmed_records for info in run.infos.values())
-    if unconfirmed:
-        warnings.append(f"up to {unconfirmed} records may be missing: the filesystem took them and failed afterwards")
-    warnings += _expired(run)
-    missed = sum(info.missed_windows for info in run.infos.values())
-    if missed:
-        warnings.append(f"{missed} profiler windows were left out, counted over the ranks; the job's stderr says why")
-    breakdowns = {rank: reduction.breakdowns for rank, reduction in run.windows.items()}
-    return warnings + odd_windows(run.reader.path, run.table.attempt, breakdowns)
-
-
-def _expired(run: RunEvidence) -> list[str]:
-    """Return the warning about records that retention removed, or an empty list."""
-    removed: dict[str, int] = {}
-    ranks: list[int] = []
-    for rank, info in run.infos.items():
-        ranks += [rank] if info.expired_records else []
-        for stream, number in info.expired_records.items():
-            removed[stream] = removed.get(stream, 0) + number
-    if not removed:
-        return []
-    counts = ", ".join(f"{count:,} of {stream}" for stream, count in removed.items())
-    rows = [row for row, rank in enumerate(run.ranks) if rank in ranks and run.infos[rank].expired_records.get("steps")]
-    first = [int(run.table.steps[present.argmax()]) for present in run.table.has_record[rows] if present.any()]
-    since = f", among them all steps before {max(first)}" if first and not run.earlier.steps else ""
-    return [f"retention removed the oldest records of {ranks_text(ranks)} ({counts}){since}; what is left is analysed"]
