@@ -224,9 +224,11 @@ def test_a_process_that_initialises_another_process_group_begins_another_attempt
 
 
 FORKED_RANKS = """
-import multiprocessing, os, sys
+import multiprocessing, os, sys, time
+from pathlib import Path
 import torch
 import torch.distributed as dist
+from rankscope.runs.paths import attempt_file
 
 def train(steps):
     model = torch.nn.Linear(4, 4)
@@ -242,6 +244,9 @@ def rank(number):
 
 torch.set_num_threads(1)
 train(4)
+deadline = time.monotonic() + 60
+while not attempt_file(Path(sys.argv[2]), 0).exists() and time.monotonic() < deadline:
+    time.sleep(0.02)  # its helper notes the attempt; else those of the children may come first
 ranks = [multiprocessing.get_context("fork").Process(target=rank, args=(number,)) for number in range(2)]
 for process in ranks:
     process.start()
@@ -255,7 +260,7 @@ def test_ranks_forked_from_a_process_that_trains_say_why_they_are_not_recorded(
 ) -> None:
     script, run_dir = tmp_path / "job.py", tmp_path / "run"
     script.write_text(FORKED_RANKS)
-    command = [sys.executable, str(script), str(tmp_path / "group")]
+    command = [sys.executable, str(script), str(tmp_path / "group"), str(run_dir)]
     assert launch(command, LaunchOptions(run_dir=run_dir, name="ends", window_steps=0, exporter_url=None)).status == 0
     reader = RunReader(run_dir)
     assert {attempt: reader.step_count(attempt, 0) for attempt in reader.attempts()} == {0: 3}
