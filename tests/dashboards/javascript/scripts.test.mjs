@@ -123,10 +123,10 @@ test("a page whose session has ended goes to the login and comes back", async ()
 
 test("a runbook is a link only to a web address", () => {
   const React = { createElement: (kind, props, ...children) => ({ kind, props, children }) };
-  const { AlertRunbook } = load(["assets/alerts.js"], { React }).dashAgGridComponentFunctions;
-  assert.equal(AlertRunbook({ data: { runbook: "https://books/x" } }).props.href, "https://books/x");
+  const { Runbook } = load(["assets/lists.js"], { React }).dashAgGridComponentFunctions;
+  assert.equal(Runbook({ data: { runbook: "https://books/x" } }).props.href, "https://books/x");
   for (const runbook of ["javascript:alert(1)", "data:text/html,x", "", undefined]) {
-    assert.equal(AlertRunbook({ data: { runbook } }).kind, "span");
+    assert.equal(Runbook({ data: { runbook } }).kind, "span");
   }
 });
 
