@@ -76,3 +76,9 @@ def ranges_text(numbers: Sequence[int], *, most: int = 8) -> str:
     ]
     more = sum(count for _, count in parts[most:])
     return ", ".join(part for part, _ in parts[:most]) + (f" and {more:,} more" if more else "")
+
+
+def step_range(steps: tuple[int, int]) -> str:
+    """Return ``steps 3 to 7``, both included, for (3, 8)."""
+    first, past = steps
+    return f"step {first}" if past == first + 1 else f"steps {first} to {past - 1}"

@@ -96,9 +96,9 @@ def capture(
 def _text(result: CaptureResult) -> str:
     if result.analysis is None:
         return ""
-    from rankscope.analysis.perfetto.source import step_range
     from rankscope.analysis.report.terminal import render_text
     from rankscope.analysis.result.text import wrapped
+    from rankscope.base.text import step_range
 
     parts = []
     if result.run_verdict is not None:

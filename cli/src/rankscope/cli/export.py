@@ -13,10 +13,9 @@ import msgspec
 from rankscope.analysis.perfetto.export import export_perfetto
 from rankscope.analysis.perfetto.result import ExportResult, clock_sentence
 from rankscope.analysis.perfetto.selection import MAX_EVENTS, Selection
-from rankscope.analysis.perfetto.source import step_range
 from rankscope.analysis.result.text import counted, size, wrapped
 from rankscope.analysis.trace.locations import location
-from rankscope.base.text import printable
+from rankscope.base.text import printable, step_range
 from rankscope.cli.output_file import check_apart, check_target, output, progress
 from rankscope.cli.selection import RANKS, STEPS
 from rankscope.cli.terminal import INPUT_PLACE, format_option, print_json, width

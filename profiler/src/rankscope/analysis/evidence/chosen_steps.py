@@ -10,6 +10,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 from rankscope.analysis.evidence.recent import Earlier
 from rankscope.analysis.evidence.steps import StepTable
 from rankscope.base.errors import InputError
+from rankscope.base.text import step_range
 
 
 class StepRange(NamedTuple):
@@ -50,5 +51,4 @@ ALL_STEPS: Final = StepRange()
 
 def steps_text(table: StepTable) -> str:
     """Return the first and the last step of a table as a phrase."""
-    first, last = int(table.steps[0]), int(table.steps[-1])
-    return f"step {first}" if first == last else f"steps {first} to {last}"
+    return step_range((int(table.steps[0]), int(table.steps[-1]) + 1))

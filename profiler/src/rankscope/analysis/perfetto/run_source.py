@@ -25,14 +25,13 @@ from rankscope.analysis.perfetto.source import (
     none_of_these,
     process_name,
     shared_by_names,
-    step_range,
     widen,
 )
 from rankscope.analysis.perfetto.step_tracks import write_steps
 from rankscope.analysis.perfetto.survey import Survey
 from rankscope.analysis.result.text import counted
 from rankscope.base.errors import InputError
-from rankscope.base.text import format_duration
+from rankscope.base.text import format_duration, step_range
 from rankscope.runs.named import NamedRun
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader

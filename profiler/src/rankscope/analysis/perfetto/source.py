@@ -106,9 +106,3 @@ def process_name(rank: int, host: str | None, gpu: str | None, *, simulated: boo
 def none_of_these(ranks: Collection[int]) -> str:
     """Return the message for a selection that excludes all of ``ranks``."""
     return f"none of these ranks: there are {len(ranks)}, from {min(ranks)} to {max(ranks)}"
-
-
-def step_range(steps: tuple[int, int]) -> str:
-    """Return ``steps 3 to 7``, both included, for (3, 8)."""
-    first, past = steps
-    return f"step {first}" if past == first + 1 else f"steps {first} to {past - 1}"

@@ -12,7 +12,7 @@ from rankscope.analysis.evidence.data_quality import quality_warnings
 from rankscope.analysis.perfetto.chrome_json import TraceWriter
 from rankscope.analysis.perfetto.raw_trace import RawTracks, read_raw_trace
 from rankscope.analysis.perfetto.selection import Selection
-from rankscope.analysis.perfetto.source import Plan, Progress, clock_of, none_of_these, process_name, step_range, widen
+from rankscope.analysis.perfetto.source import Plan, Progress, clock_of, none_of_these, process_name, widen
 from rankscope.analysis.rank_traces import find_traces
 from rankscope.analysis.result.data_quality import DataQuality
 from rankscope.analysis.trace.columns import Trace, read_traces
@@ -20,6 +20,7 @@ from rankscope.analysis.trace.locations import Location, base_name
 from rankscope.analysis.trace.work import annotated_steps
 from rankscope.analysis.trace_job import TraceIdentity, identity_of, job_of
 from rankscope.base.errors import InputError
+from rankscope.base.text import step_range
 from rankscope.runs.records import CollectiveRecord
 
 _MARGIN_NS = 1_000_000_000
