@@ -329,6 +329,15 @@ def test_energy_is_kept_for_the_next_exporter_of_this_boot(tmp_path: Path) -> No
     assert Inventory(tmp_path).identities() == (_identity(0),)
 
 
+def test_a_temporary_file_of_a_killed_exporter_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    (tmp_path / ".gpus.json.7-0123456789ab").write_text("[")
+    inventory = Inventory(tmp_path)
+    inventory.see(_identity(0))
+    inventory.save()
+    inventory.wait(60)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gpus.json", "gpus.lock"]
+
+
 def test_a_gpu_in_the_place_of_another_replaces_it_and_one_that_moved_stays_itself() -> None:
     inventory = Inventory(None)
     inventory.see(_identity(0))

@@ -220,6 +220,17 @@ while True:
     assert again.problem is None
 
 
+def test_a_temporary_file_of_a_killed_exporter_is_removed_by_the_next_one_that_may_write(node: Node) -> None:
+    unfinished = node.folder / ".xids.jsonl.7-0123456789ab"
+    unfinished.write_text("{")
+    second = node.start()  # the first one holds the lock, and may be writing
+    assert unfinished.exists()
+    node.journal.close()
+    second.flush()
+    assert not unfinished.exists()
+    second.close()
+
+
 def test_the_file_is_json_lines_that_a_person_can_read(node: Node) -> None:
     node.job = "4711"
     node.event(79)

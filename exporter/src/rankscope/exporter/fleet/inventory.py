@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.base.atomic_files import replace_file
+from rankscope.base.atomic_files import remove_unfinished, replace_file
 from rankscope.base.formats import unread_format
 from rankscope.base.locks import lock_file
 from rankscope.base.problems import ProblemLog
@@ -264,6 +264,8 @@ def _locked(path: Path) -> Iterator[None]:
     """
     handle = _lock(path.with_suffix(".lock"))
     try:
+        if handle is not None:
+            remove_unfinished(path)
         yield
     finally:
         if handle is not None:
