@@ -329,6 +329,21 @@ def test_energy_is_kept_for_the_next_exporter_of_this_boot(tmp_path: Path) -> No
     assert Inventory(tmp_path).identities() == (_identity(0),)
 
 
+def test_another_users_link_or_pipe_is_replaced_and_neither_written_to_nor_waited_for(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("precious")
+    for number, put in enumerate((lambda path: path.symlink_to(target), os.mkfifo)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        put(folder / "gpus.json")
+        inventory = Inventory(folder)
+        inventory.see(_identity(0))
+        inventory.save()
+        inventory.wait(60)
+        assert Inventory(folder).identities() == (_identity(0),)
+    assert target.read_text() == "precious"
+
+
 def test_a_temporary_file_of_a_killed_exporter_is_removed_by_the_next_one(tmp_path: Path) -> None:
     (tmp_path / ".gpus.json.7-0123456789ab").write_text("[")
     inventory = Inventory(tmp_path)

@@ -20,6 +20,7 @@ from rankscope.base.formats import unread_format
 from rankscope.base.locks import lock_file
 from rankscope.base.problems import ProblemLog
 from rankscope.base.process import boot_id
+from rankscope.base.regular_files import open_regular
 from rankscope.exporter.source import GpuIdentity
 
 logger = logging.getLogger(__name__)
@@ -290,7 +291,7 @@ def _lock(path: Path) -> int | None:
 
 def load(path: Path) -> dict[str, Remembered]:
     """Return the GPUs in a file by uuid. Raises ``OSError``, and ``ValueError`` for a damaged file or another format."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:  # a pipe would block the start
         content = file.read(_LARGEST_BYTES)
     try:
         schema = msgspec.json.decode(content, type=_Header).schema
