@@ -132,7 +132,7 @@ def test_a_fault_in_the_middle_switches_the_recorder_off_and_the_run_says_why(
     torch_ranks: PreloadedTorch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        "import itertools\nfrom rankscope.profiler.rank.optimizers import StepBoundary\n"
+        "import itertools\nfrom rankscope.profiler.rank.wrappers.optimizers import StepBoundary\n"
         "calls, over = itertools.count(), StepBoundary.after_optimizer\n"
         "def broken(*args):\n    if next(calls) > 5: raise RuntimeError('planted')\n"
         "    return over(*args)\nStepBoundary.after_optimizer = broken"

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from tests.dashboards.live.dash_client import Caller
 
-from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import InputError
 from rankscope.dashboards.alerts.all_alerts import row_id

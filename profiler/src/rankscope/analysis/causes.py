@@ -1,8 +1,8 @@
 """The table of causes: names, rules by which they are found, the parts of a step that they explain, and what to do about them.
 
 To add a cause, add its name to ``Cause`` and a row to ``CAUSES``, and its label and look to those of the pages
-(``dashboards/words/causes.py``). The reasons that lie below a cause are in ``inference/physical.py`` and
-``inference/slow_kernels.py``.
+(``dashboards/words/causes.py``). The reasons that lie below a cause are in ``inference/reasons/physical.py`` and
+``inference/reasons/slow_kernels.py``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rankscope.analysis.remedies import (
 from rankscope.runs.records import Phase
 
 if TYPE_CHECKING:
-    from rankscope.analysis.inference.signals import Signals
+    from rankscope.analysis.inference.reasons.signals import Signals
 
 Cause = Literal["input", "host", "gc", "checkpoint", "evaluation", "compute", "imbalance", "communication", "unknown"]
 

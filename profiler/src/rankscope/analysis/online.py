@@ -25,17 +25,17 @@ from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.collectives.world import least_ranks
 from rankscope.analysis.durations.blocks import RecentBlocks
 from rankscope.analysis.evidence.compared import judged_groups
-from rankscope.analysis.evidence.filling import Filling, StepRanges
 from rankscope.analysis.evidence.peers import peer_groups
-from rankscope.analysis.evidence.rank_columns import RankColumns, entries_of, tags_of
-from rankscope.analysis.evidence.recent import Earlier
-from rankscope.analysis.evidence.simultaneous import find_step_numbers
-from rankscope.analysis.evidence.step_numbers import ALL_ALIKE, StepNumbers
-from rankscope.analysis.evidence.steps import StepTable
-from rankscope.analysis.inference.judgement import judge
-from rankscope.analysis.inference.moving import moving_waits
-from rankscope.analysis.inference.run_evidence import RunEvidence
-from rankscope.analysis.inference.slow import SlowRanks
+from rankscope.analysis.evidence.step_table.filling import Filling, StepRanges
+from rankscope.analysis.evidence.step_table.rank_columns import RankColumns, entries_of, tags_of
+from rankscope.analysis.evidence.step_table.recent import Earlier
+from rankscope.analysis.evidence.step_table.simultaneous import find_step_numbers
+from rankscope.analysis.evidence.step_table.step_numbers import ALL_ALIKE, StepNumbers
+from rankscope.analysis.evidence.step_table.steps import StepTable
+from rankscope.analysis.inference.judging.judgement import judge
+from rankscope.analysis.inference.judging.moving import moving_waits
+from rankscope.analysis.inference.judging.slow import SlowRanks
+from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.run_analysis import analysis_of, evidence_of, read_evidence, world_size_of
 from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible_collective
