@@ -13,7 +13,7 @@ from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import InputError
 from rankscope.dashboards.alerts.all_alerts import row_id
-from rankscope.dashboards.alerts.data import AlertsFound, alert_record
+from rankscope.dashboards.alerts.record import AlertsFound, alert_record
 from rankscope.dashboards.model.state import MOST_COMPARED, PageState
 from rankscope.dashboards.runs.view import MOST_ASKED
 

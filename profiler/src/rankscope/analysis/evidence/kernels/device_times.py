@@ -16,12 +16,12 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from rankscope.analysis.causes import MORE_WORK
 from rankscope.analysis.collectives.stages import stages_of_records
 from rankscope.analysis.collectives.waits.blame import Blame
 from rankscope.analysis.collectives.waits.savings import Savings
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.evidence.step_table.steps import Matrix
+from rankscope.analysis.result.cause import MORE_WORK
 from rankscope.analysis.statistics import relative_excess
 from rankscope.analysis.trace.annotations import HostTimes
 from rankscope.analysis.trace.work import KernelTime

@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.analysis.causes import MORE_WORK
 from rankscope.analysis.collectives.windows import COSTLIEST
+from rankscope.analysis.result.cause import MORE_WORK
 from rankscope.base.text import one_line, shortened
 from rankscope.runs.records import KernelRecord
 

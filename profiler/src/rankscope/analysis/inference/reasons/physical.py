@@ -14,10 +14,10 @@ from typing import Final
 
 import numpy as np
 
-from rankscope.analysis.causes import Cause
 from rankscope.analysis.evidence.hardware import Readings, Values, median_of
 from rankscope.analysis.remedies import OUT_OF_SERVICE, READINGS, SEGMENTS, Remedy, remedy
 from rankscope.analysis.result.analysis import Evidence
+from rankscope.analysis.result.cause import Cause
 from rankscope.analysis.statistics import middle
 
 MINIMUM_READINGS: Final = 5

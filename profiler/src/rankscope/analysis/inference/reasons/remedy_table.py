@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankscope.analysis.causes import CAUSES, COMPARE_HOSTS, Cause
+from rankscope.analysis.causes import CAUSES, COMPARE_HOSTS
 from rankscope.analysis.inference.reasons.physical import PHYSICAL
 from rankscope.analysis.inference.reasons.slow_kernels import KERNEL_REMEDY
 from rankscope.analysis.remedies import (
@@ -18,6 +18,7 @@ from rankscope.analysis.remedies import (
     Remedy,
     remedy,
 )
+from rankscope.analysis.result.cause import Cause
 
 _REMEDIES_OF_UNSEEN: Final = (
     remedy("see_device_of_host", CAPTURE, RECORD_WINDOWS, SERVED, SHARED, OUT_OF_SERVICE, whole_host=True),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from rankscope.analysis.causes import Cause
 from rankscope.analysis.evidence.kernels.kernel_calls import CallComparison
 from rankscope.analysis.result.analysis import RunsIn
+from rankscope.analysis.result.cause import Cause
 from rankscope.runs.records import Phase
 
 

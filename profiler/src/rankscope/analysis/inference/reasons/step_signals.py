@@ -10,12 +10,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.causes import Cause, row_of
+from rankscope.analysis.causes import row_of
 from rankscope.analysis.evidence.activities import ACTIVITIES, activity_times, phase_metric
 from rankscope.analysis.evidence.order import by_step, of_blocks
 from rankscope.analysis.evidence.step_table.steps import StepTable, Stored
 from rankscope.analysis.inference.judging.significance import block_slices
 from rankscope.analysis.inference.reasons.signals import Signals
+from rankscope.analysis.result.cause import Cause
 from rankscope.analysis.statistics import medians, relative_excess
 from rankscope.runs.records import PHASES
 

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Literal
 
-from rankscope.analysis.causes import MORE_WORK
 from rankscope.analysis.evidence.kernels.device_times import DeviceTimes, more_rows, more_work
 from rankscope.analysis.inference.reasons.signals import Signals
+from rankscope.analysis.result.cause import MORE_WORK
 from rankscope.analysis.statistics import excess_of_rank
 from rankscope.analysis.trace.annotations import HostKind
 from rankscope.runs.records import PHASES
