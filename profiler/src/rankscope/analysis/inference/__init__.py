@@ -5,11 +5,11 @@ The input is a table of own times, [ranks, steps], of ranks that do the same wor
 is a ``Diagnosis`` (``diagnosis``): ranks, cause, cost and evidence.
 
 Which ranks are slow? That is in ``judging``; read ``judgement`` first: every source is judged there. ``judge`` finds, in one
-group, the ranks and hosts whose ``excess`` over their peers is beyond chance, and names them if healing them saves enough
-(``SlowRanks``). ``significance`` has the tests, ``healing`` what is saved, ``noise`` its error. ``moving`` has the waiting that
-no single rank causes. ``late`` finds ranks that come last at collectives, ``twins`` judges stages of few replicas. Beside the
-folder, ``profiled`` describes stragglers in profiled steps, ``pipelined`` bounds what healing a rank of a pipeline saves, and
-``doubts`` tells where the times of traces contradict a slow rank.
+group, the ranks and hosts whose ``excess`` over their peers is beyond chance (``outliers``), and names them if healing them
+saves enough (``SlowRanks``). ``significance`` has the tests, ``healing`` what is saved, ``noise`` its error. ``moving`` has the
+waiting that no single rank causes. ``late`` finds ranks that come last at collectives, ``twins`` judges stages of few replicas.
+Beside the folder, ``profiled`` describes stragglers in profiled steps, ``pipelined`` bounds what healing a rank of a pipeline
+saves, and ``doubts`` tells where the times of traces contradict a slow rank.
 
 Why are they slow? That is in ``reasons``. ``step_signals`` measures the excess of each phase and meter; ``trace_signals`` does
 for traces. These ``signals`` are looked up in the table of causes (``rankscope.analysis.causes``). ``physical`` looks up the

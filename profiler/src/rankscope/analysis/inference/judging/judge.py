@@ -12,7 +12,7 @@ Every source of own times is judged here, by the same rules, in this order:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import comb
 from typing import Final
@@ -26,16 +26,11 @@ from rankscope.analysis.evidence.step_table.steps import Matrix, Stored
 from rankscope.analysis.inference.judging.excess import Measure, excess, mean_excess, measures_of
 from rankscope.analysis.inference.judging.healing import Gain, as_in_other_steps, far_steps, gain_of, hosts_of, taking_part
 from rankscope.analysis.inference.judging.noise import noise_of
+from rankscope.analysis.inference.judging.outliers import Outliers, ranks_ahead
 from rankscope.analysis.inference.judging.significance import (
     LIMIT,
     UNCLEAR,
-    block_sums,
     blocks_needed,
-    gap_p_value,
-    looks,
-    p_value,
-    share_reaching,
-    widest_gap,
 )
 from rankscope.analysis.inference.judging.slow import FIXED, MINIMUM_EFFECT, SlowRanks
 from rankscope.analysis.result.analysis import Pattern
@@ -46,10 +41,6 @@ LEVEL: Final = 0.95
 
 FAR: Final = 0.3
 """Minimum share of steps with large excess of a rank with pattern ``fixed``; below, it is intermittent even if usually last."""
-
-_LIMITED: Final = 0.5
-"""Least mean of the limited excess of a slow rank, in multiples of that of the excess itself: a rank that is slow in half of the
-steps has at most half of the limit."""
 
 _WAITED_FOR: Final = 0.1
 """Minimum wait that a rank named beside others imposes, as a share of the mean over these ranks."""
@@ -110,15 +101,6 @@ def judge_ranks(times: OwnTimes, hosts: Mapping[int, str] | None = None) -> Grou
     return GroupAnswer(None, suspect, at_most, sure)
 
 
-@dataclass(frozen=True, slots=True)
-class _Outliers:
-    """Ranks whose own time is longer than that of all others."""
-
-    rows: list[int]
-    p_value: float
-    measure: Measure
-
-
 class _Case:
     """Own times of comparable ranks, and the steps of a judgement on them."""
 
@@ -134,9 +116,9 @@ class _Case:
         """Mean excess of each rank, [ranks]."""
         self.hosts = hosts_of(self.ranks, hosts)
 
-    def slow_ranks(self) -> list[_Outliers]:
+    def slow_ranks(self) -> list[Outliers]:
         """Return the ranks whose excess chance does not explain, most significant first."""
-        found: list[_Outliers] = []
+        found: list[Outliers] = []
         slow = np.zeros(len(self.own), dtype=bool)
         while (ahead := ranks_ahead(self.own, self.measures, slow, self.excess, self.limit)) is not None:
             if ahead.p_value > LIMIT:
@@ -146,7 +128,7 @@ class _Case:
         self.slow = slow
         return found
 
-    def slow_hosts(self) -> list[_Outliers]:
+    def slow_hosts(self) -> list[Outliers]:
         """Return the ranks of hosts that are slow although no single rank is: their ranks are slow one after the other."""
         rest = {
             host: [row for row in rows if not self.slow[row]]
@@ -166,12 +148,12 @@ class _Case:
         while (ahead := ranks_ahead(own, measures, floor, over, self.limit)) is not None and ahead.p_value <= LIMIT:
             floor[ahead.rows] = True
             rows = [row for at in ahead.rows for row in taking_part(self.excess, list(rest.values())[at])]
-            found.append(_Outliers(rows, ahead.p_value, self.measures[-1]))
+            found.append(Outliers(rows, ahead.p_value, self.measures[-1]))
         for one in found:
             self.slow[one.rows] = True
         return found
 
-    def named(self, tested: Sequence[_Outliers]) -> SlowRanks | None:
+    def named(self, tested: Sequence[Outliers]) -> SlowRanks | None:
         """Return the slow ranks if healing them saves enough; without those tested last that take away the certainty."""
         kept, behind = self._waited_for(tested)
         for count in range(len(kept), 0, -1):
@@ -180,7 +162,7 @@ class _Case:
                 return slow
         return None
 
-    def _waited_for(self, found: Sequence[_Outliers]) -> tuple[list[_Outliers], list[int]]:
+    def _waited_for(self, found: Sequence[Outliers]) -> tuple[list[Outliers], list[int]]:
         """Return those of ``found`` for which the others wait, and the rows of the rest: a slower rank comes after them."""
         rows = [row for ahead in found for row in ahead.rows]
         if len(rows) < 2 or self.times.savings is not None:
@@ -192,7 +174,7 @@ class _Case:
         kept = [replace(ahead, rows=rest) for ahead in found if (rest := [row for row in ahead.rows if row not in behind])]
         return kept, behind
 
-    def _slow(self, found: Sequence[_Outliers], behind: Sequence[int]) -> SlowRanks | None:
+    def _slow(self, found: Sequence[Outliers], behind: Sequence[int]) -> SlowRanks | None:
         rows, whole = self._with_hosts([row for ahead in found for row in ahead.rows])
         rows.sort(key=lambda row: -self.excess[row])
         slow = np.zeros(len(self.own), dtype=bool)
@@ -375,51 +357,3 @@ def _largest_cost(own: Stored, limit: float) -> tuple[float, float]:
 
 
 _COSTLIEST: Final = 8
-
-
-def ranks_ahead(
-    own: Stored, measures: Sequence[Measure], slow: NDArray[np.bool_], over: NDArray[np.float64], floor: float
-) -> _Outliers | None:
-    """Return the ranks with the widest gap to all others, or else the worst rank, among those not yet known to be ``slow``.
-
-    ``None`` when no rank has a mean excess ``over`` [ranks] of ``floor``, or when no more ranks can be outliers. There are two
-    tests, so p-values are corrected by ``looks``: of several ranks ahead of the others, then, if that is not certain, of the
-    worst rank alone. P-values also account for the other measures, as any of them may name the rank.
-    """
-    left = np.flatnonzero(~slow)
-    best: _Outliers | None = None
-    for measure in measures:
-        able = over[left] >= floor
-        if measure.limited:
-            able &= mean_excess(own, left, measure.at_most) >= _LIMITED * floor
-        most = min(len(own) // 2 - int(slow.sum()), int(able.sum()))
-        if most < 1:
-            continue
-        sums = measure.sums[:, left]
-        beside = [other.sums[:, left] for other in measures if other is not measure]
-        totals = np.where(able, sums.sum(axis=0), -np.inf)
-        order = np.argsort(-totals, kind="stable")
-        several, gap = widest_gap(sums.sum(axis=0)[order], most)
-        tests: list[tuple[int, Callable[[], float]]] = [
-            (several, lambda sums=sums, gap=gap, beside=beside: gap_p_value(sums, gap, beside)),  # type: ignore[misc]
-            (1, lambda sums=sums, first=int(order[0]), beside=beside: p_value(sums, first, beside)),  # type: ignore[misc]
-        ]
-        for count, chance in tests:
-            found = _Outliers([int(row) for row in left[order[:count]]], min(1.0, looks(len(left)) * chance()), measure)
-            if found.p_value <= LIMIT:
-                return found
-            if best is None or found.p_value < best.p_value:
-                best = found
-    return best
-
-
-def by_chance_elsewhere(times: OwnTimes, slow: SlowRanks, others: Sequence[OwnTimes]) -> float:
-    """Return the probability that a rank in ``others``, groups without a slow rank, has the excess of the worst of ``slow``.
-
-    Add it to the p-value of ``slow``, as correction for testing several groups.
-    """
-    if not others:
-        return 0.0
-    row = times.ranks.index(slow.ranks[0])
-    mean = float(mean_excess(times.own, np.arange(len(times.own)))[row])
-    return sum(share_reaching(block_sums(excess(one.own).T), mean * one.own.shape[1]) for one in others)

@@ -18,8 +18,9 @@ from typing import Generic, TypeVar
 
 from rankscope.analysis.collectives.waits.blame import Blame
 from rankscope.analysis.evidence.compared import OwnTimes
-from rankscope.analysis.inference.judging.judge import GroupAnswer, by_chance_elsewhere, judge_ranks
+from rankscope.analysis.inference.judging.judge import GroupAnswer, judge_ranks
 from rankscope.analysis.inference.judging.late import all_agree, find_late, too_few
+from rankscope.analysis.inference.judging.outliers import by_chance_elsewhere
 from rankscope.analysis.inference.judging.significance import LIMIT, blocks_needed
 from rankscope.analysis.inference.judging.slow import MINIMUM_EFFECT, SlowRanks
 from rankscope.analysis.inference.judging.twins import slow_twin
