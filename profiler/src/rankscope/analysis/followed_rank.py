@@ -105,5 +105,5 @@ class FollowedRank:
 
     @property
     def skipped(self) -> Skipped:
-        """Damaged parts of the streams, which were skipped."""
+        """Places in files that were skipped because they are damaged."""
         return self.steps.skipped | self.windows.skipped | self.collectives.skipped | self.durations.skipped
