@@ -5,7 +5,7 @@ usage: python -m benchmarks.alerts.watching [--days N] [--jobs N] [--starts N] [
 Simulates jobs of 64 ranks with steps of one second. The watcher looks every 5 s at the last 500 steps, with its own tests
 (``judge_ranks``), its own ledger and its own confirmation. "Before" is the same without the confirmation.
 
-The noise is that of ``noise.py``; its ``DISTURBED`` is reported beside the others.
+The noise is that of ``healthy_times.py``; its ``DISTURBED`` is reported beside the others.
 
 How the rates follow:
 
@@ -39,9 +39,9 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-from benchmarks.alerts.noise import DISTURBED, MORE, NOISES, RANKS, STEP_US, Noise, Own, own_times
+from benchmarks.alerts.healthy_times import DISTURBED, MORE, NOISES, RANKS, STEP_US, Noise, Own, own_times
 from benchmarks.common.budget import budget
-from benchmarks.common.limits import CONFIDENCE, binomial_limit, poisson_limit
+from benchmarks.common.upper_limits import CONFIDENCE, binomial_limit, poisson_limit
 from numpy.typing import NDArray
 
 from rankscope.alerts.owners import STRAGGLER
@@ -49,9 +49,9 @@ from rankscope.alerts.watch.conditions.candidate import Candidate, Subject
 from rankscope.alerts.watch.conditions.confirmation import Confirmation, next_test
 from rankscope.alerts.watch.ledger import FiringPolicy, Ledger
 from rankscope.analysis.evidence.typical import WARM_UP, warm_up
-from rankscope.analysis.inference.judge import judge_ranks
-from rankscope.analysis.inference.moving import moving_waits
-from rankscope.analysis.inference.slow import FIXED, MINIMUM_EFFECT, SlowRanks
+from rankscope.analysis.inference.judging.judge import judge_ranks
+from rankscope.analysis.inference.judging.moving import moving_waits
+from rankscope.analysis.inference.judging.slow import FIXED, MINIMUM_EFFECT, SlowRanks
 from rankscope.analysis.online import RECENT_STEPS, NewSteps
 
 LOOK_EVERY = 5

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -332,7 +333,8 @@ def test_energy_is_kept_for_the_next_exporter_of_this_boot(tmp_path: Path) -> No
 def test_another_users_link_or_pipe_is_replaced_and_neither_written_to_nor_waited_for(tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.write_text("precious")
-    for number, put in enumerate((lambda path: path.symlink_to(target), os.mkfifo)):
+    puts: list[Callable[[Path], object]] = [lambda path: path.symlink_to(target), os.mkfifo]
+    for number, put in enumerate(puts):
         folder = tmp_path / str(number)
         folder.mkdir()
         put(folder / "gpus.json")
