@@ -40,3 +40,17 @@ def test_pages_that_code_and_messages_name_exist() -> None:
     names = set(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split())
     assert len(names) > 30
     assert [name for name in sorted(names) if not (ROOT / name).exists()] == []
+
+
+def test_the_map_of_the_code_names_what_exists() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text().partition("## Why these libraries")[0]
+    names = sorted(set(re.findall(r"`([\w./*-]+)`", page)))
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    files = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    tree = "".join(f"/{file}\n" for file in files)
+    paths = [name for name in names if ("/" in name or name.endswith((".py", ".toml", ".yaml"))) and "FEATURE" not in name]
+    assert len(paths) > 80
+    assert [name for name in paths if not re.search("/" + re.escape(name).replace(r"\*", "[^/]*"), tree)] == []
+    code = "".join((ROOT / file).read_text() for file in files if "/src/" in file and file.endswith(".py"))
+    words = set(re.findall(r"\w+", code))
+    assert [name for name in names if re.fullmatch(r"[A-Z]\w+", name) and name not in words] == []
