@@ -133,10 +133,8 @@ def _facts(analysis: Analysis) -> list[Fact]:
         )
     if verdict.cost is not None:
         facts.append(Fact("Cost so far", wording.money(verdict.cost.amount, verdict.cost.currency)))
-    judged = judged_text(verdict, source.world_size)
     facts += [
-        _evidence(verdict, source),
-        *([Fact("Judged", judged, why="Ranks that were compared, and the steps in which they were")] if judged else []),
+        _judged_by(verdict, source),
         Fact(
             "Coverage",
             wording.percent(source.coverage),
@@ -156,11 +154,12 @@ def _ranks_there(source: Source) -> str:
     )
 
 
-def _evidence(verdict: Verdict, source: Source) -> Fact:
-    why, steps = "Which records the verdict rests on", _steps(verdict, source)
+def _judged_by(verdict: Verdict, source: Source) -> Fact:
+    why = f"Which records the verdict rests on, of the ranks that were compared: {_steps(verdict, source)}"
+    judged = judged_text(verdict, source.world_size) or _steps(verdict, source)
     if verdict.evidence_source is None:
-        return Fact("Evidence", steps, why=why)
-    return Fact("Evidence", wording.EVIDENCE[verdict.evidence_source], why=why, detail=steps)
+        return Fact("Judged by", judged, why=why)
+    return Fact("Judged by", wording.EVIDENCE[verdict.evidence_source], why=why, detail=judged)
 
 
 def _steps(verdict: Verdict, source: Source) -> str:
