@@ -144,6 +144,13 @@ def test_ranks_are_not_grouped_where_hosts_say_no_more(synthetic: Callable[..., 
     assert "\nhost " not in render_text(msgspec.structs.replace(small, ranks=one_each))
 
 
+def test_ranks_that_are_slow_in_turn_are_not_marked(synthetic: Callable[..., Any]) -> None:
+    analysis = analyze([synthetic(plan=lambda rank, _step: {"us": 60_000} if rank == 2 else None).write()])
+    assert "< at fault" in render_text(analysis)
+    verdict = msgspec.structs.replace(analysis.verdict, pattern="rotating", rank=None, ranks=[0, 2])
+    assert "<" not in render_text(msgspec.structs.replace(analysis, verdict=verdict))
+
+
 def test_rare_steps_and_an_excluded_cost_are_lines_of_the_answer(synthetic: Callable[..., Any]) -> None:
     found = analyze([synthetic(steps=12).write()])
     rare = RareSteps(

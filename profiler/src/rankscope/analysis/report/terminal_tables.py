@@ -86,7 +86,8 @@ def _host_row(row: HostResult, *, stepped: bool) -> list[str]:
 
 def rank_table(analysis: Analysis, width: int, most: int = SHOWN_ROWS) -> str:
     """Return all ranks of a small job; else the ranks at fault, then those with the longest own time."""
-    at_fault = set(analysis.verdict.ranks)
+    verdict = analysis.verdict
+    at_fault: set[int] = set() if verdict.pattern == "rotating" else set(verdict.ranks)
     shown = _shown_ranks(analysis, at_fault, most)
     if not shown:
         return ""
