@@ -76,3 +76,7 @@ def test_rare_steps_have_their_share_of_the_time() -> None:
     )
     assert "37% of the run's time" in rare_text(rare)
     assert rare_text(rare).endswith("S.")
+
+
+def test_a_question_among_sentences_has_one_mark() -> None:
+    assert sentences(["Load ahead", "What takes longer there?", "Compare"]) == "Load ahead. What takes longer there? Compare"

@@ -8,7 +8,7 @@ from typing import Final
 from rankscope.analysis.result.analysis import Analysis, CollectiveMatching
 from rankscope.analysis.result.collectives import CollectiveBandwidth, DirectedWait
 from rankscope.analysis.result.costs import WaterfallPart
-from rankscope.analysis.result.text import aligned, cell, counted, fitting, reasons_text, size, wrapped
+from rankscope.analysis.result.text import aligned, cell, counted, fitting, reasons_text, sentences, size, wrapped
 from rankscope.base.text import format_duration, shortened
 
 BARS: Final = 24
@@ -104,7 +104,7 @@ def leak_text(analysis: Analysis, width: int) -> str:
 def advice_text(analysis: Analysis, width: int) -> str:
     """Return the first three pieces of advice, the most that can be saved first; the JSON has all."""
     advice = analysis.advice
-    following = ". ".join(analysis.verdict.next)
+    following = sentences(analysis.verdict.next)
     if all(row.action in following for row in advice):
         return ""
     unit = "step" if analysis.waterfall is None else analysis.waterfall.unit

@@ -79,6 +79,11 @@ def joined(items: Sequence[str], most: int | None = None) -> str:
     return " and ".join([*([", ".join(shown[:-1])] if len(shown) > 1 else []), *shown[-1:]])
 
 
+def sentences(texts: Iterable[str]) -> str:
+    """Return texts as sentences after each other; a question has its mark already."""
+    return ". ".join(texts).replace("?. ", "? ")
+
+
 def units_text(ranks: Sequence[int], hosts: Mapping[int, str], whole_hosts: Sequence[str]) -> str:
     """Name the ranks and hosts at fault: ``host n3 (ranks 25 to 31, 7 of its 8 ranks) and rank 40``.
 
