@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankscope.analysis.result.analysis import RareSteps, Verdict
-from rankscope.analysis.result.text import excluded_text, joined, judged_text, rare_text, saves_text, units_text
+from rankscope.analysis.result.text import excluded_text, joined, judged_text, rare_text, saves_text, sentences, units_text
 
 HOSTS = {rank: f"node{rank // 8:04}" for rank in range(64)}
 
