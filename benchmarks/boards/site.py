@@ -43,14 +43,10 @@ KEPT_LONG = re.compile(r"up|gpu_info|gpu_up|gpu_xid_\w+|gpu_metric_absent_info|g
 GROWTH = {
     "rank_last_step_timestamp_seconds": 1.0,
     "gpu_energy_joules_total": 250.0,
-    "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": 2.5e5,
 }
 """Growth per second of series that the templates do not show: there, time stands still and no energy is used."""
 NOISE = 0.02
-_WAVERS = re.compile(
-    r".*(_watts|_celsius|_ratio|_bytes_per_second|_used_bytes|_free_bytes)|gpu_clock_hertz|nccl_\w+"
-    r"|DCGM_FI_(DEV_(GPU_TEMP|MEMORY_TEMP|POWER_USAGE|SM_CLOCK|FB_USED|FB_FREE|\w*UTIL)|PROF_\w+)"
-)
+_WAVERS = re.compile(r".*(_watts|_celsius|_ratio|_bytes_per_second|_used_bytes|_free_bytes)|gpu_clock_hertz|nccl_\w+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +130,10 @@ def _page(url: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], tuple[float
     with urllib.request.urlopen(url, timeout=10) as answer:
         text = answer.read().decode()
     return {
-        # The parser adds _total to counters, which those of DCGM do not have.
-        (_dcgm_name(sample.name), tuple(sample.labels.items())): (sample.value, family.type)
+        (sample.name, tuple(sample.labels.items())): (sample.value, family.type)
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
-
-
-def _dcgm_name(name: str) -> str:
-    return name.removesuffix("_total") if name.startswith("DCGM_") else name
 
 
 def _lines(before: dict, after: dict, seconds: float, job: str, port: int) -> Iterator[Line]:  # type: ignore[type-arg]
@@ -172,7 +163,7 @@ def _template(library: Path, port: int, kind: str) -> list[Line]:
         slow = SLOW_RANK if kind == "troubled" else None
         ranks = None if kind == "idle" else _Ranks(folder / "spool", slow=slow)
         command = [sys.executable, "-m", "rankscope", "exporter", "--listen", f"127.0.0.1:{port}", "--interval", "1s"]
-        command += ["--host", "node1", "--compat", "dcgm", "--no-xid.kernel-log", "--expected-gpus", str(GPUS)]
+        command += ["--host", "node1", "--no-xid.kernel-log", "--expected-gpus", str(GPUS)]
         command += ["--spool", str(folder / "spool"), "--state-dir", str(folder / "state"), "--jobs.slurm-dir", str(slurm)]
         command += ["--control.socket", str(folder / "control.sock")]
         process = subprocess.Popen(command, env={**os.environ, **driver.env}, stderr=subprocess.DEVNULL)
@@ -181,18 +172,17 @@ def _template(library: Path, port: int, kind: str) -> list[Line]:
             if kind == "troubled":
                 driver.xid(0, 31)
                 time.sleep(3)
-            pages = [f"http://127.0.0.1:{port}{path}" for path in ("/metrics", "/dcgm/metrics")]
-            first = [_page(page) for page in pages]
+            url = f"http://127.0.0.1:{port}/metrics"
+            first = _page(url)
             if ranks is not None:
                 ranks.go_on(int(BETWEEN_S))
             time.sleep(BETWEEN_S)
-            second = [_page(page) for page in pages]
+            second = _page(url)
         finally:
             process.terminate()
             process.wait(20)
     return [
-        *_lines(first[0], second[0], BETWEEN_S, "gpus", 9838),
-        *_lines(first[1], second[1], BETWEEN_S, "dcgm", 9400),
+        *_lines(first, second, BETWEEN_S, "gpus", 9838),
         *_node_exporter("" if kind == "idle" else _collectives(slow)),
     ]
 
@@ -245,7 +235,7 @@ def site(hosts: int, port: int, start_s: int) -> list[Block]:
     seen: set[str] = set()
     for host, run in enumerate(_runs_of(hosts)):
         alive = host < hosts - 1
-        for job, listening in (("gpus", 9838), ("dcgm", 9400), ("node", 9100)):
+        for job, listening in (("gpus", 9838), ("node", 9100)):
             labels = {"__name__": "up", "job": job, "instance": f"node{host:03d}:{listening}"}
             found[True].append((label_bytes(labels), float(alive), 0.0, 0.0))
         if not alive:

@@ -61,7 +61,7 @@ def cancel_button(error: NotReadyError, of: str) -> list[Component]:
     if error.job is None:
         return []
     identifier: Any = {"type": CANCEL, "job": error.job, "of": of}
-    return [html.Div(dmc.Button("Cancel", id=identifier, size="compact-xs", variant="default"))]
+    return [html.Div(dmc.Button("Cancel", id=identifier, size="compact-xs", variant="default"), className="cancel")]
 
 
 def line(text: Line) -> list[Component | str]:

@@ -309,7 +309,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         {"value": str(one.first), "label": f"{one.steps} · {count(one.ranks, 'rank')}"} for one in reversed(windows.windows)
     ]
     shown = windows.chosen(state.window)
-    chosen = replace(state, window=None if shown is None else shown.first)
+    chosen = state if shown is None or state.window is None else replace(state, window=shown.first)
     return [
         Section(
             name="timeline",
@@ -330,7 +330,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                 ),
                 Part("timeline-facts", lambda: _facts(run, state)),
             ],
-            tools=[choice("window", "Window", options, chosen, width=230), rank_choice(state)],
+            tools=[choice("window", "Window", options, chosen, width=230, nothing=options[0]["label"]), rank_choice(state)],
         ),
         Section(
             name="arrival",
