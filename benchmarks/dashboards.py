@@ -8,7 +8,7 @@ of records of all its ranks while a page of it is open. Last, the offline report
 The peers: a plain Dash page with a line of 100 points, which is the time of Dash and Plotly with little to show; and the heat
 map's matrix as a plain Plotly figure.
 
-    python benchmarks/dashboards.py [--ranks 1024] [--steps 10000] [--run RUN] [--repeats 5]
+    python benchmarks/dashboards.py [--ranks 1024] [--steps 10000] [--run RUN] [--repeats 5] [--first-view]
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import dash
 import httpx
@@ -38,7 +39,7 @@ import plotly
 import plotly.graph_objects as go
 from budget import budget
 from make_run import MEANS_US, TRANSFER_US, Shape, begin_run, grow_run
-from playwright.sync_api import Browser, Page, Playwright, Request, ViewportSize, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Playwright, Request, ViewportSize, sync_playwright
 from process_memory import peak_beside, pss_bytes
 
 from rankscope.dashboards.registry import VIEWS
@@ -52,7 +53,7 @@ NEW_SECONDS = 30.0
 WORKERS = len(os.sched_getaffinity(0))
 CHROMIUM_ARGS = ["--no-sandbox", "--disable-gpu"]
 VIEWPORT: ViewportSize = {"width": 1440, "height": 900}
-UPDATE = "/_dash-update-component"
+UPDATE, PAGE = "/_dash-update-component", "/api/page"
 BEEN_HERE = 4
 """Number of page loads after which Chromium keeps the compiled scripts."""
 PLAIN_PAGE = """
@@ -80,15 +81,18 @@ DRAWN = """() => {
     && figures.every(figure => figure.querySelector('.main-svg')) && document.querySelector('[role=progressbar]') === null;
 }"""
 """JavaScript condition: every figure is drawn, and no result is pending."""
+VERDICT = "() => document.querySelector('#verdict .sentence') !== null"
+"""JavaScript condition: the text of the verdict is on the page."""
 DERIVED_WITHIN_MS = 40 * 60_000
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request that a page made, and the time and size of its answer."""
+    """A request that a page made, and the time and size of its answer. ``body``: ``None`` of a page's content."""
 
     view: str
-    body: str
+    address: str
+    body: str | None
     seconds: float
     answered_bytes: int
 
@@ -125,35 +129,72 @@ def looked_at(browser: Browser, view: str, asked: list[Asked]) -> Iterator[Page]
         yield page
         for request in made:
             response = request.response()
-            if UPDATE in request.url and request.post_data is not None and response is not None:
+            address = urlsplit(request.url)
+            if address.path in (UPDATE, PAGE) and response is not None:
                 took = request.timing["responseEnd"] - request.timing["requestStart"]
-                asked.append(Asked(view, request.post_data, took / 1e3, len(response.body())))
+                path = address.path if address.path == UPDATE else f"{address.path}?{address.query}"
+                asked.append(Asked(view, path, request.post_data, took / 1e3, len(response.body())))
 
 
 def seconds_to_draw(page: Page, address: str) -> float:
     """Return the seconds from opening an address until all figures are drawn."""
+    return seconds_until(page, address, [DRAWN])[0]
+
+
+def seconds_until(page: Page, address: str, conditions: Sequence[str]) -> list[float]:
+    """Return the seconds from opening an address until each of the JavaScript conditions holds, one after the other."""
     begin = time.perf_counter()
-    page.goto(address)
-    page.wait_for_function(DRAWN, timeout=DERIVED_WITHIN_MS)
-    seconds = time.perf_counter() - begin
+    page.goto(address, wait_until="commit")
+    seconds: list[float] = []
+    for condition in conditions:
+        page.wait_for_function(condition, timeout=DERIVED_WITHIN_MS)
+        seconds.append(time.perf_counter() - begin)
     page.wait_for_load_state("networkidle")
     return seconds
 
 
-def seconds_of_a_known_browser(playwright: Playwright, chromium: str, address: str, repeats: int) -> list[float]:
-    """Return the seconds of each view of an address by a browser that has opened it before, each in a new tab."""
+@dataclass(frozen=True, slots=True)
+class FirstViews:
+    """Seconds of each view by browsers that have opened the page before, and of each by a fresh browser."""
+
+    verdict: list[float]
+    """Until the text of the verdict is shown."""
+    drawn: list[float]
+    plain: list[float]
+    """Of the plain page of Dash's, until its figure is drawn."""
+    fresh: list[float]
+    fresh_plain: list[float]
+
+
+def first_views(playwright: Playwright, browser: Browser, chromium: str, address: str, repeats: int) -> FirstViews:
+    """Open the overview and the plain page in turn, so that both meet the same load of the machine."""
+    told("the overview, again and again; a plain page of Dash's, too")
+    with (
+        answering([sys.executable, "-c", PLAIN_PAGE], dict(os.environ)) as (plain_url, _),
+        known_browser(playwright, chromium) as ours,
+        known_browser(playwright, chromium) as plains,
+    ):
+        seconds: list[tuple[float, float, float]] = []
+        for _ in range(BEEN_HERE + repeats):
+            with ours.new_page() as page:
+                verdict, drawn = seconds_until(page, address, [VERDICT, DRAWN])
+            with plains.new_page() as page:
+                seconds.append((verdict, drawn, seconds_to_draw(page, plain_url)))
+        fresh, fresh_plain = seconds_of_fresh_browsers(browser, (address, plain_url), repeats)
+    known = [list(column) for column in zip(*seconds[BEEN_HERE:], strict=True)]
+    return FirstViews(*known, fresh, fresh_plain)
+
+
+@contextmanager
+def known_browser(playwright: Playwright, chromium: str) -> Iterator[BrowserContext]:
+    """Yield a browser that keeps what it has loaded and compiled."""
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,
         playwright.chromium.launch_persistent_context(
             profile, executable_path=chromium, args=CHROMIUM_ARGS, viewport=VIEWPORT
         ) as session,
     ):
-        seconds: list[float] = []
-        for _ in range(BEEN_HERE + repeats):
-            page = session.new_page()
-            seconds.append(seconds_to_draw(page, address))
-            page.close()
-        return seconds[BEEN_HERE:]
+        yield session
 
 
 def seconds_of_fresh_browsers(browser: Browser, addresses: Sequence[str], repeats: int) -> list[list[float]]:
@@ -195,9 +236,9 @@ def replayed(url: str, asked: list[Asked], repeats: int) -> list[tuple[str, floa
 def timed(client: httpx.Client, url: str, one: Asked) -> float:
     """Return the seconds of one request."""
     begin = time.perf_counter()
-    client.post(
-        f"{url}{UPDATE}", content=one.body, headers={"Content-Type": "application/json", "Origin": url}
-    ).raise_for_status()
+    method = "GET" if one.body is None else "POST"
+    headers = {"Content-Type": "application/json", "Origin": url}
+    client.request(method, f"{url}{one.address}", content=one.body, headers=headers).raise_for_status()
     return time.perf_counter() - begin
 
 
@@ -308,6 +349,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--run", type=Path, help="written by make_run.py with these ranks and steps; it will have grown")
+    parser.add_argument("--first-view", action="store_true", help="measure only the first view of the overview")
     args = parser.parse_args()
     shape = Shape(ranks=args.ranks, steps=args.steps)
     chromium = shutil.which("chromium")
@@ -317,7 +359,7 @@ def main() -> None:
         run = args.run or written(Path(folder) / "runs" / "run", shape)
         run_id = RunReader(run).info.run_id
         browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGS)
-        load_before = os.getloadavg()[0]
+        about = {"ranks": args.ranks, "steps": args.steps, "load_before": round(os.getloadavg()[0], 1)}
         cache = Path(folder) / "cache"
         with served(run, cache) as (url, pid):
             address = f"{url}/run/{run_id}"
@@ -325,15 +367,14 @@ def main() -> None:
             with peak_beside(cache) as making:
                 with looked_at(browser, "cold", []) as page:
                     cold_s = seconds_to_draw(page, address)
-                told("what-if, nothing derived yet")
-                with looked_at(browser, "cold", []) as page:
-                    whatif_s = seconds_to_draw(page, f"{address}/whatif")
-            told("the overview, again and again; a plain page of Dash's, too")
-            with answering([sys.executable, "-c", PLAIN_PAGE], dict(os.environ)) as (plain_url, _):
-                first, plain_first = (
-                    seconds_of_a_known_browser(playwright, chromium, at, args.repeats) for at in (address, plain_url)
-                )
-                fresh, plain = seconds_of_fresh_browsers(browser, (address, plain_url), args.repeats)
+                if not args.first_view:
+                    told("what-if, nothing derived yet")
+                    with looked_at(browser, "cold", []) as page:
+                        whatif_s = seconds_to_draw(page, f"{address}/whatif")
+            first = first_views(playwright, browser, chromium, address, args.repeats)
+            if args.first_view:
+                print_results(about, figures_of(first), first_view_budgets(first))
+                return
             asked: list[Asked] = []
             views = seconds_of_views(browser, address, asked)
             told(f"{len(asked)} requests, {args.repeats} times one by one")
@@ -350,17 +391,12 @@ def main() -> None:
     plain_s, plain_bytes = plain_figure(args.ranks, min(args.steps, 1000))
     slowest = max({view for view, _ in alone}, key=lambda of: percentile([s for view, s in alone if view == of], 0.95))
     figures: dict[str, Any] = {
-        "ranks": args.ranks,
-        "steps": args.steps,
         "cold_s": round(cold_s, 2),
         "whatif_cold_s": round(whatif_s, 2),
         "report_cold_s": round(report_s, 2),
         "making_peak_bytes": making[0],
         "following_peak_bytes": following[0],
-        "first_view_s": rounded(first),
-        "first_view_fresh_browser_s": rounded(fresh),
-        "plain_dash_first_view_s": rounded(plain_first),
-        "plain_dash_fresh_browser_s": rounded(plain),
+        **figures_of(first),
         "views_s": {view: round(float(np.median(seconds)), 3) for view, seconds in views.items()},
         "requests": len(asked),
         "callback_p50_s": round(percentile([seconds for _, seconds in alone], 0.5), 4),
@@ -380,13 +416,9 @@ def main() -> None:
         "live_written_to_shown_s": rounded(seen),
         "plain_plotly_1000_steps_s": round(plain_s, 3),
         "plain_plotly_1000_steps_bytes": plain_bytes,
-        "load_before": round(load_before, 1),
-        "load_after": round(os.getloadavg()[0], 1),
     }
     budgets = [
-        budget("first_view_s", float(np.median(first)), FIRST_VIEW_S),
-        budget("first_view_over_plain_dash", float(np.median(first) / np.median(plain_first)), OF_PLAIN),
-        budget("first_view_fresh_browser_over_plain_dash", float(np.median(fresh) / np.median(plain)), OF_PLAIN),
+        *first_view_budgets(first),
         budget("whatif_cold_s", whatif_s, WHATIF_S),
         budget("report_cold_s", report_s, REPORT_S),
         budget("callback_p95_s", percentile([seconds for _, seconds in alone], 0.95), CALLBACK_P95_S),
@@ -395,11 +427,40 @@ def main() -> None:
         budget("users_20_p95_s", percentile(together, 0.95), USERS_P95_S),
         budget("live_update_s", float(np.median(updates)), LIVE_S),
     ]
+    print_results(about, figures, budgets)
+
+
+def figures_of(first: FirstViews) -> dict[str, list[float]]:
+    """Return the measured seconds of the first views."""
+    return {
+        "first_view_s": rounded(first.drawn),
+        "first_view_verdict_s": rounded(first.verdict),
+        "first_view_fresh_browser_s": rounded(first.fresh),
+        "plain_dash_first_view_s": rounded(first.plain),
+        "plain_dash_fresh_browser_s": rounded(first.fresh_plain),
+    }
+
+
+def first_view_budgets(first: FirstViews) -> list[dict[str, Any]]:
+    """Return the budgets of the first views."""
+    return [
+        budget("first_view_s", float(np.median(first.drawn)), FIRST_VIEW_S),
+        budget("first_view_over_plain_dash", float(np.median(first.drawn) / np.median(first.plain)), OF_PLAIN),
+        budget("first_view_verdict_over_plain_dash", float(np.median(first.verdict) / np.median(first.plain)), OF_PLAIN),
+        budget(
+            "first_view_fresh_browser_over_plain_dash", float(np.median(first.fresh) / np.median(first.fresh_plain)), OF_PLAIN
+        ),
+    ]
+
+
+def print_results(about: dict[str, Any], figures: dict[str, Any], budgets: list[dict[str, Any]]) -> None:
+    """Print the result. ``about``: the measured run and the load before."""
     environment = {
         "python": platform.python_version(), "dash": dash.__version__, "plotly": plotly.__version__, "numpy": np.__version__,
         "cpus": WORKERS,
     }  # fmt: skip
-    print(json.dumps({"figures": figures, "budgets": budgets, "environment": environment}, indent=2))
+    load = {"load_after": round(os.getloadavg()[0], 1)}
+    print(json.dumps({"figures": {**about, **figures, **load}, "budgets": budgets, "environment": environment}, indent=2))
 
 
 if __name__ == "__main__":

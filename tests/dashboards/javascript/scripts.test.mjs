@@ -158,12 +158,37 @@ test("a page whose early request failed is asked for again", async () => {
 
 test("what draws figures runs only once a figure awaits it", async () => {
   const { window, appended } = opening([response(200, {})]);
-  assert.deepEqual(appended.map((part) => [part.rel, part.href]), [["preload", "/plotly.js"]]);
+  assert.deepEqual([appended[0].rel, appended[0].href], ["preload", "/plotly.js"]);
+  assert.ok(appended.every((part) => part.rel === "preload"));
   const drawing = Promise.all([window.Plotly, window.Plotly]);
-  await until(() => appended.length > 1);
-  appended[1].onload();
+  await until(() => appended.some((part) => part.src));
+  appended.at(-1).onload();
   await drawing;
-  assert.deepEqual(appended.map((part) => part.src).slice(1), ["/plotly.js"]);
+  assert.deepEqual(appended.flatMap((part) => part.src ?? []), ["/plotly.js"]);
+});
+
+test("the library of the tables is loaded once, with the first table, and its tables stay the same", async () => {
+  let loader = null;
+  const appended = [];
+  const window = load(["assets/grid.js"], {
+    React: { lazy: (load) => (loader = load), createElement: () => null, Suspense: {} },
+    document: {
+      createElement: element,
+      getElementById: () => Object.assign(element(), { getAttribute: () => "/grid.js" }),
+      head: { append: (part) => appended.push(part) },
+    },
+  });
+  const before = window.dash_ag_grid.AgGrid;
+  const api = window.dash_ag_grid.getApiAsync("g");
+  const loaded = loader();
+  assert.deepEqual(appended.map((part) => part.src), ["/grid.js"]);
+  const Real = () => null;
+  window.dash_ag_grid = { AgGrid: Real, getApi: () => null, getApiAsync: async (id) => `api of ${id}` };
+  appended[0].onload();
+  assert.equal((await loaded).default, Real);
+  assert.equal(await api, "api of g");
+  assert.equal(window.dash_ag_grid.AgGrid, before);
+  assert.ok(window.dash_ag_grid.getApi);
 });
 
 test("a page whose session has ended goes to the login and comes back", async () => {

@@ -1,15 +1,17 @@
 // Runs before anything is painted, so that a dark page never flashes white.
 (function () {
-  // What draws the figures is the largest file by far. It is loaded now on pages with figures, but runs only once Dash awaits it
-  // to draw one: the text of the page comes first. Dash would load it by an address that browsers do not keep.
+  // What draws the figures is the largest file by far. Pages with figures load it now, but it runs only once Dash awaits it to draw
+  // a figure: the text of the page comes first. Dash itself would load it by an address that browsers do not keep.
   var plotly = document.currentScript.dataset.plotly;
   if (/^\/(run\/|compare|alerts|lost-hours)/.test(location.pathname)) {
-    var loading = document.createElement("link");
-    loading.rel = "preload";
-    loading.as = "script";
-    loading.href = plotly;
-    loading.fetchPriority = "low";
-    document.head.append(loading);
+    [plotly, "/_dash-component-suites/dash/dcc/async-graph.js"].forEach(function (script) {
+      var loading = document.createElement("link");
+      loading.rel = "preload";
+      loading.as = "script";
+      loading.href = script;
+      loading.fetchPriority = "low";
+      document.head.append(loading);
+    });
   }
   var drawing = null;
   window.Plotly = {
