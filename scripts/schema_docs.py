@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from rankscope.cli.schema import SCHEMAS
+from rankscope.cli.verbs.schema import SCHEMAS
 
 DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
 RESULTS: Final = {

@@ -1,0 +1,1 @@
+"""``rankscope capture``: requests to the ranks of a live run."""

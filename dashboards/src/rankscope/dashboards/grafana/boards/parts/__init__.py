@@ -1,0 +1,1 @@
+"""Parts of the boards: the frame, panels, queries, and what several boards show."""
