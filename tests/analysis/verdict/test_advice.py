@@ -505,7 +505,7 @@ def test_every_physical_reason_has_a_remedy_of_its_own() -> None:
 
 
 def test_every_row_is_documented() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "analysis.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "analysis-advice.md").read_text()
     for row in RECOMMENDED:
         signs = {">=": "≥", "<": "<"}
         evidence = ", ".join(f"{when.figure} {signs[when.comparison]} {when.limit:g}" for when in row.when)

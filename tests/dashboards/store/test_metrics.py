@@ -28,7 +28,7 @@ from rankscope.runs.segment_writer import JsonLinesWriter
 WriteRun = Callable[..., Path]
 SLOW = 2
 LIGHT = PALETTES["light"]
-DOCUMENT = Path(__file__).parents[3] / "docs" / "dashboard.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "dashboard-reference.md"
 
 
 def silent(_progress: Progress) -> None:
