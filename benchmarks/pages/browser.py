@@ -13,9 +13,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from benchmarks.common.make_run import MEANS_US, TRANSFER_US, Shape, grow_run
-from playwright.sync_api import Browser, Page, Playwright, Request, ViewportSize
+from playwright.sync_api import Browser, BrowserContext, Page, Playwright, Request, ViewportSize
 
 from rankscope.dashboards.registry import VIEWS
 from rankscope.runs.reader import RunReader
@@ -25,9 +26,26 @@ SELECTIONS = ("", "?rank=517", "?steps=2000-2400&rank=517", "?metric=wall_us", "
 NEW_SECONDS = 30.0
 CHROMIUM_ARGS = ["--no-sandbox", "--disable-gpu"]
 VIEWPORT: ViewportSize = {"width": 1440, "height": 900}
-UPDATE = "/_dash-update-component"
+UPDATE, PAGE = "/_dash-update-component", "/api/page"
 BEEN_HERE = 4
 """Number of page loads after which Chromium keeps the compiled scripts."""
+PLAIN_PAGE = """
+import dash, plotly.graph_objects as go
+from dash import dcc, html
+app = dash.Dash(__name__, assets_folder="none")
+line = go.Figure(go.Scatter(y=[number % 7 for number in range(100)]))
+figure = html.Figure([dcc.Graph(figure=line), html.Figcaption("a line")], className="figure")
+app.layout = html.Div([figure], id="view")
+import gunicorn.app.base
+class Server(gunicorn.app.base.BaseApplication):
+    def load_config(self):
+        self.cfg.set("bind", "127.0.0.1:0")
+        self.cfg.set("threads", 4)
+        self.cfg.set("when_ready", lambda server: print(server.LISTENERS[0], flush=True))
+    def load(self):
+        return app.server
+Server().run()
+"""
 DRAWN = """() => {
   const figures = [...document.querySelectorAll('#view figure.figure')];
   const says = figures.map(figure => figure.querySelector('figcaption').textContent);
@@ -36,15 +54,18 @@ DRAWN = """() => {
     && figures.every(figure => figure.querySelector('.main-svg')) && document.querySelector('[role=progressbar]') === null;
 }"""
 """JavaScript condition: every figure is drawn, and no result is pending."""
+VERDICT = "() => document.querySelector('#verdict .sentence') !== null"
+"""JavaScript condition: the text of the verdict is on the page."""
 DERIVED_WITHIN_MS = 40 * 60_000
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request that a page made, and the time and size of its answer."""
+    """A request that a page made, and the time and size of its answer. ``body``: ``None`` of a page's content."""
 
     view: str
-    body: str
+    address: str
+    body: str | None
     seconds: float
     answered_bytes: int
 
@@ -81,35 +102,72 @@ def looked_at(browser: Browser, view: str, asked: list[Asked]) -> Iterator[Page]
         yield page
         for request in made:
             response = request.response()
-            if UPDATE in request.url and request.post_data is not None and response is not None:
+            address = urlsplit(request.url)
+            if address.path in (UPDATE, PAGE) and response is not None:
                 took = request.timing["responseEnd"] - request.timing["requestStart"]
-                asked.append(Asked(view, request.post_data, took / 1e3, len(response.body())))
+                path = address.path if address.path == UPDATE else f"{address.path}?{address.query}"
+                asked.append(Asked(view, path, request.post_data, took / 1e3, len(response.body())))
 
 
 def seconds_to_draw(page: Page, address: str) -> float:
     """Return the seconds from opening an address until all figures are drawn."""
+    return seconds_until(page, address, [DRAWN])[0]
+
+
+def seconds_until(page: Page, address: str, conditions: Sequence[str]) -> list[float]:
+    """Return the seconds from opening an address until each of the JavaScript conditions holds, one after the other."""
     begin = time.perf_counter()
-    page.goto(address)
-    page.wait_for_function(DRAWN, timeout=DERIVED_WITHIN_MS)
-    seconds = time.perf_counter() - begin
+    page.goto(address, wait_until="commit")
+    seconds: list[float] = []
+    for condition in conditions:
+        page.wait_for_function(condition, timeout=DERIVED_WITHIN_MS)
+        seconds.append(time.perf_counter() - begin)
     page.wait_for_load_state("networkidle")
     return seconds
 
 
-def seconds_of_a_known_browser(playwright: Playwright, chromium: str, address: str, repeats: int) -> list[float]:
-    """Return the seconds of each view of an address by a browser that has opened it before, each in a new tab."""
+@dataclass(frozen=True, slots=True)
+class FirstViews:
+    """Seconds of each view by browsers that have opened the page before, and of each by a fresh browser."""
+
+    verdict: list[float]
+    """Until the text of the verdict is shown."""
+    drawn: list[float]
+    plain: list[float]
+    """Of the plain page of Dash's, until its figure is drawn."""
+    fresh: list[float]
+    fresh_plain: list[float]
+
+
+def first_views(playwright: Playwright, browser: Browser, chromium: str, address: str, repeats: int) -> FirstViews:
+    """Open the overview and the plain page in turn, so that both meet the same load of the machine."""
+    told("the overview, again and again; a plain page of Dash's, too")
+    with (
+        answering([sys.executable, "-c", PLAIN_PAGE], dict(os.environ)) as (plain_url, _),
+        known_browser(playwright, chromium) as ours,
+        known_browser(playwright, chromium) as plains,
+    ):
+        seconds: list[tuple[float, float, float]] = []
+        for _ in range(BEEN_HERE + repeats):
+            with ours.new_page() as page:
+                verdict, drawn = seconds_until(page, address, [VERDICT, DRAWN])
+            with plains.new_page() as page:
+                seconds.append((verdict, drawn, seconds_to_draw(page, plain_url)))
+        fresh, fresh_plain = seconds_of_fresh_browsers(browser, (address, plain_url), repeats)
+    known = [list(column) for column in zip(*seconds[BEEN_HERE:], strict=True)]
+    return FirstViews(*known, fresh, fresh_plain)
+
+
+@contextmanager
+def known_browser(playwright: Playwright, chromium: str) -> Iterator[BrowserContext]:
+    """Yield a browser that keeps what it has loaded and compiled."""
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,
         playwright.chromium.launch_persistent_context(
             profile, executable_path=chromium, args=CHROMIUM_ARGS, viewport=VIEWPORT
         ) as session,
     ):
-        seconds: list[float] = []
-        for _ in range(BEEN_HERE + repeats):
-            page = session.new_page()
-            seconds.append(seconds_to_draw(page, address))
-            page.close()
-        return seconds[BEEN_HERE:]
+        yield session
 
 
 def seconds_of_fresh_browsers(browser: Browser, addresses: Sequence[str], repeats: int) -> list[list[float]]:

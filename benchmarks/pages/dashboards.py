@@ -8,7 +8,7 @@ of records of all its ranks while a page of it is open. Last, the offline report
 The peers: a plain Dash page with a line of 100 points, which is the time of Dash and Plotly with little to show; and the heat
 map's matrix as a plain Plotly figure.
 
-    python -m benchmarks.pages.dashboards [--ranks 1024] [--steps 10000] [--run RUN] [--repeats 5]
+    python -m benchmarks.pages.dashboards [--ranks 1024] [--steps 10000] [--run RUN] [--repeats 5] [--first-view]
 """
 
 from __future__ import annotations
@@ -37,14 +37,12 @@ from benchmarks.common.make_run import Shape, begin_run, grow_run
 from benchmarks.common.process_memory import peak_beside, pss_bytes
 from benchmarks.pages.browser import (
     CHROMIUM_ARGS,
-    UPDATE,
     WORKERS,
     Asked,
-    answering,
+    FirstViews,
+    first_views,
     live_updates,
     looked_at,
-    seconds_of_a_known_browser,
-    seconds_of_fresh_browsers,
     seconds_of_views,
     seconds_to_draw,
     served,
@@ -57,23 +55,6 @@ from rankscope.runs.reader import RunReader
 FIRST_VIEW_S, CALLBACK_P95_S, PAYLOAD_BYTES, SERVER_BYTES, USERS_P95_S, LIVE_S = 1.0, 0.1, 1.5e6, 600 * 2**20, 1.0, 0.5
 WHATIF_S, REPORT_S, OF_PLAIN = 20.0, 10.0, 1.5
 USERS = 20
-PLAIN_PAGE = """
-import dash, plotly.graph_objects as go
-from dash import dcc, html
-app = dash.Dash(__name__, assets_folder="none")
-line = go.Figure(go.Scatter(y=[number % 7 for number in range(100)]))
-figure = html.Figure([dcc.Graph(figure=line), html.Figcaption("a line")], className="figure")
-app.layout = html.Div([figure], id="view")
-import gunicorn.app.base
-class Server(gunicorn.app.base.BaseApplication):
-    def load_config(self):
-        self.cfg.set("bind", "127.0.0.1:0")
-        self.cfg.set("threads", 4)
-        self.cfg.set("when_ready", lambda server: print(server.LISTENERS[0], flush=True))
-    def load(self):
-        return app.server
-Server().run()
-"""
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -90,9 +71,9 @@ def replayed(url: str, asked: list[Asked], repeats: int) -> list[tuple[str, floa
 def timed(client: httpx.Client, url: str, one: Asked) -> float:
     """Return the seconds of one request."""
     begin = time.perf_counter()
-    client.post(
-        f"{url}{UPDATE}", content=one.body, headers={"Content-Type": "application/json", "Origin": url}
-    ).raise_for_status()
+    method = "GET" if one.body is None else "POST"
+    headers = {"Content-Type": "application/json", "Origin": url}
+    client.request(method, f"{url}{one.address}", content=one.body, headers=headers).raise_for_status()
     return time.perf_counter() - begin
 
 
@@ -150,6 +131,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--run", type=Path, help="written by make_run.py with these ranks and steps; it will have grown")
+    parser.add_argument("--first-view", action="store_true", help="measure only the first view of the overview")
     args = parser.parse_args()
     shape = Shape(ranks=args.ranks, steps=args.steps)
     chromium = shutil.which("chromium")
@@ -159,7 +141,7 @@ def main() -> None:
         run = args.run or written(Path(folder) / "runs" / "run", shape)
         run_id = RunReader(run).info.run_id
         browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGS)
-        load_before = os.getloadavg()[0]
+        about = {"ranks": args.ranks, "steps": args.steps, "load_before": round(os.getloadavg()[0], 1)}
         cache = Path(folder) / "cache"
         with served(run, cache) as (url, pid):
             address = f"{url}/run/{run_id}"
@@ -167,15 +149,14 @@ def main() -> None:
             with peak_beside(cache) as making:
                 with looked_at(browser, "cold", []) as page:
                     cold_s = seconds_to_draw(page, address)
-                told("what-if, nothing derived yet")
-                with looked_at(browser, "cold", []) as page:
-                    whatif_s = seconds_to_draw(page, f"{address}/whatif")
-            told("the overview, again and again; a plain page of Dash's, too")
-            with answering([sys.executable, "-c", PLAIN_PAGE], dict(os.environ)) as (plain_url, _):
-                first, plain_first = (
-                    seconds_of_a_known_browser(playwright, chromium, at, args.repeats) for at in (address, plain_url)
-                )
-                fresh, plain = seconds_of_fresh_browsers(browser, (address, plain_url), args.repeats)
+                if not args.first_view:
+                    told("what-if, nothing derived yet")
+                    with looked_at(browser, "cold", []) as page:
+                        whatif_s = seconds_to_draw(page, f"{address}/whatif")
+            first = first_views(playwright, browser, chromium, address, args.repeats)
+            if args.first_view:
+                print_results(about, figures_of(first), first_view_budgets(first))
+                return
             asked: list[Asked] = []
             views = seconds_of_views(browser, address, asked)
             told(f"{len(asked)} requests, {args.repeats} times one by one")
@@ -192,17 +173,12 @@ def main() -> None:
     plain_s, plain_bytes = plain_figure(args.ranks, min(args.steps, 1000))
     slowest = max({view for view, _ in alone}, key=lambda of: percentile([s for view, s in alone if view == of], 0.95))
     figures: dict[str, Any] = {
-        "ranks": args.ranks,
-        "steps": args.steps,
         "cold_s": round(cold_s, 2),
         "whatif_cold_s": round(whatif_s, 2),
         "report_cold_s": round(report_s, 2),
         "making_peak_bytes": making[0],
         "following_peak_bytes": following[0],
-        "first_view_s": rounded(first),
-        "first_view_fresh_browser_s": rounded(fresh),
-        "plain_dash_first_view_s": rounded(plain_first),
-        "plain_dash_fresh_browser_s": rounded(plain),
+        **figures_of(first),
         "views_s": {view: round(float(np.median(seconds)), 3) for view, seconds in views.items()},
         "requests": len(asked),
         "callback_p50_s": round(percentile([seconds for _, seconds in alone], 0.5), 4),
@@ -222,13 +198,9 @@ def main() -> None:
         "live_written_to_shown_s": rounded(seen),
         "plain_plotly_1000_steps_s": round(plain_s, 3),
         "plain_plotly_1000_steps_bytes": plain_bytes,
-        "load_before": round(load_before, 1),
-        "load_after": round(os.getloadavg()[0], 1),
     }
     budgets = [
-        budget("first_view_s", float(np.median(first)), FIRST_VIEW_S),
-        budget("first_view_over_plain_dash", float(np.median(first) / np.median(plain_first)), OF_PLAIN),
-        budget("first_view_fresh_browser_over_plain_dash", float(np.median(fresh) / np.median(plain)), OF_PLAIN),
+        *first_view_budgets(first),
         budget("whatif_cold_s", whatif_s, WHATIF_S),
         budget("report_cold_s", report_s, REPORT_S),
         budget("callback_p95_s", percentile([seconds for _, seconds in alone], 0.95), CALLBACK_P95_S),
@@ -237,11 +209,40 @@ def main() -> None:
         budget("users_20_p95_s", percentile(together, 0.95), USERS_P95_S),
         budget("live_update_s", float(np.median(updates)), LIVE_S),
     ]
+    print_results(about, figures, budgets)
+
+
+def figures_of(first: FirstViews) -> dict[str, list[float]]:
+    """Return the measured seconds of the first views."""
+    return {
+        "first_view_s": rounded(first.drawn),
+        "first_view_verdict_s": rounded(first.verdict),
+        "first_view_fresh_browser_s": rounded(first.fresh),
+        "plain_dash_first_view_s": rounded(first.plain),
+        "plain_dash_fresh_browser_s": rounded(first.fresh_plain),
+    }
+
+
+def first_view_budgets(first: FirstViews) -> list[dict[str, Any]]:
+    """Return the budgets of the first views."""
+    return [
+        budget("first_view_s", float(np.median(first.drawn)), FIRST_VIEW_S),
+        budget("first_view_over_plain_dash", float(np.median(first.drawn) / np.median(first.plain)), OF_PLAIN),
+        budget("first_view_verdict_over_plain_dash", float(np.median(first.verdict) / np.median(first.plain)), OF_PLAIN),
+        budget(
+            "first_view_fresh_browser_over_plain_dash", float(np.median(first.fresh) / np.median(first.fresh_plain)), OF_PLAIN
+        ),
+    ]
+
+
+def print_results(about: dict[str, Any], figures: dict[str, Any], budgets: list[dict[str, Any]]) -> None:
+    """Print the result. ``about``: the measured run and the load before."""
     environment = {
         "python": platform.python_version(), "dash": dash.__version__, "plotly": plotly.__version__, "numpy": np.__version__,
         "cpus": WORKERS,
     }  # fmt: skip
-    print(json.dumps({"figures": figures, "budgets": budgets, "environment": environment}, indent=2))
+    load = {"load_after": round(os.getloadavg()[0], 1)}
+    print(json.dumps({"figures": {**about, **figures, **load}, "budgets": budgets, "environment": environment}, indent=2))
 
 
 if __name__ == "__main__":
