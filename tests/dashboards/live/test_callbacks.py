@@ -70,7 +70,7 @@ def test_selection_goes_into_the_address_and_back(call: Caller) -> None:
     overlap = f"{RUN}/overlap"
     assert address_after("figure", "breakdown-bars", {"points": [{"hovertext": "2"}]}, path=overlap) == "?rank=2"
     assert address_after("figure", "breakdown-bars", {"points": [{"hovertext": "mean"}]}, path=overlap) is None, "it is no rank"
-    assert address_after("figure", "step-heatmap", {"points": [{"x": 1, "y": 3}]}) == "?rank=3&step=1"
+    assert address_after("figure", "step-heatmap", {"points": [{"x": 1, "y": "rank 3 on node-1"}]}) == "?rank=3&step=1"
     assert address_after("figure", "step-heatmap", {"points": ["nonsense"]}) is None
     assert address_after("grid", "rank-table", {"rowId": "2", "colId": "host"}) == "?rank=2"
     assert address_after("grid", "rank-table", {"rowId": "nonsense"}) is None

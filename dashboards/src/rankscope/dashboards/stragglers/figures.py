@@ -13,7 +13,7 @@ from rankscope.analysis.result.analysis import ImposedWait
 from rankscope.dashboards.charts.bars import Look, row_bars
 from rankscope.dashboards.charts.causes import CAUSE_LOOKS
 from rankscope.dashboards.charts.frame import framed, legend_above, marked_label, note, rank_label, rows_axis
-from rankscope.dashboards.charts.heatmap import TOOLS_PX, coloring
+from rankscope.dashboards.charts.heatmap import LONGEST_LABEL, MapRows, heat_map
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.stragglers.data import CHARGED, BlamedRank, CauseTimeline, WaitGroup
 from rankscope.dashboards.words.inert import plotly_text
@@ -84,7 +84,7 @@ def _labels(
     labels = [
         rank_label(rank, blamed, picked)
         if hosts is None
-        else marked_label(plotly_text(hosts[rank], _NAME), blamed=rank in blamed, picked=rank == picked)
+        else marked_label(plotly_text(hosts[rank], LONGEST_LABEL), blamed=rank in blamed, picked=rank == picked)
         for rank in ranks
     ]
     return [f"{label}<br>{value}" for label, value in zip(labels, values, strict=True)]
@@ -92,8 +92,7 @@ def _labels(
 
 NO_WAIT_IN_GROUP: Final = "No rank of this group was found waiting for another one."
 _TICKS: Final = 24
-_NAME: Final = 28
-"""Maximum length of a host's name at the axis. The hover text has all of it."""
+_GAPS_UP_TO: Final = 64
 
 
 def wait_cells(group: WaitGroup) -> NDArray[np.float32]:
@@ -108,48 +107,62 @@ def wait_cells(group: WaitGroup) -> NDArray[np.float32]:
     return cells
 
 
-def wait_matrix(group: WaitGroup, colors: Palette, *, marked: Collection[str] = ()) -> go.Figure:
-    """Draw a heat map of ``wait_cells``. Rows of the ``marked`` names, of ranks or hosts, are framed."""
-    cells = wait_cells(group)
+def wait_rows(group: WaitGroup, hosts: Mapping[int, str]) -> MapRows:
+    """Return the rows of ``wait_matrix``. ``hosts``: those of ranks."""
+    names = _wait_names(group, hosts)
+    if group.by_host:
+        names = [f"{name}, most for rank {rank}" for name, rank in zip(names, group.worst, strict=True)]
+    return MapRows(f"because of {_unit(group)}", range(len(names)), names=names, labels=group.names)
+
+
+def _wait_names(group: WaitGroup, hosts: Mapping[int, str]) -> list[str]:
+    names = [f"{_unit(group)} {name}" for name in group.names]
+    if group.by_host:
+        return names
+    return [
+        f"{name} on {hosts[rank]}" if (rank := int(number)) in hosts else name
+        for name, number in zip(names, group.names, strict=True)
+    ]
+
+
+def _unit(group: WaitGroup) -> str:
+    return "host" if group.by_host else "rank"
+
+
+def wait_matrix(
+    group: WaitGroup,
+    colors: Palette,
+    *,
+    hosts: Mapping[int, str] | None = None,
+    blamed: Collection[int] = (),
+    picked: int | None = None,
+) -> go.Figure:
+    """Draw a heat map of ``wait_cells``. ``hosts``: those of ranks; ``blamed`` and ``picked`` are positions in its names."""
+    cells, hosts = wait_cells(group), hosts or {}
     if not np.nansum(cells):
         return note(NO_WAIT_IN_GROUP, colors)
-    size, unit = time_unit(float(np.nanmax(cells)))
-    count, what = len(group.names), "host" if group.by_host else "rank"
-    names = [plotly_text(name) for name in group.names]
-    worst = [f", most for rank {rank}" if group.by_host else "" for rank in group.worst]
-    figure = go.Figure(
-        go.Heatmap(
-            z=cells / np.float32(size),
-            zmin=0,
-            **coloring(unit, colors),
-            hoverongaps=False,
-            xgap=1 if count <= 64 else 0,
-            ygap=1 if count <= 64 else 0,
-            # The template refers to axis names, which are sent once, not once per cell.
-            hovertemplate=f"<b>%{{x}}</b> waited %{{z:,.2f}} {unit}<br>for <b>%{{y}}</b><extra></extra>",
-            x=[f"{what} {name}" for name in names],
-            y=[f"{what} {name}{told}" for name, told in zip(names, worst, strict=True)],
-        )
+    count = len(group.names)
+    figure = heat_map(
+        cells,
+        [plotly_text(name) for name in _wait_names(group, hosts)],
+        wait_rows(group, hosts),
+        colors,
+        label="wait",
+        unit="us",
+        column="%{x} waited for it",
+        blamed=blamed,
+        picked=picked,
     )
-    framed(figure, colors, height=min(620, max(240, 130 + 24 * count)))
-    every = max(1, -(-count // _TICKS))
-    shown = range(0, count, every)
-    ticks = {
-        "type": "category",
-        "tickmode": "array",
-        "tickvals": list(shown),
-        "ticktext": [plotly_text(group.names[at], _NAME + 1) for at in shown],
-        "showgrid": False,
-        "zeroline": False,
-    }
-    figure.update_xaxes(title_text=f"{what} that waited", **ticks)
-    figure.update_yaxes(title_text=f"because of {what}", autorange="reversed", **ticks)
-    figure.update_layout(plot_bgcolor=colors.missing, margin_t=TOOLS_PX)
-    for at, name in enumerate(group.names):
-        if name in marked:
-            figure.add_shape(
-                type="rect", x0=-0.5, x1=count - 0.5, y0=at - 0.5, y1=at + 0.5, line={"color": colors.emphasis, "width": 2}
-            )
+    gap = 1 if count <= _GAPS_UP_TO else 0
+    figure.update_traces(zmin=0, zmax=float(np.nanmax(figure.data[0].z)), hoverongaps=False, xgap=gap, ygap=gap)
+    shown = range(0, count, max(1, -(-count // _TICKS)))
+    figure.update_xaxes(
+        title_text=f"{_unit(group)} that waited",
+        type="category",
+        tickmode="array",
+        tickvals=list(shown),
+        ticktext=[plotly_text(group.names[at], LONGEST_LABEL) for at in shown],
+    )
     return figure
 
 

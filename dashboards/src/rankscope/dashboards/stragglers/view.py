@@ -10,7 +10,14 @@ from typing import Any, Final
 from rankscope.analysis.result.analysis import ImposedWait
 from rankscope.dashboards.charts.frame import note
 from rankscope.dashboards.charts.palette import Palette
-from rankscope.dashboards.data.hosts import UNKNOWN_HOST, blamed_hosts, blamed_ranks, rows_by_host, several_hosts
+from rankscope.dashboards.data.hosts import (
+    UNKNOWN_HOST,
+    blamed_hosts,
+    blamed_ranks,
+    known_hosts,
+    rows_by_host,
+    several_hosts,
+)
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model.columns import Column, number_column, text_column
 from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
@@ -28,6 +35,7 @@ from rankscope.dashboards.stragglers.figures import (
     imposed_bars,
     span_of,
     wait_matrix,
+    wait_rows,
 )
 from rankscope.dashboards.stragglers.hosts import blamed_by_host, group_by_host, imposed_by_host
 from rankscope.dashboards.words.causes import CAUSES
@@ -121,19 +129,26 @@ def _matrix(run: RunData, state: PageState, colors: Palette) -> Drawn:
     if rows:
         victim_name, origin_name, waited = rows[0]
         says = f"In {group.label}, {what} {victim_name} waited longest: {duration(waited)} for {what} {origin_name}"
-    marked = {str(rank) for rank in (*blamed_ranks(run.analysis.verdict), state.rank)}
+    hosts = known_hosts(run.analysis)
     if group.by_host:
-        marked = {*blamed_hosts(run.analysis), *(row.host or "" for row in run.analysis.ranks if row.rank == state.rank)}
+        blamed, picked = blamed_hosts(run.analysis), None if state.rank is None else hosts.get(state.rank)
+    else:
+        blamed, picked = [str(rank) for rank in blamed_ranks(run.analysis.verdict)], str(state.rank)
+    place = {name: at for at, name in enumerate(group.names)}
+    marked = [place[name] for name in blamed if name in place]
     return Drawn(
-        wait_matrix(group, colors, marked=marked),
+        wait_matrix(group, colors, hosts=hosts, blamed=marked, picked=None if picked is None else place.get(picked)),
         FigureData((f"{what} that waited", f"{what} waited for", "wait [us]"), rows),
         says,
     )
 
 
-def _origin_of_cell(state: PageState, point: Mapping[str, Any]) -> PageState:
-    """Select the rank of the cell's row, or for a host its rank that imposed most. The row's name ends with its number."""
-    return replace(state, rank=int(str(point["y"]).rsplit(" ", 1)[-1]))
+def _origin_of_cell(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:
+    """Select the rank of the cell's row, or for a host its rank that imposed most."""
+    group = _shown_group(run, state)
+    if group is None:
+        return state
+    return replace(state, rank=group.worst[wait_rows(group, known_hosts(run.analysis)).row(point["y"])])
 
 
 _SOURCES: Final = {
@@ -315,7 +330,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                     label="Heat map of who waited how long for whom within the process group",
                     draw=partial(_matrix, run, state),
                     height=360,
-                    pick=partial(_origin_of_cell, state),
+                    pick=partial(_origin_of_cell, run, state),
                 ),
             ],
             tools=[_group_choice(run, state), rank_choice(state)],
