@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from rankscope.analysis.result.analysis import Analysis, ImposedWait
 from rankscope.dashboards.charts.frame import GRAPH_CONFIG
 from rankscope.dashboards.charts.palette import PALETTES, palette
+from rankscope.dashboards.delays.figures import MOST_BARS as SHOWN
+from rankscope.dashboards.delays.figures import imposed_bars
 from rankscope.dashboards.overlap.figures import ALL_UP_TO, NOTABLE, PARTS, breakdown_bars
-from rankscope.dashboards.stragglers.figures import MOST_BARS as SHOWN
-from rankscope.dashboards.stragglers.figures import imposed_bars
 from rankscope.dashboards.words.units import duration, time_unit
 
 LIGHT = PALETTES["light"]

@@ -21,9 +21,9 @@ from rankscope.dashboards.charts.heatmap import MapRows, step_heatmap
 from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data import metrics
 from rankscope.dashboards.data.hardware import Gpu
+from rankscope.dashboards.delays.data import WaitGroup
+from rankscope.dashboards.delays.figures import NO_WAIT_IN_GROUP, wait_matrix
 from rankscope.dashboards.hardware.figures import gpu_cells
-from rankscope.dashboards.stragglers.data import WaitGroup
-from rankscope.dashboards.stragglers.figures import NO_WAIT_IN_GROUP, wait_matrix
 
 LIGHT = PALETTES["light"]
 

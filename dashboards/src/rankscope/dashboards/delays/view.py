@@ -19,15 +19,8 @@ from rankscope.dashboards.data.hosts import (
     several_hosts,
 )
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.model.columns import Column, number_column, text_column
-from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
-from rankscope.dashboards.model.page import Block, Choice, Figure, Legend, Part, Section, Table, Text, rank_choice, rows_choice
-from rankscope.dashboards.model.picks import rank_of_bar, rank_of_row
-from rankscope.dashboards.model.run_head import nothing_yet
-from rankscope.dashboards.model.state import PageState
-from rankscope.dashboards.model.view import Help, View
-from rankscope.dashboards.stragglers.data import CHARGED, BlameBook, BlamedRank, WaitGroup
-from rankscope.dashboards.stragglers.figures import (
+from rankscope.dashboards.delays.data import CHARGED, Delays, RankDelay, WaitGroup
+from rankscope.dashboards.delays.figures import (
     ALONE,
     NO_EVIDENCE,
     cause_bars,
@@ -37,7 +30,14 @@ from rankscope.dashboards.stragglers.figures import (
     wait_matrix,
     wait_rows,
 )
-from rankscope.dashboards.stragglers.hosts import blamed_by_host, group_by_host, imposed_by_host
+from rankscope.dashboards.delays.hosts import delays_by_host, group_by_host, imposed_by_host
+from rankscope.dashboards.model.columns import Column, number_column, text_column
+from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
+from rankscope.dashboards.model.page import Block, Choice, Figure, Legend, Part, Section, Table, Text, rank_choice, rows_choice
+from rankscope.dashboards.model.picks import rank_of_bar, rank_of_row
+from rankscope.dashboards.model.run_head import nothing_yet
+from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.words.causes import CAUSES
 from rankscope.dashboards.words.inert import plotly_text
 from rankscope.dashboards.words.units import duration
@@ -77,9 +77,9 @@ def _imposed_rows(run: RunData, state: PageState) -> list[ImposedWait]:
     return run.analysis.imposed_wait if hosts is None else imposed_by_host(run.analysis.imposed_wait, hosts)
 
 
-def _blamed_rows(run: RunData, state: PageState) -> list[BlamedRank]:
+def _delay_rows(run: RunData, state: PageState) -> list[RankDelay]:
     hosts = _hosts(run, state)
-    return run.blame.ranks if hosts is None else blamed_by_host(run.blame.ranks, hosts)
+    return run.delays.ranks if hosts is None else delays_by_host(run.delays.ranks, hosts)
 
 
 def _imposed(run: RunData, state: PageState, colors: Palette) -> Drawn:
@@ -107,14 +107,14 @@ _IMPOSED_IN: Final = {
 }
 
 
-def _group_of(book: BlameBook, state: PageState) -> WaitGroup | None:
+def _group_of(delays: Delays, state: PageState) -> WaitGroup | None:
     """Return the selected process group, else the one with the most waiting; ``None`` if there is none."""
-    return next((group for group in book.groups if group.key == state.group), next(iter(book.groups), None))
+    return next((group for group in delays.groups if group.key == state.group), next(iter(delays.groups), None))
 
 
 def _shown_group(run: RunData, state: PageState) -> WaitGroup | None:
     """Return the selected group, host by host where rows are hosts."""
-    group, hosts = _group_of(run.blame, state), _hosts(run, state)
+    group, hosts = _group_of(run.delays, state), _hosts(run, state)
     return group if group is None or hosts is None else group_by_host(group, hosts)
 
 
@@ -161,29 +161,29 @@ _SOURCES: Final = {
 
 def _about_matrix(run: RunData, state: PageState) -> list[Block]:
     """Return the matrix's evidence source, and the groups that it leaves out."""
-    book = run.blame
+    delays = run.delays
     group = _shown_group(run, state)
     if group is None:
         return []
-    if book.matrix_source is None:
+    if delays.matrix_source is None:
         text = "From sends, receives and operations with a root only. In a pipeline most of that is its schedule."
     else:
-        steps = count(book.matrix_steps, "profiled step" if book.matrix_source == "windows" else "step")
-        text = f"From {_SOURCES[book.matrix_source].format(steps=steps)}."
+        steps = count(delays.matrix_steps, "profiled step" if delays.matrix_source == "windows" else "step")
+        text = f"From {_SOURCES[delays.matrix_source].format(steps=steps)}."
     if group.by_host:
         text += (
             f" {count(group.ranks, 'rank')}, shown host by host; on the diagonal is what ranks of a host waited for each other."
         )
-    total = sum(one.imposed_us for one in book.groups)
-    if len(book.groups) > 1 and total > 0:
-        text += f" This group has {percent(group.imposed_us / total)} of the waiting in {count(len(book.groups), 'group')}."
-    if book.groups_left_out:
-        text += f" {count(book.groups_left_out, 'group')} with less waiting are left out."
+    total = sum(one.imposed_us for one in delays.groups)
+    if len(delays.groups) > 1 and total > 0:
+        text += f" This group has {percent(group.imposed_us / total)} of the waiting in {count(len(delays.groups), 'group')}."
+    if delays.groups_left_out:
+        text += f" {count(delays.groups_left_out, 'group')} with less waiting are left out."
     return [Text(text, "help")]
 
 
 def _group_choice(run: RunData, state: PageState) -> Block:
-    groups = run.blame.groups
+    groups = run.delays.groups
     return Choice(
         field="group",
         label="Process group",
@@ -195,7 +195,7 @@ def _group_choice(run: RunData, state: PageState) -> Block:
 
 
 def _cause_bars(run: RunData, state: PageState, colors: Palette) -> Drawn:
-    ranks, hosts = _blamed_rows(run, state), _hosts(run, state)
+    ranks, hosts = _delay_rows(run, state), _hosts(run, state)
     names = {row.rank: row.rank if hosts is None else hosts.get(row.rank, UNKNOWN_HOST) for row in ranks}
     what = "rank" if hosts is None else "host"
     known = [rank for rank in ranks if rank.steps_us]
@@ -215,7 +215,7 @@ def _cause_bars(run: RunData, state: PageState, colors: Palette) -> Drawn:
 
 
 def _timeline(run: RunData, _state: PageState, colors: Palette) -> Drawn:
-    timeline = run.blame.timeline
+    timeline = run.delays.timeline
     if timeline is None:
         return Drawn(cause_timeline(None, colors), NO_DATA, "What made ranks late at which step is not known")
     causes = [key for key in CHARGED if key in timeline.causes_us]
@@ -289,13 +289,13 @@ def _rank_costs(run: RunData, state: PageState) -> list[dict[str, Any]]:
             "knock_on_ms": milliseconds(rank.knock_on_us),
             "exposed_ms": milliseconds(rank.exposed_us),
         }
-        for rank in _blamed_rows(run, state)
+        for rank in _delay_rows(run, state)
     ]
 
 
 def _blocks(run: RunData, state: PageState) -> list[Block]:
     hosts = _hosts(run, state)
-    if not (run.blame.groups or run.blame.timeline or run.analysis.imposed_wait):
+    if not (run.delays.groups or run.delays.timeline or run.analysis.imposed_wait):
         why = ALONE if run.analysis.source.world_size == 1 else NO_EVIDENCE
         return nothing_yet(run.summary, "No rank is known to wait", why)
     return [
@@ -347,7 +347,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                     label="Stacked bars of the wait each rank imposed, by cause",
                     draw=partial(_cause_bars, run, state),
                     height=300,
-                    pick=partial(_rank_of_bar, lambda: [row.rank for row in _blamed_rows(run, state)], hosts, state),
+                    pick=partial(_rank_of_bar, lambda: [row.rank for row in _delay_rows(run, state)], hosts, state),
                 )
             ],
         ),
@@ -387,8 +387,8 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
 
 
 VIEW: Final = View(
-    slug="blame",
-    label="Who delayed whom",
+    slug="delays",
+    label="Delays",
     help=Help(
         shows="Which ranks the others waited for, how long, at which steps, and why.",
         formula="In a collective, each rank waits from its own start to the start of the last rank. Over all steps: at each step "

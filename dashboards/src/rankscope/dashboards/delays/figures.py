@@ -15,7 +15,7 @@ from rankscope.dashboards.charts.causes import CAUSE_LOOKS
 from rankscope.dashboards.charts.frame import framed, legend_above, marked_label, note, rank_label, rows_axis
 from rankscope.dashboards.charts.heatmap import LONGEST_LABEL, MapRows, heat_map
 from rankscope.dashboards.charts.palette import Palette
-from rankscope.dashboards.stragglers.data import CHARGED, BlamedRank, CauseTimeline, WaitGroup
+from rankscope.dashboards.delays.data import CHARGED, CauseTimeline, RankDelay, WaitGroup
 from rankscope.dashboards.words.inert import plotly_text
 from rankscope.dashboards.words.units import in_unit, time_unit
 
@@ -179,7 +179,7 @@ _LEGEND: Final[dict[str, Any]] = {"font": {"size": 12}, "traceorder": "normal"}
 
 
 def cause_bars(
-    ranks: Sequence[BlamedRank],
+    ranks: Sequence[RankDelay],
     colors: Palette,
     *,
     blamed: Collection[int] = (),

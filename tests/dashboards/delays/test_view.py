@@ -12,11 +12,11 @@ from tests.dashboards.blocks import draw, figure_names, pick, table_rows, text_o
 
 from rankscope.dashboards.charts.palette import palette
 from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.delays.data import CauseTimeline, Delays
+from rankscope.dashboards.delays.figures import NO_STEPS, cause_bars, cause_timeline, wait_cells
+from rankscope.dashboards.delays.view import VIEW
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.store.disk import DiskRuns
-from rankscope.dashboards.stragglers.data import BlameBook, CauseTimeline
-from rankscope.dashboards.stragglers.figures import NO_STEPS, cause_bars, cause_timeline, wait_cells
-from rankscope.dashboards.stragglers.view import VIEW
 
 COLORS = palette("light")
 SLOW = 2
@@ -29,40 +29,40 @@ def opened(path: Path) -> RunData:
 
 def test_windows_tell_pairs_and_step_records_tell_causes(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     """Given a run with a slow data loader on rank 2, when waits are attributed, then all waited for rank 2's input."""
-    book = opened(write_run(tmp_path / "run")).blame
+    delays = opened(write_run(tmp_path / "run")).delays
 
-    assert book.matrix_source == "windows"
-    cells = wait_cells(book.groups[0])
+    assert delays.matrix_source == "windows"
+    cells = wait_cells(delays.groups[0])
     assert np.nansum(cells[SLOW]) > 0.9 * np.nansum(cells)
     assert np.isnan(np.diag(cells)).all()
-    worst = book.ranks[0]
+    worst = delays.ranks[0]
     assert worst.rank == SLOW
     assert worst.steps_us is not None
     assert worst.causes_us["input"] > 0.9 * worst.steps_us
-    assert worst.direct_us == pytest.approx(book.groups[0].imposed_us, rel=0.1)
+    assert worst.direct_us == pytest.approx(delays.groups[0].imposed_us, rel=0.1)
     assert worst.knock_on_us == 0
 
 
 def test_causes_add_up_to_the_imposed_wait_of_the_analysis(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     """Given step records only, when causes are separated, then they add up to the imposed wait, by rank and over the steps."""
     run = opened(write_run(tmp_path / "run", windows=False))
-    book = run.blame
+    delays = run.delays
 
     imposed = {row.rank: row.imposed_us for row in run.analysis.imposed_wait}
-    assert {rank.rank: sum(rank.causes_us.values()) for rank in book.ranks} == pytest.approx(
-        {rank.rank: imposed[rank.rank] for rank in book.ranks}, rel=1e-4
+    assert {rank.rank: sum(rank.causes_us.values()) for rank in delays.ranks} == pytest.approx(
+        {rank.rank: imposed[rank.rank] for rank in delays.ranks}, rel=1e-4
     )
-    assert book.timeline is not None
-    assert sum(map(sum, book.timeline.causes_us.values())) == pytest.approx(sum(imposed.values()), rel=1e-4)
-    assert book.matrix_source == "steps"
-    assert book.groups[0].imposed_us == pytest.approx(sum(imposed.values()), rel=1e-4)
-    assert book.ranks[0].direct_us is None
+    assert delays.timeline is not None
+    assert sum(map(sum, delays.timeline.causes_us.values())) == pytest.approx(sum(imposed.values()), rel=1e-4)
+    assert delays.matrix_source == "steps"
+    assert delays.groups[0].imposed_us == pytest.approx(sum(imposed.values()), rel=1e-4)
+    assert delays.ranks[0].direct_us is None
 
 
 def test_large_groups_are_shown_host_by_host(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     """Given more ranks than fit, when the matrix is made, then its rows are hosts, and it holds all of the waiting."""
     run = opened(write_run(tmp_path / "run", ranks=70, steps=12, windows=False))
-    group = run.blame.groups[0]
+    group = run.delays.groups[0]
 
     assert group.by_host
     assert len(group.names) == 35
@@ -149,8 +149,8 @@ def test_a_book_survives_being_written(tmp_path: Path, write_run: Callable[..., 
     """Given a run, when it is opened twice, then the second opening reads the cached result."""
     source = DiskRuns(write_run(tmp_path / "run"))
 
-    assert isinstance(source.part("run-1", "blame"), BlameBook)
-    assert source.part("run-1", "blame") is source.part("run-1", "blame")
+    assert isinstance(source.part("run-1", "delays"), Delays)
+    assert source.part("run-1", "delays") is source.part("run-1", "delays")
 
 
 def test_names_in_the_book_are_inert(tmp_path: Path, write_run: Callable[..., Path]) -> None:
@@ -158,6 +158,6 @@ def test_names_in_the_book_are_inert(tmp_path: Path, write_run: Callable[..., Pa
     path = write_run(tmp_path / "run", ranks=70, steps=12, windows=False)
     for about in path.rglob("rank.json"):
         about.write_text(json.dumps({**json.loads(about.read_text()), "host": f"n\u202e{about.parent.name}"}))
-    groups = opened(path).blame.groups
+    groups = opened(path).delays.groups
     assert all(name.isprintable() for group in groups for name in group.names)
     assert any("u202e" in name for group in groups for name in group.names)
