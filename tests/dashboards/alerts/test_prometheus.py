@@ -250,8 +250,6 @@ def test_without_prometheus_the_other_alerts_are_shown_and_its_absence_is_said()
 def test_a_long_span_is_asked_for_in_few_points(hostile: Hostile, seconds: int, step: str) -> None:
     alerts = b'{"status":"success","data":{"alerts":[]}}'
     hostile.answer = lambda it: respond(it, 200, matrix() if "query_range" in it.path else alerts)
-        it, 200, matrix() if "query_range" in it.path else b'{"status":"success","data":{"alerts":[]}}'
-    )
 
     assert prometheus_alerts(Prometheus(Server(url=hostile.url)), (SPAN[0], SPAN[0] + seconds * 10**9)) == []
 

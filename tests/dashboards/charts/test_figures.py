@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.analysis.result.analysis import Analysis, ImposedWait
+from rankscope.dashboards.charts.bar_names import BarNames, bar_names
 from rankscope.dashboards.charts.frame import GRAPH_CONFIG
 from rankscope.dashboards.charts.palette import PALETTES, palette
 from rankscope.dashboards.delays.figures import MOST_BARS as SHOWN
 from rankscope.dashboards.delays.figures import imposed_bars
-from rankscope.dashboards.overlap.figures import ALL_UP_TO, NOTABLE, PARTS, breakdown_bars
+from rankscope.dashboards.overlap.figures import ALL_UP_TO, NOTABLE, PARTS, breakdown_bars, means_by_host
 from rankscope.dashboards.words.units import duration, time_unit
 
 LIGHT = PALETTES["light"]
@@ -47,7 +48,7 @@ def test_bars_are_the_means_of_the_records_and_sum_to_the_profiled_step(analysis
 
 
 def test_blamed_and_picked_ranks_are_marked_without_colour(analysis: Analysis) -> None:
-    figure = breakdown_bars(analysis.ranks, LIGHT, blamed=[2], picked=0)
+    figure = breakdown_bars(analysis.ranks, LIGHT, names=BarNames(blamed=[2], picked=0))
     assert list(figure.layout.yaxis.ticktext) == ["<b>▸ rank 0</b>", "rank 1", "<b>⚑ rank 2</b>", "rank 3"]
     assert len(figure.layout.shapes) == 2
 
@@ -68,7 +69,7 @@ def test_of_many_ranks_the_mean_and_the_odd_ones_are_shown(analysis: Analysis) -
     usual, odd = analysis.ranks[0], analysis.ranks[2]
     many = [msgspec.structs.replace(odd if rank == 611 else usual, rank=rank) for rank in range(1024)]
     assert len(many) > ALL_UP_TO
-    figure = breakdown_bars(many, LIGHT, picked=7)
+    figure = breakdown_bars(many, LIGHT, names=BarNames(picked=7))
     labels = list(figure.layout.yaxis.ticktext)
     assert labels[0] == "<i>mean of 1,024</i>"
     assert {"<b>▸ rank 7</b>", "rank 611"} <= set(labels)
@@ -79,9 +80,9 @@ def test_of_many_ranks_the_mean_and_the_odd_ones_are_shown(analysis: Analysis) -
 
 
 def test_imposed_wait_shows_who_cost_most(analysis: Analysis) -> None:
-    figure = imposed_bars(analysis.imposed_wait, LIGHT, blamed=[2])
+    figure = imposed_bars(analysis.imposed_wait, LIGHT, names=BarNames(blamed=[2]))
     cost, hidden = figure.data
-    assert list(cost.hovertext) == ["2", "0"], "ranks that imposed nothing are left out"
+    assert list(cost.hovertext) == ["rank 2", "rank 0"], "ranks that imposed nothing are left out"
     assert list(cost.x) == pytest.approx([340, 7])
     assert list(np.add(cost.x, hidden.x)) == pytest.approx([360, 7])
     assert list(figure.layout.yaxis.ticktext) == ["<b>⚑ rank 2</b><br>360 ms · 98%", "rank 0<br>7 ms · 2%"]
@@ -96,7 +97,7 @@ def test_imposed_wait_tells_nobody_waited_from_not_known() -> None:
 def test_imposed_wait_of_many_ranks_is_cut_to_the_costliest() -> None:
     rows = [ImposedWait(rank=rank, imposed_us=1e3 + rank, imposed_exposed_us=1e3, share=None) for rank in range(100)]
     figure = imposed_bars(rows, LIGHT)
-    assert list(figure.data[0].hovertext) == [str(rank) for rank in range(99, 99 - SHOWN, -1)]
+    assert list(figure.data[0].hovertext) == [f"rank {rank}" for rank in range(99, 99 - SHOWN, -1)]
 
 
 def test_no_graph_offers_to_upload_the_data() -> None:
@@ -135,9 +136,23 @@ def test_unknown_scheme_is_drawn_light() -> None:
 
 
 def test_idle_time_that_the_verdict_explains_has_the_look_of_its_cause(analysis: Analysis) -> None:
-    figure = breakdown_bars(analysis.ranks, LIGHT, blamed=[2], cause="input")
+    figure = breakdown_bars(analysis.ranks, LIGHT, names=BarNames(blamed=[2]), cause="input")
     explained = figure.data[-1]
     assert (explained.name, explained.marker.color) == ("Idle: slow input", LIGHT.input)
     assert [round(value, 1) for value in explained.x] == [0, 0, pytest.approx(39.3, abs=0.1), 0]
-    plain = breakdown_bars(analysis.ranks, LIGHT, blamed=[2], cause="compute")
+    plain = breakdown_bars(analysis.ranks, LIGHT, names=BarNames(blamed=[2]), cause="compute")
     assert [bar.name for bar in plain.data] == [one.label for one in PARTS]
+
+
+def test_a_row_per_host_has_the_mean_of_its_ranks_and_hover_text_has_the_host(analysis: Analysis) -> None:
+    names = bar_names(analysis, "host", 3)
+    rows = means_by_host(analysis.ranks, names.hosts)
+    figure = breakdown_bars(rows, LIGHT, names=names)
+    assert list(figure.data[0].hovertext) == ["host node-0", "host node-1"]
+    by_rank = np.array([bar.x for bar in breakdown_bars(analysis.ranks, LIGHT).data])
+    np.testing.assert_allclose(np.array([bar.x for bar in figure.data]), by_rank.reshape(len(PARTS), 2, 2).mean(axis=2))
+    assert list(figure.layout.yaxis.ticktext) == ["node-0", "<b>⚑ node-1</b>"]
+    ranks = breakdown_bars(analysis.ranks, LIGHT, names=bar_names(analysis, "rank", None))
+    assert ranks.data[0].hovertext[2] == "rank 2 on node-1"
+    nothing = [msgspec.structs.replace(rank, window_us=None, host="<b>") for rank in analysis.ranks]
+    assert means_by_host(nothing, {})[0].window_us is None

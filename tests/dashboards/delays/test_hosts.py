@@ -63,8 +63,8 @@ def test_bars_of_ranks_mark_all_ranks_of_a_host_at_fault(run: RunData) -> None:
 
 
 def test_a_click_on_the_bar_of_a_host_picks_its_worst_rank(run: RunData) -> None:
-    assert pick(VIEW, "cause-bars", run, BY_HOST, {"hovertext": AT_FAULT}).rank == 10
-    assert pick(VIEW, "cause-bars", run, BY_RANK, {"hovertext": "9"}).rank == 9
+    assert pick(VIEW, "cause-bars", run, BY_HOST, {"hovertext": f"host {AT_FAULT}"}).rank == 10
+    assert pick(VIEW, "cause-bars", run, BY_RANK, {"hovertext": "rank 9 on node-2"}).rank == 9
 
 
 def test_the_matrix_is_host_by_host(run: RunData) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.result.text import first_of
 from rankscope.base.text import ranges_text
+from rankscope.dashboards.charts.bar_names import LONGEST_LABEL
 from rankscope.dashboards.charts.bars import frame_row
 from rankscope.dashboards.charts.cells import bin_worst
 from rankscope.dashboards.charts.frame import framed, marked_label, note
@@ -35,8 +36,6 @@ _NAMED: Final = 6
 """Maximum number of ranks, hosts or GPUs named per row of cells."""
 _NAMED_HOSTS: Final = 2
 """Maximum number of hosts named per row of ranks."""
-LONGEST_LABEL: Final = 28
-"""Maximum characters of a name at the axis. Hover text has all of it."""
 _LABELS: Final = 16
 """Approximate maximum number of labelled rows."""
 _EVERY_STEP_UP_TO: Final = 12

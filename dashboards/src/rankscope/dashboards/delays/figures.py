@@ -10,10 +10,11 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from rankscope.analysis.result.analysis import ImposedWait
+from rankscope.dashboards.charts.bar_names import LONGEST_LABEL, BarNames
 from rankscope.dashboards.charts.bars import Look, row_bars
 from rankscope.dashboards.charts.causes import CAUSE_LOOKS
-from rankscope.dashboards.charts.frame import framed, legend_above, marked_label, note, rank_label, rows_axis
-from rankscope.dashboards.charts.heatmap import LONGEST_LABEL, MapRows, heat_map
+from rankscope.dashboards.charts.frame import framed, legend_above, note, rows_axis
+from rankscope.dashboards.charts.heatmap import MapRows, heat_map
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.delays.data import CHARGED, CauseTimeline, RankDelay, WaitGroup
 from rankscope.dashboards.words.inert import plotly_text
@@ -24,25 +25,17 @@ MOST_BARS: Final = 10
 
 ALONE: Final = "The job has one rank: there is no other rank to wait for."
 NO_RANK_WAITED: Final = "No rank was found waiting for another one."
+PLAIN: Final = BarNames()
 NO_EVIDENCE: Final = "Waits are not known: this takes steps with collectives, recorded on at least two ranks, and after warm-up."
-
-
-Hosts = Mapping[int, str]
-"""Hosts of the rows of a figure, by the rank that stands for each."""
 
 
 def imposed_bars(
     imposed: Sequence[ImposedWait],
     colors: Palette,
     *,
-    blamed: Collection[int] = (),
-    picked: int | None = None,
-    hosts: Hosts | None = None,
+    names: BarNames = PLAIN,
 ) -> go.Figure:
-    """Draw bars of the ranks that imposed the most wait, split into wait that cost time and wait hidden by compute.
-
-    ``hosts``: the rows are hosts. ``blamed`` and ``picked`` are then the ranks that stand for hosts.
-    """
+    """Draw bars of the ranks that imposed the most wait, split into wait that cost time and wait hidden by compute."""
     if not imposed:
         return note(NO_EVIDENCE, colors)
     top = [row for row in sorted(imposed, key=lambda row: row.imposed_us, reverse=True) if row.imposed_us > 0][:MOST_BARS]
@@ -51,43 +44,25 @@ def imposed_bars(
     size, unit = time_unit(top[0].imposed_us)
     exposed = np.array([row.imposed_exposed_us for row in top]) / size
     total = np.array([row.imposed_us for row in top]) / size
-    names = _names([row.rank for row in top], hosts)
+    texts = [names.text(row.rank) for row in top]
     figure = go.Figure()
     for look, values in (
         (Look("Cost time", "exposed_communication", "x"), exposed),
         (Look("Hidden by compute", "overlap", "/"), total - exposed),
     ):
-        hover = f"<b>{_what(hosts)} %{{hovertext}}</b><br>{look.label}: %{{x:,.2f}} of %{{customdata:,.2f}} {unit}<extra></extra>"
-        row_bars(figure, look, values, colors, hovertext=names, customdata=total, hovertemplate=hover)
+        hover = f"<b>%{{hovertext}}</b><br>{look.label}: %{{x:,.2f}} of %{{customdata:,.2f}} {unit}<extra></extra>"
+        row_bars(figure, look, values, colors, hovertext=texts, customdata=total, hovertemplate=hover)
     framed(figure, colors, height=64 + 36 * max(len(top), 2))
     figure.update_layout(barmode="stack", bargap=0.28, showlegend=False)
     shares = ["" if row.share is None else f" · {100 * row.share:.0f}%" for row in top]
-    texts = [f"{in_unit(row.imposed_us, (size, unit))}{share}" for row, share in zip(top, shares, strict=True)]
-    rows_axis(figure, _labels([row.rank for row in top], texts, blamed, picked, hosts))
+    # Values are below the names: a narrow screen has no room beside the bars.
+    labels = [
+        f"{names.label(row.rank)}<br>{in_unit(row.imposed_us, (size, unit))}{share}"
+        for row, share in zip(top, shares, strict=True)
+    ]
+    rows_axis(figure, labels)
     figure.update_xaxes(title_text=f"{unit} imposed on the other ranks", rangemode="tozero")
     return figure
-
-
-def _what(hosts: Hosts | None) -> str:
-    return "rank" if hosts is None else "host"
-
-
-def _names(ranks: Sequence[int], hosts: Hosts | None) -> list[str]:
-    """Return what the bars are of, for their hover text."""
-    return [str(rank) if hosts is None else plotly_text(hosts[rank]) for rank in ranks]
-
-
-def _labels(
-    ranks: Sequence[int], values: Sequence[str], blamed: Collection[int], picked: int | None, hosts: Hosts | None
-) -> list[str]:
-    """Return the labels of bars, with the value below the rank or host: a narrow screen has no room beside the bars."""
-    labels = [
-        rank_label(rank, blamed, picked)
-        if hosts is None
-        else marked_label(plotly_text(hosts[rank], LONGEST_LABEL), blamed=rank in blamed, picked=rank == picked)
-        for rank in ranks
-    ]
-    return [f"{label}<br>{value}" for label, value in zip(labels, values, strict=True)]
 
 
 NO_WAIT_IN_GROUP: Final = "No rank of this group was found waiting for another one."
@@ -182,11 +157,9 @@ def cause_bars(
     ranks: Sequence[RankDelay],
     colors: Palette,
     *,
-    blamed: Collection[int] = (),
-    picked: int | None = None,
-    hosts: Hosts | None = None,
+    names: BarNames = PLAIN,
 ) -> go.Figure:
-    """Draw horizontal stacked bars per cause for the ranks (or ``hosts``, as in ``imposed_bars``) that imposed the most wait."""
+    """Draw horizontal stacked bars per cause for the ranks or hosts that imposed the most wait."""
     known = [rank for rank in ranks if rank.steps_us is not None]
     if not known:
         return note(NO_STEPS if not ranks or ranks[0].steps_us is None else NO_CAUSES, colors)
@@ -203,14 +176,13 @@ def cause_bars(
             cause,
             values / size,
             colors,
-            hovertext=_names([rank.rank for rank in top], hosts),
-            hovertemplate=f"<b>{_what(hosts)} %{{hovertext}}</b><br>{cause.label}: %{{x:,.2f}} {unit}<extra></extra>",
+            hovertext=[names.text(rank.rank) for rank in top],
+            hovertemplate=f"<b>%{{hovertext}}</b><br>{cause.label}: %{{x:,.2f}} {unit}<extra></extra>",
         )
     framed(figure, colors, height=110 + 36 * max(len(top), 2))
     figure.update_layout(barmode="stack", bargap=0.28)
     legend_above(figure, **_LEGEND)
-    texts = [in_unit(rank.steps_us or 0.0, (size, unit)) for rank in top]
-    rows_axis(figure, _labels([rank.rank for rank in top], texts, blamed, picked, hosts))
+    rows_axis(figure, [f"{names.label(rank.rank)}<br>{in_unit(rank.steps_us or 0.0, (size, unit))}" for rank in top])
     figure.update_xaxes(title_text=f"{unit} that the other ranks waited", rangemode="tozero")
     return figure
 

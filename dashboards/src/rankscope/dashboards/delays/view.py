@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any, Final
 
 from rankscope.analysis.result.analysis import ImposedWait
+from rankscope.dashboards.charts.bar_names import BarNames, bar_names
 from rankscope.dashboards.charts.frame import note
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.hosts import (
-    UNKNOWN_HOST,
     blamed_hosts,
     blamed_ranks,
     known_hosts,
@@ -39,62 +39,42 @@ from rankscope.dashboards.model.run_head import nothing_yet
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.words.causes import CAUSES
-from rankscope.dashboards.words.inert import plotly_text
 from rankscope.dashboards.words.units import duration
 from rankscope.dashboards.words.wording import count, milliseconds, percent
 
 
-def _hosts(run: RunData, state: PageState) -> dict[int, str] | None:
-    """Return the host of each rank where rows are hosts; ``None`` where they are ranks."""
-    if not rows_by_host(run.analysis, state.rows):
-        return None
-    return {row.rank: row.host or UNKNOWN_HOST for row in run.analysis.ranks}
+def _names(run: RunData, state: PageState) -> BarNames:
+    return bar_names(run.analysis, state.rows, state.rank)
 
 
-def _marks(run: RunData, state: PageState, hosts: Mapping[int, str] | None, ranks: Sequence[int]) -> dict[str, Any]:
-    """Return the marks of bars of ``ranks``, which stand for their hosts if there are ``hosts``."""
-    if hosts is None:
-        return {"blamed": blamed_ranks(run.analysis.verdict), "picked": state.rank}
-    names = {rank: hosts.get(rank, UNKNOWN_HOST) for rank in ranks}
-    at_fault, of_picked = blamed_hosts(run.analysis), hosts.get(-1 if state.rank is None else state.rank)
-    return {
-        "blamed": [rank for rank, host in names.items() if host in at_fault],
-        "picked": next((rank for rank, host in names.items() if host == of_picked), None),
-        "hosts": names,
-    }
-
-
-def _rank_of_bar(ranks: Callable[[], Sequence[int]], hosts: Mapping[int, str] | None, state: PageState, point: Any) -> PageState:
+def _rank_of_bar(run: RunData, rows: Callable[[RunData, PageState], Sequence[Any]], state: PageState, point: Any) -> PageState:
     """Select the rank of a bar; of a host, the one that imposed most."""
-    if hosts is None:
-        return rank_of_bar(state, point)
-    names = {plotly_text(hosts.get(rank, UNKNOWN_HOST)): rank for rank in ranks()}
-    return replace(state, rank=names[str(point["hovertext"])])
+    names = _names(run, state)
+    return rank_of_bar(state, {names.text(row.rank): row.rank for row in rows(run, state)}, point)
 
 
 def _imposed_rows(run: RunData, state: PageState) -> list[ImposedWait]:
-    hosts = _hosts(run, state)
-    return run.analysis.imposed_wait if hosts is None else imposed_by_host(run.analysis.imposed_wait, hosts)
+    rows, by_host = run.analysis.imposed_wait, rows_by_host(run.analysis, state.rows)
+    return imposed_by_host(rows, known_hosts(run.analysis)) if by_host else rows
 
 
 def _delay_rows(run: RunData, state: PageState) -> list[RankDelay]:
-    hosts = _hosts(run, state)
-    return run.delays.ranks if hosts is None else delays_by_host(run.delays.ranks, hosts)
+    rows, by_host = run.delays.ranks, rows_by_host(run.analysis, state.rows)
+    return delays_by_host(rows, known_hosts(run.analysis)) if by_host else rows
 
 
 def _imposed(run: RunData, state: PageState, colors: Palette) -> Drawn:
-    imposed, hosts = _imposed_rows(run, state), _hosts(run, state)
-    names = {row.rank: row.rank if hosts is None else hosts.get(row.rank, UNKNOWN_HOST) for row in imposed}
-    most, what = max(imposed, key=lambda row: row.imposed_us, default=None), "rank" if hosts is None else "host"
+    imposed, names = _imposed_rows(run, state), _names(run, state)
+    most = max(imposed, key=lambda row: row.imposed_us, default=None)
     return Drawn(
-        imposed_bars(imposed, colors, **_marks(run, state, hosts, list(names))),
+        imposed_bars(imposed, colors, names=names),
         FigureData(
-            (what, "imposed wait [us]", "of it exposed [us]", "share"),
-            [(names[row.rank], row.imposed_us, row.imposed_exposed_us, row.share) for row in imposed],
+            (names.what, "imposed wait [us]", "of it exposed [us]", "share"),
+            [(names.item(row.rank), row.imposed_us, row.imposed_exposed_us, row.share) for row in imposed],
         ),
         "The waits that ranks imposed are not known"
         if most is None
-        else f"{what.capitalize()} {names[most.rank]} made the others wait most",
+        else f"{names.what.capitalize()} {names.item(most.rank)} made the others wait most",
     )
 
 
@@ -114,8 +94,8 @@ def _group_of(delays: Delays, state: PageState) -> WaitGroup | None:
 
 def _shown_group(run: RunData, state: PageState) -> WaitGroup | None:
     """Return the selected group, host by host where rows are hosts."""
-    group, hosts = _group_of(run.delays, state), _hosts(run, state)
-    return group if group is None or hosts is None else group_by_host(group, hosts)
+    group, by_host = _group_of(run.delays, state), rows_by_host(run.analysis, state.rows)
+    return group_by_host(group, known_hosts(run.analysis)) if group is not None and by_host else group
 
 
 def _matrix(run: RunData, state: PageState, colors: Palette) -> Drawn:
@@ -195,20 +175,20 @@ def _group_choice(run: RunData, state: PageState) -> Block:
 
 
 def _cause_bars(run: RunData, state: PageState, colors: Palette) -> Drawn:
-    ranks, hosts = _delay_rows(run, state), _hosts(run, state)
-    names = {row.rank: row.rank if hosts is None else hosts.get(row.rank, UNKNOWN_HOST) for row in ranks}
-    what = "rank" if hosts is None else "host"
+    ranks, names = _delay_rows(run, state), _names(run, state)
     known = [rank for rank in ranks if rank.steps_us]
     says = "What made ranks late is not known"
     if known:
         cause = max(known[0].causes_us, key=lambda name: known[0].causes_us[name])
         cost = duration(known[0].steps_us or 0.0)
-        says = f"{what.capitalize()} {names[known[0].rank]} cost the others {cost}, most of it by: {CAUSES[cause].label}"
+        says = (
+            f"{names.what.capitalize()} {names.item(known[0].rank)} cost the others {cost}, most of it by: {CAUSES[cause].label}"
+        )
     return Drawn(
-        cause_bars(ranks, colors, **_marks(run, state, hosts, list(names))),
+        cause_bars(ranks, colors, names=names),
         FigureData(
-            (what, "imposed wait [us]", *(f"{CAUSES[cause].label} [us]" for cause in CHARGED)),
-            [(names[rank.rank], rank.steps_us, *(rank.causes_us.get(key) for key in CHARGED)) for rank in known],
+            (names.what, "imposed wait [us]", *(f"{CAUSES[cause].label} [us]" for cause in CHARGED)),
+            [(names.item(rank.rank), rank.steps_us, *(rank.causes_us.get(key) for key in CHARGED)) for rank in known],
         ),
         says,
     )
@@ -294,7 +274,7 @@ def _rank_costs(run: RunData, state: PageState) -> list[dict[str, Any]]:
 
 
 def _blocks(run: RunData, state: PageState) -> list[Block]:
-    hosts = _hosts(run, state)
+    by_host = rows_by_host(run.analysis, state.rows)
     if not (run.delays.groups or run.delays.timeline or run.analysis.imposed_wait):
         why = ALONE if run.analysis.source.world_size == 1 else NO_EVIDENCE
         return nothing_yet(run.summary, "No rank is known to wait", why)
@@ -311,10 +291,10 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                     reads=("rank", "rows"),
                     label="Bars of the wait each rank imposed on the others",
                     draw=partial(_imposed, run, state),
-                    pick=partial(_rank_of_bar, lambda: [row.rank for row in _imposed_rows(run, state)], hosts, state),
+                    pick=partial(_rank_of_bar, run, _imposed_rows, state),
                 ),
             ],
-            tools=rows_choice(hosts=several_hosts(run.analysis), by_host=hosts is not None),
+            tools=rows_choice(hosts=several_hosts(run.analysis), by_host=by_host),
         ),
         Section(
             name="waits",
@@ -347,7 +327,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                     label="Stacked bars of the wait each rank imposed, by cause",
                     draw=partial(_cause_bars, run, state),
                     height=300,
-                    pick=partial(_rank_of_bar, lambda: [row.rank for row in _delay_rows(run, state)], hosts, state),
+                    pick=partial(_rank_of_bar, run, _delay_rows, state),
                 )
             ],
         ),
@@ -376,7 +356,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                 Table(
                     name="rank-costs",
                     reads=("rows",),
-                    columns=COLUMNS if hosts is None else HOST_COLUMNS,
+                    columns=COLUMNS if not by_host else HOST_COLUMNS,
                     rows=lambda: _rank_costs(run, state),
                     file_name=f"rankscope-{run.summary.run_id}-rank-costs",
                     pick=partial(rank_of_row, state),
