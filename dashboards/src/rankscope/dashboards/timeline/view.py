@@ -239,11 +239,7 @@ def _facts(run: RunData, state: PageState) -> list[Block]:
             f"{clock_sentence(about.clock)}"
         ),
         _raw_sentence(data),
-        *(
-            [f"Each lane shows, {_of_several(each, by_host=by_host)}, the one that waited least; any other can be picked."]
-            if each > 1
-            else []
-        ),
+        *([f"Shown: {of_several} the one that waited least; any other can be picked."] if each > 1 else []),
         *(f"Left out: {text}." for text in about.left_out),
     ]
     choices = [{"value": one.key, "label": described(one)} for one in _costliest(data)]
