@@ -100,7 +100,7 @@ docs:
 	$(BIN)/python scripts/measured.py >docs/measured.md
 	$(BIN)/python scripts/schema_docs.py
 	$(BIN)/python scripts/man_page.py
-	$(BIN)/python -m rankscope.exporter.reference docs/exporter.md
+	$(BIN)/python -m rankscope.exporter.reference docs
 	$(BIN)/python -m rankscope.dashboards.grafana.boards.generate
 	$(BIN)/rankscope alerts rules show >exporter/helm/rankscope-exporter/files/rankscope.rules.yaml
 
