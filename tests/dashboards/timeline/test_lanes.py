@@ -251,9 +251,10 @@ def test_of_many_ranks_the_one_that_waits_least_stands_for_its_neighbours() -> N
 
 
 def test_a_lane_of_a_host_is_its_rank_that_waits_least_and_hover_text_has_the_host() -> None:
-    waits = np.array([[rank, 0, wait, int(Kind.WAITING), 0] for rank, wait in enumerate([90, 10, 80, 20, 5, 70])], dtype=np.int64)
-    rows_, each = representatives(Parts(*waits.T), 6, ["a", "a", "b", "b", "a", "<i>"])
-    assert (rows_.tolist(), each) == ([4, 3, 5], 3)
+    for kind in (Kind.WAITING, Kind.COMMUNICATION):  # collectives that were matched, and some that were not
+        waits = np.array([[rank, 0, wait, int(kind), 0] for rank, wait in enumerate([90, 10, 80, 20, 5, 70])], dtype=np.int64)
+        rows_, each = representatives(Parts(*waits.T), 6, ["a", "a", "b", "b", "a", "<i>"])
+        assert (rows_.tolist(), each) == ([4, 3, 5], 3)
 
     parts = Parts(*np.array([[0, 0, 500, int(Kind.COMPUTE), NOBODY], [1, 0, 500, int(Kind.COMPUTE), NOBODY]], dtype=np.int64).T)
     shown = Lanes(["rank 4", "rank 5"], parts, [], [4, 5], picked=5, hosts={4: "a", 5: "<i>"}, by_host=True)

@@ -61,7 +61,7 @@ def representatives(parts: Parts, count: int, hosts: Sequence[str] | None = None
     groups: list[list[int]] = host_rows(hosts, hosts).members if hosts else [[row] for row in range(count)]
     chunk = max(1, -(-len(groups) // MOST_LANES))
     groups = [[row for group in groups[at : at + chunk] for row in group] for at in range(0, len(groups), chunk)]
-    waits = parts.kind == Kind.WAITING
+    waits = np.isin(parts.kind, (Kind.WAITING, Kind.COMMUNICATION))  # the wait of an unmatched collective is in its communication
     waited = np.bincount(parts.lane[waits], weights=(parts.end - parts.start)[waits], minlength=count)
     rows = [min(group, key=lambda row: float(waited[row])) for group in groups]
     return np.array(rows, dtype=np.int64), max(map(len, groups), default=1)
