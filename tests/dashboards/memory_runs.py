@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,11 +18,12 @@ from rankscope.dashboards.compare.data import Compared
 from rankscope.dashboards.data.brief import Brief, StoredBrief, brief_of
 from rankscope.dashboards.data.events import Events
 from rankscope.dashboards.data.hardware import Hardware, nothing
+from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.script import Script
 from rankscope.dashboards.data.source import RunSummary, Stale, StepMatrices, StepPart, UnknownRunError
 from rankscope.dashboards.data.topology import Place, Topology
 from rankscope.dashboards.data.trend import Trend, trend_of
-from rankscope.dashboards.stragglers.data import BlameBook
+from rankscope.dashboards.delays.data import Delays
 from rankscope.dashboards.timeline.data import WindowData
 from rankscope.dashboards.timeline.windows import Window, Windows
 from rankscope.dashboards.whatif.data import Scenarios
@@ -55,7 +56,7 @@ class MemoryRuns:
         self.summaries: dict[str, RunSummary] = {}
         self.analyses: dict[str, Analysis] = {}
         self.tables: dict[str, Matrices] = {}
-        self.blames: dict[str, BlameBook] = {}
+        self.delays_of_run: dict[str, Delays] = {}
         self.whatifs: dict[str, Scenarios] = {}
         self.topologies: dict[str, Topology] = {}
         self.scripts: dict[str, Script] = {}
@@ -73,6 +74,8 @@ class MemoryRuns:
         """Verdicts in the run directories."""
         self.comparison: Compared | None = None
         self.cancelled: list[str] = []
+        self.requested: list[str] = []
+        """Runs whose analysis was started in the background."""
 
     def put(self, analysis: Analysis, table: StepTable | Matrices, **summary: Any) -> None:
         """Add or replace the run ``run_id`` (default ``run-1``)."""
@@ -86,8 +89,8 @@ class MemoryRuns:
         self.summaries[run.run_id] = run
         self.analyses[run.run_id] = analysis
         self.tables[run.run_id] = table if isinstance(table, Matrices) else Matrices(table)
-        nothing_told = BlameBook(matrix_source=None, matrix_steps=0, groups=[], groups_left_out=0, ranks=[], timeline=None)
-        self.blames.setdefault(run.run_id, nothing_told)
+        nothing_told = Delays(matrix_source=None, matrix_steps=0, groups=[], groups_left_out=0, ranks=[], timeline=None)
+        self.delays_of_run.setdefault(run.run_id, nothing_told)
 
     def runs(self) -> list[RunSummary]:
         return list(self.summaries.values())
@@ -121,6 +124,13 @@ class MemoryRuns:
     def brief(self, run_id: str) -> Brief:
         return brief_of(self.analysis(run_id))
 
+    def analyse(self, run_ids: Iterable[str]) -> None:
+        self.requested += run_ids
+
+    @property
+    def backlog(self) -> Progress:
+        return Progress("analysing runs", 0, len(self.requested))
+
     def alerts(self, run_id: str) -> AlertsFound:
         return self.alerts_found.get(run_id, AlertsFound([], []))
 
@@ -145,8 +155,8 @@ class MemoryRuns:
         assert self.comparison is not None
         return self.comparison
 
-    def blame(self, run_id: str) -> BlameBook:
-        return self._or_problem(self.blames, run_id)
+    def delays(self, run_id: str) -> Delays:
+        return self._or_problem(self.delays_of_run, run_id)
 
     def scenarios(self, run_id: str) -> Scenarios:
         return self._or_problem(self.whatifs, run_id)

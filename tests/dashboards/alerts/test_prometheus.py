@@ -22,17 +22,11 @@ from rankscope.dashboards.alerts.prometheus import (
     PrometheusError,
     Server,
     prometheus_alerts,
-    step_for,
 )
 
 BEGAN_S = 1_790_000_000
 SPAN = (BEGAN_S * 10**9, (BEGAN_S + 600) * 10**9)
 SECRET = "s3cr3t"
-
-
-@pytest.mark.parametrize(("seconds", "points", "step"), [(600, 2048, 5), (86_400, 2048, 43), (600, 2, 600), (10**8, 10**9, 9092)])
-def test_a_span_has_no_more_points_than_wanted_nor_than_prometheus_gives(seconds: int, points: int, step: float) -> None:
-    assert step_for((0, seconds * 10**9), most_points=points, least_s=5.0) == step
 
 
 # A real Prometheus -----------------------------------------------------------------------------------------------------------
@@ -141,7 +135,6 @@ def never_end(request: BaseHTTPRequestHandler) -> None:
         (lambda it: respond(it, 200, b"\xff\xfe"), "is not one of Prometheus' API"),
         (lambda it: respond(it, 200, b'{"status":"success","data":{"resultType":"vector","result":7}}'), "is not one of"),
         (lambda it: respond(it, 200, b'{"status":"success","data":{"resultType":"scalar","result":[1,"2"]}}'), "is not one of"),
-        (lambda it: respond(it, 200, matrix({"metric": {}, "values": [[1, "up"]]})), "cannot be used"),
         (lambda it: respond(it, 200, matrix({"metric": {}, "values": [[1e300, "1"]]})), "a time no clock shows"),
         (lambda it: respond(it, 200, b"x" * 100, Content_Length="9999"), "cannot be read"),
         (lambda it: respond(it, 200, b"x" * 2**21), "larger than 1 MiB"),
@@ -251,3 +244,14 @@ def test_without_prometheus_the_other_alerts_are_shown_and_its_absence_is_said()
 
     assert found.alerts == []
     assert "cannot be reached" in found.problems[0]
+
+
+@pytest.mark.parametrize(("seconds", "step"), [(600, "15.000"), (86_400, "44.000")])
+def test_a_long_span_is_asked_for_in_few_points(hostile: Hostile, seconds: int, step: str) -> None:
+    alerts = b'{"status":"success","data":{"alerts":[]}}'
+    hostile.answer = lambda it: respond(it, 200, matrix() if "query_range" in it.path else alerts)
+
+    assert prometheus_alerts(Prometheus(Server(url=hostile.url)), (SPAN[0], SPAN[0] + seconds * 10**9)) == []
+
+    [body] = [body for path, _, body in hostile.requests if "query_range" in path]
+    assert f"step={step}" in body.decode()

@@ -71,8 +71,8 @@ def test_it_opens_from_a_disk_and_draws_everything(opened: Callable[..., Page]) 
         expect(figure(page, name).get_by_role("img").first).to_be_visible()
     expect(page.get_by_role("alert")).to_have_count(0)
     # links stay within the file
-    page.get_by_role("link", name="Who delayed whom").click()
-    assert page.url.endswith("#view-blame")
+    page.get_by_role("link", name="Delays").click()
+    assert page.url.endswith("#view-delays")
 
 
 def test_figures_follow_the_scheme_of_the_system_and_of_the_buttons(opened: Callable[..., Page]) -> None:

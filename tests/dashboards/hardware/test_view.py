@@ -16,10 +16,8 @@ from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data.events import Events, StepClock
 from rankscope.dashboards.data.hardware import ORIGIN, ROW, GaugeRange, Gpu, Hardware, HardwareIndex, LinkState
-from rankscope.dashboards.data.metrics import METRICS
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.hardware.data import MOST_COLUMNS, figures_of, time_columns, worst_in
-from rankscope.dashboards.hardware.figures import MapRows
 from rankscope.dashboards.hardware.hints import gpu_hints
 from rankscope.dashboards.hardware.table import gpu_rows
 from rankscope.dashboards.hardware.view import VIEW
@@ -250,9 +248,3 @@ def test_links_say_what_they_were() -> None:
 def test_a_sample_has_the_margin_that_the_exporter_tells() -> None:
     (sample,) = read_page(b'gpu_temperature_margin_celsius{uuid="GPU-1"} 12.5\n', 1)
     assert sample.temperature_margin_celsius == 12.5
-
-
-def test_names_of_hosts_are_text() -> None:
-    gpus = [Gpu(gpu_uuid="one", host="<b>n", index=0), Gpu(gpu_uuid="two", host="n")]
-    rows = MapRows.of(np.ones((2, 3), np.float32), gpus, METRICS["power_watts"])
-    assert rows.labels == ["&lt;b&gt;n · GPU 0", "n · two"]

@@ -59,11 +59,11 @@ def test_the_only_run_is_the_front_page(memory_runs: Any, analysis: Analysis, ta
 
 def test_the_numbers_of_a_figure_can_be_saved(memory_runs: Any) -> None:
     http = create_app(memory_runs).server.test_client()
-    answer = http.get("/run/run-1/blame/data/imposed-bars.csv?rank=1")
+    answer = http.get("/run/run-1/delays/data/imposed-bars.csv?rank=1")
     assert answer.headers["Content-Disposition"].endswith("run-1-imposed-bars.csv")
     rows = list(csv.DictReader(io.StringIO(answer.text)))
     assert [(row["rank"], float(row["imposed wait [us]"])) for row in rows] == [("2", 360_000.0), ("0", 7_000.0), ("1", 0.0)]
-    for path in ("/run/run-1/data/nothing.csv", "/run/nothing/blame/data/imposed-bars.csv"):
+    for path in ("/run/run-1/data/nothing.csv", "/run/nothing/delays/data/imposed-bars.csv"):
         assert http.get(path).status_code == 404
 
 

@@ -78,9 +78,9 @@ def test_selection_goes_into_the_address_and_back(call: Caller) -> None:
     assert address_after("control", "metric", "wall_us") == "?metric=wall_us"
     assert address_after("control", "rank", 3) == "?rank=3"
     overlap = f"{RUN}/overlap"
-    assert address_after("figure", "breakdown-bars", {"points": [{"hovertext": "2"}]}, path=overlap) == "?rank=2"
+    assert address_after("figure", "breakdown-bars", {"points": [{"hovertext": "rank 2 on node-1"}]}, path=overlap) == "?rank=2"
     assert address_after("figure", "breakdown-bars", {"points": [{"hovertext": "mean"}]}, path=overlap) is None, "it is no rank"
-    assert address_after("figure", "step-heatmap", {"points": [{"x": 1, "y": 3}]}) == "?rank=3&step=1"
+    assert address_after("figure", "step-heatmap", {"points": [{"x": 1, "y": "rank 3 on node-1"}]}) == "?rank=3&step=1"
     assert address_after("figure", "step-heatmap", {"points": ["nonsense"]}) is None
     assert address_after("grid", "rank-table", {"rowId": "2", "colId": "host"}) == "?rank=2"
     assert address_after("grid", "rank-table", {"rowId": "nonsense"}) is None

@@ -13,14 +13,14 @@ from tests.dashboards.blocks import draw_at, page_text
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis, RareSteps, Verdict
 from rankscope.analysis.result.stored import Losses, Lost, losses_of
-from rankscope.base.errors import InputError
 from rankscope.dashboards.app import create_app
 from rankscope.dashboards.data.brief import Brief, StoredBrief, brief_of
-from rankscope.dashboards.data.progress import Progress
-from rankscope.dashboards.data.source import NotReadyError, RunSummary
+from rankscope.dashboards.data.source import RunSummary
+from rankscope.dashboards.live.pages import Pages
 from rankscope.dashboards.lost_hours.data import RunLoss, cluster_ledger
 from rankscope.dashboards.lost_hours.figures import lost_hours_table
-from rankscope.dashboards.lost_hours.view import ANALYSED_AT_ONCE, PAGE, analyse_some
+from rankscope.dashboards.lost_hours.view import PAGE
+from rankscope.dashboards.web.config import DashboardConfig
 
 
 def run(run_id: str, *, start: int | None = 100, problem: str | None = None) -> RunSummary:
@@ -228,23 +228,19 @@ def test_a_window_of_time_is_chosen_in_the_address(memory_runs: Any, analysis: A
     assert "There is no run in this time range" in page(memory_runs, "?since=30d")
 
 
-def test_runs_are_analysed_a_few_at_a_time_and_a_damaged_one_stops_nobody() -> None:
-    class Source:
-        asked: list[str]
-
-        def __init__(self) -> None:
-            self.asked = []
-
-        def brief(self, run_id: str) -> Brief:
-            self.asked.append(run_id)
-            if run_id == "damaged":
-                raise InputError("x", "damaged")
-            raise NotReadyError(Progress("starting"))
-
-    source: Any = Source()
-    assert analyse_some(source, ["damaged", *"abcdefgh"])
-    assert len(source.asked) == 1 + ANALYSED_AT_ONCE
-    assert not analyse_some(source, ["damaged"]), "there is nothing more to come"
+def test_one_click_has_the_server_analyse_and_every_viewer_sees_how_far_it_is(
+    memory_runs: Any, analysis: Analysis, table: StepTable
+) -> None:
+    memory_runs.put(analysis, table)
+    memory_runs.put(analysis, table, run_id="live", name="live", status="live")
+    pages = Pages(memory_runs, DashboardConfig())
+    before = pages.changes(PAGE.path, "", whole=False, rows=[], work=False)
+    clicked = pages.changes(PAGE.path, "", whole=False, rows=[], work=True)
+    assert memory_runs.requested == ["run-1"], "a live run is analysed while its page is open"
+    assert before["version"] != clicked["version"] == pages.changes(PAGE.path, "", whole=False, rows=[], work=False)["version"]
+    assert memory_runs.requested == ["run-1"], "the poll of a page starts nothing"
+    assert "1 run still to be analysed" in page(memory_runs)
+    assert "Analyse them" not in page(memory_runs)
 
 
 def test_a_verdict_on_nobody_is_counted_and_costs_nothing(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:

@@ -11,7 +11,6 @@ import pytest
 from tests.dashboards.blocks import draw, pick, pick_row, run_of, table_rows
 from tests.dashboards.hosts_at_fault import AT_FAULT, SLOW, host_runs
 
-from rankscope.dashboards.charts.heatmap import step_heatmap
 from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model.page import Choice, Table, find
@@ -68,9 +67,9 @@ def test_a_host_at_fault_is_one_row_unless_ranks_are_chosen(run: RunData) -> Non
 def test_the_row_of_a_host_opens_into_its_ranks(run: RunData) -> None:
     opened = replace(BY_HOST, rank=5)
     figure = draw(VIEW, "step-heatmap", run, opened).figure
-    assert list(figure.data[0].y)[1:6] == ["node-1", "rank 4", "rank 5", "rank 6", "rank 7"]
+    assert list(figure.data[0].y)[1:6] == ["node-1", *(f"rank {rank} on node-1" for rank in range(4, 8))]
     assert "<b>▸ rank 5</b>" in figure.layout.yaxis.ticktext
-    assert pick(VIEW, "step-heatmap", run, opened, {"x": 3, "y": "rank 6"}).rank == 6
+    assert pick(VIEW, "step-heatmap", run, opened, {"x": 3, "y": "rank 6 on node-1"}).rank == 6
 
 
 def test_in_rows_of_ranks_those_of_a_host_at_fault_are_framed_together(run: RunData) -> None:
@@ -102,22 +101,3 @@ def test_there_is_no_choice_where_hosts_say_no_more_than_ranks(hosts: list[str |
     assert not any(isinstance(tool, Choice) and tool.field == "rows" for block in blocks for tool in getattr(block, "tools", ()))
     assert len(table_rows(VIEW, "rank-table", run, BY_HOST)) == 16
     assert len(draw(VIEW, "step-heatmap", run, BY_HOST).figure.data[0].z) == 16
-
-
-def test_names_of_hosts_are_no_html_and_a_thousand_fit() -> None:
-    hosts = [f"<b>n{at}</b>" for at in range(1000)]
-    figure = step_heatmap(
-        np.arange(4000.0).reshape(1000, 4),
-        np.arange(1000),
-        range(4),
-        LIGHT,
-        label="own time",
-        unit="us",
-        hosts=hosts,
-        blamed=[999],
-    )
-    heat: Any = figure.data[0]
-    assert len(heat.y) == 250
-    assert "<b>n0" not in heat.y[0]
-    assert "⚑" in figure.layout.yaxis.ticktext[-1]
-    assert len(figure.to_json()) < 100_000

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.dashboards.blocks import draw
 
 from rankscope.analysis.result.analysis import ImposedWait
-from rankscope.dashboards.charts.heatmap import step_heatmap
 from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.topology import Place, Topology, row_order
@@ -79,31 +76,6 @@ def test_every_row_is_there_once_whatever_ranks_claim(places: list[Place], sort:
     assert sorted(row_order(Topology(places), [imposed(1, 2.0)], sort)) == list(range(len(places)))
 
 
-def test_the_map_shows_rows_in_the_order_and_ranks_without_a_row_last() -> None:
-    matrix = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]) * 1000
-    figure = step_heatmap(matrix, [0, 1, 3], [0, 1], LIGHT, label="own time", unit="us", order=[2, 0, 1], blamed=[1])
-    heat: Any = figure.data[0]
-    assert list(heat.y) == ["3", "0", "1", "2"]
-    np.testing.assert_allclose(np.asarray(heat.z)[:3], [[5, 6], [1, 2], [3, 4]])
-    assert np.isnan(np.asarray(heat.z)[3]).all(), "rank 2 left nothing"
-    assert figure.layout.yaxis.type == "category"
-    assert list(figure.layout.yaxis.tickvals) == ["3", "0", "1", "2"], "by their names: a number would be taken for one"
-    assert list(figure.layout.yaxis.ticktext) == ["3", "0", "<b>⚑ 1</b>", "2"]
-    assert [(shape.y0, shape.y1) for shape in figure.layout.shapes] == [(1.5, 2.5)]
-
-
-def test_rows_of_many_ranks_name_them() -> None:
-    order = list(range(1024))[::-1]
-    matrix = np.ones((1024, 4)) * np.arange(1024)[:, None]
-    figure = step_heatmap(matrix, range(1024), range(4), LIGHT, label="tokens", unit="tokens", order=order, picked=1023)
-    heat: Any = figure.data[0]
-    assert heat.y[0] == "1023, 1022, 1021, 1020"
-    assert np.asarray(heat.z)[0, 0] == 1023
-    assert "ranks %{y}" in heat.hovertemplate
-    assert figure.layout.yaxis.ticktext[0] == "<b>▸ 1023</b>"
-    assert len(figure.to_json()) < 100_000
-
-
 def test_a_run_tells_where_its_ranks_are(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     write_run(tmp_path / "run")
     source = DiskRuns(tmp_path / "run")
@@ -113,4 +85,4 @@ def test_a_run_tells_where_its_ranks_are(tmp_path: Path, write_run: Callable[...
     ]  # fmt: skip
     run = RunData(source, source.summary("run-1"))
     drawn = draw(VIEW, "step-heatmap", run, PageState(sort="imposed"), LIGHT)
-    assert next(iter(drawn.figure.data[0].y)) == "2", "the slow one first"
+    assert next(iter(drawn.figure.data[0].y)) == "rank 2 on node-1", "the slow one first"

@@ -59,9 +59,9 @@ def test_what_was_not_recorded_is_said(run: RunData) -> None:
 
 
 def test_a_click_on_a_cell_picks_its_rank_and_step(run: RunData) -> None:
-    assert pick(VIEW, "step-heatmap", run, PageState(), {"x": 7, "y": 2, "z": 1.0}) == PageState(rank=2, step=7)
+    assert pick(VIEW, "step-heatmap", run, PageState(), {"x": 7, "y": "rank 2 on node-1", "z": 1.0}) == PageState(rank=2, step=7)
     by_host = PageState(sort="host")
-    assert pick(VIEW, "step-heatmap", run, by_host, {"x": 7, "y": "3", "z": 1.0}).rank == 3
+    assert pick(VIEW, "step-heatmap", run, by_host, {"x": 7, "y": "rank 3 on node-1", "z": 1.0}).rank == 3
     mark = {"x": 12, "y": 0, "customdata": 1}
     assert pick(VIEW, "step-heatmap", run, PageState(), mark) == PageState(rank=1, step=12)
     assert pick(VIEW, "step-heatmap", run, PageState(rank=1), {**mark, "customdata": None}) == PageState(step=12)
@@ -74,8 +74,8 @@ def test_of_many_in_a_cell_the_one_that_it_shows_is_picked(monkeypatch: pytest.M
         "worst": "highest", "max_rows": 2, "max_columns": 6,
     })  # fmt: skip
     cells = step_cells(run.steps.part("own_us").values, run.steps.ranks, run.steps.steps)
-    assert (cells.values.shape, cells.ranks_per_cell, cells.steps_per_cell) == ((2, 6), 2, 10)
-    picked = pick(VIEW, "step-heatmap", run, PageState(), {"x": 20, "y": 2})
+    assert (cells.values.shape, cells.rows.per_row, cells.steps_per_cell) == ((2, 6), 2, 10)
+    picked = pick(VIEW, "step-heatmap", run, PageState(), {"x": 20, "y": "ranks 2, 3 on node-1"})
     assert picked.rank == 2
     assert picked.step is not None
     own = run.steps.part("own_us").values

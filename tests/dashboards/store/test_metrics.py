@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ import pytest
 from rankscope.analysis.evidence.step_table.steps import METRICS as RECORDED
 from rankscope.analysis.run_analysis import read_evidence
 from rankscope.dashboards.charts.cells import bin_worst
-from rankscope.dashboards.charts.heatmap import step_heatmap
 from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data import metrics
 from rankscope.dashboards.data.progress import Progress
@@ -181,22 +179,3 @@ def test_values_are_shown_in_the_unit_that_reads_best(unit: str, value: float, s
     size, name = shown_unit(unit, value)
     assert value / size == pytest.approx(shown[0])
     assert name == shown[1]
-
-
-def test_a_map_of_clocks_shows_the_lowest_and_says_so() -> None:
-    clock = np.full((600, 1000), 1.98e9, np.float32)
-    clock[413, 700] = 0.345e9
-    metric = metrics.METRICS["sm_clock_hertz"]
-    figure = step_heatmap(clock, np.arange(600), np.arange(1000), LIGHT, label=metric.label, unit=metric.unit, worst=metric.worst)
-    heat: Any = figure.data[0]
-    assert np.nanmin(np.asarray(heat.z)) == pytest.approx(345)
-    assert "lowest SM clock" in heat.hovertemplate
-    assert "MHz" in heat.hovertemplate
-    assert heat.reversescale is True, "what is bad looks bad"
-    assert heat.zmax == pytest.approx(1980)
-
-
-def test_a_map_of_what_is_not_known_says_how_to_get_it() -> None:
-    why = metrics.why_unknown("power_watts")
-    figure = step_heatmap(np.full((2, 3), np.nan), [0, 1], [1, 2, 3], LIGHT, label="GPU power", unit="watts", why_unknown=why)
-    assert "rankscope exporter" in figure.layout.annotations[0].text

@@ -165,7 +165,8 @@ def test_a_cell_without_a_collective_has_its_kind_only() -> None:
 
     (row,) = timeline(some, 0, count * 1000, palette("dark")).data[1].text
 
-    assert set(row) <= {LOOKS[kind].label for kind in Kind} | {f"{LOOKS[Kind.OVERLAP].label}<br>all_reduce · pg · 7"}
+    kinds = {LOOKS[kind].label for kind in Kind} | {f"{LOOKS[Kind.OVERLAP].label}<br>all_reduce · pg · 7"}
+    assert {text.removeprefix("rank 0<br>") for text in row} <= kinds
     assert len(set(row)) > 1
 
 
@@ -247,3 +248,16 @@ def test_of_many_ranks_the_one_that_waits_least_stands_for_its_neighbours() -> N
     assert each == 2
     assert shown[:4].tolist() == [1, 2, 5, 6]
     assert len(shown) == MOST_LANES
+
+
+def test_a_lane_of_a_host_is_its_rank_that_waits_least_and_hover_text_has_the_host() -> None:
+    for kind in (Kind.WAITING, Kind.COMMUNICATION):  # collectives that were matched, and some that were not
+        waits = np.array([[rank, 0, wait, int(kind), 0] for rank, wait in enumerate([90, 10, 80, 20, 5, 70])], dtype=np.int64)
+        rows_, each = representatives(Parts(*waits.T), 6, ["a", "a", "b", "b", "a", "<i>"])
+        assert (rows_.tolist(), each) == ([4, 3, 5], 3)
+
+    parts = Parts(*np.array([[0, 0, 500, int(Kind.COMPUTE), NOBODY], [1, 0, 500, int(Kind.COMPUTE), NOBODY]], dtype=np.int64).T)
+    shown = Lanes(["rank 4", "rank 5"], parts, [], [4, 5], picked=5, hosts={4: "a", 5: "<i>"}, by_host=True)
+    figure = timeline(shown, 0, 1000, palette(None))
+    assert list(figure.layout.yaxis.ticktext) == ["a · rank 4", "&lt;i&gt; · <b>▸ rank 5</b>"]
+    assert figure.data[1].hovertext[1].startswith("<b>rank 5 on &lt;i&gt;</b>")

@@ -8,8 +8,8 @@ from rankscope.analysis.causes import CAUSES as ROWS
 from rankscope.analysis.result.cause import Cause
 from rankscope.analysis.result.costs import PartName
 from rankscope.analysis.whatif.causes import CAUSE_PARTS
+from rankscope.dashboards.delays.data import CHARGED
 from rankscope.dashboards.overview.figures import LOOKS
-from rankscope.dashboards.stragglers.data import CHARGED
 from rankscope.dashboards.words.causes import CAUSES
 
 

@@ -11,9 +11,9 @@ from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.result.costs import LedgerSource
 from rankscope.analysis.verdict.builders import EvidenceSource
+from rankscope.dashboards.delays.view import _IMPOSED_IN
 from rankscope.dashboards.model.line import Span, pieces
 from rankscope.dashboards.overview.verdict import _facts
-from rankscope.dashboards.stragglers.view import _IMPOSED_IN
 from rankscope.dashboards.words.units import in_unit, time_unit
 from rankscope.dashboards.words.wording import EVIDENCE, slowdown
 from rankscope.runs.durations import DurationSource

@@ -8,7 +8,7 @@ Beside them the shared rooms, from the ground up; each imports those before it:
 ``web``       access control, login, the server
 ``model``     blocks of a page, and the selection in its address
 ``charts``    colours, frame and heat maps of figures
-(features)    runs overview ranks overlap stragglers timeline whatif hardware alerts compare lost_hours
+(features)    runs overview ranks overlap delays timeline whatif hardware alerts compare lost_hours
 ``registry``  all pages: to add one, add a folder and a row
 ``store``     ``RunSource`` on disk: runs found, analysed beside the server, followed, cached
 ``live``      blocks as Dash components, kept up to date; ``report``: the same blocks as one HTML file

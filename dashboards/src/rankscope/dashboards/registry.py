@@ -7,6 +7,7 @@ from typing import Final
 from rankscope.dashboards.alerts import all_alerts
 from rankscope.dashboards.alerts import view as alerts
 from rankscope.dashboards.compare import view as compare
+from rankscope.dashboards.delays import view as delays
 from rankscope.dashboards.hardware import view as hardware
 from rankscope.dashboards.lost_hours import view as lost_hours
 from rankscope.dashboards.model.view import SitePage, View
@@ -14,7 +15,6 @@ from rankscope.dashboards.overlap import view as overlap
 from rankscope.dashboards.overview import view as overview
 from rankscope.dashboards.ranks import view as ranks
 from rankscope.dashboards.runs import view as runs
-from rankscope.dashboards.stragglers import view as stragglers
 from rankscope.dashboards.timeline import view as timeline
 from rankscope.dashboards.whatif import view as whatif
 
@@ -22,7 +22,7 @@ VIEWS: Final[tuple[View, ...]] = (
     overview.VIEW,
     ranks.VIEW,
     overlap.VIEW,
-    stragglers.VIEW,
+    delays.VIEW,
     timeline.VIEW,
     whatif.VIEW,
     hardware.VIEW,

@@ -29,8 +29,6 @@ from rankscope.dashboards.alerts.record import AlertRecord, State, alert_record
 TOKEN_VARIABLE: Final = "RANKSCOPE_PROMETHEUS_TOKEN"  # noqa: S105  the variable's name, not what is in it
 MAX_BYTES: Final = 64 * 2**20
 """Largest response: about 1.5 million samples."""
-MAX_POINTS: Final = 11_000
-"""Most samples of one series: Prometheus rejects queries for more."""
 ANSWER_S: Final = 30.0
 """Deadline of one request, including the whole response."""
 
@@ -68,19 +66,10 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One time series; both arrays are [samples], in order of time."""
+    """One time series and the times of its samples, in order."""
 
     labels: dict[str, str]
     unix_ns: NDArray[np.int64]
-    values: NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class QueryResult:
-    """Result of a query, with the warnings of Prometheus, for instance about missing data."""
-
-    series: list[Series]
-    warnings: list[str]
 
 
 class ActiveAlert(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -99,12 +88,11 @@ class _Alerts(msgspec.Struct, frozen=True):
 
 class _Row(msgspec.Struct, frozen=True):
     metric: dict[str, str]
-    values: list[tuple[float, str]] = []
-    value: tuple[float, str] | None = None
+    values: list[tuple[float, str]]
 
 
 class _Result(msgspec.Struct, frozen=True, rename="camel"):
-    result_type: Literal["matrix", "vector"]
+    result_type: Literal["matrix"]
     result: list[_Row]
 
 
@@ -112,7 +100,6 @@ class _Envelope(msgspec.Struct, frozen=True, rename="camel"):
     status: Literal["success", "error"]
     data: msgspec.Raw = msgspec.Raw(b"null")
     error: str = ""
-    warnings: list[str] = []
 
 
 class Prometheus:
@@ -136,36 +123,28 @@ class Prometheus:
             headers={"User-Agent": "rankscope", "Accept": "application/json"},
         )
 
-    def query(self, expression: str, *, at_unix_ns: int) -> QueryResult:
-        """Evaluate an expression at one moment; each series has one sample."""
-        return self._query("query", {"query": expression, "time": _seconds(at_unix_ns)})
-
-    def query_range(self, expression: str, *, span_unix_ns: tuple[int, int], step_s: float) -> QueryResult:
+    def query_range(self, expression: str, *, span_unix_ns: tuple[int, int], step_s: float) -> list[Series]:
         """Evaluate an expression every ``step_s``, from the first to the last moment of ``span_unix_ns``."""
         first, last = span_unix_ns
         parameters = {"query": expression, "start": _seconds(first), "end": _seconds(last), "step": f"{step_s:.3f}"}
-        return self._query("query_range", parameters)
+        # Expressions may exceed the length limit of a URL.
+        data = self._request("POST", "query_range", parameters, _Result)
+        try:
+            return [_series(row) for row in data.result]
+        except ValueError as error:
+            raise PrometheusError(self.name, f"its answer cannot be used: {error}") from error
 
     def alerts(self) -> list[ActiveAlert]:
         """Alerts that are pending or firing now."""
-        data, _ = self._request("GET", "alerts", {}, _Alerts)
-        return data.alerts
+        return self._request("GET", "alerts", {}, _Alerts).alerts
 
-    def _query(self, what: str, parameters: dict[str, str]) -> QueryResult:
-        # Expressions may exceed the length limit of a URL.
-        data, warnings = self._request("POST", what, parameters, _Result)
-        try:
-            return QueryResult([_series(row) for row in data.result], warnings)
-        except (ValueError, OverflowError) as error:
-            raise PrometheusError(self.name, f"a value in its answer cannot be used: {one_line(str(error))[:_SHOWN]}") from error
-
-    def _request(self, method: str, what: str, parameters: dict[str, str], kind: type[_T]) -> tuple[_T, list[str]]:
+    def _request(self, method: str, what: str, parameters: dict[str, str], kind: type[_T]) -> _T:
         status, body = self._exchange(method, f"{self._server.url.rstrip('/')}/api/v1/{what}", parameters)
         envelope: _Envelope | None = None
         try:
             envelope = msgspec.json.decode(body, type=_Envelope)
             if envelope.status == "success" and httpx.codes.is_success(status):
-                return msgspec.json.decode(envelope.data, type=kind), [one_line(line)[:_SHOWN] for line in envelope.warnings]
+                return msgspec.json.decode(envelope.data, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             if httpx.codes.is_success(status):
                 raise PrometheusError(
@@ -247,27 +226,21 @@ def _trusted(ca_file: Path | None) -> ssl.SSLContext | bool:
 
 
 def _series(row: _Row) -> Series:
-    samples = [row.value] if row.value is not None else row.values
-    times = np.array([second for second, _ in samples], dtype=np.float64)
+    times = np.array([second for second, _ in row.values], dtype=np.float64)
     if (np.abs(times) > _MOST_SECONDS).any():
         raise ValueError("a time no clock shows")
     # Prometheus' timestamps are whole milliseconds.
     unix_ns = np.rint(times * 1000).astype(np.int64) * 1_000_000
-    return Series(row.metric, unix_ns, np.array([float(value) for _, value in samples], dtype=np.float64))
+    return Series(row.metric, unix_ns)
 
 
 def _seconds(unix_ns: int) -> str:
     return f"{unix_ns // 10**9}.{unix_ns % 10**9 // 10**6:03d}"
 
 
-def step_for(span_unix_ns: tuple[int, int], *, most_points: int, least_s: float) -> float:
-    """Shortest step in whole seconds, at least ``least_s``, that gives at most ``most_points`` samples over a span."""
-    first, last = span_unix_ns
-    return float(max(np.ceil(least_s), np.ceil((last - first) / 1e9 / max(1, min(most_points, MAX_POINTS) - 1))))
-
-
-ALERT_POINTS: Final = 2000
-LEAST_ALERT_STEP_S: Final = 15.0
+MOST_POINTS: Final = 2000
+"""Most samples of one series. Prometheus rejects queries for more than 11,000."""
+LEAST_STEP_S: Final = 15.0
 _ROUNDING_NS: Final = 2_000_000
 """Prometheus rounds times to milliseconds."""
 
@@ -279,13 +252,14 @@ def prometheus_alerts(prometheus: Prometheus, span_unix_ns: tuple[int, int]) -> 
     Raises ``PrometheusError``.
     """
     names = "|".join(runbooks())
-    step_s = step_for(span_unix_ns, most_points=ALERT_POINTS, least_s=LEAST_ALERT_STEP_S)
+    first, last = span_unix_ns
+    step_s = max(LEAST_STEP_S, float(np.ceil((last - first) / 1e9 / (MOST_POINTS - 1))))
     fired = 'ALERTS{alertstate="firing",'
     expression = f'{fired}alertname=~"{names}"}} or {fired}run_id!=""}}'
     past = [
         alert
-        for series in prometheus.query_range(expression, span_unix_ns=span_unix_ns, step_s=step_s).series
-        for alert in _past(series, step_s, span_unix_ns[1])
+        for series in prometheus.query_range(expression, span_unix_ns=span_unix_ns, step_s=step_s)
+        for alert in _past(series, step_s, last)
     ]
     active = [
         _active(alert, prometheus)

@@ -3,7 +3,7 @@
   var PATIENCE_MS = 15000;
   var asked = { number: 0, at: 0 };
   var drawing = 0;
-  var working = false; // the work that a button of the page has started
+  var clicked = false; // a button that starts work of the page; the next question tells the server
   var live = null; // last step of a live run, and when it was written
   var fields = {}; // those of the address for which the page is drawn
   var drawnIn = ""; // colour scheme of the figures
@@ -79,12 +79,14 @@
         var rows = window.rankscopeLists.missing(ticks);
         var due = shown.every_ms && Date.now() - asked.at >= shown.every_ms;
         var open = asked.number && !(answer && answer.number === asked.number) && Date.now() - asked.at < PATIENCE_MS;
-        if (open || !(due || rows.length || working)) {
+        if (open || !(due || rows.length || clicked)) {
           return dash_clientside.no_update;
         }
         asked = { number: asked.number + 1, at: Date.now() };
         var about = { path: shown.path, search: window.location.search, whole: shown.whole };
-        return Object.assign(about, { number: asked.number, rows: rows, work: working });
+        var question = Object.assign(about, { number: asked.number, rows: rows, work: clicked });
+        clicked = false;
+        return question;
       },
       distribute: function (answer, shown) {
         if (!answer || !shown || answer.path !== shown.path) {
@@ -97,7 +99,6 @@
         if ("live" in answer) {
           hear(answer);
         }
-        working = Boolean(answer.working);
         if (!("version" in answer) || answer.version === shown.version) {
           return;
         }
@@ -116,7 +117,7 @@
           return;
         }
         fields = read(window.location.search);
-        working = false;
+        clicked = false;
         asked.at = Date.now();
         hear(shown || {});
         // The scheme may have changed since the page was asked for.
@@ -142,7 +143,7 @@
   });
 
   document.addEventListener("click", function (event) {
-    working = working || event.target.closest("[data-work]") !== null;
+    clicked = clicked || event.target.closest("[data-work]") !== null;
   });
 
   // Browsers slow the timers of hidden tabs down to one a minute: a tab that is shown again asks at once.

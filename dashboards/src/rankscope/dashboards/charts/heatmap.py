@@ -1,9 +1,12 @@
-"""Heat map of one value per rank (or host) and step: a slow rank is a row and a slow moment a column."""
+"""Heat maps: of one value per rank (or host) and step, of waits between ranks, of a gauge per GPU and time.
+
+A row is a rank, a host or a GPU, or several of them where there are very many. The rows are named by the host, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -12,6 +15,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.result.text import first_of
 from rankscope.base.text import ranges_text
+from rankscope.dashboards.charts.bar_names import LONGEST_LABEL
 from rankscope.dashboards.charts.bars import frame_row
 from rankscope.dashboards.charts.cells import bin_worst
 from rankscope.dashboards.charts.frame import framed, marked_label, note
@@ -29,13 +33,118 @@ NO_STEP: Final = "No step has been recorded yet.<br>The map fills as soon as ran
 
 _WIDEST_SPAN: Final = 4096
 _NAMED: Final = 6
-"""Maximum number of ranks named per row of cells."""
-_LONGEST_HOST: Final = 28
-"""Maximum characters of a host's name at the axis. Hover text has all of it."""
+"""Maximum number of ranks, hosts or GPUs named per row of cells."""
+_NAMED_HOSTS: Final = 2
+"""Maximum number of hosts named per row of ranks."""
+_LABELS: Final = 16
+"""Approximate maximum number of labelled rows."""
 _EVERY_STEP_UP_TO: Final = 12
 """Up to this many steps the axis needs an explicit tick distance of 1; with more, Plotly labels whole steps anyway."""
 _FRAMED_UP_TO: Final = 64
 """With more rows a frame would hide the row it marks; then only the axis label marks it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MapRows:
+    """Rows of a heat map from the top, each of ``per_row`` consecutive ``items``: ranks, or what ``names`` names."""
+
+    what: str
+    """Title of the axis, such as ``rank``."""
+    items: Sequence[int] = ()
+    """Numbers of the items in display order."""
+    per_row: int = 1
+    names: Sequence[str] | None = None
+    """Names of the items by number; ``None``: they are ranks."""
+    labels: Sequence[str] | None = None
+    """Names at the axis, where these are shorter."""
+    hosts: Mapping[int, str] = field(default_factory=dict)
+    """Hosts of ranks, as far as known."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return (len(self.items) + self.per_row - 1) // self.per_row
+
+    def of(self, row: int) -> list[int]:
+        """Return the items of a row."""
+        return list(self.items[row * self.per_row : (row + 1) * self.per_row])
+
+    def row(self, position: object) -> int:
+        """Return the row at an axis position, as a click event reports it. Raises ``ValueError`` if there is none."""
+        return self.positions().index(str(position))
+
+    def positions(self) -> list[str]:
+        """Return the axis position of each row: its items in words, with hosts, as Plotly's hover text shows them."""
+        found = [self.text(self.of(row)) for row in range(len(self))]
+        # Names that were cut may be equal, and Plotly draws equal categories over each other.
+        return found if len(set(found)) == len(found) else [f"{text} (row {row + 1})" for row, text in enumerate(found)]
+
+    def text(self, items: Sequence[int]) -> str:
+        """Return items in words, which Plotly reads as HTML: ``ranks 4 to 7 on node-1``."""
+        if self.names is not None:
+            return first_of([plotly_text(self.names[item]) for item in items], _NAMED)
+        ranks = f"rank{'s' if len(items) > 1 else ''} {ranges_text(items, most=_NAMED)}"
+        hosts = list(dict.fromkeys(plotly_text(self.hosts[item]) for item in items if item in self.hosts))
+        return f"{ranks} on {first_of(hosts, _NAMED_HOSTS)}" if hosts else ranks
+
+    def label(self, items: Sequence[int]) -> str:
+        """Return the label of items at the axis."""
+        names = self.labels or self.names
+        if names is None:
+            return ranges_text(items, most=2)
+        return first_of([plotly_text(names[item], LONGEST_LABEL) for item in items], 1)
+
+
+RANKS: Final = MapRows("rank")
+
+
+def heat_map(
+    values: NDArray[np.floating[Any]],
+    x: Sequence[Any] | NDArray[Any],
+    rows: MapRows,
+    colors: Palette,
+    *,
+    label: str,
+    unit: str,
+    column: str,
+    worst: Worst = "highest",
+    blamed: Collection[int] = (),
+    picked: int | None = None,
+) -> go.Figure:
+    """Draw ``values`` [rows, columns], some of which are finite, as a heat map; NaN stays a visible hole.
+
+    ``unit`` is one of ``data.metrics``, converted to the unit that reads best. ``column``: hover text of a column, a template of
+    Plotly. ``blamed`` and ``picked`` are items of ``rows``.
+    """
+    size, in_unit = shown_unit(unit, float(np.nanmax(values)))
+    shown = (values / np.float32(size)).astype(np.float32)
+    lowest, highest = _color_scale(shown[np.isfinite(shown)], worst)
+    positions = rows.positions()
+    figure = go.Figure(
+        go.Heatmap(
+            z=shown,
+            x=x,
+            y=positions,
+            zmin=lowest,
+            zmax=highest,
+            reversescale=worst == "lowest",  # bad values have the same colours in every metric
+            colorscale=[[index / (len(colors.sequential) - 1), color] for index, color in enumerate(colors.sequential)],
+            colorbar={
+                "title": {"text": in_unit, "side": "top", "font": {"size": 12, "color": colors.muted}},
+                "tickfont": {"color": colors.muted, "size": 11},
+                "thickness": 10,
+                "outlinewidth": 0,
+                "len": 1,
+                "xpad": 6,
+            },
+            hoverongaps=True,
+            hovertemplate=f"<b>%{{y}}</b><br>{column}<br>{label}: <b>%{{z:,.2f}} {in_unit}</b><extra></extra>",
+        )
+    )
+    framed(figure, colors, height=min(540, max(240, 114 + 26 * len(rows))))
+    figure.update_layout(plot_bgcolor=colors.missing, margin_t=TOOLS_PX)
+    figure.update_xaxes(showgrid=False, zeroline=False)
+    _rows_axis(figure, positions, rows, colors, blamed=blamed, picked=picked)
+    return figure
 
 
 def step_heatmap(
@@ -50,16 +159,15 @@ def step_heatmap(
     why_unknown: str = "the recorder had no signal for it",
     order: Sequence[int] | None = None,
     steps_per_column: int = 1,
-    hosts: Sequence[str] | None = None,
+    rows: MapRows = RANKS,
     blamed: Collection[int] = (),
     picked: int | None = None,
 ) -> go.Figure:
-    """Draw ``matrix`` [ranks, steps] as a heat map; NaN stays a visible hole.
+    """Draw ``matrix`` [ranks, steps] as a heat map: a slow rank is a row and a slow moment a column.
 
-    ``unit`` is one of ``data.metrics``, converted to the unit that reads best. ``steps``: the first step of each column; a column
-    covers ``steps_per_column`` recorded steps. ``order``: matrix rows in display order, from the top; by default the map is in
-    order of ranks. With an ``order``, ranks without a row come last. ``hosts``: names of the rows, which are then hosts;
-    ``ranks``, ``blamed`` and ``picked`` are then positions in it.
+    ``steps``: the first step of each column; a column covers ``steps_per_column`` recorded steps. ``order``: matrix rows in
+    display order, from the top; by default the map is in order of ranks. With an ``order``, ranks without a row come last.
+    ``rows``: how the rows are named. If they are hosts, ``ranks``, ``blamed`` and ``picked`` are positions in its names.
 
     Large matrices are binned (``bin_worst``) and sent as float32. A page of any run stays under a megabyte, and hover text still
     shows values.
@@ -76,41 +184,23 @@ def step_heatmap(
             "The numbers of ranks or steps have gaps too wide to draw:<br>the run's files look damaged.",
             colors,
         )
-    cells = step_cells(matrix, ranks, steps, worst=worst, order=order, steps_per_column=steps_per_column, hosts=hosts)
-    size, in_unit = shown_unit(unit, float(np.nanmax(cells.values)))
-    values = cells.values / np.float32(size)
-    rows, columns = values.shape
-    wide = cells.steps_per_cell
-    lowest, highest = color_scale(values[np.isfinite(values)], worst)
-    by_rank = order is None and hosts is None
-    positions = cells.positions(by_rank=by_rank)
-    figure = go.Figure(
-        go.Heatmap(
-            z=values,
-            x=cells.at,
-            y=positions,
-            zmin=lowest,
-            zmax=highest,
-            reversescale=worst == "lowest",  # bad values have the same colours in every metric
-            **coloring(in_unit, colors),
-            hoverongaps=True,
-            hovertemplate=_hover(
-                label,
-                in_unit,
-                worst,
-                rows=cells.ranks_per_cell,
-                columns=wide,
-                by_rank=by_rank,
-                unit_of_rows="rank" if hosts is None else "host",
-            ),
-        )
+    cells = step_cells(matrix, ranks, steps, worst=worst, order=order, steps_per_column=steps_per_column, rows=rows)
+    wide, columns = cells.steps_per_cell, len(cells.at)
+    figure = heat_map(
+        cells.values,
+        cells.at,
+        cells.rows,
+        colors,
+        label=f"{worst} {label}" if cells.rows.per_row * wide > 1 else label,
+        unit=unit,
+        column="step %{x}" + (f" and the {wide - 1} after it" if wide > 1 else ""),
+        worst=worst,
+        blamed=blamed,
+        picked=picked,
     )
-    framed(figure, colors, height=min(540, max(240, 114 + 26 * rows)))
-    figure.update_layout(plot_bgcolor=colors.missing, margin_t=TOOLS_PX)
-    _rows_axis(figure, positions, cells, colors, blamed=blamed, picked=picked)
     # Without this, marks above the map would widen its axis.
     ends = [float(cells.at[0]) - wide / 2, float(cells.at[-1]) + wide / 2]
-    figure.update_xaxes(title_text="step", showgrid=False, zeroline=False, range=ends)
+    figure.update_xaxes(title_text="step", range=ends)
     if columns * wide <= _EVERY_STEP_UP_TO:
         figure.update_xaxes(dtick=1)  # there is no step 0.5
     return figure
@@ -118,37 +208,14 @@ def step_heatmap(
 
 @dataclass(frozen=True, slots=True)
 class StepCells:
-    """Cells of a heat map: each is the worst value of a block of ranks and steps."""
+    """Cells of a map of steps: each is the worst value of a block of ranks and steps."""
 
     values: NDArray[np.float32]
     """[rows, columns]; NaN is unknown."""
-    rank_of_row: NDArray[np.int64]
-    """All ranks from 0 in display order. Each row of cells covers the next ``ranks_per_cell``."""
-    ranks_per_cell: int
+    rows: MapRows
     at: NDArray[np.integer[Any]]
     """[columns], the first step of each column."""
     steps_per_cell: int
-    hosts: Sequence[str] | None = None
-    """Names of the rows if these are hosts: their positions stand in for ranks."""
-
-    def ranks(self, row: int) -> list[int]:
-        """Return the ranks of a row of cells."""
-        found: list[int] = self.rank_of_row[row * self.ranks_per_cell : (row + 1) * self.ranks_per_cell].tolist()
-        return found
-
-    def row(self, position: str | float) -> int:
-        """Return the row of cells at an axis position, as a click event reports it. Raises ``ValueError`` if there is none."""
-        return self.positions(by_rank=not isinstance(position, str)).index(position)  # type: ignore[arg-type]  # a float is an int
-
-    def positions(self, *, by_rank: bool) -> list[int] | list[str]:
-        """Return the axis position of each row of cells: its first rank if ``by_rank``, else its ranks or hosts in words."""
-        if by_rank:
-            return [int(rank) for rank in self.rank_of_row[:: self.ranks_per_cell]]
-        return [first_of(self.names(row), _NAMED) for row in range(len(self.values))]
-
-    def names(self, row: int) -> list[str]:
-        """Return the ranks or hosts of a row of cells in words, which Plotly reads as HTML."""
-        return [str(rank) if self.hosts is None else plotly_text(self.hosts[rank]) for rank in self.ranks(row)]
 
 
 def step_cells(
@@ -159,84 +226,57 @@ def step_cells(
     worst: Worst = "highest",
     order: Sequence[int] | None = None,
     steps_per_column: int = 1,
-    hosts: Sequence[str] | None = None,
+    rows: MapRows = RANKS,
 ) -> StepCells:
     """Return the cells of ``matrix``; see ``step_heatmap``."""
     # Columns of several steps cover recorded steps only, so they have no gaps to show.
     shown = np.asarray(steps) if steps_per_column == 1 else np.arange(len(steps))
     values, first_step = _with_holes(matrix, np.asarray(ranks), shown)
-    rank_of_row = _rank_of_row(len(values), np.asarray(ranks), order)
-    binned = bin_worst(values if order is None else values[rank_of_row], worst=worst)
+    items = _items(len(values), np.asarray(ranks), order)
+    binned = bin_worst(values if order is None else values[items], worst=worst)
     at = first_step + np.arange(binned.values.shape[1], dtype=np.int32) * binned.columns_per_bin
     return StepCells(
         binned.values,
-        rank_of_row,
-        binned.rows_per_bin,
+        replace(rows, items=items.tolist(), per_row=binned.rows_per_bin),
         at if steps_per_column == 1 else np.asarray(steps)[at],
         binned.columns_per_bin * steps_per_column,
-        hosts,
     )
 
 
-def coloring(in_unit: str, colors: Palette) -> dict[str, Any]:
-    """Return the settings of a heat map's colour scale and colour bar."""
-    return {
-        "colorscale": [[index / (len(colors.sequential) - 1), color] for index, color in enumerate(colors.sequential)],
-        "colorbar": {
-            "title": {"text": in_unit, "side": "top", "font": {"size": 12, "color": colors.muted}},
-            "tickfont": {"color": colors.muted, "size": 11},
-            "thickness": 10,
-            "outlinewidth": 0,
-            "len": 1,
-            "xpad": 6,
-        },
-    }
-
-
 def _rows_axis(
-    figure: go.Figure,
-    positions: list[int] | list[str],
-    cells: StepCells,
-    colors: Palette,
-    *,
-    blamed: Collection[int],
-    picked: int | None,
+    figure: go.Figure, positions: Sequence[str], rows: MapRows, colors: Palette, *, blamed: Collection[int], picked: int | None
 ) -> None:
-    """Label about sixteen rows and the rows of marked ranks; frame the latter if there is room.
-
-    In order of ranks the axis is the rank number. In another order it has a category per row of cells, at 0, 1, 2 …
-    """
-    per_bin, bins = cells.ranks_per_cell, len(positions)
-    at = per_bin if isinstance(positions[0], int) else 1
-    row_of = {int(rank): row // per_bin for row, rank in enumerate(cells.rank_of_row)}
-    blocks = _blocks({row_of[rank] for rank in blamed if rank in row_of})
+    """Label about sixteen rows and the rows of marked items; frame the latter if there is room. Row ``n`` is at ``n``."""
+    count = len(rows)
+    row_of = {int(item): place // rows.per_row for place, item in enumerate(rows.items)}
+    blocks = _blocks({row_of[item] for item in blamed if item in row_of})
     marked: dict[int, str] = {}
     for first, last in blocks:
-        inside = sorted(rank for rank in blamed if first <= row_of.get(rank, -1) <= last)
-        marked[(first + last) // 2] = marked_label(_names(cells, inside), blamed=True, picked=False)
+        inside = sorted(item for item in blamed if first <= row_of.get(item, -1) <= last)
+        marked[(first + last) // 2] = marked_label(rows.label(inside), blamed=True, picked=False)
     if picked is not None and picked in row_of and picked not in blamed:
-        marked[row_of[picked]] = marked_label(_names(cells, [picked]), blamed=False, picked=True)
+        marked[row_of[picked]] = marked_label(rows.label([picked]), blamed=False, picked=True)
         blocks.append((row_of[picked], row_of[picked]))
-    every = max(1, -(-bins // 16))
+    every = max(1, -(-count // _LABELS))
     regular = {
-        row: _names(cells, cells.ranks(row)[:1])
-        for row in range(0, bins, every)
+        row: rows.label(rows.of(row)[:1])
+        for row in range(0, count, every)
         if all(abs(row - other) > every // 2 for other in marked) and not any(first <= row <= last for first, last in blocks)
     }
     ticks = dict(sorted({**regular, **marked}.items()))
     figure.update_yaxes(
-        title_text="rank" if cells.hosts is None else "host",
-        type="linear" if isinstance(positions[0], int) else "category",
+        title_text=rows.what,
+        type="category",
         tickmode="array",
         tickvals=[positions[row] for row in ticks],
         ticktext=list(ticks.values()),
-        range=[(bins - 0.5) * at, -at / 2],
+        range=[count - 0.5, -0.5],
         showgrid=False,
         zeroline=False,
         fixedrange=True,  # dragging chooses steps
     )
-    for first, last in blocks if bins <= _FRAMED_UP_TO else ():
-        frame_row(figure, (first + last) / 2 * at, colors, half=(last - first + 1) / 2 * at)
+    for first, last in blocks if count <= _FRAMED_UP_TO else ():
+        frame_row(figure, (first + last) / 2, colors, half=(last - first + 1) / 2)
 
 
 def _blocks(rows: Collection[int]) -> list[tuple[int, int]]:
@@ -246,14 +286,7 @@ def _blocks(rows: Collection[int]) -> list[tuple[int, int]]:
     return list(zip(firsts, lasts, strict=True))
 
 
-def _names(cells: StepCells, ranks: Sequence[int]) -> str:
-    """Return the label of ranks or hosts at the axis."""
-    if cells.hosts is None:
-        return ranges_text(ranks, most=2)
-    return first_of([plotly_text(cells.hosts[rank], _LONGEST_HOST) for rank in ranks], 1)
-
-
-def _rank_of_row(rows: int, ranks: NDArray[np.int64], order: Sequence[int] | None) -> NDArray[np.int64]:
+def _items(rows: int, ranks: NDArray[np.int64], order: Sequence[int] | None) -> NDArray[np.int64]:
     """Return the ranks 0 to ``rows`` - 1 in display order."""
     everybody = np.arange(rows)
     if order is None:
@@ -262,7 +295,7 @@ def _rank_of_row(rows: int, ranks: NDArray[np.int64], order: Sequence[int] | Non
     return np.concatenate([first, np.setdiff1d(everybody, first)])
 
 
-def color_scale(finite: NDArray[np.float32], worst: Worst) -> tuple[float, float]:
+def _color_scale(finite: NDArray[np.float32], worst: Worst) -> tuple[float, float]:
     """Return the ends of the colour scale. It spans at least a quarter of the median, so that noise does not look significant."""
     least = max(0.25 * abs(float(np.median(finite))), 1e-9)
     if worst == "lowest":
@@ -288,16 +321,3 @@ def _with_holes(
     whole = np.full((int(ranks[-1]) + 1, int(steps[-1]) - first_step + 1), np.nan, np.float32)
     whole[np.ix_(ranks, steps - first_step)] = matrix
     return whole, first_step
-
-
-def _hover(label: str, unit: str, worst: Worst, *, rows: int, columns: int, by_rank: bool, unit_of_rows: str) -> str:
-    """Return the hover template of cells that cover ``rows`` ranks or hosts and ``columns`` steps.
-
-    In order of ranks the axis names the first rank of a cell, else all of them.
-    """
-    rank = f"{unit_of_rows} %{{y}}" if unit_of_rows == "rank" else "%{y}"
-    if rows > 1:
-        rank = f"rank %{{y}} and the {rows - 1} after it" if by_rank else f"{unit_of_rows}s %{{y}}"
-    step = "step %{x}" + (f" and the {columns - 1} after it" if columns > 1 else "")
-    which = f"{worst} " if rows * columns > 1 else ""
-    return f"<b>{rank}</b><br>{step}<br>{which}{label}: <b>%{{z:,.2f}} {unit}</b><extra></extra>"

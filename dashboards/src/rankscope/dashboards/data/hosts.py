@@ -18,39 +18,45 @@ UNKNOWN_HOST = "host not known"
 
 @dataclass(frozen=True, slots=True)
 class HostRows:
-    """Hosts in display order, and the matrix rows of their ranks."""
+    """Hosts in display order, and which rows of a matrix of ranks or GPUs they cover."""
 
+    labels: list[str]
     names: list[str]
-    ranks: list[list[int]]
-    """Per host: its ranks."""
-    rows: list[list[int]]
-    """Per host: rows of the step matrices."""
+    """Names that have the host, also of an opened row."""
+    members: list[list[int]]
+    """Rows of the matrix, per host."""
 
     def reduce(self, values: NDArray[np.floating[Any]], worst: Worst) -> NDArray[np.float32]:
-        """Return the worst value per host, [hosts, steps], of values per rank, [ranks, steps]; NaN if all are missing."""
+        """Return the worst value per host, [hosts, columns], of values [rows, columns]; NaN if all are missing."""
         reduced = (np.fmin if worst == "lowest" else np.fmax).reduce
-        return np.stack([reduced(values[rows], axis=0) for rows in self.rows]).astype(np.float32)
+        return np.stack([reduced(values[rows], axis=0) for rows in self.members]).astype(np.float32)
 
-    def of_rank(self, rank: int | None) -> int | None:
-        """Return the position of the row of a rank, else of its host."""
-        return next((at for at, ranks in reversed(list(enumerate(self.ranks))) if rank in ranks), None)
+    def place(self, row: int | None) -> int | None:
+        """Return the place of a row of the matrix if its host is opened, else of its host."""
+        return next((at for at, rows in reversed(list(enumerate(self.members))) if row in rows), None)
 
 
-def host_rows(analysis: Analysis, ranks: Sequence[int], order: Sequence[int] | None, *, opened: int | None = None) -> HostRows:
-    """Return the hosts of ``ranks``, those of the step matrices, by their first ranks in ``order`` (rows; ``None``: as given).
+def host_rows(
+    hosts: Sequence[str], names: Sequence[str], order: Sequence[int] | None = None, *, opened: int | None = None
+) -> HostRows:
+    """Return the hosts of the rows of a matrix, by their first rows in ``order`` (``None``: as given).
 
-    Below the host of the rank ``opened`` is a row for each of its ranks.
+    Below the host of the row ``opened`` is each of its rows, with its name.
     """
-    hosts = {row.rank: row.host or UNKNOWN_HOST for row in analysis.ranks}
     rows: dict[str, list[int]] = {}
-    for row in range(len(ranks)) if order is None else order:
-        rows.setdefault(hosts.get(ranks[row], UNKNOWN_HOST), []).append(row)
-    shown: list[tuple[str, list[int]]] = []
+    for row in range(len(hosts)) if order is None else order:
+        rows.setdefault(hosts[row], []).append(row)
+    shown: list[tuple[str, str, list[int]]] = []
     for host, of_host in rows.items():
-        shown.append((host, of_host))
-        if opened is not None and any(ranks[row] == opened for row in of_host):
-            shown += [(f"rank {ranks[row]}", [row]) for row in of_host]
-    return HostRows([name for name, _ in shown], [[ranks[row] for row in some] for _, some in shown], [some for _, some in shown])
+        shown.append((host, host, of_host))
+        if opened in of_host:
+            shown += [(names[row], f"{names[row]} on {host}", [row]) for row in of_host]
+    return HostRows([label for label, _, _ in shown], [name for _, name, _ in shown], [members for _, _, members in shown])
+
+
+def known_hosts(analysis: Analysis) -> dict[int, str]:
+    """Return the hosts of the ranks whose host is known."""
+    return {row.rank: row.host for row in analysis.ranks if row.host is not None}
 
 
 def several_hosts(analysis: Analysis) -> int:

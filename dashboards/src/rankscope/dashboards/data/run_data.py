@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rankscope.dashboards.data.script import Script
     from rankscope.dashboards.data.topology import Topology
     from rankscope.dashboards.data.trend import Trend
-    from rankscope.dashboards.stragglers.data import BlameBook
+    from rankscope.dashboards.delays.data import Delays
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class RunData:
 
     analysis: ClassVar[_Part[Analysis]] = _Part()
     """Verdict and its evidence."""
-    blame: ClassVar[_Part[BlameBook]] = _Part()
+    delays: ClassVar[_Part[Delays]] = _Part()
     """Imposed wait by origin, victim and cause."""
     steps: ClassVar[_Part[StepMatrices]] = _Part()
     """Values per rank and step."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -152,6 +152,13 @@ class RunSource(Protocol):
 
     def brief(self, run_id: str) -> Brief:
         """Return the summary of a run for lists."""
+
+    def analyse(self, run_ids: Iterable[str]) -> None:
+        """Start the analyses of runs in the background, a few at a time; returns at once."""
+
+    @property
+    def backlog(self) -> Progress:
+        """Number of analyses by ``analyse`` that have ended, of all that were requested."""
 
     def known_brief(self, run: RunSummary) -> Brief | None:
         """Return the summary of a run if it has been computed; starts nothing."""

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-from rankscope.dashboards.charts.bars import frame_row
-from rankscope.dashboards.charts.cells import Binned, bin_worst
-from rankscope.dashboards.charts.frame import framed, note
-from rankscope.dashboards.charts.heatmap import color_scale, coloring
+from rankscope.dashboards.charts.cells import bin_worst
+from rankscope.dashboards.charts.frame import note
+from rankscope.dashboards.charts.heatmap import MapRows, heat_map
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.hardware import Gpu
-from rankscope.dashboards.data.metrics import Metric
+from rankscope.dashboards.data.hosts import host_rows
+from rankscope.dashboards.data.metrics import Metric, Worst
 from rankscope.dashboards.hardware.data import TimeColumns, Values
 from rankscope.dashboards.words.inert import plotly_text
-from rankscope.dashboards.words.units import on_clock, shown_unit, zone_name
+from rankscope.dashboards.words.units import on_clock, zone_name
 
 _ROOM_PX: Final = 24
 
@@ -73,84 +73,57 @@ def _tick(columns: TimeColumns, mark: int, *, long: bool) -> str:
     return f"{columns.at[mark]:.0f}<br>{clock}" if columns.steps_each else clock
 
 
-_LABELS: Final = 20
-"""Approximate maximum number of labelled rows."""
-
-
 def gpu_label(gpu: Gpu) -> str:
-    """Return host and GPU number, or host and UUID for a GPU without a number and for a MIG device."""
-    number = gpu.gpu_uuid if gpu.index is None or gpu.parent_uuid is not None else f"GPU {gpu.index}"
-    return f"{gpu.host} · {number}"
+    """Return host and ``gpu_number``."""
+    return f"{gpu.host} · {gpu_number(gpu)}"
+
+
+def gpu_number(gpu: Gpu) -> str:
+    """Return the GPU's number on its host, or the UUID of a GPU without a number and of a MIG device."""
+    return gpu.gpu_uuid if gpu.index is None or gpu.parent_uuid is not None else f"GPU {gpu.index}"
 
 
 @dataclass(frozen=True, slots=True)
-class MapRows:
-    """Rows of cells: one GPU each, or several consecutive GPUs if there are very many."""
+class GpuCells:
+    """Cells of a map of GPUs or hosts over time, the worst value in each."""
 
-    binned: Binned
-    labels: list[str]
-
-    @classmethod
-    def of(cls, values: Values, gpus: Sequence[Gpu], metric: Metric) -> MapRows:
-        """Bin ``values`` [GPUs, columns] into rows, and label them."""
-        binned = bin_worst(values, worst=metric.worst)
-        each = binned.rows_per_bin
-        names = [plotly_text(gpu_label(gpu)) for gpu in gpus]
-        return cls(binned, [_joined(names[first : first + each]) for first in range(0, len(names), each)])
+    values: Values
+    rows: MapRows
+    members: list[list[int]]
+    """GPUs of each row, by their place among all of them."""
 
 
-def _joined(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+def gpu_cells(values: Values, gpus: Sequence[Gpu], worst: Worst, *, by_host: bool = False, opened: int | None = None) -> GpuCells:
+    """Return the cells of ``values`` [GPUs, columns]. ``by_host``: one row per host; that of the GPU ``opened`` has its GPUs."""
+    if by_host:
+        hosts = host_rows([gpu.host for gpu in gpus], [gpu_number(gpu) for gpu in gpus], opened=opened)
+        binned = bin_worst(hosts.reduce(values, worst), worst=worst)
+        rows, members = MapRows("host", names=hosts.names, labels=hosts.labels), hosts.members
+    else:
+        binned = bin_worst(values, worst=worst)
+        rows, members = MapRows("GPU", names=[gpu_label(gpu) for gpu in gpus]), [[at] for at in range(len(gpus))]
+    rows = replace(rows, items=range(len(members)), per_row=binned.rows_per_bin)
+    return GpuCells(binned.values, rows, [[gpu for item in rows.of(row) for gpu in members[item]] for row in range(len(rows))])
 
 
 def gpu_map(
-    rows: MapRows, columns: TimeColumns, colors: Palette, *, metric: Metric, why_unknown: str, picked: int | None = None
+    cells: GpuCells, columns: TimeColumns, colors: Palette, *, metric: Metric, why_unknown: str, picked: int | None = None
 ) -> go.Figure:
-    """Draw a heat map of a gauge, with the worst value in each cell. ``picked``: index of the highlighted GPU before binning."""
-    values = rows.binned.values
-    finite = values[np.isfinite(values)]
-    if not len(finite):
+    """Draw a heat map of a gauge. ``picked``: the highlighted GPU."""
+    if not np.isfinite(cells.values).any():
         return note(f"No {metric.label} is known in this time:<br>{why_unknown}.", colors)
-    size, unit = shown_unit(metric.unit, float(finite.max()))
-    lowest, highest = color_scale(finite / size, metric.worst)
-    each = " to the next column" if columns.steps_each > 1 else ""
-    which = f"{metric.worst} " if rows.binned.rows_per_bin > 1 or columns.steps_each > 1 else ""
-    figure = go.Figure(
-        go.Heatmap(
-            z=(values / size).astype(np.float32),
-            x=columns.at.astype(np.float32),
-            y=rows.labels,
-            zmin=lowest,
-            zmax=highest,
-            reversescale=metric.worst == "lowest",
-            **coloring(unit, colors),
-            hoverongaps=True,
-            hovertemplate=f"<b>%{{y}}</b><br>{'step' if columns.steps_each else 'second'} %{{x}}{each}<br>"
-            f"{which}{metric.label}: <b>%{{z:,.1f}} {unit}</b><extra></extra>",
-        )
+    several = columns.steps_each > 1 or max(map(len, cells.members)) > 1
+    rows = [at for at, members in enumerate(cells.members) if picked in members]
+    figure = heat_map(
+        cells.values,
+        columns.at.astype(np.float32),
+        cells.rows,
+        colors,
+        label=f"{metric.worst} {metric.label}" if several else metric.label,
+        unit=metric.unit,
+        column=f"{'step' if columns.steps_each else 'second'} %{{x}}{' to the next column' if columns.steps_each > 1 else ''}",
+        worst=metric.worst,
+        picked=cells.rows.of(rows[-1])[0] if rows else None,
     )
-    count = len(rows.labels)
-    framed(figure, colors, height=min(560, max(200, 110 + 20 * count)))
-    figure.update_layout(plot_bgcolor=colors.missing)
     figure.update_xaxes(**time_axis(columns, cells=True))
-    figure.update_yaxes(**_rows_axis(rows.labels, picked, rows.binned.rows_per_bin))
-    if picked is not None:
-        frame_row(figure, picked // rows.binned.rows_per_bin, colors)
     return figure
-
-
-def _rows_axis(labels: Sequence[str], picked: int | None, each: int) -> dict[str, Any]:
-    every = max(1, -(-len(labels) // _LABELS))
-    at = None if picked is None else picked // each
-    shown = [row for row in range(0, len(labels), every) if at is None or abs(row - at) > every // 2]
-    ticks = sorted({*shown, *([] if at is None else [at])})
-    return {
-        "type": "category",
-        "tickmode": "array",
-        "tickvals": [labels[row] for row in ticks],
-        "ticktext": [f"<b>▸ {labels[row]}</b>" if row == at else labels[row] for row in ticks],
-        "range": [len(labels) - 0.5, -0.5],
-        "fixedrange": True,
-        "showgrid": False,
-        "zeroline": False,
-    }

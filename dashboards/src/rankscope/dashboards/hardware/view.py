@@ -16,6 +16,7 @@ from rankscope.dashboards.charts.cells import CellRows, bin_worst
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.events import HardwareEvent
 from rankscope.dashboards.data.hardware import Gpu, Hardware
+from rankscope.dashboards.data.hosts import rows_by_host
 from rankscope.dashboards.data.metrics import METRICS, Metric, of_origin, why_unknown
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.hardware.data import (
@@ -25,12 +26,12 @@ from rankscope.dashboards.hardware.data import (
     time_columns,
     worst_in,
 )
-from rankscope.dashboards.hardware.figures import MapRows, finish, gpu_label, gpu_map
+from rankscope.dashboards.hardware.figures import GpuCells, finish, gpu_cells, gpu_label, gpu_map
 from rankscope.dashboards.hardware.hints import gpu_hints
 from rankscope.dashboards.hardware.lines import GAUGES, NAMES, OwnTime, gpu_lines
 from rankscope.dashboards.hardware.table import COLUMNS, gpu_rows
 from rankscope.dashboards.model.drawn import Drawn, FigureData, cell
-from rankscope.dashboards.model.page import Again, Block, Figure, Part, Section, Table, choice, rank_choice
+from rankscope.dashboards.model.page import Again, Block, Figure, Part, Section, Table, choice, rank_choice, rows_choice
 from rankscope.dashboards.model.picks import steps_of_drag
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
@@ -95,36 +96,58 @@ def _picked(run: RunData, state: PageState, hardware: Hardware) -> Gpu:
     return next((gpu for gpu in choices if gpu is not None), hardware.gpus[0])
 
 
+def _cells(run: RunData, state: PageState, shown: _Shown) -> GpuCells:
+    name, metric = _gauge(state)
+    gpus, chosen = shown.hardware.gpus, _chosen(state, shown.hardware)
+    values = worst_in(shown.hardware, name, shown.columns)
+    opened = None if chosen is None else gpus.index(chosen)
+    return gpu_cells(values, gpus, metric.worst, by_host=_by_host(run, state), opened=opened)
+
+
+def _several_hosts(run: RunData) -> int:
+    """Return the number of hosts; 0 if their rows would say no more than those of GPUs."""
+    gpus = run.hardware.gpus
+    hosts = len({gpu.host for gpu in gpus})
+    return hosts if 1 < hosts < len(gpus) else 0
+
+
+def _by_host(run: RunData, state: PageState) -> bool:
+    return _several_hosts(run) > 0 and rows_by_host(run.analysis, state.rows)
+
+
 def _map(run: RunData, state: PageState, colors: Palette) -> Drawn:
     shown, (name, metric) = _shown(run, state), _gauge(state)
-    gpus, columns = shown.hardware.gpus, shown.columns
-    rows = MapRows.of(worst_in(shown.hardware, name, columns), gpus, metric)
+    gpus, columns, cells = shown.hardware.gpus, shown.columns, _cells(run, state, shown)
     chosen = _chosen(state, shown.hardware)
     picked = None if chosen is None else gpus.index(chosen)
-    picture = gpu_map(rows, columns, colors, metric=metric, why_unknown=why_unknown(name), picked=picked)
+    picture = gpu_map(cells, columns, colors, metric=metric, why_unknown=why_unknown(name), picked=picked)
     finish(picture, colors, steps=state.steps, simulated=shown.is_simulated)
     x = "first step" if columns.steps_each else "time since first sample [s]"
     table = FigureData(
-        ("GPU", x, "begin [unix ns]", f"{metric.label}, {metric.worst} [{metric.unit}]"),
+        (cells.rows.what, x, "begin [unix ns]", f"{metric.label}, {metric.worst} [{metric.unit}]"),
         CellRows(
-            [(label,) for label in rows.labels],
+            [(text,) for text in _row_names(cells)],
             list(zip(columns.at.tolist(), columns.edges_ns[:-1].tolist(), strict=True)),
-            rows.binned.values,
+            cells.values,
         ),
     )
     hosts = len({gpu.host for gpu in gpus})
     return Drawn(
-        picture, table, f"{metric.label} of {len(gpus):,} GPUs on {hosts:,} hosts{shown.simulated}; {_worst(rows, metric)}"
+        picture, table, f"{metric.label} of {len(gpus):,} GPUs on {hosts:,} hosts{shown.simulated}; {_worst(cells, metric)}"
     )
 
 
-def _worst(rows: MapRows, metric: Metric) -> str:
-    values = rows.binned.values
-    if not np.isfinite(values).any():
+def _row_names(cells: GpuCells) -> list[str]:
+    names = cells.rows.names or ()
+    return [", ".join(names[item] for item in cells.rows.of(row)) for row in range(len(cells.rows))]
+
+
+def _worst(cells: GpuCells, metric: Metric) -> str:
+    if not np.isfinite(cells.values).any():
         return "not known"
-    at = np.nanargmin(values) if metric.worst == "lowest" else np.nanargmax(values)
-    row = int(np.unravel_index(at, values.shape)[0])
-    return f"the {metric.worst} is on {rows.labels[row]}"
+    at = np.nanargmin(cells.values) if metric.worst == "lowest" else np.nanargmax(cells.values)
+    row = int(np.unravel_index(at, cells.values.shape)[0])
+    return f"the {metric.worst} is on {_row_names(cells)[row]}"
 
 
 def _lines(run: RunData, state: PageState, colors: Palette) -> Drawn:
@@ -199,14 +222,14 @@ def _pick_row(run: RunData, state: PageState, row: str) -> PageState:
 def _pick_cell(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:
     """Select the GPU of a cell; if its row covers several GPUs, the one whose value is shown."""
     shown, (name, metric) = _shown(run, state), _gauge(state)
-    values = worst_in(shown.hardware, name, shown.columns)
-    rows = MapRows.of(values, shown.hardware.gpus, metric)
-    each, first = rows.binned.rows_per_bin, rows.labels.index(str(point["y"])) * rows.binned.rows_per_bin
+    cells = _cells(run, state, shown)
+    members = cells.members[cells.rows.row(point["y"])]
     column = int(np.argmin(np.abs(shown.columns.at - float(point["x"]))))
-    cell = values[first : first + each, column]
-    if each > 1 and np.isfinite(cell).any():
-        first += int(np.nanargmin(cell) if metric.worst == "lowest" else np.nanargmax(cell))
-    return _with_gpu(state, shown.hardware.gpus[first])
+    values = worst_in(shown.hardware, name, shown.columns)[members, column]
+    place = 0
+    if np.isfinite(values).any():
+        place = int(np.nanargmin(values) if metric.worst == "lowest" else np.nanargmax(values))
+    return _with_gpu(state, shown.hardware.gpus[members[place]])
 
 
 def _blocks(run: RunData, state: PageState) -> list[Block]:
@@ -225,7 +248,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             blocks=[
                 Figure(
                     name="gpu-map",
-                    reads=("gauge", "steps", "rank", "gpu"),
+                    reads=("gauge", "steps", "rank", "gpu", "rows"),
                     label="Heat map of the chosen gauge by GPU and step; the table below has the medians",
                     draw=partial(_map, run, state),
                     height=320,
@@ -233,7 +256,11 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                     zoom=steps,
                 )
             ],
-            tools=[choice("gauge", "Gauge", _gauges(known), state), rank_choice(state)],
+            tools=[
+                choice("gauge", "Gauge", _gauges(known), state),
+                *rows_choice(hosts=_several_hosts(run), by_host=_by_host(run, state)),
+                rank_choice(state),
+            ],
         ),
         Section(
             name="gpu",

@@ -97,7 +97,7 @@ class Pages:
     def changes(self, path: object, search: object, *, whole: bool, rows: Sequence[str], work: bool) -> dict[str, Any]:
         """Return the present version of a page, and for a run how it goes on.
 
-        ``whole``: the page has nothing to show yet. ``rows``: ids of rows of its list to return. ``work``: do some of its work.
+        ``whole``: the page has nothing to show yet. ``rows``: ids of rows of its list to return. ``work``: start its work.
         """
         query = search if isinstance(search, str) else None
         try:
@@ -116,11 +116,11 @@ class Pages:
             return {"note": f"{AS_IT_WAS} {error}"}
 
     def _site_changes(self, page: SitePage, search: str | None, rows: Sequence[str], *, work: bool) -> dict[str, Any]:
+        if work and page.work is not None:
+            page.work(self.source, search)
         changes: dict[str, Any] = {"note": "", "version": "" if page.version is None else page.version(self.source, search)}
         if rows and page.rows is not None:
             changes["rows"] = page.rows(self.source, rows)
-        if work and page.work is not None:
-            changes |= {"working": page.work(self.source, search), "version": str(time.time_ns())}
         return changes
 
     def _shown(self, run: RunData) -> dict[str, Any]:

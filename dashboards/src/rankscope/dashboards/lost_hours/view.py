@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from rankscope.analysis.result.cause import Cause
-from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.data.source import NotReadyError, RunSource, RunSummary
+from rankscope.dashboards.data.progress import Progress
+from rankscope.dashboards.data.source import RunSource, RunSummary
 from rankscope.dashboards.lost_hours.data import (
     DAY_NS,
     ClusterLedger,
@@ -61,7 +61,7 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
             "list of runs shows only what a verdict itself names. Hosts that several runs blame come first (⚑): drain them, and "
             "check what their runs have in common.",
             blocks=[
-                Part("lost-hours-sum", lambda: lost_hours_body(lost_hours_of(source, state))),
+                Part("lost-hours-sum", lambda: lost_hours_body(lost_hours_of(source, state), source.backlog)),
                 Figure(
                     name="lost-hours-bars",
                     label="Bars of the GPU-hours lost per host, by cause",
@@ -79,9 +79,9 @@ def lost_hours_of(source: RunSource, state: PageState) -> ClusterLedger:
     return cluster_ledger(run_losses(source), since_unix_ns=since)
 
 
-def lost_hours_body(ledger: ClusterLedger) -> list[Block]:
-    """Return the sum, its coverage, and a row per host."""
-    parts: list[Block] = [Facts(_facts(ledger)), _coverage(ledger)]
+def lost_hours_body(ledger: ClusterLedger, backlog: Progress) -> list[Block]:
+    """Return the sum, its coverage, and a row per host. ``backlog``: progress of the analyses that a viewer has started."""
+    parts: list[Block] = [Facts(_facts(ledger)), _coverage(ledger, backlog)]
     if ledger.hosts:
         parts += _table(ledger.hosts)
     return [Group(parts, "stack inner")]
@@ -115,13 +115,20 @@ def _left_out(ledger: ClusterLedger) -> list[tuple[str, list[RunSummary]]]:
     ]
 
 
-def _coverage(ledger: ClusterLedger) -> Block:
+def _coverage(ledger: ClusterLedger, backlog: Progress) -> Block:
     """Return the list of runs that are not in the sum, by reason."""
     lines = [_missing(why, runs) for why, runs in _left_out(ledger) if runs]
     if not lines:
         return Text("Every run is counted." if ledger.counted else "There is no run in this time range.", "help")
-    ask = [Button("lost-hours-analyse", "Analyse them")] if ledger.not_analysed else []
+    ask: list[Block] = [Button("lost-hours-analyse", "Analyse them")] if _to_analyse(ledger) else []
+    if left := backlog.of - backlog.done:
+        ask = [Text(f"{wording.count(left, 'run')} still to be analysed …", "help", live=True)]
     return Group([Inline(Span("Not in the sum", "strong"), ""), Items(lines), *ask], "covers")
+
+
+def _to_analyse(ledger: ClusterLedger) -> list[str]:
+    """Return the runs to analyse, without live ones: their analysis lasts while somebody looks at them."""
+    return [run.run_id for run in ledger.not_analysed if run.status != "live"]
 
 
 def _missing(why: str, runs: Sequence[RunSummary]) -> list[Piece]:
@@ -172,29 +179,12 @@ def _cost(host: HostLoss) -> str:
     return f"{text} + {wording.gpu_hours(host.unpriced_hours)} without a price" if host.unpriced_hours else text
 
 
-ANALYSED_AT_ONCE: Final = 4
-"""Maximum number of runs whose analysis is requested at a time."""
+def _work(source: RunSource, search: str | None) -> None:
+    source.analyse(_to_analyse(lost_hours_of(source, PageState.parse(search))))
 
 
-def _work(source: RunSource, search: str | None) -> bool:
-    left = lost_hours_of(source, PageState.parse(search)).not_analysed
-    return analyse_some(source, [run.run_id for run in left])
+def _version(source: RunSource, _search: str | None) -> str:
+    return source.backlog.sentence
 
 
-def analyse_some(source: RunSource, run_ids: list[str]) -> bool:
-    """Request the analysis of the first readable runs. Return whether any may still be pending."""
-    working, asked = False, 0
-    for run_id in run_ids:
-        try:
-            source.brief(run_id)
-        except NotReadyError:
-            working = True
-        except RankscopeError:
-            continue  # the run's row in the list shows the error
-        asked += 1
-        if asked >= ANALYSED_AT_ONCE:
-            return True
-    return working
-
-
-PAGE: Final = SitePage(path="/lost-hours", title="Lost GPU-hours", blocks=_blocks, work=_work)
+PAGE: Final = SitePage(path="/lost-hours", title="Lost GPU-hours", blocks=_blocks, version=_version, work=_work)

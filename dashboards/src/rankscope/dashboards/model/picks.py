@@ -10,10 +10,9 @@ from typing import Any
 from rankscope.dashboards.model.state import PageState
 
 
-def rank_of_bar(state: PageState, point: Mapping[str, Any]) -> PageState:
-    """Select the rank in a bar's hover text; for the bar of a mean, clear the rank."""
-    text = str(point["hovertext"])
-    return replace(state, rank=int(text) if text.isdecimal() else None)
+def rank_of_bar(state: PageState, texts: Mapping[str, int], point: Mapping[str, Any]) -> PageState:
+    """Select the rank of a bar by its hover text; for the bar of a mean, clear the rank."""
+    return replace(state, rank=texts.get(str(point["hovertext"])))
 
 
 def rank_of_row(state: PageState, row: str) -> PageState:

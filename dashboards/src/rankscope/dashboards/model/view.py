@@ -46,8 +46,8 @@ class SitePage:
     """Version of the content: when it changes, an open page is brought up to date. ``None``: it stays as it is."""
     rows: Callable[[RunSource, Sequence[str]], list[dict[str, Any]]] | None = None
     """Rows of the page's list by their ids, as they are now."""
-    work: Callable[[RunSource, str | None], bool] | None = None
-    """Do some of the work that a ``Button`` starts, without waiting. Return whether more is left."""
+    work: Callable[[RunSource, str | None], None] | None = None
+    """Start in the background what a ``Button`` starts; the version changes with its progress."""
     subject: str = ""
     """Name of the result that is being computed while the page is not ready, for pages that take long."""
     in_navigation: bool = True

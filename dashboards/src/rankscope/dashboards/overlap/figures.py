@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+import msgspec
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
@@ -14,10 +15,12 @@ from rankscope.analysis.result.analysis import RankResult
 from rankscope.analysis.result.collectives import CollectiveBandwidth
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.result.text import size as bytes_in_words
+from rankscope.dashboards.charts.bar_names import BarNames
 from rankscope.dashboards.charts.bars import Look, frame_row, row_bars
 from rankscope.dashboards.charts.causes import CAUSE_LOOKS
-from rankscope.dashboards.charts.frame import framed, note, rank_label, rows_axis
+from rankscope.dashboards.charts.frame import framed, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.data.hosts import UNKNOWN_HOST
 from rankscope.dashboards.words.inert import plotly_text
 from rankscope.dashboards.words.units import duration, in_unit, time_unit
 
@@ -31,6 +34,8 @@ NO_WINDOW: Final = (
 )
 
 
+PLAIN: Final = BarNames()
+
 PARTS: Final = (
     Look("Compute alone", "compute"),
     Look("Compute hiding communication", "overlap", "/"),
@@ -42,6 +47,11 @@ PARTS: Final = (
 
 IDLE_CAUSES: Final = frozenset({"input", "checkpoint", "evaluation", "host", "gc", "cpu_contention"})
 """Causes that leave the device idle."""
+
+
+_SUMMED: Final = (
+    "profiled_steps", "window_us", "compute_us", "overlap_us", "exposed_communication_us", "exposed_memcpy_us", "idle_us",
+)  # fmt: skip
 
 
 def part_times(ranks: Sequence[RankResult]) -> NDArray[np.float64]:
@@ -61,17 +71,29 @@ def part_times(ranks: Sequence[RankResult]) -> NDArray[np.float64]:
     return per_step
 
 
+def means_by_host(ranks: Sequence[RankResult], hosts: Mapping[int, str]) -> list[RankResult]:
+    """Return a row per host with the sums over its profiled ranks; the rank with the longest own time stands for it."""
+    by_host: dict[str, list[RankResult]] = {}
+    for rank in ranks:
+        by_host.setdefault(hosts.get(rank.rank, UNKNOWN_HOST), []).append(rank)
+    found: list[RankResult] = []
+    for of_host in by_host.values():
+        worst, profiled = max(of_host, key=lambda rank: rank.own_us or 0.0), [one for one in of_host if one.window_us is not None]
+        sums = {name: sum(getattr(one, name) or 0 for one in profiled) for name in _SUMMED} if profiled else {"window_us": None}
+        found.append(msgspec.structs.replace(worst, **sums))
+    return found
+
+
 def breakdown_bars(
     ranks: Sequence[RankResult],
     colors: Palette,
     *,
-    blamed: Collection[int] = (),
-    picked: int | None = None,
+    names: BarNames = PLAIN,
     cause: str | None = None,
 ) -> go.Figure:
-    """Draw stacked bars per rank. The ``blamed`` and ``picked`` ranks are marked by a sign, bold type and a frame.
+    """Draw stacked bars per rank or host. Those that ``names`` marks have a sign, bold type and a frame.
 
-    ``cause``: that of the blamed ranks. Where it leaves the device idle, their additional idle time has its look.
+    ``cause``: that of what is blamed. Where it leaves the device idle, their additional idle time has its look.
 
     A rank without a profiled step has an empty row. With more than ``ALL_UP_TO`` ranks, the mean and the ranks that differ most
     from it are shown.
@@ -80,25 +102,27 @@ def breakdown_bars(
     if not profiled:
         return note(NO_WINDOW, colors)
     times = part_times(profiled)
+    marked = {rank.rank for rank in ranks if names.is_blamed(rank.rank) or names.is_picked(rank.rank)}
     if len(ranks) <= ALL_UP_TO:
-        labels = [rank_label(rank.rank, blamed, picked) for rank in ranks]
+        labels = [names.label(rank.rank) for rank in ranks]
         row_of = {rank.rank: row for row, rank in enumerate(ranks)}
     else:
-        chosen = _notable(profiled, times, {*blamed, picked})
-        labels = [f"<i>mean of {len(profiled):,}</i>", *(rank_label(profiled[index].rank, blamed, picked) for index in chosen)]
+        chosen = _notable(profiled, times, marked)
+        labels = [f"<i>mean of {len(profiled):,}</i>", *(names.label(profiled[index].rank) for index in chosen)]
         row_of = {profiled[index].rank: row for row, index in enumerate(chosen, start=1)}
         times = np.vstack([times.mean(axis=0), times[chosen]])
         profiled = [profiled[index] for index in chosen]
     at = np.array([*([0] if len(times) > len(profiled) else []), *(row_of[rank.rank] for rank in profiled)])
-    names = [*(["mean"] if len(times) > len(profiled) else []), *(str(rank.rank) for rank in profiled)]
-    of_blamed = np.isin(names, [str(rank) for rank in blamed])
+    mean = [f"mean of all {names.what}s"] if len(times) > len(profiled) else []
+    texts = [*mean, *(names.text(rank.rank) for rank in profiled)]
+    of_blamed = np.array([*(False for _ in mean), *(names.is_blamed(rank.rank) for rank in profiled)])
     late = np.zeros(len(times))
     if cause in IDLE_CAUSES and of_blamed.any() and not of_blamed.all():
         late[of_blamed] = np.maximum(times[of_blamed, -1] - np.median(times[~of_blamed, -1]), 0)
-    figure = _stack(times, at, names, colors, late=late, why=CAUSE_LOOKS[cause or "unknown"])
+    figure = _stack(times, at, texts, colors, late=late, why=CAUSE_LOOKS[cause or "unknown"])
     framed(figure, colors, height=64 + 34 * max(len(labels), 2))
     rows_axis(figure, labels)
-    for row in sorted({row_of[rank] for rank in {*blamed, picked} if rank in row_of}):
+    for row in sorted({row_of[rank] for rank in marked if rank in row_of}):
         frame_row(figure, row, colors, half=0.46)
     return figure
 
@@ -130,7 +154,7 @@ def _stack(
             y=at,
             customdata=np.column_stack([share, window / size]),
             hovertext=names,
-            hovertemplate=f"<b>rank %{{hovertext}}</b><br>{part.label}: %{{x:,.2f}} {unit}"
+            hovertemplate=f"<b>%{{hovertext}}</b><br>{part.label}: %{{x:,.2f}} {unit}"
             f"<br>%{{customdata[0]:.1f}}% of %{{customdata[1]:,.2f}} {unit}<extra></extra>",
         )
     figure.update_layout(barmode="stack", bargap=0.28, showlegend=False)

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from rankscope.analysis.result.analysis import RankResult
 from rankscope.analysis.result.collectives import CollectiveBandwidth
 from rankscope.analysis.result.text import reasons_text
+from rankscope.dashboards.charts.bar_names import bar_names
 from rankscope.dashboards.charts.palette import Palette
-from rankscope.dashboards.data.hosts import blamed_ranks
+from rankscope.dashboards.data.hosts import blamed_ranks, rows_by_host, several_hosts
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model.drawn import Drawn, FigureData
-from rankscope.dashboards.model.page import Block, Figure, Heading, Items, Legend, Part, Section, Text, choice, rank_choice
+from rankscope.dashboards.model.page import (
+    Block,
+    Figure,
+    Heading,
+    Items,
+    Legend,
+    Part,
+    Section,
+    Text,
+    choice,
+    rank_choice,
+    rows_choice,
+)
 from rankscope.dashboards.model.picks import rank_of_bar
 from rankscope.dashboards.model.run_head import nothing_yet
 from rankscope.dashboards.model.state import PageState
@@ -32,6 +45,7 @@ from rankscope.dashboards.overlap.figures import (
     breakdown_bars,
     by_cost,
     cost_us,
+    means_by_host,
     name_of,
     wait_bars,
 )
@@ -40,26 +54,35 @@ from rankscope.dashboards.words.units import duration
 from rankscope.dashboards.words.wording import count, percent
 
 
+def _bar_rows(run: RunData, state: PageState) -> list[RankResult]:
+    """Return the ranks, or a row per host."""
+    names, ranks = bar_names(run.analysis, state.rows, state.rank), run.analysis.ranks
+    return means_by_host(ranks, names.hosts) if names.by_host else ranks
+
+
+def _pick(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:
+    names = bar_names(run.analysis, state.rows, state.rank)
+    return rank_of_bar(state, {names.text(row.rank): row.rank for row in _bar_rows(run, state)}, point)
+
+
 def _bars(run: RunData, state: PageState, colors: Palette) -> Drawn:
-    ranks = run.analysis.ranks
+    names, ranks = bar_names(run.analysis, state.rows, state.rank), _bar_rows(run, state)
     columns = (
-        "rank", "profiled steps", "window, all [us]", "compute, all [us]", "overlap, all [us]", "exposed communication, all [us]",
-        "exposed copies, all [us]", "idle, all [us]",
+        names.what, "profiled steps", "window, all [us]", "compute, all [us]", "overlap, all [us]",
+        "exposed communication, all [us]", "exposed copies, all [us]", "idle, all [us]",
     )  # fmt: skip
     rows = [
         (
-            rank.rank, rank.profiled_steps, rank.window_us, rank.compute_us, rank.overlap_us, rank.exposed_communication_us,
-            rank.exposed_memcpy_us, rank.idle_us,
+            names.item(rank.rank), rank.profiled_steps, rank.window_us, rank.compute_us, rank.overlap_us,
+            rank.exposed_communication_us, rank.exposed_memcpy_us, rank.idle_us,
         )
         for rank in ranks
     ]  # fmt: skip
     profiled = sum(rank.window_us is not None for rank in ranks)
     return Drawn(
-        breakdown_bars(
-            ranks, colors, blamed=blamed_ranks(run.analysis.verdict), picked=state.rank, cause=run.analysis.verdict.cause
-        ),
+        breakdown_bars(ranks, colors, names=names, cause=run.analysis.verdict.cause),
         FigureData(columns, rows),
-        f"Profiled time of {profiled:,} of {count(len(ranks), 'rank')} by what it was spent on",
+        f"Profiled time of {profiled:,} of {count(len(ranks), names.what)} by what it was spent on",
     )
 
 
@@ -156,8 +179,10 @@ def _about_collectives(run: RunData, state: PageState) -> list[Block]:
 def _blocks(run: RunData, state: PageState) -> list[Block]:
     if not run.analysis.collectives.by_op and all(rank.window_us is None for rank in run.analysis.ranks):
         return nothing_yet(run.summary, "No profiled step is known", NO_WINDOW)
-    many = len(run.analysis.ranks) > ALL_UP_TO
-    some = f" Shown: the mean and the {NOTABLE} ranks that differ most from it." if many else ""
+    by_host = rows_by_host(run.analysis, state.rows)
+    what = "hosts" if by_host else "ranks"
+    many = len(_bar_rows(run, state)) > ALL_UP_TO
+    some = f" Shown: the mean and the {NOTABLE} {what} that differ most from it." if many else ""
     groups = sorted({row.group for row in run.analysis.collectives.by_op})
     choices = [{"value": group, "label": group} for group in groups]
     return [
@@ -171,13 +196,13 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                 Part("overlap-hidden", lambda: [Text(_hidden(run.analysis.ranks), "help")], reads=()),
                 Figure(
                     name="breakdown-bars",
-                    reads=("rank",),
+                    reads=("rank", "rows"),
                     label="Stacked bars of compute, overlap, exposed communication, exposed copies and idle time per rank",
                     draw=partial(_bars, run, state),
-                    pick=partial(rank_of_bar, state),
+                    pick=partial(_pick, run, state),
                 ),
             ],
-            tools=[rank_choice(state)],
+            tools=[*rows_choice(hosts=several_hosts(run.analysis), by_host=by_host), rank_choice(state)],
         ),
         Section(
             name="collectives",

@@ -191,7 +191,7 @@ def _where_to_see(run_id: str, verdict: Verdict) -> Block:
     picked = PageState(rank=verdict.rank)
     ways = (
         ("ranks", f"every step of {what}", picked.search),
-        ("blame", f"who waited for {'them' if several else 'it'}", picked.search),
+        ("delays", f"who waited for {'them' if several else 'it'}", picked.search),
         (
             "whatif",
             f"the run without {'their' if several else 'its'} slowness",

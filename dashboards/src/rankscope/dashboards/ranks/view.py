@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -12,10 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.dashboards.charts.cells import CellRows, LazyRows
-from rankscope.dashboards.charts.heatmap import StepCells, step_cells, step_heatmap
+from rankscope.dashboards.charts.heatmap import MapRows, StepCells, step_cells, step_heatmap
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.events import Events
-from rankscope.dashboards.data.hosts import HostRows, blamed_hosts, blamed_ranks, host_rows, rows_by_host, several_hosts
+from rankscope.dashboards.data.hosts import (
+    UNKNOWN_HOST,
+    HostRows,
+    blamed_hosts,
+    blamed_ranks,
+    host_rows,
+    known_hosts,
+    rows_by_host,
+    several_hosts,
+)
 from rankscope.dashboards.data.metrics import METRICS, Metric, choices, why_unknown
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import StepPart
@@ -98,17 +107,18 @@ class _Shown:
     order: list[int] | None
     hosts: HostRows | None
     """Hosts that the rows are; ``None``: ranks."""
+    host_of: dict[int, str]
 
     def rows(self) -> dict[str, Any]:
         """Return the rows of the heat map, as arguments of ``step_cells``."""
         if self.hosts is None:
-            return {"matrix": self.part.values, "ranks": self.ranks, "order": self.order}
-        names = self.hosts.names
+            rows = MapRows("rank", hosts=self.host_of)
+            return {"matrix": self.part.values, "ranks": self.ranks, "order": self.order, "rows": rows}
         values = self.part.values
         return {
             "matrix": self.hosts.reduce(values, self.metric.worst) if values.size else values,
-            "ranks": np.arange(len(names)),
-            "hosts": names,
+            "ranks": np.arange(len(self.hosts.names)),
+            "rows": MapRows("host", names=self.hosts.names, labels=self.hosts.labels),
         }
 
     def cells(self) -> StepCells:
@@ -119,10 +129,11 @@ class _Shown:
             steps_per_column=self.part.steps_per_column,
         )
 
-    def ranks_of(self, cells: StepCells, row: int) -> list[int]:
-        """Return the ranks of a row of cells."""
-        found = cells.ranks(row)
-        return found if self.hosts is None else [rank for host in found for rank in self.hosts.ranks[host]]
+    def ranks_of(self, items: Sequence[int]) -> list[int]:
+        """Return the ranks of items of the map's rows."""
+        if self.hosts is None:
+            return list(items)
+        return [int(self.ranks[row]) for item in items for row in self.hosts.members[item]]
 
 
 def _shown(run: RunData, state: PageState) -> _Shown:
@@ -132,11 +143,13 @@ def _shown(run: RunData, state: PageState) -> _Shown:
     first, last = (0, len(steps)) if state.steps is None else np.searchsorted(steps, (state.steps[0], state.steps[1] + 1))
     part = table.part(name, int(first), int(last))
     columns = steps[part.first :: part.steps_per_column][: part.values.shape[1]]
-    order = _order(run, state.sort)
-    by_host = rows_by_host(run.analysis, state.rows)
-    ranks = [int(rank) for rank in table.ranks]
-    hosts = host_rows(run.analysis, ranks, order, opened=state.rank) if by_host else None
-    return _Shown(name, METRICS[name], part, np.asarray(table.ranks), columns, order, hosts)
+    order, host_of = _order(run, state.sort), known_hosts(run.analysis)
+    ranks, hosts = [int(rank) for rank in table.ranks], None
+    if rows_by_host(run.analysis, state.rows):
+        opened = ranks.index(state.rank) if state.rank in ranks else None
+        names = [f"rank {rank}" for rank in ranks]
+        hosts = host_rows([host_of.get(rank, UNKNOWN_HOST) for rank in ranks], names, order, opened=opened)
+    return _Shown(name, METRICS[name], part, np.asarray(table.ranks), columns, order, hosts, host_of)
 
 
 def _heatmap(run: RunData, state: PageState, colors: Palette) -> Drawn:
@@ -146,7 +159,8 @@ def _heatmap(run: RunData, state: PageState, colors: Palette) -> Drawn:
     if shown.hosts is not None:
         at_fault = blamed_hosts(run.analysis)
         blamed = [at for at, host in enumerate(shown.hosts.names) if host in at_fault]
-        picked = shown.hosts.of_rank(state.rank)
+        ranks = shown.ranks.tolist()
+        picked = shown.hosts.place(ranks.index(picked)) if picked in ranks else None
     picture = step_heatmap(
         **shown.rows(),
         steps=shown.steps,
@@ -178,7 +192,7 @@ def _table(shown: _Shown) -> FigureData:
     def rows() -> CellRows:
         cells = shown.cells()
         names = {} if shown.hosts is None else dict(enumerate(shown.hosts.names))
-        ranks = [(", ".join(names.get(rank, str(rank)) for rank in cells.ranks(row)),) for row in range(len(cells.values))]
+        ranks = [(", ".join(names.get(item, str(item)) for item in cells.rows.of(row)),) for row in range(len(cells.values))]
         steps = [(int(step), cells.steps_per_cell) for step in cells.at]
         return CellRows(ranks, steps, cells.values)
 
@@ -210,7 +224,7 @@ def _pick(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState
         return replace(state, rank=None if rank is None else int(rank), step=int(point["x"]))
     shown = _shown(run, state)
     cells = shown.cells()
-    ranks = shown.ranks_of(cells, cells.row(point["y"]))
+    ranks = shown.ranks_of(cells.rows.of(cells.rows.row(point["y"])))
     begin = int(point["x"])
     table = run.steps
     rows, steps = np.flatnonzero(np.isin(shown.ranks, ranks)), np.asarray(table.steps)

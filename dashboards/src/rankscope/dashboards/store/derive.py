@@ -28,15 +28,15 @@ from rankscope.dashboards.data.script import read_script, stored_script, write_s
 from rankscope.dashboards.data.source import Stale
 from rankscope.dashboards.data.topology import Topology, topology_of
 from rankscope.dashboards.data.trend import Trend, read_trend, trend_of, write_trend
+from rankscope.dashboards.delays.data import Delays, delays_of
 from rankscope.dashboards.store.matrices import RunMatrices, imposed_values, window_values
 from rankscope.dashboards.store.samples import EVENTS, Samples, host_clocks, sample_values
 from rankscope.dashboards.store.tiles import Tiles, TileWriter
-from rankscope.dashboards.stragglers.data import BlameBook, blame_book
 from rankscope.dashboards.words.inert import inert_record
 
 ANALYSIS: Final = "analysis.json"
 BRIEF: Final = "brief.json"
-BLAME: Final = "blame.json"
+DELAYS: Final = "delays.json"
 STEPS: Final = "steps"
 PROFILED: Final = "profiled"
 HARDWARE: Final = "hardware"
@@ -56,7 +56,7 @@ def derive(run: Path, folder: Path, tell: Tell, metrics: Collection[str] = ALL_M
     )
     tell(Progress("judging"))
     write_analysis(analysis_of(evidence), folder)
-    write_blame(evidence, folder)
+    write_delays(evidence, folder)
     tell(Progress("reading the samples of all GPUs"))
     samples = Samples(folder / HARDWARE)
     for host in evidence.reader.hosts():
@@ -76,9 +76,9 @@ def write_analysis(analysis: Analysis, folder: Path) -> None:
         replace_file(folder / name, msgspec.json.encode(content), sync=False)
 
 
-def write_blame(run: RunEvidence, folder: Path) -> None:
-    """Write the ``BlameBook`` of the run."""
-    replace_file(folder / BLAME, msgspec.json.encode(inert_record(blame_book(run))), sync=False)
+def write_delays(run: RunEvidence, folder: Path) -> None:
+    """Write the ``Delays`` of the run."""
+    replace_file(folder / DELAYS, msgspec.json.encode(inert_record(delays_of(run))), sync=False)
 
 
 def write_topology(run: RunEvidence, folder: Path) -> None:
@@ -169,7 +169,7 @@ def _json(name: str, kind: type[Any]) -> Callable[[Path], Any]:
 PARTS: Final[Mapping[str, Callable[[Path], Any]]] = {
     "analysis": _json(ANALYSIS, Analysis),
     "brief": _json(BRIEF, Brief),
-    "blame": _json(BLAME, BlameBook),
+    "delays": _json(DELAYS, Delays),
     "steps": lambda folder: RunMatrices(Tiles(folder / STEPS), Tiles(folder / PROFILED)),
     "trend": lambda folder: read_trend(folder / TREND),
     "script": lambda folder: stored_script(folder / SCRIPT),

@@ -18,6 +18,7 @@ from rankscope.dashboards.data.brief import Brief, StoredBrief, stored_brief
 from rankscope.dashboards.data.memory_cache import MAX_BYTES, MemoryCache
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.source import NotReadyError, RunSummary, Stale
+from rankscope.dashboards.store.backlog import Backlog
 from rankscope.dashboards.store.builders import InlineBuilder
 from rankscope.dashboards.store.cache import Store, is_unfinished, key_of
 from rankscope.dashboards.store.derive import Derived
@@ -73,6 +74,8 @@ class DiskRuns:
         alerts = FolderAlerts(self._folder, prometheus, self._cache, clock_s=clock_s, in_background=background)
         self.alerts, self.all_alerts = alerts.of_run, alerts.of_all
         self._clock_s = clock_s
+        self._backlog = Backlog(self.brief)
+        self.analyse = self._backlog.add
         self._damaged: set[Path] = set()
         """Cached folders that could not be read."""
 
@@ -94,6 +97,11 @@ class DiskRuns:
         """Return the summary of a run for lists."""
         brief: Brief = self._part(self._derived(run_id, listed=True), "brief")
         return brief
+
+    @property
+    def backlog(self) -> Progress:
+        """Number of analyses by ``analyse`` that have ended, of all that were requested."""
+        return self._backlog.progress
 
     def known_brief(self, run: RunSummary) -> Brief | None:
         """Return the summary of a run if it is cached."""

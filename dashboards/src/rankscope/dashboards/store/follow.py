@@ -28,7 +28,7 @@ from rankscope.dashboards.store.derive import (
     STEPS,
     publish_steps,
     write_analysis,
-    write_blame,
+    write_delays,
     write_reports,
     write_steps,
     write_topology,
@@ -106,7 +106,7 @@ class Following:
             self._tiles.publish(run)
         write_topology(run, self._folder)
         write_reports(run, self._folder)
-        write_blame(run, self._folder)
+        write_delays(run, self._folder)
         write_analysis(analysis, self._folder)
         self.is_final = is_final
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -11,10 +11,12 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from rankscope.base.text import shortened
+from rankscope.dashboards.charts.bar_names import LONGEST_LABEL
 from rankscope.dashboards.charts.bars import Look, row_bars
 from rankscope.dashboards.charts.frame import framed, hatched, note, rank_label, readable, rows_axis
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.timeline.parts import NOBODY, Kind, Numbers, Parts
+from rankscope.dashboards.words.inert import plotly_text
 from rankscope.runs.records import PHASES
 
 COLUMNS: Final = 400
@@ -60,6 +62,10 @@ class Lanes:
     """Rank of each lane."""
     picked: int | None = None
     """Rank whose lane is marked."""
+    hosts: Mapping[int, str] = field(default_factory=dict)
+    """Hosts of ranks, as far as known."""
+    by_host: bool = False
+    """True if a lane stands for its host."""
     detailed: int = 0
     """Number of lanes at the top that show ranks in detail; all of them are labelled."""
 
@@ -177,9 +183,19 @@ def _picked_lane(lanes: Lanes) -> int | None:
     return whole[-1] if whole else None
 
 
+def _lane_text(lanes: Lanes, at: int) -> str:
+    """Return the hover text of a lane: its label, and the host of its rank."""
+    rank = lanes.ranks[at]
+    return f"{lanes.labels[at]} on {plotly_text(lanes.hosts[rank])}" if rank in lanes.hosts else lanes.labels[at]
+
+
 def _lane_label(lanes: Lanes, at: int) -> str:
     label, rank = lanes.labels[at], lanes.ranks[at]
-    return rank_label(rank, (), lanes.picked) if label == f"rank {rank}" else label
+    if label != f"rank {rank}":
+        return label
+    text = rank_label(rank, (), lanes.picked)
+    is_host = lanes.by_host and at >= lanes.detailed and rank in lanes.hosts
+    return f"{plotly_text(lanes.hosts[rank], LONGEST_LABEL)} · {text}" if is_host else text
 
 
 def _add_bars(figure: go.Figure, lanes: Lanes, colors: Palette) -> None:
@@ -203,7 +219,7 @@ def _add_bars(figure: go.Figure, lanes: Lanes, colors: Palette) -> None:
             textangle=0,
             insidetextfont={"size": 11, **readable(colors)},
             hovertext=[
-                f"<b>{lanes.labels[lane]}</b><br>{label}: {length / _NS_PER_MS:,.3f} ms<br>{name}"
+                f"<b>{_lane_text(lanes, lane)}</b><br>{label}: {length / _NS_PER_MS:,.3f} ms<br>{name}"
                 for lane, length, name in zip(parts.lane[mine].tolist(), wide.tolist(), names, strict=True)
             ],
             hoverinfo="text",
@@ -243,7 +259,7 @@ def _add_cells(figure: go.Figure, lanes: Lanes, first: int, past: int, colors: P
 
 
 def _hover_texts(cells: Cells, lanes: Lanes) -> NDArray[np.object_]:
-    """Return kind and name for each cell, without the lane's name; shortened if the total would exceed ``_MOST_TEXT``.
+    """Return lane, kind and name for each cell; shortened, and without the lane, if the total would exceed ``_MOST_TEXT``.
 
     An array, not lists: Plotly looks at each item of lists.
     """
@@ -255,6 +271,9 @@ def _hover_texts(cells: Cells, lanes: Lanes) -> NDArray[np.object_]:
         names = [f" #{at}" for at in range(len(names))]
     names.append("")  # of ``NOBODY``, the last
     texts: NDArray[np.object_] = np.array(kinds, object)[cells.prevailing] + np.array(names, object)[cells.about]
+    of_lanes = np.array([f"{_lane_text(lanes, at)}<br>" for at in range(len(lanes.labels))], object)
+    if sum(map(len, of_lanes.tolist())) * cells.about.shape[1] <= _MOST_TEXT:
+        texts = of_lanes[:, np.newaxis] + texts
     return texts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from rankscope.analysis.perfetto.step_tracks import phases_in_order
 from rankscope.analysis.result.text import size
 from rankscope.analysis.trace.intervals import EMPTY
+from rankscope.dashboards.data.hosts import UNKNOWN_HOST, host_rows, known_hosts
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.timeline.data import Collective, WindowData
 from rankscope.dashboards.timeline.figures import FIRST_PHASE, MOST_LANES, Lanes
@@ -21,8 +23,13 @@ DETAIL_UP_TO: Final = 4
 """Up to this many ranks, all are shown in detail."""
 
 
-def lanes_of(run: RunData, window: Window, data: WindowData, *, picked: int | None, span: tuple[int, int]) -> tuple[Lanes, int]:
-    """Return the lanes in ``span`` (nanoseconds), and the number of ranks that each lane of the overview represents."""
+def lanes_of(
+    run: RunData, window: Window, data: WindowData, *, picked: int | None, span: tuple[int, int], by_host: bool = False
+) -> tuple[Lanes, int]:
+    """Return the lanes in ``span`` (nanoseconds), and the number of ranks that each lane of the overview represents.
+
+    ``by_host``: a lane represents the ranks of a host.
+    """
     first, past = span
     ranks = data.about.ranks
     detailed = ranks if len(ranks) <= DETAIL_UP_TO else [picked] if picked in ranks else []
@@ -35,23 +42,29 @@ def lanes_of(run: RunData, window: Window, data: WindowData, *, picked: int | No
             of_ranks.append(rank)
             parts.append(_as_lane(found.of(np.array([0]), first, past), len(labels) - 1))
     top = len(labels)
-    rows, each = representatives(data.parts, len(ranks))
+    hosts = known_hosts(run.analysis)
+    rows, each = representatives(data.parts, len(ranks), [hosts.get(rank, UNKNOWN_HOST) for rank in ranks] if by_host else None)
     if len(detailed) < len(ranks):
         overview = data.parts.of(rows, first, past)
         parts.append(Parts(overview.lane + len(labels), overview.start, overview.end, overview.kind, overview.about))
         labels += [f"rank {ranks[row]}" for row in rows.tolist()]
         of_ranks += [ranks[row] for row in rows.tolist()]
     texts = [plotly_text(name) for name in (*map(described, data.about.collectives), *data.about.names)]
-    return Lanes(labels, joined(parts), texts, of_ranks, picked, top), each
+    return Lanes(labels, joined(parts), texts, of_ranks, picked, hosts, by_host, top), each
 
 
-def representatives(parts: Parts, count: int) -> tuple[Numbers, int]:
-    """Return the lanes to draw, ascending, and the group size. Of each group of neighbours the one that waited least is drawn."""
-    each = max(1, -(-count // MOST_LANES))
-    waits = parts.kind == Kind.WAITING
+def representatives(parts: Parts, count: int, hosts: Sequence[str] | None = None) -> tuple[Numbers, int]:
+    """Return the lanes to draw and the group size. Of each group of neighbours the one that waited least is drawn.
+
+    ``hosts``: those of the lanes, in which case the ranks of a host are neighbours, and one of each host is drawn.
+    """
+    groups: list[list[int]] = host_rows(hosts, hosts).members if hosts else [[row] for row in range(count)]
+    chunk = max(1, -(-len(groups) // MOST_LANES))
+    groups = [[row for group in groups[at : at + chunk] for row in group] for at in range(0, len(groups), chunk)]
+    waits = np.isin(parts.kind, (Kind.WAITING, Kind.COMMUNICATION))  # the wait of an unmatched collective is in its communication
     waited = np.bincount(parts.lane[waits], weights=(parts.end - parts.start)[waits], minlength=count)
-    rows = [begin + int(np.argmin(waited[begin : begin + each])) for begin in range(0, count, each)]
-    return np.array(rows, dtype=np.int64), each
+    rows = [min(group, key=lambda row: float(waited[row])) for group in groups]
+    return np.array(rows, dtype=np.int64), max(map(len, groups), default=1)
 
 
 def described(one: Collective) -> str:

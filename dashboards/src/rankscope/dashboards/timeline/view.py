@@ -14,6 +14,7 @@ import numpy as np
 from rankscope.analysis.perfetto.result import clock_sentence
 from rankscope.dashboards.charts.frame import note
 from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.data.hosts import UNKNOWN_HOST, known_hosts, rows_by_host, several_hosts
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import RunSummary
 from rankscope.dashboards.model.drawn import NO_DATA, Cell, Drawn, FigureData
@@ -29,13 +30,14 @@ from rankscope.dashboards.model.page import (
     Text,
     choice,
     rank_choice,
+    rows_choice,
 )
 from rankscope.dashboards.model.state import PageState, run_path
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.timeline.data import Collective, WindowData
 from rankscope.dashboards.timeline.figures import LOOKS, Arrival, Lanes, arrival_bars, cut, kind_label, timeline
 from rankscope.dashboards.timeline.kernels import kernel_section
-from rankscope.dashboards.timeline.lanes import described, lanes_of, representatives
+from rankscope.dashboards.timeline.lanes import DETAIL_UP_TO, described, lanes_of, representatives
 from rankscope.dashboards.timeline.parts import NOBODY, Numbers
 from rankscope.dashboards.timeline.windows import Window
 from rankscope.dashboards.words.wording import GOING_ON, count, moment
@@ -113,17 +115,31 @@ def _chosen(state: PageState, data: WindowData) -> int | None:
     return -max(known)[1] if known else None
 
 
+def _hosts(run: RunData) -> int:
+    """Return the number of hosts that can have a lane each; 0 for few ranks, which are all shown in detail."""
+    return several_hosts(run.analysis) if len(run.analysis.ranks) > DETAIL_UP_TO else 0
+
+
+def _by_host(run: RunData, state: PageState) -> bool:
+    return _hosts(run) > 0 and rows_by_host(run.analysis, state.rows)
+
+
+def _of_several(each: int, *, by_host: bool) -> str:
+    return "of each host" if by_host else f"of every {each} ranks"
+
+
 def _picture(run: RunData, state: PageState, colors: Palette) -> Drawn:
     found = _window(run, state)
     if found is None:
         return Drawn(note(_NONE, colors), NO_DATA, "No window has been captured yet")
     window, data = found
     first, past = _span(state, data)
-    lanes, each = lanes_of(run, window, data, picked=state.rank, span=_span(state, data))
+    by_host = _by_host(run, state)
+    lanes, each = lanes_of(run, window, data, picked=state.rank, span=_span(state, data), by_host=by_host)
     frames = None if state.collective is None else _frames(data, lanes, data.collective(state.collective))
     picture = timeline(lanes, first, past, colors, bounds=_bounds(data, window), chosen=frames)
     picture.update_layout(uirevision=f"{window.first} {state.span} {state.rank}")
-    some = f"; of every {each} ranks the one that waited least" if each > 1 else ""
+    some = f"; {_of_several(each, by_host=by_host)} the one that waited least" if each > 1 else ""
     ranks = count(len(data.about.ranks), "rank")
     says = f"Activity of {ranks} in {window.steps}, from {first / 1e6:,.2f} to {past / 1e6:,.2f} ms{some}"
     return Drawn(picture, _times(lanes, first, past), says)
@@ -209,7 +225,11 @@ def _facts(run: RunData, state: PageState) -> list[Block]:
         return []
     window, data = found
     about = data.about
-    each = representatives(data.parts, len(about.ranks))[1]
+    by_host, hosts = _by_host(run, state), known_hosts(run.analysis)
+    each = representatives(
+        data.parts, len(about.ranks), [hosts.get(rank, UNKNOWN_HOST) for rank in about.ranks] if by_host else None
+    )[1]
+    of_several = _of_several(each, by_host=by_host)
     windows = run.source.windows(run.summary)
     lines = [
         (
@@ -219,7 +239,7 @@ def _facts(run: RunData, state: PageState) -> list[Block]:
             f"{clock_sentence(about.clock)}"
         ),
         _raw_sentence(data),
-        *([f"Each lane shows the one of {each} ranks that waited least; any other can be picked."] if each > 1 else []),
+        *([f"Shown: {of_several} the one that waited least; any other can be picked."] if each > 1 else []),
         *(f"Left out: {text}." for text in about.left_out),
     ]
     choices = [{"value": one.key, "label": described(one)} for one in _costliest(data)]
@@ -268,7 +288,7 @@ def _pick(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState
     if found is None:
         return state
     window, data = found
-    lanes, _ = lanes_of(run, window, data, picked=state.rank, span=_span(state, data))
+    lanes, _ = lanes_of(run, window, data, picked=state.rank, span=_span(state, data), by_host=_by_host(run, state))
     lane, at = int(point["y"]), round(float(point["x"]) * 1e6)
     parts = lanes.parts
     there = np.flatnonzero((parts.lane == lane) & (parts.start < at) & (parts.end >= at))
@@ -321,7 +341,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                 Part("timeline-legend", lambda: _legend(run, state)),
                 Figure(
                     name="timeline-lanes",
-                    reads=("window", "span", "rank", "collective"),
+                    reads=("window", "span", "rank", "collective", "rows"),
                     label="Lanes of all ranks over the time of the window, by what the time was spent on",
                     draw=partial(_picture, run, state),
                     height=420,
@@ -330,7 +350,11 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                 ),
                 Part("timeline-facts", lambda: _facts(run, state)),
             ],
-            tools=[choice("window", "Window", options, chosen, width=230, nothing=options[0]["label"]), rank_choice(state)],
+            tools=[
+                choice("window", "Window", options, chosen, width=230, nothing=options[0]["label"]),
+                *rows_choice(hosts=_hosts(run), by_host=_by_host(run, state)),
+                rank_choice(state),
+            ],
         ),
         Section(
             name="arrival",

@@ -10,12 +10,13 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from rankscope.analysis.result.analysis import ImposedWait
+from rankscope.dashboards.charts.bar_names import LONGEST_LABEL, BarNames
 from rankscope.dashboards.charts.bars import Look, row_bars
 from rankscope.dashboards.charts.causes import CAUSE_LOOKS
-from rankscope.dashboards.charts.frame import framed, legend_above, marked_label, note, rank_label, rows_axis
-from rankscope.dashboards.charts.heatmap import TOOLS_PX, coloring
+from rankscope.dashboards.charts.frame import framed, legend_above, note, rows_axis
+from rankscope.dashboards.charts.heatmap import MapRows, heat_map
 from rankscope.dashboards.charts.palette import Palette
-from rankscope.dashboards.stragglers.data import CHARGED, BlamedRank, CauseTimeline, WaitGroup
+from rankscope.dashboards.delays.data import CHARGED, CauseTimeline, RankDelay, WaitGroup
 from rankscope.dashboards.words.inert import plotly_text
 from rankscope.dashboards.words.units import in_unit, time_unit
 
@@ -24,25 +25,17 @@ MOST_BARS: Final = 10
 
 ALONE: Final = "The job has one rank: there is no other rank to wait for."
 NO_RANK_WAITED: Final = "No rank was found waiting for another one."
+PLAIN: Final = BarNames()
 NO_EVIDENCE: Final = "Waits are not known: this takes steps with collectives, recorded on at least two ranks, and after warm-up."
-
-
-Hosts = Mapping[int, str]
-"""Hosts of the rows of a figure, by the rank that stands for each."""
 
 
 def imposed_bars(
     imposed: Sequence[ImposedWait],
     colors: Palette,
     *,
-    blamed: Collection[int] = (),
-    picked: int | None = None,
-    hosts: Hosts | None = None,
+    names: BarNames = PLAIN,
 ) -> go.Figure:
-    """Draw bars of the ranks that imposed the most wait, split into wait that cost time and wait hidden by compute.
-
-    ``hosts``: the rows are hosts. ``blamed`` and ``picked`` are then the ranks that stand for hosts.
-    """
+    """Draw bars of the ranks that imposed the most wait, split into wait that cost time and wait hidden by compute."""
     if not imposed:
         return note(NO_EVIDENCE, colors)
     top = [row for row in sorted(imposed, key=lambda row: row.imposed_us, reverse=True) if row.imposed_us > 0][:MOST_BARS]
@@ -51,49 +44,30 @@ def imposed_bars(
     size, unit = time_unit(top[0].imposed_us)
     exposed = np.array([row.imposed_exposed_us for row in top]) / size
     total = np.array([row.imposed_us for row in top]) / size
-    names = _names([row.rank for row in top], hosts)
+    texts = [names.text(row.rank) for row in top]
     figure = go.Figure()
     for look, values in (
         (Look("Cost time", "exposed_communication", "x"), exposed),
         (Look("Hidden by compute", "overlap", "/"), total - exposed),
     ):
-        hover = f"<b>{_what(hosts)} %{{hovertext}}</b><br>{look.label}: %{{x:,.2f}} of %{{customdata:,.2f}} {unit}<extra></extra>"
-        row_bars(figure, look, values, colors, hovertext=names, customdata=total, hovertemplate=hover)
+        hover = f"<b>%{{hovertext}}</b><br>{look.label}: %{{x:,.2f}} of %{{customdata:,.2f}} {unit}<extra></extra>"
+        row_bars(figure, look, values, colors, hovertext=texts, customdata=total, hovertemplate=hover)
     framed(figure, colors, height=64 + 36 * max(len(top), 2))
     figure.update_layout(barmode="stack", bargap=0.28, showlegend=False)
     shares = ["" if row.share is None else f" · {100 * row.share:.0f}%" for row in top]
-    texts = [f"{in_unit(row.imposed_us, (size, unit))}{share}" for row, share in zip(top, shares, strict=True)]
-    rows_axis(figure, _labels([row.rank for row in top], texts, blamed, picked, hosts))
+    # Values are below the names: a narrow screen has no room beside the bars.
+    labels = [
+        f"{names.label(row.rank)}<br>{in_unit(row.imposed_us, (size, unit))}{share}"
+        for row, share in zip(top, shares, strict=True)
+    ]
+    rows_axis(figure, labels)
     figure.update_xaxes(title_text=f"{unit} imposed on the other ranks", rangemode="tozero")
     return figure
 
 
-def _what(hosts: Hosts | None) -> str:
-    return "rank" if hosts is None else "host"
-
-
-def _names(ranks: Sequence[int], hosts: Hosts | None) -> list[str]:
-    """Return what the bars are of, for their hover text."""
-    return [str(rank) if hosts is None else plotly_text(hosts[rank]) for rank in ranks]
-
-
-def _labels(
-    ranks: Sequence[int], values: Sequence[str], blamed: Collection[int], picked: int | None, hosts: Hosts | None
-) -> list[str]:
-    """Return the labels of bars, with the value below the rank or host: a narrow screen has no room beside the bars."""
-    labels = [
-        rank_label(rank, blamed, picked)
-        if hosts is None
-        else marked_label(plotly_text(hosts[rank], _NAME), blamed=rank in blamed, picked=rank == picked)
-        for rank in ranks
-    ]
-    return [f"{label}<br>{value}" for label, value in zip(labels, values, strict=True)]
-
-
 NO_WAIT_IN_GROUP: Final = "No rank of this group was found waiting for another one."
 _TICKS: Final = 24
-_NAME: Final = 28
-"""Maximum length of a host's name at the axis. The hover text has all of it."""
+_GAPS_UP_TO: Final = 64
 
 
 def wait_cells(group: WaitGroup) -> NDArray[np.float32]:
@@ -108,48 +82,62 @@ def wait_cells(group: WaitGroup) -> NDArray[np.float32]:
     return cells
 
 
-def wait_matrix(group: WaitGroup, colors: Palette, *, marked: Collection[str] = ()) -> go.Figure:
-    """Draw a heat map of ``wait_cells``. Rows of the ``marked`` names, of ranks or hosts, are framed."""
-    cells = wait_cells(group)
+def wait_rows(group: WaitGroup, hosts: Mapping[int, str]) -> MapRows:
+    """Return the rows of ``wait_matrix``. ``hosts``: those of ranks."""
+    names = _wait_names(group, hosts)
+    if group.by_host:
+        names = [f"{name}, most for rank {rank}" for name, rank in zip(names, group.worst, strict=True)]
+    return MapRows(f"because of {_unit(group)}", range(len(names)), names=names, labels=group.names)
+
+
+def _wait_names(group: WaitGroup, hosts: Mapping[int, str]) -> list[str]:
+    names = [f"{_unit(group)} {name}" for name in group.names]
+    if group.by_host:
+        return names
+    return [
+        f"{name} on {hosts[rank]}" if (rank := int(number)) in hosts else name
+        for name, number in zip(names, group.names, strict=True)
+    ]
+
+
+def _unit(group: WaitGroup) -> str:
+    return "host" if group.by_host else "rank"
+
+
+def wait_matrix(
+    group: WaitGroup,
+    colors: Palette,
+    *,
+    hosts: Mapping[int, str] | None = None,
+    blamed: Collection[int] = (),
+    picked: int | None = None,
+) -> go.Figure:
+    """Draw a heat map of ``wait_cells``. ``hosts``: those of ranks; ``blamed`` and ``picked`` are positions in its names."""
+    cells, hosts = wait_cells(group), hosts or {}
     if not np.nansum(cells):
         return note(NO_WAIT_IN_GROUP, colors)
-    size, unit = time_unit(float(np.nanmax(cells)))
-    count, what = len(group.names), "host" if group.by_host else "rank"
-    names = [plotly_text(name) for name in group.names]
-    worst = [f", most for rank {rank}" if group.by_host else "" for rank in group.worst]
-    figure = go.Figure(
-        go.Heatmap(
-            z=cells / np.float32(size),
-            zmin=0,
-            **coloring(unit, colors),
-            hoverongaps=False,
-            xgap=1 if count <= 64 else 0,
-            ygap=1 if count <= 64 else 0,
-            # The template refers to axis names, which are sent once, not once per cell.
-            hovertemplate=f"<b>%{{x}}</b> waited %{{z:,.2f}} {unit}<br>for <b>%{{y}}</b><extra></extra>",
-            x=[f"{what} {name}" for name in names],
-            y=[f"{what} {name}{told}" for name, told in zip(names, worst, strict=True)],
-        )
+    count = len(group.names)
+    figure = heat_map(
+        cells,
+        [plotly_text(name) for name in _wait_names(group, hosts)],
+        wait_rows(group, hosts),
+        colors,
+        label="wait",
+        unit="us",
+        column="%{x} waited for it",
+        blamed=blamed,
+        picked=picked,
     )
-    framed(figure, colors, height=min(620, max(240, 130 + 24 * count)))
-    every = max(1, -(-count // _TICKS))
-    shown = range(0, count, every)
-    ticks = {
-        "type": "category",
-        "tickmode": "array",
-        "tickvals": list(shown),
-        "ticktext": [plotly_text(group.names[at], _NAME + 1) for at in shown],
-        "showgrid": False,
-        "zeroline": False,
-    }
-    figure.update_xaxes(title_text=f"{what} that waited", **ticks)
-    figure.update_yaxes(title_text=f"because of {what}", autorange="reversed", **ticks)
-    figure.update_layout(plot_bgcolor=colors.missing, margin_t=TOOLS_PX)
-    for at, name in enumerate(group.names):
-        if name in marked:
-            figure.add_shape(
-                type="rect", x0=-0.5, x1=count - 0.5, y0=at - 0.5, y1=at + 0.5, line={"color": colors.emphasis, "width": 2}
-            )
+    gap = 1 if count <= _GAPS_UP_TO else 0
+    figure.update_traces(zmin=0, zmax=float(np.nanmax(figure.data[0].z)), hoverongaps=False, xgap=gap, ygap=gap)
+    shown = range(0, count, max(1, -(-count // _TICKS)))
+    figure.update_xaxes(
+        title_text=f"{_unit(group)} that waited",
+        type="category",
+        tickmode="array",
+        tickvals=list(shown),
+        ticktext=[plotly_text(group.names[at], LONGEST_LABEL) for at in shown],
+    )
     return figure
 
 
@@ -166,14 +154,12 @@ _LEGEND: Final[dict[str, Any]] = {"font": {"size": 12}, "traceorder": "normal"}
 
 
 def cause_bars(
-    ranks: Sequence[BlamedRank],
+    ranks: Sequence[RankDelay],
     colors: Palette,
     *,
-    blamed: Collection[int] = (),
-    picked: int | None = None,
-    hosts: Hosts | None = None,
+    names: BarNames = PLAIN,
 ) -> go.Figure:
-    """Draw horizontal stacked bars per cause for the ranks (or ``hosts``, as in ``imposed_bars``) that imposed the most wait."""
+    """Draw horizontal stacked bars per cause for the ranks or hosts that imposed the most wait."""
     known = [rank for rank in ranks if rank.steps_us is not None]
     if not known:
         return note(NO_STEPS if not ranks or ranks[0].steps_us is None else NO_CAUSES, colors)
@@ -190,14 +176,13 @@ def cause_bars(
             cause,
             values / size,
             colors,
-            hovertext=_names([rank.rank for rank in top], hosts),
-            hovertemplate=f"<b>{_what(hosts)} %{{hovertext}}</b><br>{cause.label}: %{{x:,.2f}} {unit}<extra></extra>",
+            hovertext=[names.text(rank.rank) for rank in top],
+            hovertemplate=f"<b>%{{hovertext}}</b><br>{cause.label}: %{{x:,.2f}} {unit}<extra></extra>",
         )
     framed(figure, colors, height=110 + 36 * max(len(top), 2))
     figure.update_layout(barmode="stack", bargap=0.28)
     legend_above(figure, **_LEGEND)
-    texts = [in_unit(rank.steps_us or 0.0, (size, unit)) for rank in top]
-    rows_axis(figure, _labels([rank.rank for rank in top], texts, blamed, picked, hosts))
+    rows_axis(figure, [f"{names.label(rank.rank)}<br>{in_unit(rank.steps_us or 0.0, (size, unit))}" for rank in top])
     figure.update_xaxes(title_text=f"{unit} that the other ranks waited", rangemode="tozero")
     return figure
 

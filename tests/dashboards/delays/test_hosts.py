@@ -9,10 +9,10 @@ from tests.dashboards.blocks import draw, pick, pick_row, run_of, table_rows
 from tests.dashboards.hosts_at_fault import AT_FAULT, SLOW, host_runs
 
 from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.delays.data import Delays, RankDelay, WaitGroup
+from rankscope.dashboards.delays.view import VIEW
 from rankscope.dashboards.model.page import Choice, every
 from rankscope.dashboards.model.state import PageState
-from rankscope.dashboards.stragglers.data import BlameBook, BlamedRank, WaitGroup
-from rankscope.dashboards.stragglers.view import VIEW
 
 BY_HOST = PageState(rows="host")
 BY_RANK = PageState(rows="rank")
@@ -28,7 +28,7 @@ def run() -> RunData:
         victims=[victim for _, victim, _ in cells], waited_us=[us for _, _, us in cells],
     )  # fmt: skip
     ranks = [
-        BlamedRank(
+        RankDelay(
             rank=rank,
             direct_us=1e3,
             knock_on_us=None,
@@ -39,7 +39,7 @@ def run() -> RunData:
         )
         for rank in [*SLOW, 3]
     ]
-    source.blames["run-1"] = BlameBook(
+    source.delays_of_run["run-1"] = Delays(
         matrix_source="windows", matrix_steps=3, groups=[group], groups_left_out=0, ranks=ranks, timeline=None
     )
     return run_of(source)
@@ -63,8 +63,8 @@ def test_bars_of_ranks_mark_all_ranks_of_a_host_at_fault(run: RunData) -> None:
 
 
 def test_a_click_on_the_bar_of_a_host_picks_its_worst_rank(run: RunData) -> None:
-    assert pick(VIEW, "cause-bars", run, BY_HOST, {"hovertext": AT_FAULT}).rank == 10
-    assert pick(VIEW, "cause-bars", run, BY_RANK, {"hovertext": "9"}).rank == 9
+    assert pick(VIEW, "cause-bars", run, BY_HOST, {"hovertext": f"host {AT_FAULT}"}).rank == 10
+    assert pick(VIEW, "cause-bars", run, BY_RANK, {"hovertext": "rank 9 on node-2"}).rank == 9
 
 
 def test_the_matrix_is_host_by_host(run: RunData) -> None:
@@ -73,7 +73,7 @@ def test_the_matrix_is_host_by_host(run: RunData) -> None:
     assert list(heat.x) == [f"host node-{at}" for at in range(4)]
     assert heat.y[2].endswith("most for rank 11")
     cells: Any = drawn.table.rows
-    assert sum(row[2] for row in cells) == pytest.approx(run.blame.groups[0].imposed_us)
+    assert sum(row[2] for row in cells) == pytest.approx(run.delays.groups[0].imposed_us)
     assert [(shape.y0, shape.y1) for shape in drawn.figure.layout.shapes] == [(1.5, 2.5)]
     assert pick(VIEW, "wait-matrix", run, BY_HOST, {"y": heat.y[2]}).rank == 11
 

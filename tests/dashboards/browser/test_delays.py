@@ -16,7 +16,7 @@ BARS = "Bars of the step time without each rank"
 
 def test_from_who_delayed_whom_to_what_it_would_gain(run_url: str, opened: Opened) -> None:
     """Given a straggler, when it is selected by keyboard, cell and bar, then the address has it, and the page its gain."""
-    with opened(f"{run_url}/blame") as page:
+    with opened(f"{run_url}/delays") as page:
         drawn(page, "Bars of the wait", WAITS, "Stacked bars of the wait", "Stacked bars of the imposed wait")
         costs = region(page, "What every rank cost")
         expect(costs.get_by_role("gridcell", name="node-1").first).to_be_visible()

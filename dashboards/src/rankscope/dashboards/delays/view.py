@@ -8,19 +8,19 @@ from functools import partial
 from typing import Any, Final
 
 from rankscope.analysis.result.analysis import ImposedWait
+from rankscope.dashboards.charts.bar_names import BarNames, bar_names
 from rankscope.dashboards.charts.frame import note
 from rankscope.dashboards.charts.palette import Palette
-from rankscope.dashboards.data.hosts import UNKNOWN_HOST, blamed_hosts, blamed_ranks, rows_by_host, several_hosts
+from rankscope.dashboards.data.hosts import (
+    blamed_hosts,
+    blamed_ranks,
+    known_hosts,
+    rows_by_host,
+    several_hosts,
+)
 from rankscope.dashboards.data.run_data import RunData
-from rankscope.dashboards.model.columns import Column, number_column, text_column
-from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
-from rankscope.dashboards.model.page import Block, Choice, Figure, Legend, Part, Section, Table, Text, rank_choice, rows_choice
-from rankscope.dashboards.model.picks import rank_of_bar, rank_of_row
-from rankscope.dashboards.model.run_head import nothing_yet
-from rankscope.dashboards.model.state import PageState
-from rankscope.dashboards.model.view import Help, View
-from rankscope.dashboards.stragglers.data import CHARGED, BlameBook, BlamedRank, WaitGroup
-from rankscope.dashboards.stragglers.figures import (
+from rankscope.dashboards.delays.data import CHARGED, Delays, RankDelay, WaitGroup
+from rankscope.dashboards.delays.figures import (
     ALONE,
     NO_EVIDENCE,
     cause_bars,
@@ -28,65 +28,53 @@ from rankscope.dashboards.stragglers.figures import (
     imposed_bars,
     span_of,
     wait_matrix,
+    wait_rows,
 )
-from rankscope.dashboards.stragglers.hosts import blamed_by_host, group_by_host, imposed_by_host
+from rankscope.dashboards.delays.hosts import delays_by_host, group_by_host, imposed_by_host
+from rankscope.dashboards.model.columns import Column, number_column, text_column
+from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
+from rankscope.dashboards.model.page import Block, Choice, Figure, Legend, Part, Section, Table, Text, rank_choice, rows_choice
+from rankscope.dashboards.model.picks import rank_of_bar, rank_of_row
+from rankscope.dashboards.model.run_head import nothing_yet
+from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.words.causes import CAUSES
-from rankscope.dashboards.words.inert import plotly_text
 from rankscope.dashboards.words.units import duration
 from rankscope.dashboards.words.wording import count, percent, seconds
 
 
-def _hosts(run: RunData, state: PageState) -> dict[int, str] | None:
-    """Return the host of each rank where rows are hosts; ``None`` where they are ranks."""
-    if not rows_by_host(run.analysis, state.rows):
-        return None
-    return {row.rank: row.host or UNKNOWN_HOST for row in run.analysis.ranks}
+def _names(run: RunData, state: PageState) -> BarNames:
+    return bar_names(run.analysis, state.rows, state.rank)
 
 
-def _marks(run: RunData, state: PageState, hosts: Mapping[int, str] | None, ranks: Sequence[int]) -> dict[str, Any]:
-    """Return the marks of bars of ``ranks``, which stand for their hosts if there are ``hosts``."""
-    if hosts is None:
-        return {"blamed": blamed_ranks(run.analysis.verdict), "picked": state.rank}
-    names = {rank: hosts.get(rank, UNKNOWN_HOST) for rank in ranks}
-    at_fault, of_picked = blamed_hosts(run.analysis), hosts.get(-1 if state.rank is None else state.rank)
-    return {
-        "blamed": [rank for rank, host in names.items() if host in at_fault],
-        "picked": next((rank for rank, host in names.items() if host == of_picked), None),
-        "hosts": names,
-    }
-
-
-def _rank_of_bar(ranks: Callable[[], Sequence[int]], hosts: Mapping[int, str] | None, state: PageState, point: Any) -> PageState:
+def _rank_of_bar(run: RunData, rows: Callable[[RunData, PageState], Sequence[Any]], state: PageState, point: Any) -> PageState:
     """Select the rank of a bar; of a host, the one that imposed most."""
-    if hosts is None:
-        return rank_of_bar(state, point)
-    names = {plotly_text(hosts.get(rank, UNKNOWN_HOST)): rank for rank in ranks()}
-    return replace(state, rank=names[str(point["hovertext"])])
+    names = _names(run, state)
+    return rank_of_bar(state, {names.text(row.rank): row.rank for row in rows(run, state)}, point)
 
 
 def _imposed_rows(run: RunData, state: PageState) -> list[ImposedWait]:
-    hosts = _hosts(run, state)
-    return run.analysis.imposed_wait if hosts is None else imposed_by_host(run.analysis.imposed_wait, hosts)
+    rows, by_host = run.analysis.imposed_wait, rows_by_host(run.analysis, state.rows)
+    return imposed_by_host(rows, known_hosts(run.analysis)) if by_host else rows
 
 
-def _blamed_rows(run: RunData, state: PageState) -> list[BlamedRank]:
-    hosts = _hosts(run, state)
-    return run.blame.ranks if hosts is None else blamed_by_host(run.blame.ranks, hosts)
+def _delay_rows(run: RunData, state: PageState) -> list[RankDelay]:
+    rows, by_host = run.delays.ranks, rows_by_host(run.analysis, state.rows)
+    return delays_by_host(rows, known_hosts(run.analysis)) if by_host else rows
 
 
 def _imposed(run: RunData, state: PageState, colors: Palette) -> Drawn:
-    imposed, hosts = _imposed_rows(run, state), _hosts(run, state)
-    names = {row.rank: row.rank if hosts is None else hosts.get(row.rank, UNKNOWN_HOST) for row in imposed}
-    most, what = max(imposed, key=lambda row: row.imposed_us, default=None), "rank" if hosts is None else "host"
+    imposed, names = _imposed_rows(run, state), _names(run, state)
+    most = max(imposed, key=lambda row: row.imposed_us, default=None)
     return Drawn(
-        imposed_bars(imposed, colors, **_marks(run, state, hosts, list(names))),
+        imposed_bars(imposed, colors, names=names),
         FigureData(
-            (what, "imposed wait [us]", "of it exposed [us]", "share"),
-            [(names[row.rank], row.imposed_us, row.imposed_exposed_us, row.share) for row in imposed],
+            (names.what, "imposed wait [us]", "of it exposed [us]", "share"),
+            [(names.item(row.rank), row.imposed_us, row.imposed_exposed_us, row.share) for row in imposed],
         ),
         "The waits that ranks imposed are not known"
         if most is None
-        else f"{what.capitalize()} {names[most.rank]} made the others wait most",
+        else f"{names.what.capitalize()} {names.item(most.rank)} made the others wait most",
     )
 
 
@@ -99,15 +87,15 @@ _IMPOSED_IN: Final = {
 }
 
 
-def _group_of(book: BlameBook, state: PageState) -> WaitGroup | None:
+def _group_of(delays: Delays, state: PageState) -> WaitGroup | None:
     """Return the selected process group, else the one with the most waiting; ``None`` if there is none."""
-    return next((group for group in book.groups if group.key == state.group), next(iter(book.groups), None))
+    return next((group for group in delays.groups if group.key == state.group), next(iter(delays.groups), None))
 
 
 def _shown_group(run: RunData, state: PageState) -> WaitGroup | None:
     """Return the selected group, host by host where rows are hosts."""
-    group, hosts = _group_of(run.blame, state), _hosts(run, state)
-    return group if group is None or hosts is None else group_by_host(group, hosts)
+    group, by_host = _group_of(run.delays, state), rows_by_host(run.analysis, state.rows)
+    return group_by_host(group, known_hosts(run.analysis)) if group is not None and by_host else group
 
 
 def _matrix(run: RunData, state: PageState, colors: Palette) -> Drawn:
@@ -121,19 +109,26 @@ def _matrix(run: RunData, state: PageState, colors: Palette) -> Drawn:
     if rows:
         victim_name, origin_name, waited = rows[0]
         says = f"In {group.label}, {what} {victim_name} waited longest: {duration(waited)} for {what} {origin_name}"
-    marked = {str(rank) for rank in (*blamed_ranks(run.analysis.verdict), state.rank)}
+    hosts = known_hosts(run.analysis)
     if group.by_host:
-        marked = {*blamed_hosts(run.analysis), *(row.host or "" for row in run.analysis.ranks if row.rank == state.rank)}
+        blamed, picked = blamed_hosts(run.analysis), None if state.rank is None else hosts.get(state.rank)
+    else:
+        blamed, picked = [str(rank) for rank in blamed_ranks(run.analysis.verdict)], str(state.rank)
+    place = {name: at for at, name in enumerate(group.names)}
+    marked = [place[name] for name in blamed if name in place]
     return Drawn(
-        wait_matrix(group, colors, marked=marked),
+        wait_matrix(group, colors, hosts=hosts, blamed=marked, picked=None if picked is None else place.get(picked)),
         FigureData((f"{what} that waited", f"{what} waited for", "wait [us]"), rows),
         says,
     )
 
 
-def _origin_of_cell(state: PageState, point: Mapping[str, Any]) -> PageState:
-    """Select the rank of the cell's row, or for a host its rank that imposed most. The row's name ends with its number."""
-    return replace(state, rank=int(str(point["y"]).rsplit(" ", 1)[-1]))
+def _origin_of_cell(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:
+    """Select the rank of the cell's row, or for a host its rank that imposed most."""
+    group = _shown_group(run, state)
+    if group is None:
+        return state
+    return replace(state, rank=group.worst[wait_rows(group, known_hosts(run.analysis)).row(point["y"])])
 
 
 _SOURCES: Final = {
@@ -146,29 +141,29 @@ _SOURCES: Final = {
 
 def _about_matrix(run: RunData, state: PageState) -> list[Block]:
     """Return the matrix's evidence source, and the groups that it leaves out."""
-    book = run.blame
+    delays = run.delays
     group = _shown_group(run, state)
     if group is None:
         return []
-    if book.matrix_source is None:
+    if delays.matrix_source is None:
         text = "From sends, receives and operations with a root only. In a pipeline most of that is its schedule."
     else:
-        steps = count(book.matrix_steps, "profiled step" if book.matrix_source == "windows" else "step")
-        text = f"From {_SOURCES[book.matrix_source].format(steps=steps)}."
+        steps = count(delays.matrix_steps, "profiled step" if delays.matrix_source == "windows" else "step")
+        text = f"From {_SOURCES[delays.matrix_source].format(steps=steps)}."
     if group.by_host:
         text += (
             f" {count(group.ranks, 'rank')}, shown host by host; on the diagonal is what ranks of a host waited for each other."
         )
-    total = sum(one.imposed_us for one in book.groups)
-    if len(book.groups) > 1 and total > 0:
-        text += f" This group has {percent(group.imposed_us / total)} of the waiting in {count(len(book.groups), 'group')}."
-    if book.groups_left_out:
-        text += f" {count(book.groups_left_out, 'group')} with less waiting are left out."
+    total = sum(one.imposed_us for one in delays.groups)
+    if len(delays.groups) > 1 and total > 0:
+        text += f" This group has {percent(group.imposed_us / total)} of the waiting in {count(len(delays.groups), 'group')}."
+    if delays.groups_left_out:
+        text += f" {count(delays.groups_left_out, 'group')} with less waiting are left out."
     return [Text(text, "help")]
 
 
 def _group_choice(run: RunData, state: PageState) -> Block:
-    groups = run.blame.groups
+    groups = run.delays.groups
     return Choice(
         field="group",
         label="Process group",
@@ -180,27 +175,27 @@ def _group_choice(run: RunData, state: PageState) -> Block:
 
 
 def _cause_bars(run: RunData, state: PageState, colors: Palette) -> Drawn:
-    ranks, hosts = _blamed_rows(run, state), _hosts(run, state)
-    names = {row.rank: row.rank if hosts is None else hosts.get(row.rank, UNKNOWN_HOST) for row in ranks}
-    what = "rank" if hosts is None else "host"
+    ranks, names = _delay_rows(run, state), _names(run, state)
     known = [rank for rank in ranks if rank.steps_us]
     says = "What made ranks late is not known"
     if known:
         cause = max(known[0].causes_us, key=lambda name: known[0].causes_us[name])
         cost = duration(known[0].steps_us or 0.0)
-        says = f"{what.capitalize()} {names[known[0].rank]} cost the others {cost}, most of it by: {CAUSES[cause].label}"
+        says = (
+            f"{names.what.capitalize()} {names.item(known[0].rank)} cost the others {cost}, most of it by: {CAUSES[cause].label}"
+        )
     return Drawn(
-        cause_bars(ranks, colors, **_marks(run, state, hosts, list(names))),
+        cause_bars(ranks, colors, names=names),
         FigureData(
-            (what, "imposed wait [us]", *(f"{CAUSES[cause].label} [us]" for cause in CHARGED)),
-            [(names[rank.rank], rank.steps_us, *(rank.causes_us.get(key) for key in CHARGED)) for rank in known],
+            (names.what, "imposed wait [us]", *(f"{CAUSES[cause].label} [us]" for cause in CHARGED)),
+            [(names.item(rank.rank), rank.steps_us, *(rank.causes_us.get(key) for key in CHARGED)) for rank in known],
         ),
         says,
     )
 
 
 def _timeline(run: RunData, _state: PageState, colors: Palette) -> Drawn:
-    timeline = run.blame.timeline
+    timeline = run.delays.timeline
     if timeline is None:
         return Drawn(cause_timeline(None, colors), NO_DATA, "What made ranks late at which step is not known")
     causes = [key for key in CHARGED if key in timeline.causes_us]
@@ -276,13 +271,13 @@ def _rank_costs(run: RunData, state: PageState) -> list[dict[str, Any]]:
             "knock_on_s": seconds(rank.knock_on_us),
             "exposed_s": seconds(rank.exposed_us),
         }
-        for rank in _blamed_rows(run, state)
+        for rank in _delay_rows(run, state)
     ]
 
 
 def _blocks(run: RunData, state: PageState) -> list[Block]:
-    hosts = _hosts(run, state)
-    if not (run.blame.groups or run.blame.timeline or run.analysis.imposed_wait):
+    by_host = rows_by_host(run.analysis, state.rows)
+    if not (run.delays.groups or run.delays.timeline or run.analysis.imposed_wait):
         why = ALONE if run.analysis.source.world_size == 1 else NO_EVIDENCE
         return nothing_yet(run.summary, "No rank is known to wait", why)
     named = bool(run.analysis.verdict.ranks)
@@ -299,10 +294,10 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                     reads=("rank", "rows"),
                     label="Bars of the wait each rank imposed on the others",
                     draw=partial(_imposed, run, state),
-                    pick=partial(_rank_of_bar, lambda: [row.rank for row in _imposed_rows(run, state)], hosts, state),
+                    pick=partial(_rank_of_bar, run, _imposed_rows, state),
                 ),
             ],
-            tools=rows_choice(hosts=several_hosts(run.analysis), by_host=hosts is not None),
+            tools=rows_choice(hosts=several_hosts(run.analysis), by_host=by_host),
         ),
         Section(
             name="waits",
@@ -318,7 +313,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                     label="Heat map of who waited how long for whom within the process group",
                     draw=partial(_matrix, run, state),
                     height=360,
-                    pick=partial(_origin_of_cell, state),
+                    pick=partial(_origin_of_cell, run, state),
                 ),
             ],
             tools=[_group_choice(run, state), rank_choice(state)],
@@ -335,7 +330,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                     label="Stacked bars of the wait each rank imposed, by cause",
                     draw=partial(_cause_bars, run, state),
                     height=300,
-                    pick=partial(_rank_of_bar, lambda: [row.rank for row in _blamed_rows(run, state)], hosts, state),
+                    pick=partial(_rank_of_bar, run, _delay_rows, state),
                 )
             ],
         ),
@@ -364,7 +359,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                 Table(
                     name="rank-costs",
                     reads=("rows",),
-                    columns=COLUMNS if hosts is None else HOST_COLUMNS,
+                    columns=COLUMNS if not by_host else HOST_COLUMNS,
                     rows=lambda: _rank_costs(run, state),
                     file_name=f"rankscope-{run.summary.run_id}-rank-costs",
                     pick=partial(rank_of_row, state),
@@ -385,8 +380,8 @@ _CHARGES: Final = ("imposed", "causes", "rank-costs")
 
 
 VIEW: Final = View(
-    slug="blame",
-    label="Who delayed whom",
+    slug="delays",
+    label="Delays",
     help=Help(
         shows="Which ranks the others waited for, how long, at which steps, and why.",
         formula="In a collective, each rank waits from its own start to the start of the last rank. Over all steps: at each step "

@@ -6,20 +6,18 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 from tests.dashboards.blocks import draw, figure_names, pick, table_rows, text_of, write
 
 from rankscope.dashboards.charts.palette import palette
 from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.delays.data import CauseTimeline, Delays
+from rankscope.dashboards.delays.figures import NO_STEPS, cause_bars, cause_timeline, wait_cells
+from rankscope.dashboards.delays.view import VIEW
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.ranks.tables import rank_table
 from rankscope.dashboards.store.disk import DiskRuns
-from rankscope.dashboards.stragglers.data import BlameBook, CauseTimeline, WaitGroup
-from rankscope.dashboards.stragglers.figures import NO_STEPS, cause_bars, cause_timeline, wait_cells, wait_matrix
-from rankscope.dashboards.stragglers.figures import NO_WAIT_IN_GROUP as NOBODY
-from rankscope.dashboards.stragglers.view import VIEW
 
 COLORS = palette("light")
 SLOW = 2
@@ -30,52 +28,42 @@ def opened(path: Path) -> RunData:
     return RunData(source, source.runs()[0])
 
 
-def group_of(names: list[str], *, by_host: bool = False, cells: list[tuple[int, int, float]] | None = None) -> WaitGroup:
-    """Return a wait group; ``cells`` are victim, origin, and waiting time in microseconds."""
-    cells = [(0, 1, 5_000.0), (2, 1, 8_000.0)] if cells is None else cells
-    return WaitGroup(
-        key="dp", label="dp", ranks=len(names), imposed_us=sum(cell[2] for cell in cells), by_host=by_host, names=names,
-        worst=list(range(len(names))), victims=[cell[0] for cell in cells], origins=[cell[1] for cell in cells],
-        waited_us=[cell[2] for cell in cells],
-    )  # fmt: skip
-
-
 def test_windows_tell_pairs_and_step_records_tell_causes(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     """Given a run with a slow data loader on rank 2, when waits are attributed, then all waited for rank 2's input."""
-    book = opened(write_run(tmp_path / "run")).blame
+    delays = opened(write_run(tmp_path / "run")).delays
 
-    assert book.matrix_source == "windows"
-    cells = wait_cells(book.groups[0])
+    assert delays.matrix_source == "windows"
+    cells = wait_cells(delays.groups[0])
     assert np.nansum(cells[SLOW]) > 0.9 * np.nansum(cells)
     assert np.isnan(np.diag(cells)).all()
-    worst = book.ranks[0]
+    worst = delays.ranks[0]
     assert worst.rank == SLOW
     assert worst.steps_us is not None
     assert worst.causes_us["input"] > 0.9 * worst.steps_us
-    assert worst.direct_us == pytest.approx(book.groups[0].imposed_us, rel=0.1)
+    assert worst.direct_us == pytest.approx(delays.groups[0].imposed_us, rel=0.1)
     assert worst.knock_on_us == 0
 
 
 def test_causes_add_up_to_the_imposed_wait_of_the_analysis(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     """Given step records only, when causes are separated, then they add up to the imposed wait, by rank and over the steps."""
     run = opened(write_run(tmp_path / "run", windows=False))
-    book = run.blame
+    delays = run.delays
 
     imposed = {row.rank: row.imposed_us for row in run.analysis.imposed_wait}
-    assert {rank.rank: sum(rank.causes_us.values()) for rank in book.ranks} == pytest.approx(
-        {rank.rank: imposed[rank.rank] for rank in book.ranks}, rel=1e-4
+    assert {rank.rank: sum(rank.causes_us.values()) for rank in delays.ranks} == pytest.approx(
+        {rank.rank: imposed[rank.rank] for rank in delays.ranks}, rel=1e-4
     )
-    assert book.timeline is not None
-    assert sum(map(sum, book.timeline.causes_us.values())) == pytest.approx(sum(imposed.values()), rel=1e-4)
-    assert book.matrix_source == "steps"
-    assert book.groups[0].imposed_us == pytest.approx(sum(imposed.values()), rel=1e-4)
-    assert book.ranks[0].direct_us is None
+    assert delays.timeline is not None
+    assert sum(map(sum, delays.timeline.causes_us.values())) == pytest.approx(sum(imposed.values()), rel=1e-4)
+    assert delays.matrix_source == "steps"
+    assert delays.groups[0].imposed_us == pytest.approx(sum(imposed.values()), rel=1e-4)
+    assert delays.ranks[0].direct_us is None
 
 
 def test_large_groups_are_shown_host_by_host(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     """Given more ranks than fit, when the matrix is made, then its rows are hosts, and it holds all of the waiting."""
     run = opened(write_run(tmp_path / "run", ranks=70, steps=12, windows=False))
-    group = run.blame.groups[0]
+    group = run.delays.groups[0]
 
     assert group.by_host
     assert len(group.names) == 35
@@ -134,17 +122,9 @@ def test_without_a_named_rank_no_table_charges_one(tmp_path: Path, write_run: Ca
 def test_a_click_on_a_cell_picks_who_was_waited_for(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     """Given matrices of ranks and of hosts, when a cell is clicked, then the delaying rank is selected."""
     run = opened(write_run(tmp_path / "run"))
-    ranks = wait_matrix(group_of(["0", "1", "2"]), COLORS)
-    hosts = wait_matrix(msgspec.structs.replace(group_of(["a 7", "<b>b", "c"], by_host=True), worst=[11, 12, 13]), COLORS)
-
-    assert pick(VIEW, "wait-matrix", run, PageState(), {"y": ranks.data[0].y[1]}) == PageState(rank=1)
-    assert pick(VIEW, "wait-matrix", run, PageState(), {"y": hosts.data[0].y[0]}) == PageState(rank=11)
-    assert "<" not in str(hosts.data[0].y[1])
-
-
-def test_a_group_without_waits_is_a_note() -> None:
-    """Given a group without waits, when it is drawn, then a note replaces the matrix."""
-    assert wait_matrix(group_of(["0", "1"], cells=[]), COLORS).layout.annotations[0].text == NOBODY
+    for state, picked in ((PageState(rows="rank"), 1), (PageState(rows="host"), SLOW)):
+        row = list(draw(VIEW, "wait-matrix", run, state, COLORS).figure.data[0].y)[1]
+        assert pick(VIEW, "wait-matrix", run, state, {"y": row}).rank == picked
 
 
 def test_an_unknown_group_in_the_address_is_the_first(tmp_path: Path, write_run: Callable[..., Path]) -> None:
@@ -179,14 +159,8 @@ def test_a_book_survives_being_written(tmp_path: Path, write_run: Callable[..., 
     """Given a run, when it is opened twice, then the second opening reads the cached result."""
     source = DiskRuns(write_run(tmp_path / "run"))
 
-    assert isinstance(source.part("run-1", "blame"), BlameBook)
-    assert source.part("run-1", "blame") is source.part("run-1", "blame")
-
-
-def test_a_long_name_at_the_axis_is_cut_off_before_it_is_escaped() -> None:
-    """Given a host name of characters that are escaped, when it is cut off, then no escape is cut in two."""
-    group = msgspec.structs.replace(group_of(["&" * 40, "b"], by_host=True, cells=[(0, 1, 5.0)]), worst=[0, 1])
-    assert wait_matrix(group, COLORS).layout.yaxis.ticktext[0] == "&amp;" * 28 + "…"
+    assert isinstance(source.part("run-1", "delays"), Delays)
+    assert source.part("run-1", "delays") is source.part("run-1", "delays")
 
 
 def test_names_in_the_book_are_inert(tmp_path: Path, write_run: Callable[..., Path]) -> None:
@@ -194,6 +168,6 @@ def test_names_in_the_book_are_inert(tmp_path: Path, write_run: Callable[..., Pa
     path = write_run(tmp_path / "run", ranks=70, steps=12, windows=False)
     for about in path.rglob("rank.json"):
         about.write_text(json.dumps({**json.loads(about.read_text()), "host": f"n\u202e{about.parent.name}"}))
-    groups = opened(path).blame.groups
+    groups = opened(path).delays.groups
     assert all(name.isprintable() for group in groups for name in group.names)
     assert any("u202e" in name for group in groups for name in group.names)

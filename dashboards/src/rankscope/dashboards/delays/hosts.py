@@ -9,9 +9,9 @@ import msgspec
 
 from rankscope.analysis.result.analysis import ImposedWait
 from rankscope.dashboards.data.hosts import UNKNOWN_HOST
-from rankscope.dashboards.stragglers.data import BlamedRank, WaitGroup
+from rankscope.dashboards.delays.data import RankDelay, WaitGroup
 
-Row = TypeVar("Row", ImposedWait, BlamedRank)
+Row = TypeVar("Row", ImposedWait, RankDelay)
 
 
 def imposed_by_host(rows: Iterable[ImposedWait], hosts: Mapping[int, str]) -> list[ImposedWait]:
@@ -28,10 +28,10 @@ def imposed_by_host(rows: Iterable[ImposedWait], hosts: Mapping[int, str]) -> li
     return sorted(found, key=lambda row: -row.imposed_us)
 
 
-def blamed_by_host(rows: Iterable[BlamedRank], hosts: Mapping[int, str]) -> list[BlamedRank]:
+def delays_by_host(rows: Iterable[RankDelay], hosts: Mapping[int, str]) -> list[RankDelay]:
     """Return a row per host, most imposed first."""
     found = [
-        BlamedRank(
+        RankDelay(
             rank=worst.rank,
             direct_us=_sum([row.direct_us for row in of_host]),
             knock_on_us=_sum([row.knock_on_us for row in of_host]),
@@ -80,7 +80,7 @@ def _grouped(rows: Iterable[Row], hosts: Mapping[int, str], imposed_us: Callable
     return [(max(of_host, key=lambda row: (imposed_us(row), -row.rank)), of_host) for of_host in by_host.values()]
 
 
-def _causes(rows: Sequence[BlamedRank]) -> dict[str, float]:
+def _causes(rows: Sequence[RankDelay]) -> dict[str, float]:
     found: dict[str, float] = {}
     for row in rows:
         for cause, us in row.causes_us.items():

@@ -72,7 +72,7 @@ CHARGED: Final = tuple(cause for cause in SHOWN if cause in _CHARGED)
 """Causes that imposed wait is charged to, in the order in which they are shown."""
 
 
-class BlamedRank(msgspec.Struct, frozen=True, kw_only=True):
+class RankDelay(msgspec.Struct, frozen=True, kw_only=True):
     """Wait that one rank imposed on others. ``None``: not known."""
 
     rank: int
@@ -104,7 +104,7 @@ class CauseTimeline(msgspec.Struct, frozen=True, kw_only=True):
     worst_share: list[float | None]
 
 
-class BlameBook(msgspec.Struct, frozen=True, kw_only=True):
+class Delays(msgspec.Struct, frozen=True, kw_only=True):
     """All imposed wait of a run: matrices per group, sums per rank and a timeline of causes."""
 
     matrix_source: str | None
@@ -113,20 +113,20 @@ class BlameBook(msgspec.Struct, frozen=True, kw_only=True):
     groups: list[WaitGroup]
     """Most imposed wait first."""
     groups_left_out: int
-    ranks: list[BlamedRank]
+    ranks: list[RankDelay]
     """Ranks that imposed any wait."""
     timeline: CauseTimeline | None
     """``None``: the step records do not separate own time from blocked time."""
 
 
-def blame_book(run: RunEvidence) -> BlameBook:
-    """Compute the ``BlameBook`` of a run that has been read."""
+def delays_of(run: RunEvidence) -> Delays:
+    """Compute the ``Delays`` of a run that has been read."""
     charges = [_charged(one) for one in run.compared]
     windows = bool(run.blame.steps)
     groups = list(_window_groups(run)) if windows else [_step_group(run, one) for one in run.compared]
     groups += _directed_groups(run)
     groups.sort(key=lambda group: -group.imposed_us)
-    return BlameBook(
+    return Delays(
         matrix_source="windows" if windows else "steps" if run.compared else None,
         matrix_steps=len(run.blame.steps) if windows else max((one.own.shape[1] for one in run.compared), default=0),
         groups=_told_apart(groups[:MOST_GROUPS]),
@@ -330,7 +330,7 @@ def _charged(judged: StepOwnTimes) -> _Charged:
     return _Charged(judged.table.steps, np.array(judged.ranks, dtype=np.int64)[last], causes)
 
 
-def _ranks(run: RunEvidence, charges: Sequence[_Charged], *, windows: bool) -> list[BlamedRank]:
+def _ranks(run: RunEvidence, charges: Sequence[_Charged], *, windows: bool) -> list[RankDelay]:
     direct: dict[int, float] = {}
     knock_on: dict[int, float] = {}
     exposed: dict[int, float] = {}
@@ -349,7 +349,7 @@ def _ranks(run: RunEvidence, charges: Sequence[_Charged], *, windows: bool) -> l
             last_in[int(rank)] = int(count)
             by_cause[int(rank)] = {cause: float(amount[mine].sum()) for cause, amount in charge.causes.items()}
     found = [
-        BlamedRank(
+        RankDelay(
             rank=rank,
             direct_us=direct.get(rank, 0.0) if windows else None,
             knock_on_us=knock_on.get(rank, 0.0) if windows else None,
