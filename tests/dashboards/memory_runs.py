@@ -12,6 +12,7 @@ from tests.dashboards.recorded_run import START_NS
 
 from rankscope.analysis.evidence.steps import METRICS, StepTable
 from rankscope.analysis.result.analysis import Analysis
+from rankscope.analysis.whatif.step_scenarios import Combinations
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.alerts.data import AlertsFound
 from rankscope.dashboards.compare.data import Compared
@@ -25,7 +26,7 @@ from rankscope.dashboards.data.trend import Trend, trend_of
 from rankscope.dashboards.stragglers.data import BlameBook
 from rankscope.dashboards.timeline.data import WindowData
 from rankscope.dashboards.timeline.windows import Window, Windows
-from rankscope.dashboards.whatif.data import Scenarios
+from rankscope.dashboards.whatif.data import Answer
 from rankscope.runs.records import KernelRecord, StepRecord
 
 T = TypeVar("T")
@@ -56,7 +57,7 @@ class MemoryRuns:
         self.analyses: dict[str, Analysis] = {}
         self.tables: dict[str, Matrices] = {}
         self.blames: dict[str, BlameBook] = {}
-        self.whatifs: dict[str, Scenarios] = {}
+        self.whatifs: dict[str, Answer] = {}
         self.topologies: dict[str, Topology] = {}
         self.scripts: dict[str, Script] = {}
         self.samples: dict[str, Hardware] = {}
@@ -148,8 +149,11 @@ class MemoryRuns:
     def blame(self, run_id: str) -> BlameBook:
         return self._or_problem(self.blames, run_id)
 
-    def scenarios(self, run_id: str) -> Scenarios:
+    def whatif(self, run_id: str) -> Answer:
         return self._or_problem(self.whatifs, run_id)
+
+    def combinations(self, run_id: str) -> Combinations | None:
+        raise RankscopeError(f"the test has not put combinations of {run_id} in")
 
     def _or_problem(self, of: Mapping[str, T], run_id: str) -> T:
         if run_id in self.problems:
