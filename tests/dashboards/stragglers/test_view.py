@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 from tests.dashboards.blocks import draw, figure_names, pick, table_rows, text_of, write
 
+from rankscope.analysis.result.hosts import worst_ranks
 from rankscope.dashboards.charts.palette import palette
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model.state import PageState
@@ -34,7 +34,7 @@ def group_of(names: list[str], *, by_host: bool = False, cells: list[tuple[int, 
     cells = [(0, 1, 5_000.0), (2, 1, 8_000.0)] if cells is None else cells
     return WaitGroup(
         key="dp", label="dp", ranks=len(names), imposed_us=sum(cell[2] for cell in cells), by_host=by_host, names=names,
-        worst=list(range(len(names))), victims=[cell[0] for cell in cells], origins=[cell[1] for cell in cells],
+        members=[[at] for at in range(len(names))], victims=[cell[0] for cell in cells], origins=[cell[1] for cell in cells],
         waited_us=[cell[2] for cell in cells],
     )  # fmt: skip
 
@@ -79,7 +79,7 @@ def test_large_groups_are_shown_host_by_host(tmp_path: Path, write_run: Callable
     assert group.by_host
     assert len(group.names) == 35
     assert sum(group.waited_us) == pytest.approx(group.imposed_us, rel=1e-4)
-    assert group.worst[group.names.index("node-1")] == SLOW
+    assert worst_ranks(run.analysis, group.members)[group.names.index("node-1")] == SLOW
     assert "host by host" in text_of(write(VIEW, "about-matrix", run, PageState()))
 
 
@@ -124,8 +124,8 @@ def test_the_ledger_has_dashes_for_what_is_not_known(tmp_path: Path, write_run: 
 def test_a_click_on_a_cell_picks_who_was_waited_for(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     """Given matrices of ranks and of hosts, when a cell is clicked, then the delaying rank is selected."""
     run = opened(write_run(tmp_path / "run"))
-    ranks = wait_matrix(group_of(["0", "1", "2"]), COLORS)
-    hosts = wait_matrix(msgspec.structs.replace(group_of(["a 7", "<b>b", "c"], by_host=True), worst=[11, 12, 13]), COLORS)
+    ranks = wait_matrix(group_of(["0", "1", "2"]), [0, 1, 2], COLORS)
+    hosts = wait_matrix(group_of(["a 7", "<b>b", "c"], by_host=True), [11, 12, 13], COLORS)
 
     assert pick(VIEW, "wait-matrix", run, PageState(), {"y": ranks.data[0].y[1]}) == PageState(rank=1)
     assert pick(VIEW, "wait-matrix", run, PageState(), {"y": hosts.data[0].y[0]}) == PageState(rank=11)
@@ -134,7 +134,7 @@ def test_a_click_on_a_cell_picks_who_was_waited_for(tmp_path: Path, write_run: C
 
 def test_a_group_without_waits_is_a_note() -> None:
     """Given a group without waits, when it is drawn, then a note replaces the matrix."""
-    assert wait_matrix(group_of(["0", "1"], cells=[]), COLORS).layout.annotations[0].text == NOBODY
+    assert wait_matrix(group_of(["0", "1"], cells=[]), [0, 1], COLORS).layout.annotations[0].text == NOBODY
 
 
 def test_an_unknown_group_in_the_address_is_the_first(tmp_path: Path, write_run: Callable[..., Path]) -> None:
@@ -175,8 +175,8 @@ def test_a_book_survives_being_written(tmp_path: Path, write_run: Callable[..., 
 
 def test_a_long_name_at_the_axis_is_cut_off_before_it_is_escaped() -> None:
     """Given a host name of characters that are escaped, when it is cut off, then no escape is cut in two."""
-    group = msgspec.structs.replace(group_of(["&" * 40, "b"], by_host=True, cells=[(0, 1, 5.0)]), worst=[0, 1])
-    assert wait_matrix(group, COLORS).layout.yaxis.ticktext[0] == "&amp;" * 28 + "…"
+    group = group_of(["&" * 40, "b"], by_host=True, cells=[(0, 1, 5.0)])
+    assert wait_matrix(group, [0, 1], COLORS).layout.yaxis.ticktext[0] == "&amp;" * 28 + "…"
 
 
 def test_names_in_the_book_are_inert(tmp_path: Path, write_run: Callable[..., Path]) -> None:

@@ -108,15 +108,18 @@ def wait_cells(group: WaitGroup) -> NDArray[np.float32]:
     return cells
 
 
-def wait_matrix(group: WaitGroup, colors: Palette, *, marked: Collection[str] = ()) -> go.Figure:
-    """Draw a heat map of ``wait_cells``. Rows of the ``marked`` names, of ranks or hosts, are framed."""
+def wait_matrix(group: WaitGroup, worst: Sequence[int], colors: Palette, *, marked: Collection[str] = ()) -> go.Figure:
+    """Draw a heat map of ``wait_cells``. Rows of the ``marked`` names, of ranks or hosts, are framed.
+
+    ``worst``: rank that a click on the row of each name picks.
+    """
     cells = wait_cells(group)
     if not np.nansum(cells):
         return note(NO_WAIT_IN_GROUP, colors)
     size, unit = time_unit(float(np.nanmax(cells)))
     count, what = len(group.names), "host" if group.by_host else "rank"
     names = [plotly_text(name) for name in group.names]
-    worst = [f", most for rank {rank}" if group.by_host else "" for rank in group.worst]
+    picks = [f", worst rank {rank}" if group.by_host else "" for rank in worst]
     figure = go.Figure(
         go.Heatmap(
             z=cells / np.float32(size),
@@ -128,7 +131,7 @@ def wait_matrix(group: WaitGroup, colors: Palette, *, marked: Collection[str] = 
             # The template refers to axis names, which are sent once, not once per cell.
             hovertemplate=f"<b>%{{x}}</b> waited %{{z:,.2f}} {unit}<br>for <b>%{{y}}</b><extra></extra>",
             x=[f"{what} {name}" for name in names],
-            y=[f"{what} {name}{told}" for name, told in zip(names, worst, strict=True)],
+            y=[f"{what} {name}{picked}" for name, picked in zip(names, picks, strict=True)],
         )
     )
     framed(figure, colors, height=min(620, max(240, 130 + 24 * count)))

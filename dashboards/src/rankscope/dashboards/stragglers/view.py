@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any, Final
 
 from rankscope.analysis.result.analysis import ImposedWait
+from rankscope.analysis.result.hosts import worst_ranks
 from rankscope.dashboards.charts.frame import note
 from rankscope.dashboards.charts.palette import Palette
-from rankscope.dashboards.data.hosts import UNKNOWN_HOST, blamed_hosts, blamed_ranks, rows_by_host, several_hosts
+from rankscope.dashboards.data.hosts import UNKNOWN_HOST, WORST_RANK, blamed_hosts, blamed_ranks, rows_by_host, several_hosts
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model.columns import Column, number_column, text_column
 from rankscope.dashboards.model.drawn import NO_DATA, Drawn, FigureData
@@ -57,21 +58,29 @@ def _marks(run: RunData, state: PageState, hosts: Mapping[int, str] | None, rank
 
 
 def _rank_of_bar(ranks: Callable[[], Sequence[int]], hosts: Mapping[int, str] | None, state: PageState, point: Any) -> PageState:
-    """Select the rank of a bar; of a host, the one that imposed most."""
+    """Select the rank of a bar; of a host, its worst."""
     if hosts is None:
         return rank_of_bar(state, point)
     names = {plotly_text(hosts.get(rank, UNKNOWN_HOST)): rank for rank in ranks()}
     return replace(state, rank=names[str(point["hovertext"])])
 
 
+def _worst(run: RunData, hosts: Mapping[int, str]) -> dict[str, int]:
+    """Return the worst rank of each host; ranks of the wait that the analysis lacks count to no known host."""
+    ranks: dict[str, list[int]] = {}
+    for rank in sorted({*hosts, *(row.rank for row in run.analysis.imposed_wait), *(row.rank for row in run.blame.ranks)}):
+        ranks.setdefault(hosts.get(rank, UNKNOWN_HOST), []).append(rank)
+    return dict(zip(ranks, worst_ranks(run.analysis, ranks.values()), strict=True))
+
+
 def _imposed_rows(run: RunData, state: PageState) -> list[ImposedWait]:
     hosts = _hosts(run, state)
-    return run.analysis.imposed_wait if hosts is None else imposed_by_host(run.analysis.imposed_wait, hosts)
+    return run.analysis.imposed_wait if hosts is None else imposed_by_host(run.analysis.imposed_wait, hosts, _worst(run, hosts))
 
 
 def _blamed_rows(run: RunData, state: PageState) -> list[BlamedRank]:
     hosts = _hosts(run, state)
-    return run.blame.ranks if hosts is None else blamed_by_host(run.blame.ranks, hosts)
+    return run.blame.ranks if hosts is None else blamed_by_host(run.blame.ranks, hosts, _worst(run, hosts))
 
 
 def _imposed(run: RunData, state: PageState, colors: Palette) -> Drawn:
@@ -125,14 +134,14 @@ def _matrix(run: RunData, state: PageState, colors: Palette) -> Drawn:
     if group.by_host:
         marked = {*blamed_hosts(run.analysis), *(row.host or "" for row in run.analysis.ranks if row.rank == state.rank)}
     return Drawn(
-        wait_matrix(group, colors, marked=marked),
+        wait_matrix(group, worst_ranks(run.analysis, group.members), colors, marked=marked),
         FigureData((f"{what} that waited", f"{what} waited for", "wait [us]"), rows),
         says,
     )
 
 
 def _origin_of_cell(state: PageState, point: Mapping[str, Any]) -> PageState:
-    """Select the rank of the cell's row, or for a host its rank that imposed most. The row's name ends with its number."""
+    """Select the rank of the cell's row, or for a host its worst. The row's name ends with its number."""
     return replace(state, rank=int(str(point["y"]).rsplit(" ", 1)[-1]))
 
 
@@ -255,7 +264,7 @@ COLUMNS: Final[list[Column]] = [
 
 HOST_COLUMNS: Final[list[Column]] = [
     text_column("host", "Host", width=180, pinned=True, hover=True),
-    number_column("rank", "Worst rank", "Rank of the host that imposed most", digits=0, width=116),
+    number_column("rank", "Worst rank", WORST_RANK, digits=0, width=116),
     *(column for column in COLUMNS if column.field not in ("rank", "host")),
 ]
 
