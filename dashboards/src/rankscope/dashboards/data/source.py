@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankscope.analysis.whatif.step_scenarios import Combinations
-    from rankscope.dashboards.alerts.data import AlertsFound
+    from rankscope.dashboards.alerts.record import AlertsFound
     from rankscope.dashboards.compare.data import Compared
     from rankscope.dashboards.data.brief import Brief, StoredBrief
     from rankscope.dashboards.timeline.data import WindowData
