@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
+from plotly.utils import PlotlyJSONEncoder  # type: ignore[import-untyped]
+
 from rankscope.dashboards.charts.palette import PALETTES, Palette
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.live.pages import Page, Pages, verdict_kind
@@ -108,7 +110,7 @@ def page_for(path: object, search: object, source: Any, config: DashboardConfig 
 def page_text(source: Any, path: object, search: object = "", config: DashboardConfig | None = None) -> str:
     """Return the page of an address as JSON, with all its texts; for what ``Pages`` adds to the blocks, such as errors."""
     page = page_for(path, search, source, config).content
-    return json.dumps(page, default=lambda one: one.to_plotly_json(), ensure_ascii=False)
+    return json.dumps(page, cls=PlotlyJSONEncoder, ensure_ascii=False)
 
 
 def draw_at(source: Any, path: str, name: str, search: str = "", colors: Palette = PALETTES["light"]) -> tuple[Drawn, bool]:

@@ -12,6 +12,7 @@ from tests.dashboards.recorded_run import START_NS
 
 from rankscope.analysis.evidence.step_table.steps import METRICS, StepTable
 from rankscope.analysis.result.analysis import Analysis
+from rankscope.analysis.whatif.step_scenarios import Combinations
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.alerts.record import AlertsFound
 from rankscope.dashboards.compare.data import Compared
@@ -26,7 +27,7 @@ from rankscope.dashboards.data.trend import Trend, trend_of
 from rankscope.dashboards.delays.data import Delays
 from rankscope.dashboards.timeline.data import WindowData
 from rankscope.dashboards.timeline.windows import Window, Windows
-from rankscope.dashboards.whatif.data import Scenarios
+from rankscope.dashboards.whatif.data import Answer
 from rankscope.runs.records import KernelRecord, StepRecord
 
 T = TypeVar("T")
@@ -57,7 +58,7 @@ class MemoryRuns:
         self.analyses: dict[str, Analysis] = {}
         self.tables: dict[str, Matrices] = {}
         self.delays_of_run: dict[str, Delays] = {}
-        self.whatifs: dict[str, Scenarios] = {}
+        self.whatifs: dict[str, Answer] = {}
         self.topologies: dict[str, Topology] = {}
         self.scripts: dict[str, Script] = {}
         self.samples: dict[str, Hardware] = {}
@@ -158,8 +159,11 @@ class MemoryRuns:
     def delays(self, run_id: str) -> Delays:
         return self._or_problem(self.delays_of_run, run_id)
 
-    def scenarios(self, run_id: str) -> Scenarios:
+    def whatif(self, run_id: str) -> Answer:
         return self._or_problem(self.whatifs, run_id)
+
+    def combinations(self, run_id: str) -> Combinations | None:
+        raise RankscopeError(f"the test has not put combinations of {run_id} in")
 
     def _or_problem(self, of: Mapping[str, T], run_id: str) -> T:
         if run_id in self.problems:

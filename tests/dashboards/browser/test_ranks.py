@@ -63,14 +63,14 @@ def test_map_and_table_have_a_row_per_host_where_that_is_chosen(run_url: str, op
         page.get_by_role("option", name="Host", exact=True).click()
         expect(page).to_have_url(f"{run_url}/ranks?rows=host")
         expect(heat).to_contain_text("⚑ node-1")
-        expect(table.get_by_role("columnheader", name="Slowest rank")).to_be_visible()
+        expect(table.get_by_role("columnheader", name="Worst rank")).to_be_visible()
         expect(table.get_by_role("gridcell", name="node-1")).to_have_count(1)
-        # A click on the row of a host picks its slowest rank.
+        # A click on the row of a host picks its worst rank.
         table.get_by_role("gridcell", name="node-1").click()
         expect(page).to_have_url(f"{run_url}/ranks?rank=2&rows=host")
         page.go_back()
         page.go_back()
-        expect(table.get_by_role("columnheader", name="Slowest rank")).to_have_count(0)
+        expect(table.get_by_role("columnheader", name="Worst rank")).to_have_count(0)
         expect(table.get_by_role("gridcell", name="node-1")).to_have_count(2)
 
 

@@ -24,7 +24,8 @@ def run() -> RunData:
     cells = [(origin, victim, 100.0 * (origin + 1)) for origin in SLOW for victim in range(16) if victim != origin]
     group = WaitGroup(
         key="dp", label="dp", ranks=16, imposed_us=sum(us for _, _, us in cells), by_host=False,
-        names=[str(rank) for rank in range(16)], worst=list(range(16)), origins=[origin for origin, _, _ in cells],
+        names=[str(rank) for rank in range(16)], members=[[rank] for rank in range(16)],
+        origins=[origin for origin, _, _ in cells],
         victims=[victim for _, victim, _ in cells], waited_us=[us for _, _, us in cells],
     )  # fmt: skip
     ranks = [
@@ -63,7 +64,7 @@ def test_bars_of_ranks_mark_all_ranks_of_a_host_at_fault(run: RunData) -> None:
 
 
 def test_a_click_on_the_bar_of_a_host_picks_its_worst_rank(run: RunData) -> None:
-    assert pick(VIEW, "cause-bars", run, BY_HOST, {"hovertext": f"host {AT_FAULT}"}).rank == 10
+    assert pick(VIEW, "cause-bars", run, BY_HOST, {"hovertext": f"host {AT_FAULT}"}).rank == 9
     assert pick(VIEW, "cause-bars", run, BY_RANK, {"hovertext": "rank 9 on node-2"}).rank == 9
 
 
@@ -71,11 +72,11 @@ def test_the_matrix_is_host_by_host(run: RunData) -> None:
     drawn = draw(VIEW, "wait-matrix", run, BY_HOST)
     heat: Any = drawn.figure.data[0]
     assert list(heat.x) == [f"host node-{at}" for at in range(4)]
-    assert heat.y[2].endswith("most for rank 11")
+    assert heat.y[2].endswith("worst rank 9")
     cells: Any = drawn.table.rows
     assert sum(row[2] for row in cells) == pytest.approx(run.delays.groups[0].imposed_us)
     assert [(shape.y0, shape.y1) for shape in drawn.figure.layout.shapes] == [(1.5, 2.5)]
-    assert pick(VIEW, "wait-matrix", run, BY_HOST, {"y": heat.y[2]}).rank == 11
+    assert pick(VIEW, "wait-matrix", run, BY_HOST, {"y": heat.y[2]}).rank == 9
 
 
 def test_the_table_has_a_row_per_host(run: RunData) -> None:

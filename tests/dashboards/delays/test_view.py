@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.dashboards.blocks import draw, figure_names, pick, table_rows, text_of, write
 
+from rankscope.analysis.result.hosts import worst_ranks
 from rankscope.dashboards.charts.palette import palette
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.delays.data import CauseTimeline, Delays
@@ -68,7 +69,7 @@ def test_large_groups_are_shown_host_by_host(tmp_path: Path, write_run: Callable
     assert group.by_host
     assert len(group.names) == 35
     assert sum(group.waited_us) == pytest.approx(group.imposed_us, rel=1e-4)
-    assert group.worst[group.names.index("node-1")] == SLOW
+    assert worst_ranks(run.analysis, group.members)[group.names.index("node-1")] == SLOW
     assert "host by host" in text_of(write(VIEW, "about-matrix", run, PageState()))
 
 

@@ -21,7 +21,7 @@ from rankscope.dashboards.store.builders import InlineBuilder, JobBuilder
 from rankscope.dashboards.store.cache import Store, cache_folder, key_of
 from rankscope.dashboards.store.derive import Derived
 from rankscope.dashboards.store.disk import DiskRuns
-from rankscope.dashboards.whatif.data import read_scenarios
+from rankscope.dashboards.whatif.data import read_answer
 
 WriteRun = Callable[..., Path]
 UntilReady = Callable[[Callable[[], Any]], Any]
@@ -191,13 +191,13 @@ def test_a_run_that_was_moved_is_analysed_where_it_is(tmp_path: Path, write_run:
 
 def test_a_what_if_after_the_analysis_uses_the_step_records_that_it_has_read(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run", steps=40)
-    expected = DiskRuns(run).scenarios("run-1").answer.result
+    expected = DiskRuns(run).whatif("run-1").result
     source = DiskRuns(run, InlineBuilder(Store(tmp_path / "cache")), look_again_s=math.inf)
     source.part("run-1", "analysis")
     for file in run.rglob("steps-*"):
         file.unlink()
     assert (expected.status, expected.source.evidence) == ("ok", "steps")
-    assert source.scenarios("run-1").answer.result == expected
+    assert source.whatif("run-1").result == expected
 
 
 def test_a_what_if_of_a_run_that_has_changed_since_the_analysis_reads_it(tmp_path: Path, write_run: WriteRun) -> None:
@@ -206,7 +206,7 @@ def test_a_what_if_of_a_run_that_has_changed_since_the_analysis_reads_it(tmp_pat
     for file in run.rglob("steps-*"):
         file.unlink()
     folder = builder.result(key_of("changed"), "whatif", [run], [summary(run)])
-    assert read_scenarios(folder).answer.result.source.evidence == "windows"
+    assert read_answer(folder).result.source.evidence == "windows"
 
 
 def test_a_what_if_after_the_analysis_warns_of_damaged_step_records(tmp_path: Path, write_run: WriteRun) -> None:
@@ -215,4 +215,4 @@ def test_a_what_if_after_the_analysis_warns_of_damaged_step_records(tmp_path: Pa
         file.write(b"torn")
     source = DiskRuns(run, InlineBuilder(Store(tmp_path / "cache")))
     source.part("run-1", "analysis")
-    assert any("1 damaged line" in warning for warning in source.scenarios("run-1").answer.result.source.warnings)
+    assert any("1 damaged line" in warning for warning in source.whatif("run-1").result.source.warnings)

@@ -188,7 +188,7 @@ def test_a_run_in_a_folder_whose_name_is_no_text_has_all_its_views(tmp_path: Pat
     trace.write_text("{")
     source = DiskRuns(root)
 
-    assert source.scenarios("a").answer.result.slowdown is not None
+    assert source.whatif("a").result.slowdown is not None
     assert len(source.compared(["a", "b"]).result.sides) == 2
     run = source.summary("a")
     [damaged] = source.window(run, source.windows(run).windows[0]).about.left_out

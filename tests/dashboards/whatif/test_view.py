@@ -39,23 +39,36 @@ def run(tmp_path: Path, write_run: Callable[..., Path]) -> RunData:
 
 def test_without_the_slow_rank_the_step_is_short(run: RunData) -> None:
     """Given a straggler, when it, its cause or all delays are removed, then the step is shorter by the 40 ms of its delay."""
-    result = run.scenarios.answer.result
+    result = run.whatif.result
     assert result.step_seconds is not None
     for items in (("rank:2",), ("cause:input",), ("rank:2", "rank:0"), ("rank:2", "cause:input"), ("all",)):
-        thought = step_without(run.scenarios, items)
+        thought = step_without(run, items)
         assert thought is not None
         assert thought.step_seconds == pytest.approx(result.step_seconds - 0.04, abs=0.002), items
-    assert step_without(run.scenarios, ()) is None
+    assert step_without(run, ()) is None
+
+
+def test_combinations_are_made_only_when_parts_are_removed_together(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a run, when single parts are removed, or too many, then no combination is computed; for two parts it is."""
+
+    def busy(*_: object) -> None:
+        raise NotReadyError(Progress("combining"))
+
+    monkeypatch.setattr(DiskRuns, "combinations", busy)
+    for items in ((), ("rank:2",), ("all",), ("cause:input",), ("op:data", "rank:2")):
+        assert write(VIEW, "whatif-answer", run, PageState(without=items)), items
+    with pytest.raises(NotReadyError, match="Combining"):
+        step_without(run, ("rank:2", "cause:input"))
 
 
 def test_a_host_is_removed_with_its_slow_ranks(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     """Given a slow rank, when its host is removed, then the step is as without the ranks of the row, also beside a cause."""
     run = opened(write_run(tmp_path / "run", ranks=8))
-    result = run.scenarios.answer.result
+    result = run.whatif.result
     row = next(row for row in result.by_host if row.host == "node-1")
     item = host_item("node-1")
     for items in ((item,), (item, "cause:input")):
-        thought = step_without(run.scenarios, items)
+        thought = step_without(run, items)
         assert thought is not None
         assert thought.label.startswith("host node-1")
         assert thought.step_seconds == pytest.approx((result.step_seconds or 0) - 0.04, abs=0.002)
@@ -67,13 +80,13 @@ def test_a_host_is_removed_with_its_slow_ranks(tmp_path: Path, write_run: Callab
 
 def test_ranks_that_are_slow_together_have_the_one_bar_of_their_host(run: RunData) -> None:
     """Given hosts of two ranks, one with one slow rank and one slow as a whole, then the latter's ranks have no bars."""
-    effect = run.scenarios.answer.result.by_rank[0]
+    effect = run.whatif.result.by_rank[0]
     ranks = [msgspec.structs.replace(effect, rank=rank, saved_seconds=saved) for rank, saved in enumerate((0.04, 0, 1e-4, 2e-4))]
     hosts = [
         HostEffect(**{**fields_of(effect), "saved_seconds": saved}, host=host, ranks=of)
         for host, saved, of in (("a", 0.041, [0]), ("b", 0.05, [2, 3]))
     ]
-    result = msgspec.structs.replace(run.scenarios.answer.result, by_rank=ranks, by_host=hosts)
+    result = msgspec.structs.replace(run.whatif.result, by_rank=ranks, by_host=hosts)
     assert together(result) == {"host:a", "rank:2", "rank:3"}
 
 
@@ -100,7 +113,7 @@ def test_the_item_of_a_host_has_no_comma() -> None:
 )
 def test_what_cannot_be_left_out_says_why(run: RunData, items: tuple[str, ...], why: str) -> None:
     """Given items that cannot be removed, when the address is answered, then the result is unknown with a reason, not 0."""
-    thought = step_without(run.scenarios, items)
+    thought = step_without(run, items)
 
     assert thought is not None
     assert thought.step_seconds is None
@@ -112,7 +125,7 @@ def test_more_ranks_than_can_be_combined_are_said(tmp_path: Path, write_run: Cal
     """Given nine ranks, when they are removed together, then the answer names the limit."""
     run = opened(write_run(tmp_path / "run", ranks=12, steps=20, windows=False))
 
-    thought = step_without(run.scenarios, [f"rank:{rank}" for rank in range(9)])
+    thought = step_without(run, [f"rank:{rank}" for rank in range(9)])
 
     assert thought is not None
     assert "At most 8 ranks" in thought.why
@@ -120,15 +133,14 @@ def test_more_ranks_than_can_be_combined_are_said(tmp_path: Path, write_run: Cal
 
 def test_a_cause_that_costs_little_is_left_out_only_alone(run: RunData) -> None:
     """Given more causes than are combined, when one that costs least is removed with a rank, then the reason is said."""
-    scenarios = run.scenarios
-    assert scenarios.combinations is not None
-    causes = [row.cause for row in scenarios.answer.result.by_cause]
-    assert list(scenarios.combinations.causes) == causes[:4]
+    assert run.combinations is not None
+    causes = [row.cause for row in run.whatif.result.by_cause]
+    assert list(run.combinations.causes) == causes[:4]
 
-    alone, together = (step_without(scenarios, items) for items in ((f"cause:{causes[4]}",), (f"cause:{causes[4]}", "rank:2")))
+    alone, together = (step_without(run, items) for items in ((f"cause:{causes[4]}",), (f"cause:{causes[4]}", "rank:2")))
 
     assert alone is not None
-    assert alone.step_seconds == scenarios.answer.result.by_cause[4].without_step_seconds
+    assert alone.step_seconds == run.whatif.result.by_cause[4].without_step_seconds
     assert together is not None
     assert together.step_seconds is None
     assert "only alone" in together.why
@@ -136,7 +148,7 @@ def test_a_cause_that_costs_little_is_left_out_only_alone(run: RunData) -> None:
 
 def test_price_in_the_address_goes_before_the_recorded_one(run: RunData) -> None:
     """Given a recorded price, when the address has another, then costs use the address's price."""
-    answer = run.scenarios.answer
+    answer = run.whatif
     recorded, told = pace_of(answer), pace_of(answer, price=5.0, currency="EUR")
 
     assert (recorded.price_per_gpu_hour, recorded.currency) == (2.5, "USD")
@@ -162,11 +174,11 @@ def test_ranks_on_cpus_without_a_price_have_no_gpu_hours(tmp_path: Path, write_r
 
 
 def test_savings_of_a_week_count_its_rare_steps_and_the_page_names_them(run: RunData) -> None:
-    answer = run.scenarios.answer
+    answer = run.whatif
     source = msgspec.structs.replace(answer.result.source, rare_steps=3, rare_share=0.25, steps_left_out=8, estimated_share=0.031)
     rare = msgspec.structs.replace(answer, result=msgspec.structs.replace(answer.result, source=source))
     assert pace_of(rare).gpu_hours_of(0.01) == pytest.approx(0.75 * (pace_of(answer).gpu_hours_of(0.01) or 0))
-    thought = step_without(run.scenarios, ("rank:2",))
+    thought = step_without(run, ("rank:2",))
     shown = text_of(without(rare.result, thought, pace_of(rare), price_given=False))
     assert all(fact in shown for fact in ("typical step", "3 rare steps", "25%", "rankscope analyze"))
     about = text_of(fleet(rare, goes_on=False))
@@ -220,7 +232,7 @@ def test_while_it_is_made_the_view_shows_progress(run: RunData, monkeypatch: pyt
     def busy(*_: object) -> None:
         raise NotReadyError(Progress("playing the run", 3, 8))
 
-    monkeypatch.setattr(DiskRuns, "scenarios", busy)
+    monkeypatch.setattr(DiskRuns, "whatif", busy)
 
     with pytest.raises(NotReadyError, match="Playing the run: 3 of 8"):
         VIEW.blocks(run, PageState())
@@ -230,20 +242,18 @@ def test_a_run_that_goes_on_is_played_anew_now_and_then(tmp_path: Path, write_ru
     """Given a live run, when minutes pass, then the answer is computed from the run's current state."""
     path, now = write_run(tmp_path / "run", finished=False), [1e9]
     source = DiskRuns(path, InlineBuilder(Store(tmp_path / "store")), clock_s=lambda: now[0])
-    first = source.scenarios("run-1")
+    first = source.whatif("run-1")
 
-    assert source.scenarios("run-1") is first
+    assert source.whatif("run-1") is first
     now[0] += WHATIF_EVERY_S
-    assert source.scenarios("run-1") is not first
+    assert source.whatif("run-1") is not first
 
 
 def test_two_live_runs_of_one_id_do_not_have_the_same_answer(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     """Given two runs with the same id in different folders, when both are queried, then each gets its own answer."""
     store = Store(tmp_path / "store")
     runs = [write_run(tmp_path / name, slow_rank=slow, finished=False) for name, slow in (("a", 2), ("b", None))]
-    slow, even = (
-        DiskRuns(run, InlineBuilder(store), clock_s=lambda: 1e9).scenarios("run-1").answer.result.slowdown for run in runs
-    )
+    slow, even = (DiskRuns(run, InlineBuilder(store), clock_s=lambda: 1e9).whatif("run-1").result.slowdown for run in runs)
 
     assert slow is not None
     assert even is not None

@@ -15,6 +15,9 @@ from rankscope.dashboards.data.metrics import Worst
 
 UNKNOWN_HOST = "host not known"
 
+WORST_RANK = "The rank at fault, else the one with the longest own time"
+"""Help of columns with the rank that stands for a host (``worst_ranks``)."""
+
 
 @dataclass(frozen=True, slots=True)
 class HostRows:

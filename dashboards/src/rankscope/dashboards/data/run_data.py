@@ -74,5 +74,6 @@ class RunData:
     """Events of these GPUs."""
 
     stale = _once(RunSource.stale)
-    scenarios = _once(RunSource.scenarios)
+    whatif = _once(RunSource.whatif)
+    combinations = _once(RunSource.combinations)
     alerts = _once(RunSource.alerts)

@@ -15,12 +15,13 @@ from rankscope.dashboards.data.progress import Progress
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rankscope.analysis.whatif.step_scenarios import Combinations
     from rankscope.dashboards.alerts.record import AlertsFound
     from rankscope.dashboards.compare.data import Compared
     from rankscope.dashboards.data.brief import Brief, StoredBrief
     from rankscope.dashboards.timeline.data import WindowData
     from rankscope.dashboards.timeline.windows import Window, Windows
-    from rankscope.dashboards.whatif.data import Scenarios
+    from rankscope.dashboards.whatif.data import Answer
     from rankscope.runs.records import KernelRecord, StepRecord
 
 Status = Literal["starting", "live", "silent", "finished", "failed", "unreadable"]
@@ -172,8 +173,11 @@ class RunSource(Protocol):
         Live runs are compared as of some minutes ago.
         """
 
-    def scenarios(self, run_id: str) -> Scenarios:
-        """Return the what-if scenarios; for a live run as of some minutes ago."""
+    def whatif(self, run_id: str) -> Answer:
+        """Return the what-if answer; for a live run as of some minutes ago."""
+
+    def combinations(self, run_id: str) -> Combinations | None:
+        """Return the combinations of parts in the what-if, ``None`` if the run allows none; for a live run as ``whatif``."""
 
     def windows(self, run: RunSummary) -> Windows:
         """Return the captured windows of a run as of its summary."""

@@ -52,8 +52,8 @@ class WaitGroup(msgspec.Struct, frozen=True, kw_only=True):
     by_host: bool
     names: list[str]
     """Names of rows and columns: ranks, or hosts."""
-    worst: list[int]
-    """Per name: the rank that imposed most."""
+    members: list[list[int]]
+    """Per name: its ranks."""
     origins: list[int]
     """Per cell: position in ``names``."""
     victims: list[int]
@@ -184,8 +184,7 @@ def _step_group(run: RunEvidence, judged: StepOwnTimes) -> WaitGroup:
     stages = {stage_of(run.infos.get(rank)) for rank in judged.ranks}
     stage = stages.pop() if len(stages) == 1 else None
     label = _members(judged.ranks) if stage is None else f"stage {stage} · {_members(judged.ranks)}"
-    charged = np.bincount(last, weights=wait.sum(axis=0), minlength=len(judged.ranks)).astype(np.float64)
-    return _of_matrix(label, axis, matrix, charged, ranks=len(judged.ranks))
+    return _of_matrix(label, axis, matrix, ranks=len(judged.ranks))
 
 
 def _group(
@@ -193,17 +192,17 @@ def _group(
 ) -> WaitGroup:
     axis = _axis(run, members)
     at = {rank: row for row, rank in enumerate(members)}
-    matrix, charged = axis.no_cells(), np.zeros(len(members))
+    matrix = axis.no_cells()
     for origin, victim, waited in pairs:
         matrix[axis.of[at[origin]], axis.of[at[victim]]] += waited
-        charged[at[origin]] += waited
-    return _of_matrix(label, axis, matrix, charged, ranks=len(members) if ranks is None else ranks)
+    return _of_matrix(label, axis, matrix, ranks=len(members) if ranks is None else ranks)
 
 
-def _of_matrix(label: str, axis: _Axis, matrix: Values, charged: Values, *, ranks: int) -> WaitGroup:
+def _of_matrix(label: str, axis: _Axis, matrix: Values, *, ranks: int) -> WaitGroup:
     origins, victims = np.nonzero(matrix)
-    order = np.lexsort((-charged, axis.of))
-    _, first = np.unique(axis.of[order], return_index=True)
+    members: list[list[int]] = [[] for _ in axis.names]
+    for rank, place in zip(axis.members, axis.of.tolist(), strict=True):
+        members[place].append(int(rank))
     return WaitGroup(
         key=label[:_LONGEST_KEY],
         label=label,
@@ -211,7 +210,7 @@ def _of_matrix(label: str, axis: _Axis, matrix: Values, charged: Values, *, rank
         imposed_us=float(matrix.sum()),
         by_host=len(axis.names) < len(axis.members),
         names=axis.names,
-        worst=[int(axis.members[row]) for row in order[first]],
+        members=members,
         origins=origins.tolist(),
         victims=victims.tolist(),
         waited_us=matrix[origins, victims].round(1).tolist(),

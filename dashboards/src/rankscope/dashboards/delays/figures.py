@@ -82,11 +82,11 @@ def wait_cells(group: WaitGroup) -> NDArray[np.float32]:
     return cells
 
 
-def wait_rows(group: WaitGroup, hosts: Mapping[int, str]) -> MapRows:
-    """Return the rows of ``wait_matrix``. ``hosts``: those of ranks."""
+def wait_rows(group: WaitGroup, worst: Sequence[int], hosts: Mapping[int, str]) -> MapRows:
+    """Return the rows of ``wait_matrix``. ``worst``: rank that stands for each name; ``hosts``: those of ranks."""
     names = _wait_names(group, hosts)
     if group.by_host:
-        names = [f"{name}, most for rank {rank}" for name, rank in zip(names, group.worst, strict=True)]
+        names = [f"{name}, worst rank {rank}" for name, rank in zip(names, worst, strict=True)]
     return MapRows(f"because of {_unit(group)}", range(len(names)), names=names, labels=group.names)
 
 
@@ -106,13 +106,17 @@ def _unit(group: WaitGroup) -> str:
 
 def wait_matrix(
     group: WaitGroup,
+    worst: Sequence[int],
     colors: Palette,
     *,
     hosts: Mapping[int, str] | None = None,
     blamed: Collection[int] = (),
     picked: int | None = None,
 ) -> go.Figure:
-    """Draw a heat map of ``wait_cells``. ``hosts``: those of ranks; ``blamed`` and ``picked`` are positions in its names."""
+    """Draw a heat map of ``wait_cells``.
+
+    ``worst``: rank that stands for each name; ``hosts``: those of ranks; ``blamed`` and ``picked`` are positions in the names.
+    """
     cells, hosts = wait_cells(group), hosts or {}
     if not np.nansum(cells):
         return note(NO_WAIT_IN_GROUP, colors)
@@ -120,7 +124,7 @@ def wait_matrix(
     figure = heat_map(
         cells,
         [plotly_text(name) for name in _wait_names(group, hosts)],
-        wait_rows(group, hosts),
+        wait_rows(group, worst, hosts),
         colors,
         label="wait",
         unit="us",

@@ -1,8 +1,8 @@
-"""Imposed wait summed up per host. In each sum, the rank of the host that imposed most stands for it, as what a click picks."""
+"""Imposed wait summed up per host."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -14,25 +14,25 @@ from rankscope.dashboards.delays.data import RankDelay, WaitGroup
 Row = TypeVar("Row", ImposedWait, RankDelay)
 
 
-def imposed_by_host(rows: Iterable[ImposedWait], hosts: Mapping[int, str]) -> list[ImposedWait]:
-    """Return a row per host, most imposed first."""
+def imposed_by_host(rows: Iterable[ImposedWait], hosts: Mapping[int, str], worst: Mapping[str, int]) -> list[ImposedWait]:
+    """Return a row per host, most imposed first. ``worst``: rank that stands for each host."""
     found = [
         ImposedWait(
-            rank=worst.rank,
+            rank=worst[host],
             imposed_us=sum(row.imposed_us for row in of_host),
             imposed_exposed_us=sum(row.imposed_exposed_us for row in of_host),
             share=_sum([row.share for row in of_host]),
         )
-        for worst, of_host in _grouped(rows, hosts, lambda row: row.imposed_us)
+        for host, of_host in _grouped(rows, hosts).items()
     ]
     return sorted(found, key=lambda row: -row.imposed_us)
 
 
-def delays_by_host(rows: Iterable[RankDelay], hosts: Mapping[int, str]) -> list[RankDelay]:
-    """Return a row per host, most imposed first."""
+def delays_by_host(rows: Iterable[RankDelay], hosts: Mapping[int, str], worst: Mapping[str, int]) -> list[RankDelay]:
+    """Return a row per host, most imposed first. ``worst``: rank that stands for each host."""
     found = [
         RankDelay(
-            rank=worst.rank,
+            rank=worst[host],
             direct_us=_sum([row.direct_us for row in of_host]),
             knock_on_us=_sum([row.knock_on_us for row in of_host]),
             exposed_us=_sum([row.exposed_us for row in of_host]),
@@ -40,7 +40,7 @@ def delays_by_host(rows: Iterable[RankDelay], hosts: Mapping[int, str]) -> list[
             last_in=None if (last_in := _sum([row.last_in for row in of_host])) is None else int(last_in),
             causes_us=_causes(of_host),
         )
-        for worst, of_host in _grouped(rows, hosts, lambda row: row.steps_us or row.direct_us or 0.0)
+        for host, of_host in _grouped(rows, hosts).items()
     ]
     return sorted(found, key=lambda row: (-(row.steps_us or 0.0), -(row.direct_us or 0.0), row.rank))
 
@@ -55,29 +55,25 @@ def group_by_host(group: WaitGroup, hosts: Mapping[int, str]) -> WaitGroup:
         return group
     place = {host: at for at, host in enumerate(names)}
     cells: dict[tuple[int, int], float] = {}
-    charged = [0.0] * len(of)
     for origin, victim, waited in zip(group.origins, group.victims, group.waited_us, strict=True):
         key = (place[of[origin]], place[of[victim]])
         cells[key] = cells.get(key, 0.0) + waited
-        charged[origin] += waited
-    worst = [max((charged[row], -row) for row in range(len(of)) if of[row] == host) for host in names]
     return msgspec.structs.replace(
         group,
         by_host=True,
         names=names,
-        worst=[int(group.names[-row]) for _, row in worst],
+        members=[[rank for row in range(len(of)) if of[row] == host for rank in group.members[row]] for host in names],
         origins=[origin for origin, _ in cells],
         victims=[victim for _, victim in cells],
         waited_us=list(cells.values()),
     )
 
 
-def _grouped(rows: Iterable[Row], hosts: Mapping[int, str], imposed_us: Callable[[Row], float]) -> list[tuple[Row, list[Row]]]:
-    """Return for each host its worst row and all its rows."""
+def _grouped(rows: Iterable[Row], hosts: Mapping[int, str]) -> dict[str, list[Row]]:
     by_host: dict[str, list[Row]] = {}
     for row in rows:
         by_host.setdefault(hosts.get(row.rank, UNKNOWN_HOST), []).append(row)
-    return [(max(of_host, key=lambda row: (imposed_us(row), -row.rank)), of_host) for of_host in by_host.values()]
+    return by_host
 
 
 def _causes(rows: Sequence[RankDelay]) -> dict[str, float]:

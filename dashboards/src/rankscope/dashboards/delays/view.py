@@ -8,10 +8,13 @@ from functools import partial
 from typing import Any, Final
 
 from rankscope.analysis.result.analysis import ImposedWait
+from rankscope.analysis.result.hosts import worst_ranks
 from rankscope.dashboards.charts.bar_names import BarNames, bar_names
 from rankscope.dashboards.charts.frame import note
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.hosts import (
+    UNKNOWN_HOST,
+    WORST_RANK,
     blamed_hosts,
     blamed_ranks,
     known_hosts,
@@ -48,19 +51,28 @@ def _names(run: RunData, state: PageState) -> BarNames:
 
 
 def _rank_of_bar(run: RunData, rows: Callable[[RunData, PageState], Sequence[Any]], state: PageState, point: Any) -> PageState:
-    """Select the rank of a bar; of a host, the one that imposed most."""
+    """Select the rank of a bar; of a host, its worst."""
     names = _names(run, state)
     return rank_of_bar(state, {names.text(row.rank): row.rank for row in rows(run, state)}, point)
 
 
 def _imposed_rows(run: RunData, state: PageState) -> list[ImposedWait]:
     rows, by_host = run.analysis.imposed_wait, rows_by_host(run.analysis, state.rows)
-    return imposed_by_host(rows, known_hosts(run.analysis)) if by_host else rows
+    return imposed_by_host(rows, known_hosts(run.analysis), _worst(run)) if by_host else rows
 
 
 def _delay_rows(run: RunData, state: PageState) -> list[RankDelay]:
     rows, by_host = run.delays.ranks, rows_by_host(run.analysis, state.rows)
-    return delays_by_host(rows, known_hosts(run.analysis)) if by_host else rows
+    return delays_by_host(rows, known_hosts(run.analysis), _worst(run)) if by_host else rows
+
+
+def _worst(run: RunData) -> dict[str, int]:
+    """Return the worst rank of each host; ranks of the wait that the analysis lacks count to no known host."""
+    hosts = known_hosts(run.analysis)
+    ranks: dict[str, list[int]] = {}
+    for rank in sorted({*hosts, *(row.rank for row in run.analysis.imposed_wait), *(row.rank for row in run.delays.ranks)}):
+        ranks.setdefault(hosts.get(rank, UNKNOWN_HOST), []).append(rank)
+    return dict(zip(ranks, worst_ranks(run.analysis, ranks.values()), strict=True))
 
 
 def _imposed(run: RunData, state: PageState, colors: Palette) -> Drawn:
@@ -117,18 +129,26 @@ def _matrix(run: RunData, state: PageState, colors: Palette) -> Drawn:
     place = {name: at for at, name in enumerate(group.names)}
     marked = [place[name] for name in blamed if name in place]
     return Drawn(
-        wait_matrix(group, colors, hosts=hosts, blamed=marked, picked=None if picked is None else place.get(picked)),
+        wait_matrix(
+            group,
+            worst_ranks(run.analysis, group.members),
+            colors,
+            hosts=hosts,
+            blamed=marked,
+            picked=None if picked is None else place.get(picked),
+        ),
         FigureData((f"{what} that waited", f"{what} waited for", "wait [us]"), rows),
         says,
     )
 
 
 def _origin_of_cell(run: RunData, state: PageState, point: Mapping[str, Any]) -> PageState:
-    """Select the rank of the cell's row, or for a host its rank that imposed most."""
+    """Select the rank of the cell's row, or for a host its worst."""
     group = _shown_group(run, state)
     if group is None:
         return state
-    return replace(state, rank=group.worst[wait_rows(group, known_hosts(run.analysis)).row(point["y"])])
+    worst = worst_ranks(run.analysis, group.members)
+    return replace(state, rank=worst[wait_rows(group, worst, known_hosts(run.analysis)).row(point["y"])])
 
 
 _SOURCES: Final = {
@@ -250,19 +270,17 @@ COLUMNS: Final[list[Column]] = [
 
 HOST_COLUMNS: Final[list[Column]] = [
     text_column("host", "Host", width=180, pinned=True, hover=True),
-    number_column("rank", "Worst rank", "That of the verdict; of another host, the rank that imposed most", digits=0, width=116),
+    number_column("rank", "Worst rank", WORST_RANK, digits=0, width=116),
     *(column for column in COLUMNS if column.field not in ("rank", "host")),
 ]
 
 
 def _rank_costs(run: RunData, state: PageState) -> list[dict[str, Any]]:
     hosts = {rank.rank: rank.host for rank in run.analysis.ranks}
-    named = run.analysis.verdict.rank
-    worst = {hosts[named]: named} if named in hosts and _hosts(run, state) is not None else {}
     return [
         {
-            "id": str(worst.get(hosts.get(rank.rank), rank.rank)),
-            "rank": worst.get(hosts.get(rank.rank), rank.rank),
+            "id": str(rank.rank),
+            "rank": rank.rank,
             "host": hosts.get(rank.rank),
             "steps_s": seconds(rank.steps_us),
             "last_in": rank.last_in,

@@ -8,6 +8,7 @@ from rankscope.analysis.hang.wording import doing_text
 from rankscope.analysis.result.analysis import Analysis, RankResult
 from rankscope.analysis.result.hosts import hosts_of
 from rankscope.base.text import ranges_text
+from rankscope.dashboards.data.hosts import WORST_RANK
 from rankscope.dashboards.model.columns import Column, number_column, text_column
 from rankscope.dashboards.words.wording import milliseconds
 
@@ -66,8 +67,8 @@ HOST_COLUMNS: Final[list[Column]] = [
     text_column("ranks", "Which", width=130, hover=True),
     text_column("at_fault", "At fault", width=100, if_known=True),
     number_column("own_ms", "Own ms, median", "Median over its ranks of their median own times", width=140),
-    number_column("slowest_ms", "Slowest own ms", "Longest median own time of its ranks", width=140),
-    number_column("slowest", "Slowest rank", "Rank with that time", digits=0, width=120),
+    number_column("worst_ms", "Worst own ms", "Median own time of its worst rank", width=140),
+    number_column("worst", "Worst rank", WORST_RANK, digits=0, width=120),
     number_column("blocked_ms", "Blocked ms, median", "Median over its ranks", width=160),
     number_column("wall_ms", "Wall ms, median", "Median over its ranks", width=140),
     number_column(
@@ -78,17 +79,17 @@ HOST_COLUMNS: Final[list[Column]] = [
 
 
 def host_table(analysis: Analysis) -> list[dict[str, Any]]:
-    """Return a row per host, whose id is the rank to pick: its slowest, else its first."""
+    """Return a row per host, whose id is the rank to pick: its worst."""
     return [
         {
-            "id": str(host.ranks[0] if host.slowest is None else host.slowest),
+            "id": str(host.worst),
             "host": host.host,
             "count": len(host.ranks),
             "ranks": ranges_text(host.ranks),
             "at_fault": "yes" if host.at_fault else None,
             "own_ms": milliseconds(host.own_us),
-            "slowest_ms": milliseconds(host.slowest_own_us),
-            "slowest": host.slowest,
+            "worst_ms": milliseconds(host.worst_own_us),
+            "worst": host.worst,
             "blocked_ms": milliseconds(host.blocked_us),
             "wall_ms": milliseconds(host.wall_us),
             "imposed_percent": _percent(host.imposed_share) if analysis.verdict.ranks else None,

@@ -289,7 +289,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             help="All times are per step. Own, blocked and wall are medians, so own and blocked need not add up to wall. "
             "The others are means over the profiled steps. A dash means not known."
             + (" A row of a host has medians over its ranks." if several else ""),
-            use="A click on a host picks its slowest rank." if by_host else "",
+            use="A click on a host picks its worst rank." if by_host else "",
             blocks=[
                 Table(
                     name="rank-table",

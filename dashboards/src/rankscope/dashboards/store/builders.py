@@ -17,7 +17,7 @@ from rankscope.dashboards.store.cache import Store, key_of
 from rankscope.dashboards.store.derive import Derived, derive
 from rankscope.dashboards.store.jobs import Job, Jobs
 from rankscope.dashboards.store.tasks import TASKS
-from rankscope.dashboards.whatif.data import StepRecords, make_scenarios
+from rankscope.dashboards.whatif.data import StepRecords, make_answer
 
 LIVE: Final = ("starting", "live")
 """Statuses of runs that are followed."""
@@ -57,7 +57,7 @@ class InlineBuilder:
         elif task == "whatif":
             key, records = self._records or ("", None)
             self._records = None
-            make_scenarios(Path(runs[0].path), folder, self._tell, records if key == _key(runs[0]) else None)
+            make_answer(Path(runs[0].path), folder, self._tell, records if key == _key(runs[0]) else None)
         else:
             TASKS[task]([str(argument) for argument in arguments], folder, self._tell)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from rankscope.analysis.whatif.step_scenarios import Combinations
 from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.alerts.data import FolderAlerts
 from rankscope.dashboards.compare.data import Compared, read_comparison
@@ -26,7 +27,7 @@ from rankscope.dashboards.store.footprint import VERDICT, footprint
 from rankscope.dashboards.store.run_folder import RunFolder
 from rankscope.dashboards.timeline.data import WindowData, read_window
 from rankscope.dashboards.timeline.windows import CAPTURED, EXPORT, Window, Windows, kernels_of, read_windows, steps_of
-from rankscope.dashboards.whatif.data import Scenarios, read_scenarios
+from rankscope.dashboards.whatif.data import Answer, cached_combinations, read_answer
 from rankscope.runs.records import KernelRecord, StepRecord
 
 if TYPE_CHECKING:
@@ -121,9 +122,13 @@ class DiskRuns:
         arguments = ["" if at is None else str(at)]
         return self._repeated(run_ids, "compare", arguments, WHATIF_EVERY_S, read_comparison)
 
-    def scenarios(self, run_id: str) -> Scenarios:
-        """Return the what-if scenarios; for a live run they are recomputed every ``WHATIF_EVERY_S`` while requested."""
-        return self._repeated([run_id], "whatif", [], WHATIF_EVERY_S, read_scenarios)
+    def whatif(self, run_id: str) -> Answer:
+        """Return the what-if answer; for a live run it is recomputed every ``WHATIF_EVERY_S`` while requested."""
+        return self._repeated([run_id], "whatif", [], WHATIF_EVERY_S, read_answer)
+
+    def combinations(self, run_id: str) -> Combinations | None:
+        """Return the combinations of parts in the what-if, recomputed as ``whatif`` is; ``None`` if the run allows none."""
+        return self._repeated([run_id], "combinations", [], WHATIF_EVERY_S, cached_combinations)
 
     def _repeated(self, run_ids: Sequence[str], task: str, arguments: list[str], every_s: float, read: Callable[[Path], T]) -> T:
         """Return a task's result. With a live run it is recomputed every ``every_s``; until then the previous one is returned."""

@@ -23,7 +23,7 @@ from rankscope.dashboards.store.derive import derive
 from rankscope.dashboards.store.follow import Update, follow
 from rankscope.dashboards.timeline.build_window import derive_window
 from rankscope.dashboards.timeline.windows import export_window, find_windows
-from rankscope.dashboards.whatif.data import make_scenarios
+from rankscope.dashboards.whatif.data import make_answer, make_combinations
 from rankscope.runs.run_files import confine
 
 FOLLOW: Final = "follow"
@@ -68,7 +68,8 @@ def _of_window(make: Callable[[Path, int, range, Path, Tell], None]) -> Task:
 TASKS: Final[Mapping[str, Task]] = {
     "analyse": _of_run(derive),
     "compare": _compare,
-    "whatif": _of_run(make_scenarios),
+    "whatif": _of_run(make_answer),
+    "combinations": _of_run(make_combinations),
     "windows": _of_run(find_windows),
     "window": _of_window(derive_window),
     "perfetto": _of_window(export_window),

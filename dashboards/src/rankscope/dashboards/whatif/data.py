@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -14,7 +14,7 @@ from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.result.text import joined
 from rankscope.analysis.whatif.outcome import Terms
 from rankscope.analysis.whatif.result import Effect, WhatIf
-from rankscope.analysis.whatif.run_answer import whatif_with_chain
+from rankscope.analysis.whatif.run_answer import Chain, whatif_with_chain
 from rankscope.analysis.whatif.step_scenarios import MOST_CAUSES, MOST_RANKS, Combinations, combinations, read_combinations
 from rankscope.base.errors import InputError
 from rankscope.base.process import collector_paused
@@ -27,7 +27,10 @@ from rankscope.dashboards.words.inert import inert_record
 from rankscope.runs.named import NamedRun
 from rankscope.runs.reader import RunReader
 
-SCENARIOS: Final = "whatif.json"
+if TYPE_CHECKING:
+    from rankscope.dashboards.data.run_data import RunData
+
+ANSWER: Final = "whatif.json"
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,15 +47,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Scenarios:
-    """What-if answer and the combinations that can be computed."""
-
-    answer: Answer
-    combinations: Combinations | None
-    """``None``: only the single parts in ``answer``; profiled steps do not allow combinations."""
-
-
-@dataclass(frozen=True, slots=True)
 class StepRecords:
     """Step records of an undamaged run with ``TABLE_METRICS``."""
 
@@ -61,25 +55,15 @@ class StepRecords:
 
 
 @collector_paused()
-def make_scenarios(run: Path, folder: Path, tell: Tell, records: StepRecords | None = None) -> None:
-    """Simulate the last attempt of ``run`` and write the result into ``folder``. Raises ``InputError``, and ``OSError`` if it
+def make_answer(run: Path, folder: Path, tell: Tell, records: StepRecords | None = None) -> None:
+    """Simulate the last attempt of ``run`` and write the answer into ``folder``. Raises ``InputError``, and ``OSError`` if it
     cannot write. ``records``: step records that have been read already.
     """
     now = time.time_ns() if records is None else records.read_unix_ns
-    tell(Progress("simulating the run without its stragglers"))
     reader = RunReader(run)
     attempts = reader.attempts()
     infos = reader.infos(attempts[-1]) if attempts else {}
-    terms = Terms(accelerated=True, world_size=1)
-    result, chain = whatif_with_chain(
-        NamedRun(run, None),
-        terms,
-        lambda done, of: tell(Progress("simulating the run without its stragglers: reading ranks", done, of)),
-        table=None if records is None else records.table,
-    )
-    if chain is not None:
-        tell(Progress("what-if: simulating combinations"))
-        combinations(chain.causes, chain.ranks, chain.combined).write(folder)
+    result, _ = _simulated(run, tell, None if records is None else records.table)
     answer = Answer(
         result=result,
         accelerated=any(info.device_kind != "cpu" for info in infos.values()),
@@ -87,14 +71,43 @@ def make_scenarios(run: Path, folder: Path, tell: Tell, records: StepRecords | N
         currency=reader.info.currency,
         made_unix_ns=now,
     )
-    (folder / SCENARIOS).write_bytes(msgspec.json.encode(inert_record(answer)))
+    (folder / ANSWER).write_bytes(msgspec.json.encode(inert_record(answer)))
 
 
-def read_scenarios(folder: Path) -> Scenarios:
-    """Read the scenarios that ``make_scenarios`` wrote. Raises ``InputError``."""
-    answer = read_json(folder / SCENARIOS, Answer, "the cached what-if")
+@collector_paused()
+def make_combinations(run: Path, folder: Path, tell: Tell) -> None:
+    """Write the combinations of parts that the last attempt of ``run`` allows into ``folder``. Raises as ``make_answer``.
+
+    They take as long as the answer, so they are made only when a viewer removes several parts together.
+    """
+    _, chain = _simulated(run, tell)
+    if chain is not None:
+        tell(Progress("what-if: simulating combinations"))
+        combinations(chain.causes, chain.ranks, chain.combined).write(folder)
+
+
+def _simulated(run: Path, tell: Tell, table: StepTable | None = None) -> tuple[WhatIf, Chain | None]:
+    tell(Progress(_SIMULATING))
+    return whatif_with_chain(
+        NamedRun(run, None),
+        Terms(accelerated=True, world_size=1),
+        lambda done, of: tell(Progress(f"{_SIMULATING}: reading ranks", done, of)),
+        table=table,
+    )
+
+
+_SIMULATING: Final = "simulating the run without its stragglers"
+
+
+def read_answer(folder: Path) -> Answer:
+    """Read the answer that ``make_answer`` wrote. Raises ``InputError``."""
+    return read_json(folder / ANSWER, Answer, "the cached what-if")
+
+
+def cached_combinations(folder: Path) -> Combinations | None:
+    """Read what ``make_combinations`` wrote; ``None``: the run allows none. Raises ``InputError``."""
     try:
-        return Scenarios(answer, read_combinations(folder))
+        return read_combinations(folder)
     except (OSError, ValueError) as error:
         raise InputError(folder, f"the cached what-if cannot be read: {error}") from error
 
@@ -138,24 +151,35 @@ class Thought:
     why: str = ""
 
 
-def step_without(scenarios: Scenarios, items: Sequence[str]) -> Thought | None:
-    """Return the step without ``items``, ``None`` if there are no items. The answer must be ``ok``."""
+def step_without(run: RunData, items: Sequence[str]) -> Thought | None:
+    """Return the step without ``items``, ``None`` if there are no items. The answer must be ``ok``.
+
+    The combinations of the run are read only for several parts, or for one that is not among the answer's.
+    """
     if not items:
         return None
-    result = scenarios.answer.result
+    result = run.whatif.result
     if ALL in items:
         return Thought("any straggler", result.ideal_step_seconds)
     known = {removable.item: removable for removable in removables(result)}
     label = joined([known[item].label if item in known else item.replace(":", " ") for item in items])
     if len(items) == 1 and items[0] in known:
         return Thought(label, known[items[0]].effect.without_step_seconds)
-    items = _with_ranks_of_hosts(items, result)
+    return _together(run, _with_ranks_of_hosts(items, result), known, label)
+
+
+def _together(run: RunData, items: Sequence[str], known: Mapping[str, Removable], label: str) -> Thought:
+    if run.whatif.result.source.evidence != "steps":
+        return Thought(label, None, _ONE_BY_ONE)
     causes = _named(items, "cause")
     ranks = [int(name) for name in _named(items, "rank") if name.isascii() and name.isdecimal()]
-    together = scenarios.combinations
+    if why := _never_together(items, ranks, causes):
+        return Thought(label, None, why)
+    if (together := run.combinations) is None:
+        return Thought(label, None, _ONE_BY_ONE)
     alone = [known[item].label for item in items if item in known and _is_only_alone(item, together)]
-    if together is None or (why := _only_alone(alone) or _why_not(together, items, ranks, causes)):
-        return Thought(label, None, _ONE_BY_ONE if together is None else why)
+    if why := _only_alone(alone) or _absent(together, ranks, causes):
+        return Thought(label, None, why)
     return Thought(label, together.without_step_seconds(ranks, causes))
 
 
@@ -168,9 +192,9 @@ def _with_ranks_of_hosts(items: Sequence[str], result: WhatIf) -> list[str]:
 _ONE_BY_ONE: Final = "From profiled steps only one part can be removed at a time. Choose one listed part, or all stragglers."
 
 
-def _is_only_alone(item: str, together: Combinations | None) -> bool:
+def _is_only_alone(item: str, together: Combinations) -> bool:
     kind, _, name = item.partition(":")
-    return kind == "cause" and together is not None and name not in together.causes
+    return kind == "cause" and name not in together.causes
 
 
 def _only_alone(labels: Sequence[str]) -> str:
@@ -179,17 +203,20 @@ def _only_alone(labels: Sequence[str]) -> str:
     return f"Only the {MOST_CAUSES} costliest causes can be removed together with other parts; {joined(labels)} only alone."
 
 
-def _why_not(together: Combinations, items: Sequence[str], ranks: Sequence[int], causes: Sequence[str]) -> str:
-    """Return why these items cannot be removed together; ``""`` if they can."""
+def _never_together(items: Sequence[str], ranks: Sequence[int], causes: Sequence[str]) -> str:
+    """Return why no run allows these items together; ``""`` if some run may."""
+    if len(ranks) + len(causes) < len(items):
+        return "Ranks and causes can be removed together; phases and stages only one at a time."
+    return f"At most {MOST_RANKS} ranks can be removed together; all stragglers can." if len(ranks) > MOST_RANKS else ""
+
+
+def _absent(together: Combinations, ranks: Sequence[int], causes: Sequence[str]) -> str:
+    """Return which of these the run does not have; ``""`` if it has all of them."""
     absent = [
         *(f"rank {rank}" for rank in ranks if rank not in together.ranks),
         *(cause for cause in causes if cause not in together.causes),
     ]
-    if len(ranks) + len(causes) < len(items):
-        return "Ranks and causes can be removed together; phases and stages only one at a time."
-    if absent:
-        return f"The evidence does not have {joined(absent)}."
-    return f"At most {MOST_RANKS} ranks can be removed together; all stragglers can." if len(ranks) > MOST_RANKS else ""
+    return f"The evidence does not have {joined(absent)}." if absent else ""
 
 
 def _named(items: Sequence[str], kind: str) -> list[str]:

@@ -16,7 +16,7 @@ from rankscope.dashboards.model.page import Block, Choice, Entry, Fact, Facts, F
 from rankscope.dashboards.model.run_head import nothing_yet
 from rankscope.dashboards.model.state import PageState, host_item
 from rankscope.dashboards.model.view import Help, View
-from rankscope.dashboards.whatif.data import ALL, Answer, Pace, Removable, Scenarios, Thought, pace_of, removables, step_without
+from rankscope.dashboards.whatif.data import ALL, Answer, Pace, Removable, Thought, pace_of, removables, step_without
 from rankscope.dashboards.whatif.figures import Without, without_bars
 from rankscope.dashboards.words.units import duration, in_unit, time_unit
 from rankscope.dashboards.words.wording import UNKNOWN, count, gpu_hours, moment, money, percent, slowdown
@@ -138,21 +138,20 @@ RANKS_SHOWN: Final = 20
 
 def _pace(run: RunData, state: PageState) -> Pace:
     """Return the pace of the run's answer, which must be ``ok``."""
-    return pace_of(run.scenarios.answer, price=state.price, currency=state.currency)
+    return pace_of(run.whatif, price=state.price, currency=state.currency)
 
 
 def _answer(run: RunData, state: PageState) -> list[Block]:
-    scenarios = run.scenarios
-    thought = step_without(scenarios, state.without)
-    return without(scenarios.answer.result, thought, _pace(run, state), price_given=state.price is not None)
+    thought = step_without(run, state.without)
+    return without(run.whatif.result, thought, _pace(run, state), price_given=state.price is not None)
 
 
 def _fleet(run: RunData) -> list[Block]:
-    return fleet(run.scenarios.answer, goes_on=run.summary.status in ("starting", "live"))
+    return fleet(run.whatif, goes_on=run.summary.status in ("starting", "live"))
 
 
 def _bars(run: RunData, state: PageState, colors: Palette, *, kinds: tuple[str, ...]) -> Drawn:
-    result = run.scenarios.answer.result
+    result = run.whatif.result
     pace = _pace(run, state)
     found = sorted(
         (one for one in removables(result) if one.kind in kinds),
@@ -230,9 +229,8 @@ def _toggled(state: PageState, point: Mapping[str, Any]) -> PageState:
     return replace(state, without=kept if item in state.without else (*kept, item))
 
 
-def _choice(scenarios: Scenarios, state: PageState) -> Choice:
-    result = scenarios.answer.result
-    found = removables(result)
+def _choice(answer: Answer, state: PageState) -> Choice:
+    found = removables(answer.result)
     groups: dict[str, list[dict[str, str]]] = {}
     for one in found:
         groups.setdefault(f"{one.kind.capitalize()}s", []).append({"value": one.item, "label": one.label})
@@ -254,8 +252,7 @@ def _choice(scenarios: Scenarios, state: PageState) -> Choice:
     )
 
 
-def _price(scenarios: Scenarios, state: PageState) -> list[Block]:
-    answer = scenarios.answer
+def _price(answer: Answer, state: PageState) -> list[Block]:
     recorded = "none" if answer.price_per_gpu_hour is None else f"{answer.price_per_gpu_hour:g}"
     return [
         Entry(
@@ -271,8 +268,8 @@ def _price(scenarios: Scenarios, state: PageState) -> list[Block]:
 
 
 def _blocks(run: RunData, state: PageState) -> list[Block]:
-    scenarios = run.scenarios
-    if (result := scenarios.answer.result).status != "ok":
+    answer = run.whatif
+    if (result := answer.result).status != "ok":
         return nothing_yet(run.summary, result.summary.removesuffix("."), _HOW_TO_GET)
     toggle = partial(_toggled, state)
     return [
@@ -282,7 +279,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             help="The run is simulated again without the slowness of what you remove; all else stays as it was.",
             use="Choose it under “Compare without”, or click bars.",
             blocks=[Part("whatif-answer", lambda: _answer(run, state))],
-            tools=[_choice(scenarios, state), *_price(scenarios, state)],
+            tools=[_choice(answer, state), *_price(answer, state)],
         ),
         Section(
             name="whatif-ranks-of",

@@ -51,13 +51,13 @@ def host_table(analysis: Analysis, width: int, most: int = SHOWN_ROWS) -> str:
     stepped = any(row.own_us is not None for row in hosts)
     header = ["host", "ranks", "imposed"]
     if stepped:
-        header += ["own/step", "slowest rank", "blocked/step"]
+        header += ["own/step", "worst rank", "blocked/step"]
     shown = sorted(hosts, key=_prominence)[:most]
     rows = [header, *(_host_row(row, stepped=stepped) for row in shown)]
     lines = aligned(fitting(rows, width, _DISPENSABLE_OF_HOSTS), left=(0,))
     legend = "imposed: share of all imposed wait"
     if stepped:
-        legend += "; own and blocked: medians over the ranks of the host; slowest rank: that with the longest own time"
+        legend += "; own and blocked: medians over the ranks of the host; worst rank: at fault, or with the longest own time"
     if any(row.at_fault for row in shown):
         legend = f"{_AT_FAULT} at fault; {legend}"
     lines += textwrap.wrap(legend, width)
@@ -79,8 +79,8 @@ def _host_row(row: HostResult, *, stepped: bool) -> list[str]:
     name = shortened(row.host, 24) + (f" {_AT_FAULT}" if row.at_fault else "")
     cells = [name, ranges_text(row.ranks, most=3), cell(row.imposed_share, ".1%")]
     if stepped:
-        slowest = cell(row.slowest, lambda rank: f"{rank}: {cell(row.slowest_own_us, format_duration)}")
-        cells += [cell(row.own_us, format_duration), slowest, cell(row.blocked_us, format_duration)]
+        worst = f"{row.worst}: {cell(row.worst_own_us, format_duration)}"
+        cells += [cell(row.own_us, format_duration), worst, cell(row.blocked_us, format_duration)]
     return cells
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -22,15 +22,31 @@ class HostResult:
     """Median over the ranks of their median own times."""
     blocked_us: float | None
     wall_us: float | None
-    slowest: int | None
-    """Rank with the longest median own time."""
-    slowest_own_us: float | None
+    worst: int
+    """Rank that stands for the host (``worst_ranks``)."""
+    worst_own_us: float | None
+    """Its median own time."""
     imposed_us: float | None
     """Wait that the ranks of the host imposed, on each other, too."""
     imposed_share: float | None
     """Share of all imposed wait."""
     steps: int
     """Number of steps with evidence of the rank that has most."""
+
+
+def worst_ranks(analysis: Analysis, units: Iterable[Collection[int]]) -> list[int]:
+    """Return the rank that stands for each unit, a host or another set of ranks, in all tables, figures and clicks.
+
+    It is the rank that the verdict names first; else, of the ranks at fault or else of all, the one with the longest own time,
+    where that is not known the one that imposed most wait. Of equal ranks it is the lowest.
+    """
+    verdict, imposed = analysis.verdict, {row.rank: row.imposed_us for row in analysis.imposed_wait}
+    own, at_fault = {row.rank: row.own_us for row in analysis.ranks if row.own_us is not None}, set(verdict.ranks)
+
+    def order(rank: int) -> tuple[bool, bool, float, float, int]:
+        return rank == verdict.rank, rank in at_fault, own.get(rank, 0.0), imposed.get(rank, 0.0), -rank
+
+    return [max(unit, key=order) for unit in units]
 
 
 def hosts_of(analysis: Analysis) -> list[HostResult]:
@@ -42,11 +58,16 @@ def hosts_of(analysis: Analysis) -> list[HostResult]:
     imposed = {row.rank: row.imposed_us for row in analysis.imposed_wait}
     total = sum(imposed.values())
     at_fault = set(analysis.verdict.hosts)
-    return [_host(host, rows, imposed, total, at_fault=host in at_fault) for host, rows in by_host.items()]
+    worst = worst_ranks(analysis, [[row.rank for row in rows] for rows in by_host.values()])
+    return [
+        _host(host, rows, rank, imposed, total, at_fault=host in at_fault)
+        for (host, rows), rank in zip(by_host.items(), worst, strict=True)
+    ]
 
 
-def _host(host: str, rows: Sequence[RankResult], imposed: dict[int, float], total: float, *, at_fault: bool) -> HostResult:
-    slowest = max(((row.own_us, -row.rank) for row in rows if row.own_us is not None), default=None)
+def _host(
+    host: str, rows: Sequence[RankResult], worst: int, imposed: dict[int, float], total: float, *, at_fault: bool
+) -> HostResult:
     theirs = [imposed[row.rank] for row in rows if row.rank in imposed]
     return HostResult(
         host=host,
@@ -55,8 +76,8 @@ def _host(host: str, rows: Sequence[RankResult], imposed: dict[int, float], tota
         own_us=_median([row.own_us for row in rows]),
         blocked_us=_median([row.blocked_us for row in rows]),
         wall_us=_median([row.wall_us for row in rows]),
-        slowest=None if slowest is None else -slowest[1],
-        slowest_own_us=None if slowest is None else slowest[0],
+        worst=worst,
+        worst_own_us=next(row.own_us for row in rows if row.rank == worst),
         imposed_us=sum(theirs) if theirs else None,
         imposed_share=sum(theirs) / total if theirs and total > 0 else None,
         steps=max(row.steps for row in rows),
