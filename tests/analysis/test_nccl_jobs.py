@@ -36,7 +36,7 @@ def saved(analysis: Analysis) -> float:
     return analysis.verdict.slowdown - 1
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("layout", "fault"),
     [
@@ -133,7 +133,7 @@ def test_two_or_three_steps_show_the_cause_too(tmp_path: Path, fault: str, expla
     assert (verdict.ranks, verdict.cause, verdict.explained_by) == ([3], FAULTS[fault].cause, explained_by), verdict.summary
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("layout", ["ddp", "moe", "pp", "pp x tp"])
 @pytest.mark.parametrize("fault", ["none", "3 % slower", "one hiccup"])
 def test_without_a_rank_at_fault_none_is_named(tmp_path: Path, layout: str, fault: str) -> None:
@@ -247,7 +247,7 @@ def test_profiled_steps_of_a_run_show_it_too(run_of: Callable[[str, str], Path],
     assert (captured.ranks, captured.cause) == ([3], "compute"), captured.summary
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("layout", "fault", "named"),
     [

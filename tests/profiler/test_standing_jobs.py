@@ -68,7 +68,7 @@ def hang(cli: Cli, run: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fault", "late", "others"),
     [
-        ("data", ("data", None, None), "backward"),
+        pytest.param("data", ("data", None, None), "backward", marks=pytest.mark.full),
         pytest.param("forward", ("forward", None, None), "backward", marks=pytest.mark.full),
         pytest.param("checkpoint", ("between_steps", "checkpoint", None), "backward", marks=pytest.mark.full),
         ("stopped", ("forward", None, "stopped"), "backward"),

@@ -334,7 +334,9 @@ def test_a_helper_that_is_killed_at_the_end_is_replaced_and_every_step_is_writte
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("times", "reason"), [("3", None), ("4", "its helper process ended")])
+@pytest.mark.parametrize(
+    ("times", "reason"), [pytest.param("3", None, marks=pytest.mark.full), ("4", "its helper process ended")]
+)
 def test_a_killed_helper_is_replaced_but_not_for_ever(
     torch_ranks: PreloadedTorch, tmp_path: Path, times: str, reason: str | None
 ) -> None:
