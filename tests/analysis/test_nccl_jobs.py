@@ -194,6 +194,7 @@ def test_experts_with_more_tokens_are_seen_by_the_rows_that_they_exchange(tmp_pa
     assert (verdict.ranks, verdict.cause) == ([3], "imbalance"), verdict.summary
 
 
+@pytest.mark.full
 def test_ranks_whose_link_is_slow_are_no_slow_hosts(tmp_path: Path) -> None:
     analysis, _ = of_traces(tmp_path, "accumulation", "slow link")
     assert (analysis.verdict.ranks, analysis.verdict.cause) == ([2, 3], "communication"), analysis.verdict.summary

@@ -207,6 +207,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.full
 def test_a_process_that_initialises_another_process_group_begins_another_attempt(tmp_path: Path) -> None:
     script, run_dir = tmp_path / "job.py", tmp_path / "run"
     script.write_text(RESTARTED_IN_PROCESS)

@@ -177,6 +177,7 @@ def test_a_run_that_stands_still_is_asked_for_its_dumps_and_the_culprit_is_told(
     assert "Run r1, " in first["annotations"]["verdict"]
 
 
+@pytest.mark.full
 def test_an_analysis_that_takes_too_long_holds_no_alert_up_and_its_verdict_follows(tmp_path: Path, target: Target) -> None:
     two_ranks(tmp_path / "runs" / "one")
     # given a time limit shorter than any analysis
