@@ -32,7 +32,7 @@ GPU_ARGS ?=
 SETUP = PYTHON="$(PYTHON)" TORCH="$(TORCH)" TORCH_ARGS="$(TORCH_ARGS)" VENV_ARGS="$(VENV_ARGS)" sh scripts/setup
 BIN = .venv/bin
 FOLDERS = exporter/src profiler/src dashboards/src alerts/src cli/src tests
-PYTEST = $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --instafail
 # They run tests, and need .venv.
 OF_TESTS = benchmarks/gpu.py benchmarks/gpu_nccl.py
 CODE = $(FOLDERS) benchmarks profiler/examples scripts/*.py
@@ -58,7 +58,7 @@ test:
 test-full:
 	@$(SETUP) .venv test
 	$(PYTEST) -m "(full or hypothesis) and not campaign and not alone" --hypothesis-profile=long $(TEST_ARGS)
-	$(BIN)/python -m pytest -m "full and alone" $(TEST_ARGS)$(if $(TEST_ARGS), || [ $$? = 5 ]) # 5: TEST_ARGS chose none
+	$(BIN)/python -m pytest --instafail -m "full and alone" $(TEST_ARGS)$(if $(TEST_ARGS), || [ $$? = 5 ]) # 5: TEST_ARGS chose none
 
 check:
 	@$(SETUP) .venv check
@@ -68,7 +68,7 @@ check:
 	$(BIN)/zizmor --offline --quiet .github
 	@[ ! -x $(BIN)/hadolint ] || $(BIN)/hadolint */docker/Dockerfile
 	$(BIN)/mypy $(FOLDERS) & types=$$!; \
-	$(BIN)/python -m pytest -q -n 3 -m "not slow and not gpu and not full and not campaign" -p no:cacheprovider; \
+	$(BIN)/python -m pytest -q -n 3 --instafail -m "not slow and not gpu and not full and not campaign" -p no:cacheprovider; \
 	tests=$$?; wait $$types && exit $$tests
 
 coverage:
@@ -100,7 +100,7 @@ docs:
 	$(BIN)/python scripts/measured.py >docs/measured.md
 	$(BIN)/python scripts/schema_docs.py
 	$(BIN)/python scripts/man_page.py
-	$(BIN)/python -m rankscope.exporter.reference docs/exporter.md
+	$(BIN)/python -m rankscope.exporter.reference docs
 	$(BIN)/python -m rankscope.dashboards.grafana.boards.generate
 	$(BIN)/rankscope alerts rules show >exporter/helm/rankscope-exporter/files/rankscope.rules.yaml
 

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.evidence.compared import StepOwnTimes
-from rankscope.analysis.evidence.steps import StepTable
-from rankscope.analysis.inference.judge import SuspectedRanks, judge_ranks
-from rankscope.analysis.inference.moving import moving_waits
-from rankscope.analysis.inference.slow import SlowRanks
+from rankscope.analysis.evidence.step_table.steps import StepTable
+from rankscope.analysis.inference.judging.judge import SuspectedRanks, judge_ranks
+from rankscope.analysis.inference.judging.moving import moving_waits
+from rankscope.analysis.inference.judging.slow import SlowRanks
 
 STEP_US = 100_000.0
 RANKS = (2, 3, 4, 8, 16, 64)

@@ -27,9 +27,9 @@ from budget import budget
 from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.arrivals import RecordColumns
-from rankscope.analysis.collectives.blame import assign_blame
 from rankscope.analysis.collectives.clock import consistent, fit_clocks
 from rankscope.analysis.collectives.matching import match_collectives
+from rankscope.analysis.collectives.waits.blame import assign_blame
 from rankscope.runs.records import CollectiveRecord
 
 RECORDS_PER_SECOND, BLAME_SECONDS, PEAK_BYTES = 1e6, 60.0, 2**30

@@ -14,7 +14,7 @@ import numpy as np
 from make_run import RANKS_PER_HOST, START_NS, with_checksums
 from numpy.typing import NDArray
 
-from rankscope.analysis.causes import Cause
+from rankscope.analysis.result.cause import Cause
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo, StepEvent
 from rankscope.runs.segment_writer import JsonLinesWriter, RowWriter

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from rankscope.cli.nvml import ask_nvml
+from rankscope.cli.verbs.nvml import ask_nvml
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = "tests/gpu"

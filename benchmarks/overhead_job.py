@@ -174,8 +174,8 @@ def train_blocks(run_dir: Path, blocks: int, steps: int, device: str) -> None:
     import torch
     import torch.distributed as dist
 
-    from rankscope.profiler.rank import attach
     from rankscope.profiler.rank.recorder import StepRecorder
+    from rankscope.profiler.rank.wrappers import attach
     from rankscope.profiler.ring import RingWriter
     from rankscope.profiler.settings import RecorderSettings
 

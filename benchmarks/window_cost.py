@@ -31,7 +31,7 @@ from torch import nn
 from torch.autograd import profiler
 
 from rankscope.profiler.plan import Schedule
-from rankscope.profiler.rank.windows import Windows
+from rankscope.profiler.rank.gpu.windows import Windows
 from rankscope.profiler.ring import RingReader, RingWriter
 from rankscope.profiler.scratch import LOCAL_MEMORY
 

@@ -1,4 +1,4 @@
-"""Write docs/json-results.md and docs/json-records.md: the fields of all JSON that has a schema. A test compares.
+"""Write docs/json-analysis.md, json-results.md and json-records.md: the fields of all JSON that has a schema. A test compares.
 
 usage: python scripts/schema_docs.py [FOLDER]
 """
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from rankscope.cli.schema import SCHEMAS
+from rankscope.cli.verbs.schema import SCHEMAS
 
 DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
 RESULTS: Final = {
@@ -39,7 +39,12 @@ RULES: Final = """
 Fields are added, never renamed ([compatibility.md](compatibility.md)): ignore those that you do not know.
 """
 PAGES: Final = {
-    "json-results.md": f"# JSON of results\n\n{MADE}\nThe fields of what commands print with `--format json`.\n{RULES}",
+    "json-analysis.md": f"# JSON of an analysis\n\n{MADE}\nThe fields of what `rankscope analyze --format json` prints.\n{RULES}",
+    "json-results.md": f"""# JSON of other results
+
+{MADE}
+The fields of what other commands print with `--format json`; those of `analyze` are in [json-analysis.md](json-analysis.md).
+{RULES}""",
     "json-records.md": f"""# JSON of records
 
 {MADE}
@@ -50,22 +55,28 @@ The fields of the records in a run directory, of requests to a running job, and 
 
 
 def main() -> None:
-    """Write both pages."""
+    """Write the pages."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS
+    targets: dict[type, str] = {}
     for page, head in PAGES.items():
-        names = [name for name in SCHEMAS if (name in RESULTS) == (page == "json-results.md")]
-        (folder / page).write_text(head + "".join(_sections(names)))
+        (folder / page).write_text(head + "".join(_sections(page, targets)))
 
 
-def _sections(names: list[str]) -> Iterator[str]:
-    anchors: dict[type, str] = {}
-    for name in names:
+def _page(name: str) -> str:
+    return "json-analysis.md" if name == "analysis" else "json-results.md" if name in RESULTS else "json-records.md"
+
+
+def _sections(page: str, targets: dict[type, str]) -> Iterator[str]:
+    """Yield the sections of a page; ``targets``: page and anchor of the structs described so far, which are described once."""
+    for name in SCHEMAS:
+        if _page(name) != page:
+            continue
         kind = SCHEMAS[name]
         structs = dict(_structs(kind))
         schema = msgspec.json.schema(kind)["$defs"]
-        new = [title for title, struct in structs.items() if struct not in anchors]
-        anchors |= {structs[title]: name if structs[title] is kind else f"{name}-{title.lower()}" for title in new}
-        links = {title: anchors[struct] for title, struct in structs.items()}
+        new = [title for title, struct in structs.items() if struct is kind or struct not in targets]
+        targets |= {structs[title]: f"{page}#{name}" + ("" if structs[title] is kind else f"-{title.lower()}") for title in new}
+        links = {title: targets[struct].removeprefix(page) for title, struct in structs.items()}
         for title in new:
             struct = structs[title]
             yield f"\n## {name}\n\n{_origin(name)}\n" if struct is kind else f"\n### {name}: {title}\n"
@@ -121,7 +132,7 @@ def _type(schema: dict[str, Any], links: dict[str, str]) -> str:
     match schema:
         case {"$ref": reference}:
             title = reference.rpartition("/")[2]
-            text = f"[{title}](#{links[title]})"
+            text = f"[{title}]({links[title]})"
         case {"anyOf": kinds}:
             text = " or ".join(_type(one, links) for one in kinds)
         case {"enum": values}:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from rankscope.cli.schema import SCHEMAS
+from rankscope.cli.verbs.schema import SCHEMAS
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig

@@ -15,7 +15,8 @@ from rankscope.alerts.rules.rule_file import rules_text
 from rankscope.alerts.rules.xid_policy import POLICIES
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = "\n".join((DOCS / name).read_text() for name in ("alerts.md", "rules.md", "webhooks.md", "receiver.md"))
+PAGES = [path for name in ("alerts", "rules", "webhooks", "receiver") for path in sorted(DOCS.glob(f"{name}*.md"))]
+PAGE = "\n".join(path.read_text() for path in PAGES)
 
 
 def verbs(group: click.Group = alerts, words: tuple[str, ...] = ()) -> dict[tuple[str, ...], click.Command]:

@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 
 from rankscope.analysis.collectives.arrivals import Arrivals, Floats
-from rankscope.analysis.collectives.blame import WaitsAt
 from rankscope.analysis.collectives.clock import consistent, fit_clocks
 from rankscope.analysis.collectives.matching import Matching, match_collectives
-from rankscope.analysis.collectives.waiting import Waits, waits_of
+from rankscope.analysis.collectives.waits.blame import WaitsAt
+from rankscope.analysis.collectives.waits.waiting import Waits, waits_of
 from rankscope.runs.records import CollectiveRecord
 
 ByRank = dict[int, list[CollectiveRecord]]

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.run_analysis import analyze_run
 from rankscope.runs.reader import RunReader
 

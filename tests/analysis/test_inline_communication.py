@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.evidence.unknown_kernels import RankKernels, pattern_of, unknown_kernels
+from rankscope.analysis.evidence.kernels.unknown_kernels import RankKernels, pattern_of, unknown_kernels
 from rankscope.analysis.result.analysis import Verdict
 from rankscope.analysis.trace.work import KernelTime
 from rankscope.analysis.whatif.engine import whatif

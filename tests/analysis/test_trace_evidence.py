@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.collectives.blame import assign_blame
 from rankscope.analysis.collectives.clock import Clocks
 from rankscope.analysis.collectives.communication import explained_share, longest_extent_us
+from rankscope.analysis.collectives.waits.blame import assign_blame
 from rankscope.analysis.engine import analyze
+from rankscope.analysis.inference.judging.slow import SlowRanks
 from rankscope.analysis.inference.profiled import diagnosis_of_late
-from rankscope.analysis.inference.signals import Signals
-from rankscope.analysis.inference.slow import SlowRanks
+from rankscope.analysis.inference.reasons.signals import Signals
 from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.verdict.builders import Setting, straggler

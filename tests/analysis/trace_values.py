@@ -12,7 +12,7 @@ import msgspec
 
 from rankscope.analysis.collectives.windows import reduce_file, step_breakdowns
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.evidence.device_times import DeviceTimes
+from rankscope.analysis.evidence.kernels.device_times import DeviceTimes
 from rankscope.analysis.result.detail import LaunchPart
 from rankscope.analysis.trace.columns import read_trace
 from rankscope.analysis.trace.work import work_events

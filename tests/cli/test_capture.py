@@ -17,9 +17,9 @@ import pytest
 from msgspec.structs import replace
 from tests.played_ranks import FIRST, accept, append, breakdown, end, job, profile, rank_info, two_ranks
 
-from rankscope.cli import capture as capture_module
-from rankscope.cli import capturing, live_run, standstill
-from rankscope.cli.capture import capture
+from rankscope.cli.live import capture as capture_module
+from rankscope.cli.live import capturing, live_run, standstill
+from rankscope.cli.live.capture import capture
 from rankscope.runs.control import ControlAnswer, ControlRequest, answer
 from rankscope.runs.paths import attempt_dir, flight_dir, rank_dir
 from rankscope.runs.records import AttemptInfo, RunInfo, StepRecord

@@ -16,11 +16,11 @@ import click
 import jsonschema
 import pytest
 
-from rankscope.cli import doctor
-from rankscope.cli.doctor import extras
 from rankscope.cli.main import VERBS
 from rankscope.cli.main import cli as root_command
-from rankscope.cli.schema import SCHEMAS
+from rankscope.cli.verbs import doctor
+from rankscope.cli.verbs.doctor import extras
+from rankscope.cli.verbs.schema import SCHEMAS
 from rankscope.runs.records import RunInfo
 from rankscope.runs.small_files import create_run
 

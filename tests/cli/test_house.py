@@ -1,7 +1,8 @@
-"""What a project needs besides its code: its addresses, and the length of the pages that contributors read."""
+"""What a project needs besides its code: its addresses, and pages that a reader finishes."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import tomllib
 from pathlib import Path
@@ -20,3 +21,36 @@ def test_the_unknown_public_home_is_a_placeholder_in_two_files() -> None:
 
 def test_contributors_read_few_lines() -> None:
     assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 130
+
+
+GENERATED = {"cli.md", "json-analysis.md", "json-records.md", "json-results.md", "measured.md"}
+"""Pages that `make docs` writes as a whole: tables to search."""
+TABLES = re.compile(r"<!-- \w+: generated .*?<!-- end of \w+ -->", re.DOTALL)
+
+
+def test_readers_finish_a_page() -> None:
+    pages = {page.name: TABLES.sub("", page.read_text()) for page in (ROOT / "docs").glob("*.md")}
+    assert pages.keys() > GENERATED
+    lines = {name: len(text.splitlines()) for name, text in pages.items() if name not in GENERATED}
+    assert {name: count for name, count in lines.items() if count > 250} == {}
+
+
+def test_pages_that_code_and_messages_name_exist() -> None:
+    command = ["git", "grep", "-hIoE", r"docs/[a-z0-9-]+\.md", "--", ":!CHANGELOG.md"]
+    names = set(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split())
+    assert len(names) > 30
+    assert [name for name in sorted(names) if not (ROOT / name).exists()] == []
+
+
+def test_the_map_of_the_code_names_what_exists() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text().partition("## Why these libraries")[0]
+    names = sorted(set(re.findall(r"`([\w./*-]+)`", page)))
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    files = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    tree = "".join(f"/{file}\n" for file in files)
+    paths = [name for name in names if ("/" in name or name.endswith((".py", ".toml", ".yaml"))) and "FEATURE" not in name]
+    assert len(paths) > 80
+    assert [name for name in paths if not re.search("/" + re.escape(name).replace(r"\*", "[^/]*"), tree)] == []
+    code = "".join((ROOT / file).read_text() for file in files if "/src/" in file and file.endswith(".py"))
+    words = set(re.findall(r"\w+", code))
+    assert [name for name in names if re.fullmatch(r"[A-Z]\w+", name) and name not in words] == []

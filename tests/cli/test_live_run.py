@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from tests.played_ranks import append, breakdown, two_ranks
 
-from rankscope.cli import live_run
-from rankscope.cli.live_run import LiveRun
-from rankscope.cli.profiled import ProfiledSteps
+from rankscope.cli.live import live_run
+from rankscope.cli.live.live_run import LiveRun
+from rankscope.cli.live.profiled import ProfiledSteps
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.segments import read_blocks
 

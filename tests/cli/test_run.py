@@ -14,8 +14,8 @@ import pytest
 from tests.step_files import append
 
 from rankscope.analysis.result.stored import stored_verdict
-from rankscope.cli import run as run_module
 from rankscope.cli.share import SHARE
+from rankscope.cli.verbs import run as run_module
 from rankscope.profiler.launch import LaunchResult
 from rankscope.runs.paths import rank_dir, rank_file
 from rankscope.runs.reader import RunReader, is_run

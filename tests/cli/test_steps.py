@@ -23,7 +23,7 @@ from pyarrow import parquet as pq
 from tests.full_disk import disk_with_room_for
 from tests.step_files import add_damaged, append, change, damage, rows_of, steps_file
 
-from rankscope.cli.step_batches import FIELDS, CsvSink, JsonSink, ParquetSink, batch_of
+from rankscope.cli.verbs.step_batches import FIELDS, CsvSink, JsonSink, ParquetSink, batch_of
 from rankscope.runs.follow import StartOverError, StepFollower
 from rankscope.runs.paths import attempt_dir, rank_dir, segment
 from rankscope.runs.records import PHASES, AttemptInfo, PhaseTimes, RunInfo, StepRecord

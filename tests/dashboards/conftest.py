@@ -13,7 +13,7 @@ from tests.dashboards.memory_runs import MemoryRuns
 from tests.dashboards.recorded_run import step_record
 from tests.dashboards.straggler import straggler_analysis, straggler_table
 
-from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.dashboards.data.source import NotReadyError
 from rankscope.runs.records import StepRecord

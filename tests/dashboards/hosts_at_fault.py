@@ -9,7 +9,7 @@ from tests.dashboards.memory_runs import MemoryRuns
 from tests.dashboards.recorded_run import step_record
 from tests.dashboards.straggler import straggler_analysis
 
-from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis, ImposedWait, RareSteps
 
 AT_FAULT = "node-2"

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import numpy as np
 from tests.dashboards.recorded_run import START_NS
 
-from rankscope.analysis.evidence.steps import METRICS, StepTable
+from rankscope.analysis.evidence.step_table.steps import METRICS, StepTable
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import RankscopeError
-from rankscope.dashboards.alerts.data import AlertsFound
+from rankscope.dashboards.alerts.record import AlertsFound
 from rankscope.dashboards.compare.data import Compared
 from rankscope.dashboards.data.brief import Brief, StoredBrief, brief_of
 from rankscope.dashboards.data.events import Events

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.dashboards.recorded_run import SLOW_RANK, step_record
 
-from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.result.analysis import (
     Analysis,
     CollectiveMatching,

@@ -17,12 +17,12 @@ from tests.exporter.jobs.job_node import slurm_folder
 from tests.rank_file import rank_text
 
 from rankscope.exporter.catalogue import BY_NAME, CATALOGUE, COLLECTORS
-from rankscope.exporter.reference import CODES, METRICS, with_tables
+from rankscope.exporter.reference import TABLES, with_tables
 from rankscope.exporter.xids import ACTIONABLE, XIDS
 from rankscope.runs.metrics import RANK_METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENT = ROOT / "docs" / "exporter.md"
+DOCS = ROOT / "docs"
 UNIT = ROOT / "exporter" / "systemd" / "rankscope-exporter.service"
 
 
@@ -119,19 +119,23 @@ def test_everything_on_the_page_is_in_the_catalogue_with_its_labels_and_the_othe
         assert shown.get(row.name, set(row.labels)) == set(row.labels), row.name
 
 
-def test_the_documentation_is_current() -> None:
-    document = DOCUMENT.read_text()
+@pytest.mark.parametrize("page", TABLES)
+def test_the_documentation_is_current(page: str) -> None:
+    document = (DOCS / page).read_text()
+    assert document == with_tables(page, document), "run: python -m rankscope.exporter.reference docs"
 
-    assert document == with_tables(document), "run: python -m rankscope.exporter.reference docs/exporter.md"
-    metrics, codes = "\nold\n".join(METRICS), "\nold\n".join(CODES)
-    for lacking in ("a document without markers", metrics, codes):
+
+@pytest.mark.parametrize("page", TABLES)
+def test_a_page_without_its_markers_is_an_error(page: str) -> None:
+    opening, closing, _ = TABLES[page]
+    for lacking in ("a document without markers", opening, f"{closing} {opening}"):
         with pytest.raises(ValueError, match="no "):
-            with_tables(lacking)
-    assert "\nold\n" not in with_tables(metrics + codes)
+            with_tables(page, lacking)
+    assert "\nold\n" not in with_tables(page, f"{opening}\nold\n{closing}")
 
 
 def test_every_option_and_every_reason_is_documented() -> None:
-    document = DOCUMENT.read_text()
+    document = (DOCS / "exporter-jobs.md").read_text()
     reasons = re.findall(
         r'RejectedError\("([a-z0-9_]+)"',
         "".join(
@@ -141,12 +145,12 @@ def test_every_option_and_every_reason_is_documented() -> None:
     )
     assert len(set(reasons)) > 10
     assert [reason for reason in reasons if f"`{reason}`" not in document] == []
-    assert "rankscope exporter --help" in document
+    assert "rankscope exporter --help" in (DOCS / "exporter.md").read_text()
 
 
 @pytest.mark.slow
 def test_the_commands_of_the_documentation_work(cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
-    commands = re.findall(r"^rankscope (exporter .*--once)", DOCUMENT.read_text(), flags=re.MULTILINE)
+    commands = re.findall(r"^rankscope (exporter .*--once)", (DOCS / "exporter.md").read_text(), flags=re.MULTILINE)
     assert commands
     for line in commands:
         assert cli(*shlex.split(line), "--spool", tmp_path / "spool").returncode == 0

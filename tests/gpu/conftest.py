@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope.cli.nvml import ask_nvml
+from rankscope.cli.verbs.nvml import ask_nvml
 
 
 @pytest.fixture(scope="session")

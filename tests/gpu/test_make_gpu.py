@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rankscope.cli.nvml import Answer
+from rankscope.cli.verbs.nvml import Answer
 
 pytestmark = pytest.mark.usefixtures("require_torch")
 

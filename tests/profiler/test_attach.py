@@ -56,9 +56,9 @@ def test_a_loader_that_cannot_be_followed_still_loads_torch(tmp_path: Path) -> N
 
 def test_looking_for_torch_is_not_importing_it(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("print('torch is there')")
-    rank = tmp_path / "rankscope" / "profiler" / "rank"
+    rank = tmp_path / "rankscope" / "profiler" / "rank" / "wrappers"
     rank.mkdir(parents=True)
-    for package in (rank, *rank.parents[:2]):
+    for package in (rank, *rank.parents[:3]):
         (package / "__init__.py").touch()
     (rank / "attach.py").write_text("def install(): print('attached')")
     script = f"from importlib.util import find_spec; print(*(bool(find_spec('torch')) for _ in '12')); import torch; {FINDERS}"
@@ -132,7 +132,7 @@ def test_a_fault_in_the_middle_switches_the_recorder_off_and_the_run_says_why(
     torch_ranks: PreloadedTorch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        "import itertools\nfrom rankscope.profiler.rank.optimizers import StepBoundary\n"
+        "import itertools\nfrom rankscope.profiler.rank.wrappers.optimizers import StepBoundary\n"
         "calls, over = itertools.count(), StepBoundary.after_optimizer\n"
         "def broken(*args):\n    if next(calls) > 5: raise RuntimeError('planted')\n"
         "    return over(*args)\nStepBoundary.after_optimizer = broken"

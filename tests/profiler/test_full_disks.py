@@ -11,7 +11,7 @@ import pytest
 from tests.profiler.ranks import PreloadedTorch
 
 from rankscope.analysis.engine import analyze
-from rankscope.cli.run import _print_verdict
+from rankscope.cli.verbs.run import _print_verdict
 from rankscope.profiler.launch import LaunchOptions, LaunchResult, launch
 from rankscope.runs.reader import RunReader
 

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from rankscope.profiler.launch import masked
+from rankscope.profiler.masking import masked
 
 
 @pytest.mark.parametrize(

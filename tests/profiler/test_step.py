@@ -13,9 +13,10 @@ from tests.profiler.recorded_words import current_step
 
 torch = pytest.importorskip("torch")
 
-from rankscope.profiler.rank import attach, flight_dump  # noqa: E402  # torch may be missing
-from rankscope.profiler.rank.process_end import end_of  # noqa: E402
+from rankscope.profiler.rank.gpu import flight_dump  # noqa: E402  # torch may be missing
 from rankscope.profiler.rank.recorder import StepRecorder  # noqa: E402
+from rankscope.profiler.rank.wrappers import attach  # noqa: E402
+from rankscope.profiler.rank.wrappers.process_end import end_of  # noqa: E402
 from rankscope.profiler.ring import End  # noqa: E402
 from rankscope.profiler.settings import RecorderSettings  # noqa: E402
 from rankscope.profiler.step import StepProfiler  # noqa: E402

@@ -12,7 +12,7 @@ from tests.alerts.watch.watched_world import RecordingWebhook, World
 from rankscope.alerts.watch.conditions.confirmation import FIRST_TEST, TESTS, Confirmation, Suspicion
 from rankscope.alerts.watch.followed_runs import FollowedRuns
 from rankscope.alerts.watch.ledger import Ledger
-from rankscope.analysis.inference.slow import SlowRanks
+from rankscope.analysis.inference.judging.slow import SlowRanks
 from rankscope.analysis.online import NewSteps
 from rankscope.analysis.result.analysis import Analysis
 

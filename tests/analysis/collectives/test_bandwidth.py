@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.collectives_by_hand import ByRank, judged, numbered, record
 
-from rankscope.analysis.collectives.bandwidth import bandwidths, directed_rows, samples, size_bucket
-from rankscope.analysis.collectives.links import Fabric, parse_link
+from rankscope.analysis.collectives.traffic.bandwidth import bandwidths, directed_rows, samples, size_bucket
+from rankscope.analysis.collectives.traffic.links import Fabric, parse_link
 from rankscope.analysis.collectives.windows import reduce_file
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.operations import OPERATIONS, bus_factor

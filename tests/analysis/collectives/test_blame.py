@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.collectives.blame import Blame, assign_blame
 from rankscope.analysis.collectives.clock import Clocks, consistent, fit_clocks
 from rankscope.analysis.collectives.matching import match_collectives
-from rankscope.analysis.inference.late import find_late, too_few
+from rankscope.analysis.collectives.waits.blame import Blame, assign_blame
+from rankscope.analysis.inference.judging.late import find_late, too_few
 from rankscope.runs.records import CollectiveRecord
 
 

@@ -8,10 +8,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.analysis.planted_clocks import SECOND, START, Floats, Job, Planted, apart, windows
 
-from rankscope.analysis.collectives.blame import Blame, assign_blame
 from rankscope.analysis.collectives.clock import Clocks, fit_clocks
 from rankscope.analysis.collectives.clock_series import Course, at_times, fit_series
-from rankscope.analysis.inference.late import find_late, too_few
+from rankscope.analysis.collectives.waits.blame import Blame, assign_blame
+from rankscope.analysis.inference.judging.late import find_late, too_few
 
 HOURS = windows(10, 24, apart=600 * SECOND, within=0.3 * SECOND)
 """Ends and steps of ten windows, one every ten minutes."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.collectives.links import (
+from rankscope.analysis.collectives.traffic.links import (
     BY_NAME,
     GPU_LINKS,
     LINKS,

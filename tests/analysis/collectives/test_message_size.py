@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.collectives.message_size import element_bytes, input_size
+from rankscope.analysis.collectives.traffic.message_size import element_bytes, input_size
 from rankscope.analysis.collectives.windows import reduce_file
 from rankscope.analysis.trace.columns import read_trace
 from rankscope.analysis.trace.schema import EventArgs

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.collectives.blame import Blame, assign_blame
 from rankscope.analysis.collectives.clock import Clocks, fit_clocks
 from rankscope.analysis.collectives.matching import match_collectives
-from rankscope.analysis.collectives.origin import MAX_ORIGINS
-from rankscope.analysis.inference.late import find_late
+from rankscope.analysis.collectives.waits.blame import Blame, assign_blame
+from rankscope.analysis.collectives.waits.origin import MAX_ORIGINS
+from rankscope.analysis.inference.judging.late import find_late
 from rankscope.runs.records import CollectiveRecord
 
 LAYERS = 4

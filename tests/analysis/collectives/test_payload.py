@@ -8,7 +8,7 @@ import pytest
 
 from rankscope.analysis.collectives.arrivals import records_of
 from rankscope.analysis.collectives.figures import figures_of_collectives
-from rankscope.analysis.collectives.payload import PAYLOADS, Coordinates, Payload, exposed_ns, payloads_of
+from rankscope.analysis.collectives.traffic.payload import PAYLOADS, Coordinates, Payload, exposed_ns, payloads_of
 from rankscope.runs.records import CollectiveRecord
 
 MIB = 1 << 20

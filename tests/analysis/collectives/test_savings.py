@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tests.analysis.collectives_by_hand import matched
 
-from rankscope.analysis.collectives.blame import assign_blame
 from rankscope.analysis.collectives.clock import Clocks
-from rankscope.analysis.collectives.savings import Savings
+from rankscope.analysis.collectives.waits.blame import assign_blame
+from rankscope.analysis.collectives.waits.savings import Savings
 from rankscope.runs.records import CollectiveRecord
 
 MS = 1_000_000

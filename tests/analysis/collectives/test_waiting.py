@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.collectives_by_hand import ByRank, judged, numbered, record
 
-from rankscope.analysis.collectives.blame import assign_blame
 from rankscope.analysis.collectives.clock import Clocks
 from rankscope.analysis.collectives.matched import match_windows
 from rankscope.analysis.collectives.matching import match_collectives
-from rankscope.analysis.collectives.waiting import Waits, waits_of
+from rankscope.analysis.collectives.waits.blame import assign_blame
+from rankscope.analysis.collectives.waits.waiting import Waits, waits_of
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.runs.records import CollectiveRecord, RankInfo
 

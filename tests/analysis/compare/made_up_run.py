@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.compare.recording import Recording
-from rankscope.analysis.evidence.steps import METRICS, StepTable
+from rankscope.analysis.evidence.step_table.steps import METRICS, StepTable
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo
 
 Steps = NDArray[np.float64]

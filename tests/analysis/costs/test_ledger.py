@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.collectives_by_hand import waits_at
 
-from rankscope.analysis.collectives.blame import Blame, assign_blame
 from rankscope.analysis.collectives.clock import fit_clocks
-from rankscope.analysis.collectives.imposed import Group, Pairs
 from rankscope.analysis.collectives.matching import match_collectives
+from rankscope.analysis.collectives.waits.blame import Blame, assign_blame
+from rankscope.analysis.collectives.waits.imposed import Group, Pairs
 from rankscope.analysis.costs.ledger import ledger_of_blame
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.report.terminal import render_text

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rankscope.analysis.costs.figures import figures_of_memory
 from rankscope.analysis.costs.memory import MINIMUM_SAMPLES, is_leak, memory_of, slope_of
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.text import json_of
 from rankscope.runs.paths import host_dir

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rankscope.analysis.costs.pipeline import ideal_bubble, microbatches_us, pipeline_of, schedule_us
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.report.terminal import render_text
 from rankscope.runs.records import CollectiveRecord, PhaseTimes, Pipeline, RankInfo, StepRecord
 

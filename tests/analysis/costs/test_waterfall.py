@@ -19,7 +19,7 @@ from rankscope.analysis.costs.step_costs import costs_of_steps
 from rankscope.analysis.costs.waterfall import PRECEDENCE, Amount, Costs, waterfall
 from rankscope.analysis.costs.window_costs import costs_of_windows
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.result.costs import MEANING, Waterfall

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.step_files import rows_of
 
-from rankscope.analysis.evidence.rank_columns import ALL_METRICS, BLOCKED_METRICS, POSTPONED_METRICS, RankColumns
-from rankscope.analysis.evidence.steps import METRICS, StepTable
+from rankscope.analysis.evidence.step_table.rank_columns import ALL_METRICS, BLOCKED_METRICS, POSTPONED_METRICS, RankColumns
+from rankscope.analysis.evidence.step_table.steps import METRICS, StepTable
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PHASES, PhaseTimes, StepRecord
 from rankscope.runs.step_columns import MEMORY

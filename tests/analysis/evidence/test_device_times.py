@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from rankscope.analysis.evidence.device_times import DeviceTimes, more_work
+from rankscope.analysis.evidence.kernels.device_times import DeviceTimes, more_work
 from rankscope.analysis.trace.work import KernelTime
 
 USUAL = {"gemm": (128, 600.0), "attention": (128, 300.0), "elementwise": (4096, 100.0)}

@@ -9,8 +9,8 @@ import pytest
 from tests.nccl.layouts import FAULTS, LAYOUTS, LayoutJob
 from tests.nccl.traces import write_traces
 
-from rankscope.analysis.evidence.device_times import DeviceTimes
-from rankscope.analysis.evidence.kernel_ratios import compare_kernels
+from rankscope.analysis.evidence.kernels.device_times import DeviceTimes
+from rankscope.analysis.evidence.kernels.kernel_ratios import compare_kernels
 from rankscope.analysis.parallel.workers import LocalEngine
 from rankscope.analysis.rank_traces import find_traces, read_ranks
 from rankscope.analysis.trace.work import KernelTime

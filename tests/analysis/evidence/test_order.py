@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.evidence import order
 from rankscope.analysis.evidence.order import last_ranks, of_blocks, ordered
-from rankscope.analysis.evidence.steps import StepTable
-from rankscope.analysis.inference.excess import excess
+from rankscope.analysis.evidence.step_table.steps import StepTable
+from rankscope.analysis.inference.judging.excess import excess
 from rankscope.analysis.run_analysis import analyze_run
 from rankscope.runs.records import StepRecord
 

@@ -13,9 +13,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.step_files import Rows, add_damaged, append, damage, rows_of, steps_file, tear
 
-from rankscope.analysis.evidence.filling import Filling, StepRanges
-from rankscope.analysis.evidence.rank_columns import LOADED_METRICS, METER_METRICS, POSTPONED_METRICS, RankColumns, tags_of
-from rankscope.analysis.evidence.steps import METRICS, StepTable
+from rankscope.analysis.evidence.step_table.filling import Filling, StepRanges
+from rankscope.analysis.evidence.step_table.rank_columns import (
+    LOADED_METRICS,
+    METER_METRICS,
+    POSTPONED_METRICS,
+    RankColumns,
+    tags_of,
+)
+from rankscope.analysis.evidence.step_table.steps import METRICS, StepTable
 from rankscope.analysis.trace.possible import LAST_STEP, LATEST_NS, MAX_US
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader

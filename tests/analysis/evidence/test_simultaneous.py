@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.evidence.simultaneous import find_step_numbers
-from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.step_table.simultaneous import find_step_numbers
+from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.online import OnlineAnalysis
 from rankscope.analysis.run_analysis import read_evidence
 from rankscope.runs.records import CollectiveRecord, DeviceKind, PhaseTimes, RankInfo, StepBreakdown, StepRecord

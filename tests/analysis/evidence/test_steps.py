@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankscope.analysis.evidence.steps import METRICS, StepTable
-from rankscope.analysis.inference.excess import excess
+from rankscope.analysis.evidence.step_table.steps import METRICS, StepTable
+from rankscope.analysis.inference.judging.excess import excess
 from rankscope.base.errors import InputError
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import PhaseTimes, RunInfo, StepRecord

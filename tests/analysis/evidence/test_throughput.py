@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.evidence.throughput import throughput_of
 from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.costs import Throughput

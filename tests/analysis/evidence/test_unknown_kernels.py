@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from rankscope.analysis.evidence.unknown_kernels import RankKernels, kernels_with_waits
+from rankscope.analysis.evidence.kernels.unknown_kernels import RankKernels, kernels_with_waits
 from rankscope.analysis.trace.work import KernelTime
 from rankscope.analysis.verdict.builders import Setting
 from rankscope.analysis.verdict.unnamed_communication import with_unnamed_waits

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.evidence.compared import StepOwnTimes
-from rankscope.analysis.evidence.steps import StepTable
-from rankscope.analysis.inference.healing import period
-from rankscope.analysis.inference.judge import GroupAnswer, SuspectedRanks, judge_ranks
-from rankscope.analysis.inference.moving import moving_waits
-from rankscope.analysis.inference.slow import SlowRanks
+from rankscope.analysis.evidence.step_table.steps import StepTable
+from rankscope.analysis.inference.judging.healing import period
+from rankscope.analysis.inference.judging.judge import GroupAnswer, SuspectedRanks, judge_ranks
+from rankscope.analysis.inference.judging.moving import moving_waits
+from rankscope.analysis.inference.judging.slow import SlowRanks
 
 Matrix = NDArray[np.float64]
 

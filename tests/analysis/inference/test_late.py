@@ -7,10 +7,10 @@ import pytest
 from tests.analysis.collectives_by_hand import waits_at
 
 from rankscope.analysis.causes import cause_of
-from rankscope.analysis.collectives.blame import Blame
-from rankscope.analysis.evidence.device_times import DeviceOwnTimes
-from rankscope.analysis.inference.judgement import judge
-from rankscope.analysis.inference.late import find_late, too_few
+from rankscope.analysis.collectives.waits.blame import Blame
+from rankscope.analysis.evidence.kernels.device_times import DeviceOwnTimes
+from rankscope.analysis.inference.judging.judgement import judge
+from rankscope.analysis.inference.judging.late import find_late, too_few
 from rankscope.analysis.inference.profiled import late_signals, sure
 from rankscope.runs.records import StepBreakdown
 

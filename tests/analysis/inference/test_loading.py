@@ -10,7 +10,7 @@ import pytest
 from tests.step_files import append
 
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.inference.loading import loading_line
+from rankscope.analysis.inference.reasons.loading import loading_line
 from rankscope.analysis.result.analysis import Verdict
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import BatchSource, LoaderSamples, StackLine, StackSamples

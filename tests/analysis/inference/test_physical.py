@@ -17,7 +17,7 @@ from tests.step_files import load, save, steps_file
 
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.evidence.hardware import MAX_SAMPLES, REASONS, bare, in_steps, readings_of
-from rankscope.analysis.inference.physical import PHYSICAL
+from rankscope.analysis.inference.reasons.physical import PHYSICAL
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.verdict.advice import Subject, next_actions
 from rankscope.exporter.nvml.tables import _THROTTLE_BITS

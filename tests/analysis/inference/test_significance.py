@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.analysis.inference.significance import (
+from rankscope.analysis.inference.judging.significance import (
     BLOCKS,
     LIMIT,
     attainable_p,

@@ -12,7 +12,7 @@ import pytest
 from tests.step_files import append
 
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.inference.stalled_line import COMPARED, find_stalled_line, samples_in
+from rankscope.analysis.inference.reasons.stalled_line import COMPARED, find_stalled_line, samples_in
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.records import Phase, StackLine, StackSamples

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.causes import cause_of
-from rankscope.analysis.evidence.steps import StepTable
-from rankscope.analysis.inference.step_signals import MOST_PEERS, signals_of
+from rankscope.analysis.evidence.step_table.steps import StepTable
+from rankscope.analysis.inference.reasons.step_signals import MOST_PEERS, signals_of
 from rankscope.runs.records import PhaseTimes, StepRecord
 
 SLOW, STEPS, EXCESS_US = 3, 6, 50.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope.analysis.evidence.device_times import DeviceOwnTimes
-from rankscope.analysis.inference.judge import judge_ranks
-from rankscope.analysis.inference.twins import slow_twin
+from rankscope.analysis.evidence.kernels.device_times import DeviceOwnTimes
+from rankscope.analysis.inference.judging.judge import judge_ranks
+from rankscope.analysis.inference.judging.twins import slow_twin
 
 STAGES = 4
 STEP_US = 150.0

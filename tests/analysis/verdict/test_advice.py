@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.causes import Cause
 from rankscope.analysis.collectives.arrivals import records_of
 from rankscope.analysis.collectives.figures import Figure, figures_of_collectives
 from rankscope.analysis.costs.figures import derived, figures_of_kernels
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.inference.physical import PHYSICAL
+from rankscope.analysis.inference.reasons.physical import PHYSICAL
 from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.analysis import Verdict
+from rankscope.analysis.result.cause import Cause
 from rankscope.analysis.result.costs import Advice
 from rankscope.analysis.verdict.advice import Subject, figures_of_verdict, next_actions, recommend
 from rankscope.analysis.verdict.advice_table import TABLE
@@ -505,7 +505,7 @@ def test_every_physical_reason_has_a_remedy_of_its_own() -> None:
 
 
 def test_every_row_is_documented() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "analysis.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "analysis-advice.md").read_text()
     for row in RECOMMENDED:
         signs = {">=": "≥", "<": "<"}
         evidence = ", ".join(f"{when.figure} {signs[when.comparison]} {when.limit:g}" for when in row.when)

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rankscope.analysis.collectives.links import parse_link
+from rankscope.analysis.collectives.traffic.links import parse_link
 from rankscope.analysis.engine import analyze
 from rankscope.analysis.report.terminal import render_text
 from rankscope.analysis.result.analysis import Analysis

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.compared import StepOwnTimes
-from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.whatif.causes import Causes
 from rankscope.analysis.whatif.healed import Healed
 from rankscope.analysis.whatif.step_graph import StepGraph, build_step_graph, possible

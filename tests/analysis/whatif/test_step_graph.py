@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.whatif.step_tables import Floats, graph_of, plain_chain, scenarios_of, table_of
 
-from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.statistics import lower_median
 from rankscope.analysis.whatif.causes import Causes
 from rankscope.analysis.whatif.step_graph import build_step_graph

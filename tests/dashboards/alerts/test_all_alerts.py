@@ -19,9 +19,9 @@ from rankscope.base.errors import InputError, RankscopeError
 from rankscope.dashboards.alerts import all_alerts as page
 from rankscope.dashboards.alerts import data as watched_alerts
 from rankscope.dashboards.alerts.all_alerts import PAGE, alert_row, picked, row_id
-from rankscope.dashboards.alerts.data import AlertRecord, AlertsFound, alert_record
 from rankscope.dashboards.alerts.figures import MOST_BARS, alert_counts, alert_times, bar_width_s
 from rankscope.dashboards.alerts.prometheus import Prometheus, Server
+from rankscope.dashboards.alerts.record import AlertRecord, AlertsFound, alert_record
 from rankscope.dashboards.alerts.view import alert_article
 from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.store.disk import DiskRuns

@@ -17,7 +17,8 @@ from rankscope.alerts.store.database import Store
 from rankscope.alerts.store.folders import STORE_FILE, watcher_state
 from rankscope.alerts.watch.announcements import FINDING_SCHEMA, FindingRecord, append_finding
 from rankscope.alerts.watch.ledger import Entry, Ledger, Track, save_ledger
-from rankscope.dashboards.alerts.data import AlertRecord, AlertsFound, about_run, alert_record, alerts_about, alerts_of
+from rankscope.dashboards.alerts.data import about_run, alerts_about, alerts_of
+from rankscope.dashboards.alerts.record import AlertRecord, AlertsFound, alert_record
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import RunSummary
 from rankscope.dashboards.store.disk import DiskRuns

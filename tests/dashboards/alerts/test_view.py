@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tests.dashboards.blocks import draw, write
 
-from rankscope.dashboards.alerts.data import AlertRecord, AlertsFound, alert_record
 from rankscope.dashboards.alerts.figures import NONE, alert_counts, alert_times, row_label
+from rankscope.dashboards.alerts.record import AlertRecord, AlertsFound, alert_record
 from rankscope.dashboards.alerts.view import VIEW
 from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data.run_data import RunData

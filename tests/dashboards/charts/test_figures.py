@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 from numpy.typing import NDArray
 
-from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis, ImposedWait
 from rankscope.dashboards.charts.cells import bin_worst
 from rankscope.dashboards.charts.frame import GRAPH_CONFIG

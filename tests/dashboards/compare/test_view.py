@@ -11,7 +11,7 @@ import pytest
 from tests.dashboards.blocks import draw_at, page_for, page_text
 
 from rankscope.analysis.compare.result import RankShift
-from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.charts.palette import palette

@@ -26,9 +26,9 @@ from tests.dashboards.grafana.grafana_model import BUILT_IN, Json, Target, all_b
 from tests.dashboards.grafana.promql_selectors import Selector, functions, selectors
 
 from rankscope.alerts.rules.rule_file import rules_text
-from rankscope.dashboards.grafana.boards.dialect import RULES
 from rankscope.dashboards.grafana.boards.generate import FOLDER, texts
-from rankscope.dashboards.grafana.boards.marks import NOT_AVAILABLE
+from rankscope.dashboards.grafana.boards.parts.dialect import RULES
+from rankscope.dashboards.grafana.boards.parts.marks import NOT_AVAILABLE
 from rankscope.exporter.catalogue import CATALOGUE
 from rankscope.runs.links import overview_url
 from rankscope.runs.metrics import RANK_METRICS

@@ -18,7 +18,7 @@ from tests.exporter.fake_driver import uuid_of
 
 from rankscope.alerts.rules.rule_file import rules_text
 from rankscope.alerts.rules.thresholds import thresholds
-from rankscope.dashboards.grafana.boards.dialect import RULES
+from rankscope.dashboards.grafana.boards.parts.dialect import RULES
 
 fake_nvml_library = exporter.fake_nvml_library
 start_exporter = exporter.start_exporter

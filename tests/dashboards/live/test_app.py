@@ -11,7 +11,7 @@ import pytest
 from tests.dashboards.blocks import draw_at, page_text
 from tests.dashboards.live.dash_client import Caller
 
-from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import InputError
 from rankscope.dashboards.app import create_app

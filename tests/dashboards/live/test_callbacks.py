@@ -11,7 +11,7 @@ import pytest
 from tests.dashboards.hosts_at_fault import host_analysis, host_table
 from tests.dashboards.live.dash_client import RANKS, Caller
 
-from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.progress import Progress

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 from tests.dashboards.live.dash_client import Caller
 
-from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import InputError
 from rankscope.dashboards.alerts.all_alerts import row_id
-from rankscope.dashboards.alerts.data import AlertsFound, alert_record
+from rankscope.dashboards.alerts.record import AlertsFound, alert_record
 from rankscope.dashboards.model.state import MOST_COMPARED, PageState
 from rankscope.dashboards.runs.view import MOST_ASKED
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.dashboards.blocks import draw_at, page_text
 
-from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis, RareSteps, Verdict
 from rankscope.analysis.result.stored import Losses, Lost, losses_of
 from rankscope.base.errors import InputError

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rankscope.analysis.evidence.steps import METRICS
+from rankscope.analysis.evidence.step_table.steps import METRICS
 from rankscope.dashboards.model.state import DEFAULT_METRIC, PageState, run_of, run_path
 from rankscope.runs.links import overview_url
 

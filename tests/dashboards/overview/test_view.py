@@ -13,7 +13,7 @@ import numpy as np
 from tests.dashboards.blocks import draw, run_of, run_text, text_of, write
 from tests.dashboards.hosts_at_fault import RARE, host_runs
 
-from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis, Verdict
 from rankscope.analysis.result.collectives import CollectiveBandwidth
 from rankscope.analysis.result.costs import Advice, AdviceEvidence, Memory, RankMemory, Throughput

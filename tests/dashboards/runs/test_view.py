@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.dashboards.blocks import only, page_text, text_of
 
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis, Verdict
 from rankscope.analysis.result.stored import store_verdict, stored_verdict
 from rankscope.base.errors import InputError, RankscopeError

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankscope.analysis.evidence.steps import METRICS as RECORDED
+from rankscope.analysis.evidence.step_table.steps import METRICS as RECORDED
 from rankscope.analysis.run_analysis import read_evidence
 from rankscope.dashboards.charts.cells import bin_worst
 from rankscope.dashboards.charts.heatmap import step_heatmap
@@ -28,7 +28,7 @@ from rankscope.runs.segment_writer import JsonLinesWriter
 WriteRun = Callable[..., Path]
 SLOW = 2
 LIGHT = PALETTES["light"]
-DOCUMENT = Path(__file__).parents[3] / "docs" / "dashboard.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "dashboard-reference.md"
 
 
 def silent(_progress: Progress) -> None:

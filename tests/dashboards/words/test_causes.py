@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from rankscope.analysis.causes import CAUSES as ROWS
-from rankscope.analysis.causes import Cause
+from rankscope.analysis.result.cause import Cause
 from rankscope.analysis.result.costs import PartName
 from rankscope.analysis.whatif.causes import CAUSE_PARTS
 from rankscope.dashboards.overview.figures import LOOKS

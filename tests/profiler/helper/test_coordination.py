@@ -189,8 +189,9 @@ def test_the_first_window_on_devices_is_announced_once_the_budget_covers_it(tmp_
     for rank in ranks:
         rank.go(4980)
     first = announcement_to(ranks[1], ranks)
-    # Then 1 % of the time until then is 1 s
-    assert (first.first, first.steps) == (10_000, 3)
+    # Then 1 % of the time until then is 1 s (ranks that train on while the machine is busy are given a later step)
+    assert first.first >= 10_000
+    assert first.steps == 3
     for rank in ranks:
         rank.end()
 

@@ -17,7 +17,7 @@ MS = 1_000_000
 LIBRARY = "/usr/lib/python3/site-packages/torch/nn/linear.py"
 FETCH = "/usr/lib/python3/site-packages/torch/utils/data/_utils/fetch.py"
 STANDARD = f"{stack_lines._STANDARD[0]}threading.py"
-WRAPPERS = importlib.util.find_spec("rankscope.profiler.rank.attach")
+WRAPPERS = importlib.util.find_spec("rankscope.profiler.rank.wrappers.attach")
 RECORDER = "" if WRAPPERS is None else str(WRAPPERS.origin)
 """Also where the project is installed as its source tree, as `pip install -e` does."""
 

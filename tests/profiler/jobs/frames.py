@@ -19,8 +19,8 @@ from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from rankscope.profiler.rank import attach
 from rankscope.profiler.rank.recorder import StepRecorder
+from rankscope.profiler.rank.wrappers import attach
 from rankscope.profiler.settings import RecorderSettings
 
 STEPS = 160

@@ -92,7 +92,7 @@ def main(kind: str, steps: int) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     played = Played(LayoutJob(Layout("tp", 1, inner=size), FAULTS["slow device"], late=1, steps=steps), rank, kind)
     if kind == "flight":
-        from rankscope.profiler.rank import flight_dump
+        from rankscope.profiler.rank.gpu import flight_dump
 
         flight_dump._dumpers = lambda: {"nccl": lambda **_: played.recorder()}
     model = nn.Linear(16, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rankscope.profiler.rank.optimizers import StepBoundary
+from rankscope.profiler.rank.wrappers.optimizers import StepBoundary
 
 
 class Optimizer:

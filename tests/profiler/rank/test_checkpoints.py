@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from rankscope.profiler.rank import checkpoints  # noqa: E402  # torch may be missing
+from rankscope.profiler.rank.wrappers import checkpoints  # noqa: E402  # torch may be missing
 
 
 class Told:

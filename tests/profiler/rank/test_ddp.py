@@ -33,7 +33,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from rankscope.profiler.rank import ddp  # noqa: E402
+from rankscope.profiler.rank.wrappers import ddp  # noqa: E402
 from rankscope.profiler.ring import RingWriter  # noqa: E402
 
 

@@ -72,7 +72,7 @@ class Training:
     """Words of a recorder on that device; each host operation takes a microsecond."""
 
     def __init__(self) -> None:
-        from rankscope.profiler.rank.device import DeviceMarks
+        from rankscope.profiler.rank.gpu.device import DeviceMarks
 
         self.stream = Stream()
         self.marks = DeviceMarks(self.stream)
@@ -172,7 +172,7 @@ def test_marks_are_used_again_and_never_while_they_are_needed() -> None:
 
 
 def test_a_device_that_never_gets_there_costs_a_bounded_number_of_marks() -> None:
-    from rankscope.profiler.rank.device import MAX_PENDING
+    from rankscope.profiler.rank.gpu.device import MAX_PENDING
 
     training = Training()
     for number in range(3 * MAX_PENDING):
@@ -238,7 +238,7 @@ def test_times_between_marks_out_of_order_are_not_known(out_of_order: str) -> No
 
 
 def test_a_step_with_thousands_of_waits_has_a_bounded_number_of_marks_and_no_blocked_time() -> None:
-    from rankscope.profiler.rank.device import MAX_WAITS, QUIET_STEPS
+    from rankscope.profiler.rank.gpu.device import MAX_WAITS, QUIET_STEPS
 
     training = Training()
     for number in range(QUIET_STEPS + 3):
@@ -252,7 +252,7 @@ def test_a_step_with_thousands_of_waits_has_a_bounded_number_of_marks_and_no_blo
 
 
 def test_a_step_with_too_many_events_has_a_bounded_number_of_marks_and_no_times() -> None:
-    from rankscope.profiler.rank.device import MAX_MARKS, MAX_WAITS
+    from rankscope.profiler.rank.gpu.device import MAX_MARKS, MAX_WAITS
 
     training = Training()
     training.step(0)

@@ -22,7 +22,7 @@ from torch._C import _distributed_c10d as distributed_c10d
 
 from rankscope.profiler import scratch
 from rankscope.profiler.flight_files import done_file, dump_files
-from rankscope.profiler.rank import flight_dump
+from rankscope.profiler.rank.gpu import flight_dump
 
 NAMES = {
     "TORCH_FR_BUFFER_SIZE",
@@ -262,7 +262,7 @@ def test_without_more_threads_training_goes_on(tmp_path: Path, monkeypatch: pyte
 SCRIPT = """
 import os, sys, threading
 from pathlib import Path
-from rankscope.profiler.rank import flight_dump
+from rankscope.profiler.rank.gpu import flight_dump
 from rankscope.profiler import scratch
 heard, asks = os.pipe()
 flight_dump.listen(heard, Path(sys.argv[1]))

@@ -80,7 +80,8 @@ class Parameters:
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
     import torch
 
-    from rankscope.profiler.rank import device, graph_capture, meters
+    from rankscope.profiler.rank import meters
+    from rankscope.profiler.rank.gpu import device, graph_capture
 
     gpus = Gpus()
     monkeypatch.setattr(device, "cuda", gpus)
@@ -96,7 +97,7 @@ class OnGpu:
     """Events of a recorder, with parameters on the second GPU, while the first is the current one."""
 
     def __init__(self) -> None:
-        from rankscope.profiler.rank.device import DeviceMarks, find_device
+        from rankscope.profiler.rank.gpu.device import DeviceMarks, find_device
 
         clock = find_device(Parameters("cuda:1", "cuda:1"))
         assert clock is not None
@@ -163,7 +164,7 @@ def test_marks_are_on_the_stream_that_training_uses(gpus: Gpus) -> None:
 def test_a_process_whose_parameters_are_on_several_gpus_has_no_device_times(
     gpus: Gpus, parameters: tuple[str, ...], reserved: list[int], device: int | None
 ) -> None:
-    from rankscope.profiler.rank.device import find_device
+    from rankscope.profiler.rank.gpu.device import find_device
 
     gpus.reserved = reserved
     clock = find_device(Parameters(*parameters))
@@ -171,9 +172,9 @@ def test_a_process_whose_parameters_are_on_several_gpus_has_no_device_times(
 
 
 def test_nothing_is_asked_of_a_device_while_any_thread_captures_a_graph(gpus: Gpus) -> None:
-    from rankscope.profiler.rank import graph_capture
-    from rankscope.profiler.rank.attach import _capture_begins, _capture_ends
-    from rankscope.profiler.rank.device import CudaClock
+    from rankscope.profiler.rank.gpu import graph_capture
+    from rankscope.profiler.rank.gpu.device import CudaClock
+    from rankscope.profiler.rank.wrappers.attach import _capture_begins, _capture_ends
 
     clock, graph = CudaClock(0), object()
     assert clock.usable()
@@ -207,7 +208,7 @@ def test_nothing_is_asked_of_a_device_while_any_thread_captures_a_graph(gpus: Gp
 def test_a_rank_records_its_own_gpu_and_all_others_that_it_uses(
     gpus: Gpus, parameters: tuple[str, ...], reserved: list[int], uuids: list[str]
 ) -> None:
-    from rankscope.profiler.rank.device import parameter_devices
+    from rankscope.profiler.rank.gpu.device import parameter_devices
     from rankscope.profiler.rank.identity import identify
     from rankscope.profiler.settings import RecorderSettings
 
@@ -219,7 +220,7 @@ def test_a_rank_records_its_own_gpu_and_all_others_that_it_uses(
 
 
 def test_no_context_is_made_on_other_gpus_where_the_allocator_asks_the_driver(gpus: Gpus) -> None:
-    from rankscope.profiler.rank.device import parameter_devices, used_gpus
+    from rankscope.profiler.rank.gpu.device import parameter_devices, used_gpus
 
     gpus.backend, gpus.reserved = "cudaMallocAsync", [5, 5]
     assert used_gpus(parameter_devices(Parameters("cuda:1"))) == [1]
@@ -228,7 +229,7 @@ def test_no_context_is_made_on_other_gpus_where_the_allocator_asks_the_driver(gp
 
 @pytest.mark.parametrize(("device", "kind"), [("cpu", "cpu"), ("xpu", "xpu"), ("mps", "other")])
 def test_a_rank_on_another_kind_of_device_is_not_taken_for_one_on_the_cpu(device: str, kind: str) -> None:
-    from rankscope.profiler.rank.device import find_device, parameter_devices
+    from rankscope.profiler.rank.gpu.device import find_device, parameter_devices
     from rankscope.profiler.rank.identity import identify
     from rankscope.profiler.settings import RecorderSettings
 
@@ -239,7 +240,7 @@ def test_a_rank_on_another_kind_of_device_is_not_taken_for_one_on_the_cpu(device
 
 
 def test_a_rank_that_has_nothing_on_the_gpus_it_initialised_is_on_the_cpu(gpus: Gpus) -> None:
-    from rankscope.profiler.rank.device import parameter_devices
+    from rankscope.profiler.rank.gpu.device import parameter_devices
     from rankscope.profiler.rank.identity import identify
     from rankscope.profiler.settings import RecorderSettings
 

@@ -21,7 +21,7 @@ class Group:
 
 
 def test_a_job_communicates_in_other_groups_from_the_first_look_that_shows_it() -> None:
-    from rankscope.profiler.rank.groups import EVERY, OtherGroups
+    from rankscope.profiler.rank.wrappers.groups import EVERY, OtherGroups
 
     data, tensor, host = Group("0"), Group("1"), Group("2")
     others = OtherGroups(lambda: [(data, "nccl"), (tensor, "nccl"), (host, "gloo")])
@@ -35,7 +35,7 @@ def test_a_job_communicates_in_other_groups_from_the_first_look_that_shows_it() 
 
 
 def test_groups_that_do_not_tell_and_jobs_without_groups() -> None:
-    from rankscope.profiler.rank.groups import OtherGroups
+    from rankscope.profiler.rank.wrappers.groups import OtherGroups
 
     others = OtherGroups(lambda: [(object(), "nccl")])
     assert [others.communicate(step, []) for step in range(3)] == [True, False, False]
@@ -44,7 +44,7 @@ def test_groups_that_do_not_tell_and_jobs_without_groups() -> None:
 
 
 def test_where_torch_does_not_list_its_groups_they_may_communicate() -> None:
-    from rankscope.profiler.rank.groups import EVERY, OtherGroups
+    from rankscope.profiler.rank.wrappers.groups import EVERY, OtherGroups
 
     def missing() -> list[tuple[object, str]]:
         raise AttributeError("module has no attribute _world")
@@ -55,9 +55,9 @@ def test_where_torch_does_not_list_its_groups_they_may_communicate() -> None:
 
 def test_own_time_on_a_device_needs_a_pass_that_reduced_gradients() -> None:
     """A replayed CUDA graph runs none, and its waits are inside the graph."""
-    from rankscope.profiler.rank.ddp import Tail
-    from rankscope.profiler.rank.groups import OtherGroups
     from rankscope.profiler.rank.recorder import StepRecorder
+    from rankscope.profiler.rank.wrappers.ddp import Tail
+    from rankscope.profiler.rank.wrappers.groups import OtherGroups
     from rankscope.profiler.ring import RingWriter
     from rankscope.profiler.settings import RecorderSettings
 

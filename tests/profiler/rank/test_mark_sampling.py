@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.profiler.ranks import PreloadedTorch
 
-from rankscope.profiler.rank.mark_sampling import EVERY_STEPS, MarkSampling, is_chosen
+from rankscope.profiler.rank.gpu.mark_sampling import EVERY_STEPS, MarkSampling, is_chosen
 from rankscope.runs.reader import RunReader
 
 pytestmark = pytest.mark.usefixtures("require_torch")

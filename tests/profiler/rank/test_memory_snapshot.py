@@ -30,7 +30,7 @@ def observers(monkeypatch: pytest.MonkeyPatch) -> list[OutOfMemory]:
 def test_a_rank_that_runs_out_of_memory_leaves_a_snapshot(
     tmp_path: Path, observers: list[OutOfMemory], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from rankscope.profiler.rank import memory_snapshot
+    from rankscope.profiler.rank.gpu import memory_snapshot
 
     monkeypatch.setenv("RANK", "3")
     memory_snapshot.record_memory(str(tmp_path / "run"))
@@ -53,7 +53,7 @@ def test_a_rank_that_runs_out_of_memory_leaves_a_snapshot(
 def test_a_snapshot_that_cannot_be_written_does_not_hide_the_scripts_own_error(
     tmp_path: Path, observers: list[OutOfMemory], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from rankscope.profiler.rank.memory_snapshot import record_memory
+    from rankscope.profiler.rank.gpu.memory_snapshot import record_memory
 
     (tmp_path / "file").touch()
     record_memory(str(tmp_path / "file"))
@@ -62,7 +62,7 @@ def test_a_snapshot_that_cannot_be_written_does_not_hide_the_scripts_own_error(
 
 
 def test_a_link_of_another_user_is_not_written_through(tmp_path: Path, observers: list[OutOfMemory]) -> None:
-    from rankscope.profiler.rank.memory_snapshot import record_memory
+    from rankscope.profiler.rank.gpu.memory_snapshot import record_memory
 
     folder, target = tmp_path / "memory", tmp_path / "target"
     folder.mkdir()
@@ -80,7 +80,7 @@ def test_a_torch_that_cannot_record_memory_trains_on(
 ) -> None:
     import torch
 
-    from rankscope.profiler.rank.memory_snapshot import record_memory
+    from rankscope.profiler.rank.gpu.memory_snapshot import record_memory
 
     monkeypatch.delattr(torch.cuda.memory, "_record_memory_history")
     record_memory(str(tmp_path))

@@ -25,8 +25,8 @@ def test_only_waits_after_the_last_gradient_are_inside_the_tail(monkeypatch: pyt
     from rankscope.profiler.phases import BACKWARD
     from rankscope.profiler.rank import guard
     from rankscope.profiler.rank import recorder as recorder_module
-    from rankscope.profiler.rank.ddp import Tail
     from rankscope.profiler.rank.recorder import StepRecorder
+    from rankscope.profiler.rank.wrappers.ddp import Tail
     from rankscope.profiler.settings import RecorderSettings
 
     class Gradients:
@@ -234,7 +234,7 @@ with StepProfiler(run_dir=sys.argv[1], window_steps=0, exporter_url=None) as pro
             pass
         prof.step()
     recorder = prof._recorder
-    from rankscope.profiler.rank.ddp import Tail
+    from rankscope.profiler.rank.wrappers.ddp import Tail
     from rankscope.profiler.ring import RingWriter
     for where in ("spare", "hook"):
         tail = Tail(recorder.gradients.mark, RingWriter().ready)

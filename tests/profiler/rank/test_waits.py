@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402  # torch may be missing
 
-from rankscope.profiler.rank.waits import Listener, TimedOperator, waiting  # noqa: E402  # torch may be missing
+from rankscope.profiler.rank.wrappers.waits import Listener, TimedOperator, waiting  # noqa: E402  # torch may be missing
 
 
 class Told:
@@ -80,7 +80,7 @@ import os
 import sys
 import torch
 import torch.distributed as dist
-from rankscope.profiler.rank import waits
+from rankscope.profiler.rank.wrappers import waits
 
 class Told:
     inside, waits = False, 0

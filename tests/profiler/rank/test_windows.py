@@ -48,7 +48,7 @@ class Profiler:
     def drain(self) -> None: ...
 
     def start(self) -> None:
-        from rankscope.profiler.rank.kineto import KinetoUnavailable
+        from rankscope.profiler.rank.gpu.kineto import KinetoUnavailable
 
         if not self.starts:
             raise KinetoUnavailable("another profiler is on")
@@ -68,7 +68,7 @@ def test_only_a_window_that_the_helper_receives_leaves_a_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], ends: str
 ) -> None:
     from rankscope.profiler import scratch as folders
-    from rankscope.profiler.rank import windows as module
+    from rankscope.profiler.rank.gpu import windows as module
 
     # Given no room in local memory, so that traces go to the temporary disk
     memory, disk = tmp_path / "memory", tmp_path / "disk"
@@ -103,7 +103,7 @@ def test_only_a_window_that_the_helper_receives_leaves_a_trace(
 def test_an_announced_window_is_profiled_as_a_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader]
 ) -> None:
-    from rankscope.profiler.rank import windows as module
+    from rankscope.profiler.rank.gpu import windows as module
 
     monkeypatch.setattr(module, "KinetoSession", Profiler)
     writer, reader = ring
@@ -145,7 +145,7 @@ def test_an_announced_window_is_profiled_as_a_whole_or_not_at_all(
 def test_windows_without_a_pause_are_handed_over_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader]
 ) -> None:
-    from rankscope.profiler.rank import windows as module
+    from rankscope.profiler.rank.gpu import windows as module
 
     monkeypatch.setattr(module, "KinetoSession", Profiler)
     writer = ring[0]
@@ -163,7 +163,7 @@ def test_a_window_holds_steps_and_operators_whatever_this_torch_can_leave_out(
 ) -> None:
     import torch
 
-    from rankscope.profiler.rank import kineto as module
+    from rankscope.profiler.rank.gpu import kineto as module
 
     monkeypatch.setenv("KINETO_LOG_LEVEL", "6")
     if torch_has == "no choice of scopes":
@@ -187,7 +187,7 @@ def test_a_window_needs_room_for_the_traces_of_all_ranks_of_the_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], ranks: int, kind: MessageKind
 ) -> None:
     from rankscope.profiler import scratch as folders
-    from rankscope.profiler.rank import windows as module
+    from rankscope.profiler.rank.gpu import windows as module
 
     monkeypatch.setattr(folders, "_free", lambda folder: folders.MIN_FREE_BYTES if folder == tmp_path else 0)
     monkeypatch.setattr(module, "KinetoSession", Profiler)
@@ -229,8 +229,8 @@ class OnDevice(Profiler):
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> type[OnDevice]:
-    from rankscope.profiler.rank import graph_capture
-    from rankscope.profiler.rank import windows as module
+    from rankscope.profiler.rank.gpu import graph_capture
+    from rankscope.profiler.rank.gpu import windows as module
 
     OnDevice.called.clear()
     monkeypatch.setattr(module, "KinetoSession", OnDevice)
@@ -243,7 +243,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> type[OnDevice]:
 def test_a_window_on_a_device_follows_a_warm_up_and_has_the_whole_work_of_its_steps_alone(
     tmp_path: Path, ring: tuple[RingWriter, RingReader], device: type[OnDevice]
 ) -> None:
-    from rankscope.profiler.rank.windows import Windows
+    from rankscope.profiler.rank.gpu.windows import Windows
 
     writer, reader = ring
     windows = Windows(Schedule(10, 0, 2), tmp_path, writer)
@@ -268,7 +268,7 @@ def test_a_window_on_a_device_follows_a_warm_up_and_has_the_whole_work_of_its_st
 def test_the_cost_of_a_window_on_a_device_has_the_loading_of_the_profiler_but_no_wait_for_the_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], device: type[OnDevice]
 ) -> None:
-    from rankscope.profiler.rank.windows import Windows
+    from rankscope.profiler.rank.gpu.windows import Windows
 
     def load(session: OnDevice) -> None:
         session.prepared = True
@@ -287,7 +287,7 @@ def test_the_cost_of_a_window_on_a_device_has_the_loading_of_the_profiler_but_no
 def test_a_window_on_a_device_that_comes_too_late_for_a_warm_up_is_missed(
     tmp_path: Path, ring: tuple[RingWriter, RingReader], device: type[OnDevice]
 ) -> None:
-    from rankscope.profiler.rank.windows import Windows
+    from rankscope.profiler.rank.gpu.windows import Windows
 
     writer, reader = ring
     windows = Windows(Schedule(100, 0, 2), tmp_path, writer)
@@ -307,7 +307,7 @@ def test_a_device_is_detached_from_after_a_warm_up_without_a_window(
     ends: str,
 ) -> None:
     from rankscope.profiler import scratch as folders
-    from rankscope.profiler.rank.windows import Windows
+    from rankscope.profiler.rank.gpu.windows import Windows
 
     monkeypatch.setattr(device, "starts", ends != "refused")
     if ends == "no room":
@@ -327,8 +327,8 @@ def test_a_device_is_detached_from_after_a_warm_up_without_a_window(
 def test_no_profiler_is_started_or_stopped_while_a_graph_is_captured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], device: type[OnDevice], captured: int
 ) -> None:
-    from rankscope.profiler.rank import graph_capture
-    from rankscope.profiler.rank import windows as module
+    from rankscope.profiler.rank.gpu import graph_capture
+    from rankscope.profiler.rank.gpu import windows as module
 
     capturing = False
     monkeypatch.setattr(graph_capture, "going_on", lambda: capturing)
@@ -352,7 +352,7 @@ def test_no_profiler_is_started_or_stopped_while_a_graph_is_captured(
 def test_a_window_soon_after_another_is_missed_where_cupti_is_detached_after_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], device: type[OnDevice], teardown: str
 ) -> None:
-    from rankscope.profiler.rank.windows import Windows
+    from rankscope.profiler.rank.gpu.windows import Windows
 
     # Kineto detaches in the background, at some of the next calls of CUDA: nothing may attach meanwhile.
     monkeypatch.setenv("TEARDOWN_CUPTI", teardown)
@@ -377,8 +377,8 @@ def test_a_window_soon_after_another_is_missed_where_cupti_is_detached_after_eac
 def test_a_cancelled_warm_up_is_given_time_to_detach_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], device: type[OnDevice]
 ) -> None:
-    from rankscope.profiler.rank import graph_capture
-    from rankscope.profiler.rank.windows import Windows
+    from rankscope.profiler.rank.gpu import graph_capture
+    from rankscope.profiler.rank.gpu.windows import Windows
 
     monkeypatch.setenv("TEARDOWN_CUPTI", "1")
     writer, reader = ring
@@ -396,7 +396,7 @@ def test_a_cancelled_warm_up_is_given_time_to_detach_too(
 def test_a_torch_without_a_profiler_of_gpus_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from rankscope.profiler.rank import kineto
+    from rankscope.profiler.rank.gpu import kineto
 
     monkeypatch.setattr(kineto, "device_type", lambda: "cuda")
     monkeypatch.setattr(torch.autograd, "_supported_activities", lambda: {torch.profiler.ProfilerActivity.CPU})
@@ -411,7 +411,7 @@ def test_a_prepared_session_records_its_own_steps_alone_and_leaves_no_profiler_o
 ) -> None:
     import torch
 
-    from rankscope.profiler.rank import kineto
+    from rankscope.profiler.rank.gpu import kineto
 
     monkeypatch.setenv("KINETO_LOG_LEVEL", "6")
     session = kineto.KinetoSession()

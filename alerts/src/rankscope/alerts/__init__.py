@@ -6,5 +6,6 @@
                                                                 ├─ Alertmanager ─ receive/ ─ deliver/ ─ chat, pager, webhook
     run directory ─ watch/ (analysis of the steps) ─ deliver/ ──┘
 
-``replay/`` runs the watcher over a recorded run.
+``replay/`` runs the watcher over a recorded run, ``store/`` keeps the state of alerting on disk. ``payload`` is Alertmanager's
+webhook format, ``toml_file`` reads the operator's files, ``commands`` is ``rankscope alerts``, ``output`` prints events.
 """

@@ -34,29 +34,33 @@ class Verb(NamedTuple):
 
 
 VERBS: Final[dict[str, Verb]] = {
-    "run": Verb("rankscope.cli.run:run", "Run a training job with the recorder attached; print the verdict.", "profiler"),
+    "run": Verb("rankscope.cli.verbs.run:run", "Run a training job with the recorder attached; print the verdict.", "profiler"),
     "analyze": Verb(
-        "rankscope.cli.analyze:analyze", "Name the rank that the others wait for, and why: from a run or traces.", "analysis"
+        "rankscope.cli.verbs.analyze:analyze",
+        "Name the rank that the others wait for, and why: from a run or traces.",
+        "analysis",
     ),
-    "runs": Verb("rankscope.cli.runs:runs", "List the runs in a folder, with state and verdict.", "dashboards"),
+    "runs": Verb("rankscope.cli.verbs.runs:runs", "List the runs in a folder, with state and verdict.", "dashboards"),
     "hang": Verb(
-        "rankscope.cli.hang:hang", "Name the rank that hung the job: from NCCL RAS and Flight Recorder dumps.", "analysis"
+        "rankscope.cli.verbs.hang:hang", "Name the rank that hung the job: from NCCL RAS and Flight Recorder dumps.", "analysis"
     ),
     "compare": Verb(
-        "rankscope.cli.compare:compare", "What got better or worse between runs, and is it real; scaling.", "analysis"
+        "rankscope.cli.verbs.compare:compare", "What got better or worse between runs, and is it real; scaling.", "analysis"
     ),
-    "export": Verb("rankscope.cli.export:export", "All ranks on one clock, for ui.perfetto.dev.", "analysis"),
-    "steps": Verb("rankscope.cli.steps:steps", "A run's step records as CSV, JSON Lines or Parquet.", "analysis"),
-    "whatif": Verb("rankscope.cli.whatif:whatif", "How fast it would be without stragglers: time, GPU-hours, money.", "analysis"),
-    "capture": Verb("rankscope.cli.capture:capture", "Ask a live run for a profile of its next steps.", "analysis"),
+    "export": Verb("rankscope.cli.verbs.export:export", "All ranks on one clock, for ui.perfetto.dev.", "analysis"),
+    "steps": Verb("rankscope.cli.verbs.steps:steps", "A run's step records as CSV, JSON Lines or Parquet.", "analysis"),
+    "whatif": Verb(
+        "rankscope.cli.verbs.whatif:whatif", "How fast it would be without stragglers: time, GPU-hours, money.", "analysis"
+    ),
+    "capture": Verb("rankscope.cli.live.capture:capture", "Ask a live run for a profile of its next steps.", "analysis"),
     "exporter": Verb("rankscope.exporter.commands:exporter", "Publish this node's GPUs and ranks to Prometheus.", "exporter"),
     "dashboard": Verb("rankscope.dashboards.commands:dashboard", "Serve the pages that show the evidence.", "dashboards"),
     "report": Verb("rankscope.dashboards.commands:report", "A run's pages as one file that opens offline.", "dashboards"),
     "grafana": Verb("rankscope.dashboards.grafana.commands:grafana", "Boards for Grafana: hosts, GPUs, runs, alerts."),
     "alerts": Verb("rankscope.alerts.commands:alerts", "Prometheus rules, the watcher, webhooks.", "alerts"),
-    "schema": Verb("rankscope.cli.schema:schema", "Print the JSON Schema of a record or a result."),
+    "schema": Verb("rankscope.cli.verbs.schema:schema", "Print the JSON Schema of a record or a result."),
     "demo": Verb("rankscope.cli.demo.commands:demo", "Everything on this machine, with a planted straggler.", "all"),
-    "doctor": Verb("rankscope.cli.doctor:doctor", "What works on this machine, what is missing, how to get it."),
+    "doctor": Verb("rankscope.cli.verbs.doctor:doctor", "What works on this machine, what is missing, how to get it."),
 }
 
 

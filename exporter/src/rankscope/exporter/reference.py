@@ -1,20 +1,18 @@
 """Generator of the documentation's tables of collectors, metrics (from the catalogue) and Xids.
 
-``python -m rankscope.exporter.reference docs/exporter.md`` rewrites the text between the markers of that file.
+``python -m rankscope.exporter.reference docs`` rewrites the text between the markers of the two pages in that folder.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from rankscope.exporter.catalogue import CATALOGUE, COLLECTORS, CatalogueMetric, DcgmName
 from rankscope.exporter.pages.otlp_metrics import otel_name
 from rankscope.exporter.xids import XIDS
-
-METRICS: Final = ("<!-- metrics: generated from the catalogue -->", "<!-- end of metrics -->")
-CODES: Final = ("<!-- xids: generated from xids.toml -->", "<!-- end of xids -->")
 
 _ALWAYS: Final = "exporter"
 _LEGEND: Final = """\
@@ -43,17 +41,21 @@ def xid_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_tables(document: str) -> str:
-    """Return the document with the current tables between their markers; raises ``ValueError`` if a marker is missing."""
-    return _between(CODES, xid_table(), _between(METRICS, metric_tables(), document))
+TABLES: Final[dict[str, tuple[str, str, Callable[[], str]]]] = {
+    "exporter-metrics.md": ("<!-- metrics: generated from the catalogue -->", "<!-- end of metrics -->", metric_tables),
+    "exporter-xids.md": ("<!-- xids: generated from xids.toml -->", "<!-- end of xids -->", xid_table),
+}
+"""Pages, the markers in each, and what stands between them."""
 
 
-def _between(markers: tuple[str, str], text: str, document: str) -> str:
-    before, begin, rest = document.partition(markers[0])
-    _, end, after = rest.partition(markers[1])
+def with_tables(page: str, document: str) -> str:
+    """Return the document of a page with the current tables between its markers; raises ``ValueError`` if one is missing."""
+    opening, closing, tables = TABLES[page]
+    before, begin, rest = document.partition(opening)
+    _, end, after = rest.partition(closing)
     if not begin or not end:
-        raise ValueError(f"no {markers[0]} … {markers[1]} in the document")
-    return f"{before}{begin}\n\n{text}\n{end}{after}"
+        raise ValueError(f"no {opening} … {closing} in the document")
+    return f"{before}{begin}\n\n{tables()}\n{end}{after}"
 
 
 def _collectors() -> str:
@@ -92,5 +94,6 @@ def _otel(row: CatalogueMetric) -> str:
 
 
 if __name__ == "__main__":
-    path = Path(sys.argv[1])
-    path.write_text(with_tables(path.read_text()))
+    for name in TABLES:
+        path = Path(sys.argv[1]) / name
+        path.write_text(with_tables(name, path.read_text()))

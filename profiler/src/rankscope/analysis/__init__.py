@@ -20,5 +20,7 @@ The modules beside these folders are the ways in. Start at ``engine``, which tak
     captured         a few profiled steps of a run, as after a capture
     online           a run in progress
 
+Tables for all stages: ``causes``, ``remedies``, ``operations``; ``statistics`` has medians, excess and noise.
+
 ``hang``, ``compare``, ``whatif`` and ``perfetto`` answer questions of their own with the same stages.
 """

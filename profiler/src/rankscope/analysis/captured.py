@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from rankscope.analysis.collectives.communication import communication_parts
-from rankscope.analysis.collectives.links import run_fabric
 from rankscope.analysis.collectives.matched import Matched, match_windows
+from rankscope.analysis.collectives.traffic.links import run_fabric
 from rankscope.analysis.collectives.windows import Reduction, odd_windows
 from rankscope.analysis.collectives.world import least_ranks
 from rankscope.analysis.costs.waterfall import Costs

@@ -1,15 +1,15 @@
 """The table of causes: names, rules by which they are found, the parts of a step that they explain, and what to do about them.
 
-To add a cause, add its name to ``Cause`` and a row to ``CAUSES``, and its label and look to those of the pages
-(``dashboards/words/causes.py``). The reasons that lie below a cause are in ``inference/physical.py`` and
-``inference/slow_kernels.py``.
+To add a cause, add its name to ``Cause`` (``result/cause.py``) and a row to ``CAUSES``, and its label and look to those of the
+pages (``dashboards/words/causes.py``). The reasons that lie below a cause are in ``inference/reasons/physical.py`` and
+``inference/reasons/slow_kernels.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from rankscope.analysis.remedies import (
     COLLECT,
@@ -29,15 +29,11 @@ from rankscope.analysis.remedies import (
     Remedy,
     remedy,
 )
+from rankscope.analysis.result.cause import MORE_WORK, Cause
 from rankscope.runs.records import Phase
 
 if TYPE_CHECKING:
-    from rankscope.analysis.inference.signals import Signals
-
-Cause = Literal["input", "host", "gc", "checkpoint", "evaluation", "compute", "imbalance", "communication", "unknown"]
-
-MORE_WORK: Final = 0.1
-"""Relative excess of work from which a rank has more of it than its peers."""
+    from rankscope.analysis.inference.reasons.signals import Signals
 
 
 @dataclass(frozen=True, slots=True)

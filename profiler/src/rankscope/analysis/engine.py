@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.analysis.collectives.links import ToldLink
+from rankscope.analysis.collectives.traffic.links import ToldLink
 from rankscope.analysis.durations.log_files import local_files
 from rankscope.analysis.parallel.workers import ALONE, Engine
 from rankscope.analysis.result.analysis import Analysis
@@ -93,7 +93,7 @@ def analyze(
         if cycle is not None:
             raise InputError(run.path, "a run has attempts and no cycles: a cycle is for traces")
         # Imported for runs only: imports are a large part of the time that the analysis of a trace takes.
-        from rankscope.analysis.evidence.chosen_steps import StepRange
+        from rankscope.analysis.evidence.step_table.chosen_steps import StepRange
         from rankscope.analysis.run_analysis import analyze_run
 
         analysis = analyze_run(

@@ -8,12 +8,10 @@ result equals that of ``analyze``.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -23,42 +21,33 @@ from numpy.typing import NDArray
 from rankscope.analysis.collectives.matched import Matched, match_windows
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.collectives.world import least_ranks
-from rankscope.analysis.durations.blocks import RecentBlocks
 from rankscope.analysis.evidence.compared import judged_groups
-from rankscope.analysis.evidence.filling import Filling, StepRanges
 from rankscope.analysis.evidence.peers import peer_groups
-from rankscope.analysis.evidence.rank_columns import RankColumns, entries_of, tags_of
-from rankscope.analysis.evidence.recent import Earlier
-from rankscope.analysis.evidence.simultaneous import find_step_numbers
-from rankscope.analysis.evidence.step_numbers import ALL_ALIKE, StepNumbers
-from rankscope.analysis.evidence.steps import StepTable
-from rankscope.analysis.inference.judgement import judge
-from rankscope.analysis.inference.moving import moving_waits
-from rankscope.analysis.inference.run_evidence import RunEvidence
-from rankscope.analysis.inference.slow import SlowRanks
+from rankscope.analysis.evidence.step_table.filling import Filling, StepRanges
+from rankscope.analysis.evidence.step_table.rank_columns import RankColumns
+from rankscope.analysis.evidence.step_table.recent import Earlier
+from rankscope.analysis.evidence.step_table.simultaneous import find_step_numbers
+from rankscope.analysis.evidence.step_table.step_numbers import ALL_ALIKE, StepNumbers
+from rankscope.analysis.evidence.step_table.steps import StepTable
+from rankscope.analysis.followed_rank import FollowedRank
+from rankscope.analysis.inference.judging.judgement import judge
+from rankscope.analysis.inference.judging.moving import moving_waits
+from rankscope.analysis.inference.judging.slow import SlowRanks
+from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.run_analysis import analysis_of, evidence_of, read_evidence, world_size_of
 from rankscope.analysis.trace.possible import is_possible_breakdown, is_possible_collective
 from rankscope.analysis.verdict.run_verdict import pipeline_bound
 from rankscope.base.errors import InputError
-from rankscope.runs.durations import DurationBlock
-from rankscope.runs.follow import Segments, StartOverError, StepFollower, StreamFollower, segments_of
-from rankscope.runs.paths import Stream, rank_dir
+from rankscope.runs.follow import Segments, StartOverError
 from rankscope.runs.reader import RunReader
-from rankscope.runs.records import CollectiveRecord, RankInfo, StepBreakdown
-from rankscope.runs.segments import Skipped
 from rankscope.runs.step_segments import BLOCK_ROWS, Rows, joined_rows
 
 RECENT_STEPS: Final = 500
 """Steps that are kept: some minutes of most runs, judged within a second for a thousand ranks."""
 
-_FOLLOWED: Final[tuple[Stream, ...]] = ("steps", "events", "windows", "collectives", "durations")
-
 RECENT_CALLS: Final = 30_000
 """Operations of all ranks whose durations are kept, where they are judged: comparing them takes a second."""
-
-_SETTLED_NS: Final = 2_000_000_000
-"""Age from which a change of a folder is told from the next one by its time: file systems resolve up to two seconds."""
 
 RECENT_WINDOWS: Final = 24
 """Profiled steps that are kept: more than a capture needs for a clear verdict."""
@@ -170,7 +159,7 @@ class _Attempt:
     def __init__(self, path: Path, attempt: int, recent_steps: int, recent_windows: int, rows: RowReceiver | None) -> None:
         self.attempt = attempt
         self._rows = rows
-        self.ranks: dict[int, _Rank] = {}
+        self.ranks: dict[int, FollowedRank] = {}
         self._path = path
         self._recent_steps = recent_steps
         self._recent_windows = recent_windows
@@ -190,7 +179,7 @@ class _Attempt:
         """Read and add new data. Raises ``StartOverError``."""
         for rank in ranks:
             if rank not in self.ranks:
-                self.ranks[rank] = _Rank(self._path, self.attempt, rank)
+                self.ranks[rank] = FollowedRank(self._path, self.attempt, rank)
         self._filling.add_ranks(ranks)
         if self._rows is not None:
             self._rows.has_ranks(ranks)
@@ -341,83 +330,3 @@ class _Attempt:
         )
         self._has_own_times = bool(evidence.compared)
         return evidence
-
-
-class _Rank:
-    """Followed streams of one rank, and its recent windows."""
-
-    def __init__(self, path: Path, attempt: int, rank: int) -> None:
-        self.folder = rank_dir(path, attempt, rank)
-        self.steps = StepFollower(self.folder)
-        self._tags: dict[str, NDArray[np.int64]] = {}
-        """Steps by tag, for steps whose rows have not been read yet."""
-        self.windows = StreamFollower(self.folder, "windows", StepBreakdown)
-        self.collectives = StreamFollower(self.folder, "collectives", CollectiveRecord)
-        self.reduction = Reduction(breakdowns=[], collectives=[])
-        self.least_ranks = rank + 1
-        """Number of ranks that the job has at least, by all windows so far."""
-        self.durations = StreamFollower(self.folder, "durations", DurationBlock)
-        self.recent = RecentBlocks()
-        self._file = self.folder / "rank.json"
-        self._attempt = attempt
-        self._rank = rank
-        self._known: tuple[tuple[int, int, int], RankInfo] | None = None
-        """Identity of the file that was read (inode, size, modification time), and its content."""
-        self._listed: tuple[int, Segments] | None = None
-        """Segments in the folder, and its modification time when they were listed."""
-
-    def segments(self, reader: RunReader) -> Segments:
-        """Return the segments of the followed streams. They are listed again when the folder has changed."""
-        try:
-            changed_ns = os.stat(self.folder).st_mtime_ns  # noqa: PTH116  # for thousands of folders, Path costs more
-        except OSError:
-            changed_ns = time.time_ns()
-        if self._listed is not None and self._listed[0] == changed_ns:
-            return self._listed[1]
-        listed_ns, segments = time.time_ns(), segments_of(reader, self.folder, _FOLLOWED)
-        # A change just before may have the same time as the next one. A folder that cannot be listed is reported each time.
-        settled = listed_ns - changed_ns > _SETTLED_NS and any(segments.values())
-        self._listed = (changed_ns, segments) if settled else None
-        return segments
-
-    def read_tags(self, reader: RunReader, segments: Segments) -> None:
-        """Read new tags. Raises ``StartOverError``.
-
-        Call it after reading the rows: a step's event is written before its row.
-        """
-        for tag, steps in tags_of(chain.from_iterable(self.steps.new_events(reader, segments))).items():
-            self._tags[tag] = np.concatenate([self._tags[tag], steps]) if tag in self._tags else steps
-
-    def tagged(self, columns: RankColumns) -> RankColumns:
-        """Return new entries with their tags. Tags of later steps are kept until their rows are read."""
-        return replace(columns, tags=self.take_tags(columns.step))
-
-    def take_tags(self, steps: NDArray[np.int64]) -> dict[str, NDArray[np.intp]]:
-        """Return the positions of the new entries per tag. Tags of later steps are kept until their rows are read."""
-        if not self._tags or not len(steps):
-            return {}
-        found, last = entries_of(self._tags, steps), int(steps[-1])
-        self._tags = {tag: later for tag, tagged in self._tags.items() if len(later := tagged[tagged > last])}
-        return found
-
-    def read_durations(self, reader: RunReader, segments: Segments, most: int) -> None:
-        """Read new durations of collectives, and keep those of about the last ``most`` operations. Raises ``StartOverError``."""
-        for blocks in self.durations.new(reader, segments):
-            for block in blocks:
-                self.recent.add(block, most)
-
-    def info(self, reader: RunReader) -> RankInfo | None:
-        """Return the rank's description from ``rank.json``, read again whenever the file was replaced."""
-        try:
-            status = self._file.stat()
-        except OSError:
-            return reader.rank(self._attempt, self._rank)
-        now = (status.st_ino, status.st_size, status.st_mtime_ns)
-        if self._known is None or self._known[0] != now:
-            read = reader.rank(self._attempt, self._rank)
-            self._known = None if read is None else (now, read)
-        return None if self._known is None else self._known[1]
-
-    @property
-    def skipped(self) -> Skipped:
-        return self.steps.skipped | self.windows.skipped | self.collectives.skipped | self.durations.skipped

@@ -14,8 +14,8 @@ from typing import Final
 import msgspec
 
 from rankscope.analysis.collectives.arrivals import RecordColumns
-from rankscope.analysis.collectives.links import ToldLink, run_fabric
 from rankscope.analysis.collectives.matched import Matched, match_windows
+from rankscope.analysis.collectives.traffic.links import ToldLink, run_fabric
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.collectives.world import least_ranks
 from rankscope.analysis.costs.memory import memory_of
@@ -26,22 +26,22 @@ from rankscope.analysis.costs.run_costs import costs_of_run
 from rankscope.analysis.costs.step_costs import usual_steps
 from rankscope.analysis.durations.blocks import read_durations
 from rankscope.analysis.durations.of_run import durations_of_run
-from rankscope.analysis.evidence.chosen_steps import ALL_STEPS, StepRange
 from rankscope.analysis.evidence.compared import judged_groups
 from rankscope.analysis.evidence.damage import unreadable_files
 from rankscope.analysis.evidence.hardware import device_memory
 from rankscope.analysis.evidence.liveness import liveness, silence_s
 from rankscope.analysis.evidence.peers import peer_groups
-from rankscope.analysis.evidence.rank_columns import ALL_METRICS, LOADED_METRICS
-from rankscope.analysis.evidence.rank_files import Report, ignore
-from rankscope.analysis.evidence.recent import MOST_RECORDS, Earlier
-from rankscope.analysis.evidence.simultaneous import find_step_numbers
-from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.step_table.chosen_steps import ALL_STEPS, StepRange
+from rankscope.analysis.evidence.step_table.rank_columns import ALL_METRICS, LOADED_METRICS
+from rankscope.analysis.evidence.step_table.rank_files import Report, ignore
+from rankscope.analysis.evidence.step_table.recent import MOST_RECORDS, Earlier
+from rankscope.analysis.evidence.step_table.simultaneous import find_step_numbers
+from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.evidence.throughput import throughput_of
 from rankscope.analysis.evidence.typical import typical_steps
 from rankscope.analysis.hang.activity import read_activities, standing_rank
 from rankscope.analysis.hang.result import StandingRank
-from rankscope.analysis.inference.run_evidence import RunEvidence
+from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
 from rankscope.analysis.report.assembly import (
     NO_COLLECTIVES,
     assemble,

@@ -7,10 +7,10 @@ from typing import Final
 
 from rankscope.analysis.collectives.windows import odd_windows
 from rankscope.analysis.evidence.attempts import slowest_attempt
-from rankscope.analysis.evidence.chosen_steps import steps_text
 from rankscope.analysis.evidence.damage import damage_warnings
+from rankscope.analysis.evidence.step_table.chosen_steps import steps_text
 from rankscope.analysis.hang.activity import activity_report
-from rankscope.analysis.inference.run_evidence import RunEvidence
+from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
 from rankscope.base.text import ranks_text, span
 from rankscope.runs.paths import attempt_dir
 

@@ -35,7 +35,7 @@ def middle(values: Iterable[float | None]) -> float | None:
 def over_median(value: float | NDArray[np.floating[Any]], peers: Sequence[float] | NDArray[np.floating[Any]]) -> Series:
     """Return by how much a value exceeds the median of its peers: a number and [peers], or values [any] and [peers, any].
 
-    ``inference/excess.py`` does the same for all ranks at all steps.
+    ``inference/judging/excess.py`` does the same for all ranks at all steps.
     """
     over: Series = np.subtract(value, np.median(np.asarray(peers), axis=0))
     return over

@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 
 from rankscope.analysis.collectives.communication import communication_parts, explained_share
-from rankscope.analysis.collectives.links import Fabric, ToldLink
 from rankscope.analysis.collectives.matched import Matched, match_ranks
+from rankscope.analysis.collectives.traffic.links import Fabric, ToldLink
 from rankscope.analysis.collectives.windows import Reduction, matchable
 from rankscope.analysis.inference.doubts import MOST_COMMUNICATION
 from rankscope.analysis.parallel.workers import Engine

@@ -14,8 +14,8 @@ from rankscope.analysis.collectives.matched import Matched
 from rankscope.analysis.collectives.stages import stages_of_records
 from rankscope.analysis.costs.waterfall import Costs
 from rankscope.analysis.costs.window_costs import costs_of_windows
-from rankscope.analysis.evidence.device_times import DeviceTimes
-from rankscope.analysis.evidence.unknown_kernels import RankKernels
+from rankscope.analysis.evidence.kernels.device_times import DeviceTimes
+from rankscope.analysis.evidence.kernels.unknown_kernels import RankKernels
 from rankscope.analysis.inference.doubts import MOST_COMMUNICATION, contradiction, incomplete_ranks
 from rankscope.analysis.inference.profiled import Profile
 from rankscope.analysis.rank_traces import RankTrace

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import shlex
 import shutil
@@ -22,6 +21,7 @@ from typing import Final
 
 from rankscope.base.errors import InputError
 from rankscope.base.text import one_line
+from rankscope.profiler.masking import masked
 from rankscope.profiler.missing_ends import complete_ends
 from rankscope.profiler.scratch import (
     LOCAL_MEMORY,
@@ -61,16 +61,6 @@ _NOT_FORWARDED: Final = frozenset(
 _OF_TERMINAL: Final = frozenset((signal.SIGINT, signal.SIGQUIT))
 """Signals that a key of a terminal sends to the whole foreground group."""
 _ENDING: Final = frozenset((signal.SIGINT, signal.SIGTERM))
-_MASK: Final = "***"
-_SECRET_VARIABLE: Final = re.compile(r"KEY|TOKEN(?!I|S\b)|SECRET|PASSW|PASSPHRASE|CREDENTIAL")
-"""Pattern of environment variables with secrets; ``TOKENIZERS_PARALLELISM`` and ``MAX_TOKENS`` hold none."""
-_SECRET_OPTION: Final = re.compile(
-    r"(?:^|[-_.+]|api|access|private)key(?:$|[-_.])|token(?:$|[-_.])|secret|passw|passphrase|credential", re.IGNORECASE
-)
-"""Pattern of options and settings with secrets; ``--tokenizer``, ``--max-tokens`` and ``--keys`` hold none."""
-_ASSIGNMENT: Final = re.compile(r"(?<![^\s;&|\"'])([\w.+-]+)=(\"[^\"]*\"|'[^']*'|\S+)")
-_OPTION_AND_VALUE: Final = re.compile(r"(?<!\S)(--?[\w.-]+)(\s+)(\"[^\"]*\"|'[^']*'|[^\s-]\S*)")
-_IN_ADDRESS: Final = re.compile(r"(://)[^/\s@]+@")
 
 
 class LaunchOptions(RecordingOptions, frozen=True, kw_only=True):
@@ -367,38 +357,3 @@ def _wait_for_helpers(scratch: Path) -> None:
             print("rankscope: some ranks are still writing their records; they may be incomplete", file=sys.stderr)
             return
         time.sleep(0.05)
-
-
-def masked(command: Sequence[str]) -> list[str]:
-    """Return ``command`` with ``***`` for the values of secrets (``--api-key=…``, ``--hf-token …``, ``HF_TOKEN=…``).
-
-    Values inside a shell's own command line are masked too, and so are names and passwords in URLs (``https://…@``).
-    """
-    shown = list[str]()
-    follows = False
-    for word in command:
-        if follows and not word.startswith("-"):
-            shown.append(_MASK)
-            follows = False
-            continue
-        follows = word.startswith("-") and _is_secret(word)
-        name, assigned, _ = word.partition("=")
-        if assigned and _is_secret(name):
-            shown.append(f"{name}={_MASK}")
-        else:
-            shown.append(_masked_within(word))
-    return shown
-
-
-def _masked_within(word: str) -> str:
-    word = _IN_ADDRESS.sub(rf"\1{_MASK}@", word)
-    if not any(letter.isspace() for letter in word):
-        return word
-    word = _ASSIGNMENT.sub(lambda found: f"{found[1]}={_MASK}" if _is_secret(found[1]) else found[0], word)
-    return _OPTION_AND_VALUE.sub(lambda found: f"{found[1]}{found[2]}{_MASK}" if _is_secret(found[1]) else found[0], word)
-
-
-def _is_secret(name: str) -> bool:
-    if any(letter.isspace() for letter in name) or "=" in name:
-        return False
-    return (_SECRET_VARIABLE if name.isupper() else _SECRET_OPTION).search(name) is not None

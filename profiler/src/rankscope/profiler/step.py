@@ -17,9 +17,9 @@ from typing import Any, Final, Self, TypeVar, cast
 import msgspec
 import torch  # noqa: F401  # before attach, as under the launcher, which imports attach after torch
 
-from rankscope.profiler.rank import attach
-from rankscope.profiler.rank.process_end import end_of
 from rankscope.profiler.rank.recorder import StepRecorder
+from rankscope.profiler.rank.wrappers import attach
+from rankscope.profiler.rank.wrappers.process_end import end_of
 from rankscope.profiler.settings import BUDGET, RecorderSettings, RecordingOptions, as_share, default_spool_dir
 
 _T = TypeVar("_T")

@@ -1,1 +1,5 @@
-"""``rankscope demo``: real training with one planted fault, through every part of the house."""
+"""``rankscope demo``: real training with one planted fault, through every part of rankscope.
+
+``story`` is the job from beginning to end, with the checks of each part. ``train`` trains, ``faults`` has what can be planted and
+what the verdict must say, ``services`` starts exporter, dashboard and receiver; ``commands`` is the command line.
+"""

@@ -7,8 +7,8 @@ from typing import Final
 
 import click
 
-from rankscope.analysis.causes import Cause
 from rankscope.analysis.result.analysis import Verdict
+from rankscope.analysis.result.cause import Cause
 from rankscope.runs.records import Phase
 
 WORLD_SIZE: Final = 4

@@ -20,7 +20,7 @@ from rankscope.analysis.result.analysis import Analysis
 from rankscope.base.errors import RankscopeError
 from rankscope.cli.demo.faults import WORLD_SIZE, Fault
 from rankscope.cli.demo.services import HOST, Services, free_port, get, post_json, rankscope_command
-from rankscope.cli.nvml import ask_nvml
+from rankscope.cli.verbs.nvml import ask_nvml
 from rankscope.runs.links import overview_url
 from rankscope.runs.reader import RunReader, is_run
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from rankscope.alerts.alert import host_of
-from rankscope.dashboards.alerts.data import AlertRecord, AlertsFound
 from rankscope.dashboards.alerts.figures import alert_counts
+from rankscope.dashboards.alerts.record import AlertRecord, AlertsFound
 from rankscope.dashboards.alerts.view import STATES, alert_article
 from rankscope.dashboards.data.source import RunSource
 from rankscope.dashboards.model.columns import LOCAL_TIME, Column, number_column, text_column

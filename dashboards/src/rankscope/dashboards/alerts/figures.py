@@ -9,7 +9,7 @@ from typing import Final
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from rankscope.base.text import shortened
-from rankscope.dashboards.alerts.data import AlertRecord, State
+from rankscope.dashboards.alerts.record import AlertRecord, State
 from rankscope.dashboards.charts.bars import Look
 from rankscope.dashboards.charts.frame import framed, legend_above, note, rows_axis
 from rankscope.dashboards.charts.palette import Palette

@@ -24,7 +24,7 @@ from rankscope.alerts.deliver.signing import Secret, SecretUnavailableError
 from rankscope.alerts.rules.rule_file import runbooks
 from rankscope.base.errors import InputError
 from rankscope.base.text import one_line
-from rankscope.dashboards.alerts.data import AlertRecord, State, alert_record
+from rankscope.dashboards.alerts.record import AlertRecord, State, alert_record
 
 TOKEN_VARIABLE: Final = "RANKSCOPE_PROMETHEUS_TOKEN"  # noqa: S105  the variable's name, not what is in it
 MAX_BYTES: Final = 64 * 2**20

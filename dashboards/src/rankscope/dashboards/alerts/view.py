@@ -8,8 +8,9 @@ from shlex import quote
 from typing import Final
 
 from rankscope.alerts.rules.rule_file import runbooks
-from rankscope.dashboards.alerts.data import AlertRecord, AlertsFound, Source, State, alerts_about
+from rankscope.dashboards.alerts.data import alerts_about
 from rankscope.dashboards.alerts.figures import alert_table, alert_times
+from rankscope.dashboards.alerts.record import AlertRecord, AlertsFound, Source, State
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.model.drawn import Drawn

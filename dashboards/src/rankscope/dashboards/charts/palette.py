@@ -1,4 +1,4 @@
-"""Colours of the figures. Documented in docs/dashboard.md; the same roles are CSS variables in assets/style.css.
+"""Colours of the figures. Documented in docs/dashboard-reference.md; the same roles are CSS variables in assets/style.css.
 
 Categories use Okabe and Ito's palette, which people with the common colour deficiencies can distinguish; hatching or text always
 repeats the information. The sequential scales change evenly in lightness, so they survive grey printing.

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from rankscope.analysis.causes import Cause
 from rankscope.analysis.result.analysis import Analysis, Kind, Source, Verdict
+from rankscope.analysis.result.cause import Cause
 from rankscope.analysis.result.costs import Throughput
 from rankscope.analysis.result.stored import Losses, losses_of, stored_verdict
 from rankscope.base.text import ranges_text

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from rankscope.analysis.evidence import steps as recorded
+from rankscope.analysis.evidence.step_table import steps as recorded
 
 Worst = Literal["highest", "lowest"]
 """Bad end of a metric; a cell that covers several steps or ranks shows this extreme."""

@@ -15,7 +15,7 @@ from rankscope.dashboards.data.progress import Progress
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankscope.dashboards.alerts.data import AlertsFound
+    from rankscope.dashboards.alerts.record import AlertsFound
     from rankscope.dashboards.compare.data import Compared
     from rankscope.dashboards.data.brief import Brief, StoredBrief
     from rankscope.dashboards.timeline.data import WindowData

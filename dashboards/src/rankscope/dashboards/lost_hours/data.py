@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from rankscope.analysis.causes import Cause
+from rankscope.analysis.result.cause import Cause
 from rankscope.analysis.result.stored import Lost
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.brief import Brief

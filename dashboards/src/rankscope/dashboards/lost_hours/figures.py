@@ -7,7 +7,7 @@ from typing import Final, get_args
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-from rankscope.analysis.causes import Cause
+from rankscope.analysis.result.cause import Cause
 from rankscope.dashboards.charts.bars import row_bars
 from rankscope.dashboards.charts.causes import CAUSE_LOOKS
 from rankscope.dashboards.charts.frame import framed, legend_above, note, rows_axis

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from rankscope.analysis.causes import Cause
+from rankscope.analysis.result.cause import Cause
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.source import NotReadyError, RunSource, RunSummary
 from rankscope.dashboards.lost_hours.data import (

@@ -1,6 +1,6 @@
 """Declarative model of a page: what it shows, not how it is drawn.
 
-A page is a list of blocks (``page``)::
+A page is a list of blocks (``page``; ``columns`` of tables, ``line`` for emphasis and links, ``run_head`` around every view)::
 
     page -> Section -> Figure | Table | Text | Items | Facts | Details | … | Part, and controls in its tools
 

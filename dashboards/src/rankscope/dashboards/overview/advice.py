@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, get_args
 
-from rankscope.analysis.causes import Cause
+from rankscope.analysis.result.cause import Cause
 from rankscope.analysis.result.costs import Advice, AdviceEvidence
 from rankscope.dashboards.model.line import Span
 from rankscope.dashboards.model.page import Advice as Command

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from rankscope.analysis.evidence.rank_columns import ALL_METRICS
+from rankscope.analysis.evidence.step_table.rank_columns import ALL_METRICS
 from rankscope.analysis.whatif.run_answer import TABLE_METRICS
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.progress import Progress, Tell

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
-from rankscope.analysis.evidence.rank_columns import ALL_METRICS
-from rankscope.analysis.evidence.steps import METRICS, Stored
-from rankscope.analysis.inference.run_evidence import RunEvidence
+from rankscope.analysis.evidence.step_table.rank_columns import ALL_METRICS
+from rankscope.analysis.evidence.step_table.steps import METRICS, Stored
+from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.run_analysis import analysis_of, read_evidence
 from rankscope.base.atomic_files import replace_file

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.evidence.rank_columns import RankColumns
-from rankscope.analysis.inference.run_evidence import RunEvidence
+from rankscope.analysis.evidence.step_table.rank_columns import RankColumns
+from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
 from rankscope.analysis.online import RECENT_WINDOWS, OnlineAnalysis
 from rankscope.analysis.run_analysis import analysis_of
 from rankscope.base.errors import RankscopeError

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.collectives.arrivals import PAIR
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.evidence.compared import imposed_by_step
-from rankscope.analysis.inference.run_evidence import RunEvidence
+from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
 from rankscope.dashboards.data.metrics import of_origin, worst_of
 from rankscope.dashboards.data.source import StepPart
 from rankscope.dashboards.store.tiles import Tiles

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.hardware import bare
-from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.base.atomic_files import replace_file
 from rankscope.dashboards.data.events import (
     LINKS,

@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.causes import CAUSES, CauseRow
-from rankscope.analysis.collectives.bandwidth import directed_rows
+from rankscope.analysis.collectives.traffic.bandwidth import directed_rows
 from rankscope.analysis.evidence.activities import activity_times
 from rankscope.analysis.evidence.compared import StepOwnTimes, imposed_by_step, waits
 from rankscope.analysis.evidence.order import by_step, of_blocks
 from rankscope.analysis.evidence.peers import stage_of
-from rankscope.analysis.evidence.steps import Stored
-from rankscope.analysis.inference.run_evidence import RunEvidence
+from rankscope.analysis.evidence.step_table.steps import Stored
+from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
 from rankscope.dashboards.words.causes import CAUSES as SHOWN
 from rankscope.runs.records import Phase
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.result.text import joined
 from rankscope.analysis.whatif.outcome import Terms
 from rankscope.analysis.whatif.result import Effect, WhatIf

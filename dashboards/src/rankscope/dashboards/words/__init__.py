@@ -1,1 +1,1 @@
-"""Text of the pages: sanitized names, units, numbers and verdicts in words."""
+"""Text of the pages: ``wording`` (numbers, verdicts), ``units``, ``causes`` (labels), ``inert`` (names made harmless)."""

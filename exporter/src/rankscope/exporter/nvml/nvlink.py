@@ -30,7 +30,7 @@ class _Source:
         return [(self.field, link) for link in links] if self.scope is _EACH_LINK else [(self.field, self.scope)]
 
 
-# In the order of preference; which fields a GPU has depends on its generation (docs/exporter.md).
+# In the order of preference; which fields a GPU has depends on its generation (docs/exporter-metrics.md).
 _BYTES: Final = {
     "gpu_nvlink_transmit_bytes_total": (_Source(138, _ALL_LINKS, 1024), _Source(202, _ALL_LINKS)),
     "gpu_nvlink_receive_bytes_total": (_Source(139, _ALL_LINKS, 1024), _Source(204, _ALL_LINKS)),

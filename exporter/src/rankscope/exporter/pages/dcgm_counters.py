@@ -88,7 +88,7 @@ def _counters(path: Path, lines: Iterable[str]) -> Counters:
             # As in dcgm-exporter, the file decides on the type.
             metrics[name] = Counter(name, "counter" if kind == "counter" else "gauge", help_text)
     if not metrics:
-        raise InputError(path, "no line names a metric that this exporter has: see the table in docs/exporter.md")
+        raise InputError(path, "no line names a metric that this exporter has: see the table in docs/exporter-metrics.md")
     return Counters(tuple(metrics.values()), tuple(sorted(labels)), tuple(refused.items()))
 
 

@@ -16,7 +16,7 @@ _HOUR_S: Final = 3600.0
 
 
 class RejectedFile(NamedTuple):
-    """A file that is not relayed: name, owner and one of the reasons that docs/exporter.md explains."""
+    """A file that is not relayed: name, owner and one of the reasons that docs/exporter-jobs.md explains."""
 
     name: str
     uid: int

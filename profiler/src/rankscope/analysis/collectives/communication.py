@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.arrivals import Arrivals
 from rankscope.analysis.collectives.clock import Clocks
-from rankscope.analysis.collectives.waiting import clock_islands
+from rankscope.analysis.collectives.waits.waiting import clock_islands
 from rankscope.analysis.result.detail import CommunicationPart
 from rankscope.analysis.trace.intervals import Spans, intersect, join, measure, subtract, union
 from rankscope.runs.records import StepBreakdown

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.collectives.message_size import element_bytes, input_size
+from rankscope.analysis.collectives.traffic.message_size import element_bytes, input_size
 from rankscope.analysis.operations import operation, operation_name
 from rankscope.analysis.trace.categories import COPY, KERNEL, LAUNCHED, NOTE, OPERATOR
 from rankscope.analysis.trace.classify import (

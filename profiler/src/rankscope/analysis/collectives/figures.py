@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from rankscope.analysis.collectives.arrivals import Floats, Numbers, Records, combined, sums
-from rankscope.analysis.collectives.payload import PAYLOADS, UNKNOWN, Coordinates, exposed_ns, payloads_of
+from rankscope.analysis.collectives.traffic.payload import PAYLOADS, UNKNOWN, Coordinates, exposed_ns, payloads_of
 from rankscope.analysis.result.costs import PartSource
 
 

@@ -9,16 +9,16 @@ from typing import Literal
 import msgspec
 
 from rankscope.analysis.collectives.arrivals import Records
-from rankscope.analysis.collectives.bandwidth import Samples, samples
-from rankscope.analysis.collectives.blame import Blame, assign_blame
 from rankscope.analysis.collectives.clock import Clocks, consistent, fit_clocks
 from rankscope.analysis.collectives.columns import NONE
 from rankscope.analysis.collectives.figures import Figures, figures_of_collectives
-from rankscope.analysis.collectives.links import run_fabric
 from rankscope.analysis.collectives.matching import Matching, match_collectives
-from rankscope.analysis.collectives.payload import Coordinates
 from rankscope.analysis.collectives.stages import stages_of_records
-from rankscope.analysis.collectives.waiting import Waits, waits_of
+from rankscope.analysis.collectives.traffic.bandwidth import Samples, samples
+from rankscope.analysis.collectives.traffic.links import run_fabric
+from rankscope.analysis.collectives.traffic.payload import Coordinates
+from rankscope.analysis.collectives.waits.blame import Blame, assign_blame
+from rankscope.analysis.collectives.waits.waiting import Waits, waits_of
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.runs.durations import DurationSource
 from rankscope.runs.records import CollectiveRecord, RankInfo

@@ -17,7 +17,7 @@ from rankscope.analysis.compare.recording import Recording, read_recording
 from rankscope.analysis.compare.result import CompareResult, Mode, Side
 from rankscope.analysis.compare.scaling import scaling
 from rankscope.analysis.compare.usable import Usable, cost_per_million, priced, usable
-from rankscope.analysis.evidence.chosen_steps import ALL_STEPS, StepRange
+from rankscope.analysis.evidence.step_table.chosen_steps import ALL_STEPS, StepRange
 from rankscope.analysis.result.analysis import Cost
 from rankscope.base.errors import InputError
 from rankscope.base.text import shortened

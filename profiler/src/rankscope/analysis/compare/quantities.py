@@ -14,7 +14,7 @@ from rankscope.analysis.compare.shift import Series
 from rankscope.analysis.compare.usable import Basis, Usable
 from rankscope.analysis.costs.memory import memory_samples
 from rankscope.analysis.evidence.order import of_blocks
-from rankscope.analysis.evidence.steps import METRICS
+from rankscope.analysis.evidence.step_table.steps import METRICS
 from rankscope.runs.records import PHASES, StepBreakdown
 
 REST: Final = "rest"

@@ -13,8 +13,8 @@ from rankscope.analysis.compare.shift import cut
 from rankscope.analysis.compare.usable import Usable
 from rankscope.analysis.evidence.compared import StepOwnTimes, imposed_wait
 from rankscope.analysis.evidence.peers import peer_groups
-from rankscope.analysis.evidence.steps import Matrix, Stored
-from rankscope.analysis.inference.excess import excess
+from rankscope.analysis.evidence.step_table.steps import Matrix, Stored
+from rankscope.analysis.inference.judging.excess import excess
 from rankscope.runs.records import PHASES, Phase
 
 _CLEAR: Final = 0.5

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankscope.analysis.evidence.damage import table_warnings
-from rankscope.analysis.evidence.simultaneous import find_step_numbers
-from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.step_table.simultaneous import find_step_numbers
+from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.trace.possible import is_possible_breakdown
 from rankscope.analysis.verdict.advice_rows import RECORD

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.compare.recording import Recording
 from rankscope.analysis.costs.recorder_cost import recorder_share
 from rankscope.analysis.evidence.peers import batch_of
-from rankscope.analysis.evidence.steps import METRICS, StepTable
+from rankscope.analysis.evidence.step_table.steps import METRICS, StepTable
 from rankscope.analysis.evidence.typical import after_warm_up
 from rankscope.analysis.result.analysis import Cost
 from rankscope.runs.records import RankInfo, RunInfo

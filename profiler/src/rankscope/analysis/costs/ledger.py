@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from rankscope.analysis.collectives.arrivals import Floats, Numbers, sums
-from rankscope.analysis.collectives.blame import Blame
-from rankscope.analysis.collectives.imposed import Pairs
+from rankscope.analysis.collectives.waits.blame import Blame
+from rankscope.analysis.collectives.waits.imposed import Pairs
 from rankscope.analysis.evidence.compared import StepOwnTimes, waits
 from rankscope.analysis.result.costs import (
     MAX_GROUPS,

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.evidence.steps import Matrix, StepTable
+from rankscope.analysis.evidence.step_table.steps import Matrix, StepTable
 from rankscope.analysis.evidence.typical import WARM_UP
 from rankscope.analysis.result.costs import Memory, MemoryGrowth, MemoryKind, RankMemory
 from rankscope.analysis.statistics import t_quantile

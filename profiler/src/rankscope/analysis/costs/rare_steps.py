@@ -10,12 +10,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.causes import CAUSES, Cause
+from rankscope.analysis.causes import CAUSES
 from rankscope.analysis.evidence.activities import ACTIVITIES
 from rankscope.analysis.evidence.typical import TypicalSteps, after_warm_up
-from rankscope.analysis.inference.run_evidence import RunEvidence
-from rankscope.analysis.inference.significance import LIMIT
+from rankscope.analysis.inference.judging.significance import LIMIT
+from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
 from rankscope.analysis.result.analysis import RareSteps
+from rankscope.analysis.result.cause import Cause
 from rankscope.base.text import format_duration
 
 MATTERS: Final = 0.05

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.runs.records import RankInfo
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from rankscope.analysis.costs.step_costs import costs_of_steps
 from rankscope.analysis.costs.waterfall import Amount, Costs
 from rankscope.analysis.costs.window_costs import IDLE, NO_HOST, costs_of_windows
-from rankscope.analysis.inference.run_evidence import RunEvidence
+from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
 from rankscope.analysis.result.costs import PartName, Throughput
 
 _FROM_WINDOWS: Final[tuple[PartName, ...]] = ("exposed_communication", "straggler_wait")

@@ -20,7 +20,7 @@ from rankscope.analysis.costs.waterfall import Amount, Costs, InnerName
 from rankscope.analysis.evidence.activities import ACTIVITIES, activity_times
 from rankscope.analysis.evidence.compared import MINIMUM_STEPS, comparable, filled
 from rankscope.analysis.evidence.order import by_step, leaders, of_blocks
-from rankscope.analysis.evidence.steps import Matrix, StepTable
+from rankscope.analysis.evidence.step_table.steps import Matrix, StepTable
 from rankscope.analysis.evidence.typical import after_warm_up
 from rankscope.analysis.result.costs import PartName, PipelineResult
 from rankscope.analysis.statistics import lower_medians

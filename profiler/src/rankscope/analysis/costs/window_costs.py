@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from rankscope.analysis.collectives.blame import Blame
+from rankscope.analysis.collectives.waits.blame import Blame
 from rankscope.analysis.collectives.windows import Reduction
 from rankscope.analysis.costs.waterfall import Amount, Costs, InnerName
 from rankscope.analysis.result.costs import PartName, PartSource

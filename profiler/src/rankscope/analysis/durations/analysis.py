@@ -19,17 +19,17 @@ from typing import Final
 import numpy as np
 
 from rankscope.analysis.collectives.arrivals import Arrivals, Flags, Numbers, combined, numbered
-from rankscope.analysis.collectives.blame import assign_blame
 from rankscope.analysis.collectives.clock import Clocks
 from rankscope.analysis.collectives.columns import NONE
 from rankscope.analysis.collectives.matched import Matched
 from rankscope.analysis.collectives.matching import match_collectives
-from rankscope.analysis.collectives.waiting import NOBODY_WAITED
+from rankscope.analysis.collectives.waits.blame import assign_blame
+from rankscope.analysis.collectives.waits.waiting import NOBODY_WAITED
 from rankscope.analysis.durations.calls import Calls
 from rankscope.analysis.durations.overlap import longest_waits, overlapping_by_autograd, overlapping_by_gaps
 from rankscope.analysis.durations.own_times import own_times, stages_of_calls
 from rankscope.analysis.durations.sources import Durations, reader
-from rankscope.analysis.evidence.device_times import DeviceOwnTimes
+from rankscope.analysis.evidence.kernels.device_times import DeviceOwnTimes
 from rankscope.analysis.parallel.workers import ALONE, Engine
 from rankscope.analysis.report.assembly import assemble, attribution_of_blame, matching_result
 from rankscope.analysis.report.ranks import rank_result

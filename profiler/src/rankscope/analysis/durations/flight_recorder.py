@@ -12,7 +12,7 @@ from typing import Final
 
 from rankscope.analysis.collectives.arrivals import Numbers
 from rankscope.analysis.collectives.cycles import steps_of
-from rankscope.analysis.collectives.message_size import element_bytes
+from rankscope.analysis.collectives.traffic.message_size import element_bytes
 from rankscope.analysis.collectives.world import least_ranks_of_groups
 from rankscope.analysis.durations.calls import LONGEST_US, MAX_CALLS, Calls, RankCalls, Row, calls_of
 from rankscope.analysis.durations.sources import Durations

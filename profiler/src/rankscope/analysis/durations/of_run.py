@@ -17,9 +17,9 @@ from rankscope.analysis.durations.analysis import compare_durations
 from rankscope.analysis.durations.blocks import calls_of_blocks, is_usable, last_blocks
 from rankscope.analysis.durations.calls import MAX_CALLS
 from rankscope.analysis.durations.sources import Durations, reader
-from rankscope.analysis.inference.explained import explained
-from rankscope.analysis.inference.run_evidence import RunEvidence
-from rankscope.analysis.inference.signals import Signals
+from rankscope.analysis.inference.reasons.explained import explained
+from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
+from rankscope.analysis.inference.reasons.signals import Signals
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.verdict.builders import Setting
 from rankscope.analysis.verdict.durations_case import DurationEvidence, duration_case

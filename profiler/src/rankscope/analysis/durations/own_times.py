@@ -16,7 +16,7 @@ from rankscope.analysis.collectives.arrivals import Arrivals, Flags, Numbers, co
 from rankscope.analysis.collectives.columns import NONE
 from rankscope.analysis.collectives.stages import Message, stages_of_group
 from rankscope.analysis.durations.calls import Calls
-from rankscope.analysis.evidence.device_times import DeviceOwnTimes
+from rankscope.analysis.evidence.kernels.device_times import DeviceOwnTimes
 from rankscope.runs.durations import PART, TRANSFER
 
 _AT_ONCE_US: Final = 50.0

@@ -8,9 +8,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.causes import CAUSES, Cause
-from rankscope.analysis.evidence.rank_columns import tag_metric
-from rankscope.analysis.evidence.steps import Matrix, StepTable
+from rankscope.analysis.causes import CAUSES
+from rankscope.analysis.evidence.step_table.rank_columns import tag_metric
+from rankscope.analysis.evidence.step_table.steps import Matrix, StepTable
+from rankscope.analysis.result.cause import Cause
 from rankscope.analysis.statistics import medians
 from rankscope.runs.records import Phase
 

@@ -1,7 +1,7 @@
 """Own times of ranks that do the same work, [ranks, steps]: the table of evidence that the tests of ``inference`` judge.
 
-It is filled from step records here, and from matched collectives in ``inference/late.py``. Collectives equalise the wall times of
-ranks, but not their own times: the other ranks wait for the one with the longest.
+It is filled from step records here, and from matched collectives in ``inference/judging/late.py``. Collectives equalise the wall
+times of ranks, but not their own times: the other ranks wait for the one with the longest.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.collectives.savings import Savings
+from rankscope.analysis.collectives.waits.savings import Savings
 from rankscope.analysis.evidence.order import by_step, last_ranks, of_blocks
-from rankscope.analysis.evidence.steps import Matrix, StepTable, Stored
+from rankscope.analysis.evidence.step_table.steps import Matrix, StepTable, Stored
 from rankscope.analysis.evidence.typical import after_warm_up
 from rankscope.analysis.statistics import medians
 

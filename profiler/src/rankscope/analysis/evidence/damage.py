@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
-from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.result.text import counted, first_of
 from rankscope.base.text import ranks_text
 from rankscope.runs.reader import RunReader

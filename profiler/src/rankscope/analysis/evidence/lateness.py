@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.order import Leaders, leaders
-from rankscope.analysis.evidence.steps import Stored
+from rankscope.analysis.evidence.step_table.steps import Stored
 
 Times = NDArray[np.float64]
 

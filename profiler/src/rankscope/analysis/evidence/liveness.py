@@ -10,7 +10,9 @@ import numpy as np
 from rankscope.runs.records import RankInfo
 
 if TYPE_CHECKING:
-    from rankscope.analysis.evidence.steps import StepTable  # not needed for traces, and half of all imports depend on it
+    from rankscope.analysis.evidence.step_table.steps import (
+        StepTable,  # not needed for traces, and half of all imports depend on it
+    )
 
 SILENT_SECONDS: Final = 120.0
 """Longer than the caches of file servers show old sizes, typically a minute."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.order import of_blocks
 from rankscope.analysis.evidence.peers import batch_of
-from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.result.costs import Throughput
 from rankscope.runs.records import RankInfo
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.order import by_step, of_blocks
-from rankscope.analysis.evidence.steps import METRICS, Matrices, Matrix, StepTable, Stored
+from rankscope.analysis.evidence.step_table.steps import METRICS, Matrices, Matrix, StepTable, Stored
 from rankscope.analysis.statistics import lower_medians
 from rankscope.runs.records import RankInfo
 

@@ -22,12 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.collectives.arrivals import numbered, sums
-from rankscope.analysis.collectives.blame import Blame
-from rankscope.analysis.collectives.waiting import Waits
+from rankscope.analysis.collectives.waits.blame import Blame
+from rankscope.analysis.collectives.waits.waiting import Waits
 from rankscope.analysis.evidence.compared import StepOwnTimes
 from rankscope.analysis.evidence.order import of_blocks
 from rankscope.analysis.evidence.peers import stage_of
-from rankscope.analysis.evidence.steps import Matrix, StepTable
+from rankscope.analysis.evidence.step_table.steps import Matrix, StepTable
 from rankscope.analysis.result.costs import PipelineResult
 from rankscope.analysis.statistics import excess_of_rank
 from rankscope.runs.records import Phase, RankInfo

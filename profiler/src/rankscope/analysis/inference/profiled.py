@@ -12,17 +12,17 @@ from typing import Final, TypedDict
 import numpy as np
 
 from rankscope.analysis.collectives.arrivals import sums
-from rankscope.analysis.collectives.blame import Blame
 from rankscope.analysis.collectives.matched import Matched
+from rankscope.analysis.collectives.waits.blame import Blame
 from rankscope.analysis.collectives.windows import Reduction
-from rankscope.analysis.evidence.device_times import DeviceOwnTimes, DeviceTimes, device_own_times, times_of_windows
-from rankscope.analysis.inference.diagnosis import Diagnosis, diagnosis_of, own_time_evidence
-from rankscope.analysis.inference.judgement import Bound, Judgement, Straggler, judge
+from rankscope.analysis.evidence.kernels.device_times import DeviceOwnTimes, DeviceTimes, device_own_times, times_of_windows
+from rankscope.analysis.inference.judging.judgement import Bound, Judgement, Straggler, judge
+from rankscope.analysis.inference.judging.slow import SlowRanks
 from rankscope.analysis.inference.pipelined import saved_at_most_us, waited_for_us, waits_for
-from rankscope.analysis.inference.signals import Signals
-from rankscope.analysis.inference.slow import SlowRanks
-from rankscope.analysis.inference.slow_kernels import with_kernels
-from rankscope.analysis.inference.trace_signals import with_traces
+from rankscope.analysis.inference.reasons.diagnosis import Diagnosis, diagnosis_of, own_time_evidence
+from rankscope.analysis.inference.reasons.signals import Signals
+from rankscope.analysis.inference.reasons.slow_kernels import with_kernels
+from rankscope.analysis.inference.reasons.trace_signals import with_traces
 from rankscope.analysis.result.analysis import Evidence
 from rankscope.analysis.statistics import excess_of_rank
 from rankscope.runs.records import StepBreakdown

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from rankscope.analysis.collectives.bandwidth import bandwidths, directed_rows
-from rankscope.analysis.collectives.blame import Blame
-from rankscope.analysis.collectives.links import Fabric
 from rankscope.analysis.collectives.matched import Matched
+from rankscope.analysis.collectives.traffic.bandwidth import bandwidths, directed_rows
+from rankscope.analysis.collectives.traffic.links import Fabric
+from rankscope.analysis.collectives.waits.blame import Blame
 from rankscope.analysis.costs.figures import (
     figures_of_costs,
     figures_of_kernels,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.collectives.blame import Blame
+from rankscope.analysis.collectives.waits.blame import Blame
 from rankscope.analysis.evidence.order import in_parallel
 from rankscope.analysis.hang.result import StandingRank
 from rankscope.analysis.result.analysis import RankResult
@@ -23,7 +23,9 @@ from rankscope.analysis.statistics import medians
 from rankscope.runs.records import DeviceKind, RankInfo, StepBreakdown
 
 if TYPE_CHECKING:
-    from rankscope.analysis.evidence.steps import StepTable  # not needed for traces, and half of all imports depend on it
+    from rankscope.analysis.evidence.step_table.steps import (
+        StepTable,  # not needed for traces, and half of all imports depend on it
+    )
 
 _SUMMED: Final = Partition.__struct_fields__
 _summands = attrgetter(*_SUMMED)

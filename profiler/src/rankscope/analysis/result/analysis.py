@@ -9,8 +9,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from rankscope.analysis.causes import Cause
 from rankscope.analysis.hang.result import StandingRank
+from rankscope.analysis.result.cause import Cause
 from rankscope.analysis.result.collectives import CollectiveBandwidth, DirectedWait, RankClock
 from rankscope.analysis.result.costs import Advice, Ledger, Memory, PipelineResult, Throughput, Waterfall
 from rankscope.analysis.result.data_quality import DataQuality

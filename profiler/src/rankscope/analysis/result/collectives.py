@@ -40,7 +40,7 @@ class CollectiveBandwidth(msgspec.Struct, frozen=True, kw_only=True):
     bus_at_least_gb_s: float | None
     """Lower bound of the bus bandwidth: all time inside counts as transfer. Known also without the other ranks' records."""
     link: str | None
-    """Link that carries it (a name of ``analysis/collectives/links.py``)."""
+    """Link that carries it (a name of ``analysis/collectives/traffic/links.py``)."""
     link_source: Literal["gpu_name", "told"] | None
     expected_gb_s: float | None
     """Bare rate of that link for this operation; ``None``: not known, ``expected_unknown`` has the reason."""

@@ -8,8 +8,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from rankscope.analysis.causes import Cause
 from rankscope.analysis.result.analysis import Analysis, Finding, Source, Verdict
+from rankscope.analysis.result.cause import Cause
 from rankscope.analysis.result.costs import Throughput
 from rankscope.analysis.result.text import is_about_rare
 from rankscope.runs.paths import verdict_file

@@ -12,6 +12,6 @@ rank stalls), ``hung_run`` (a hang replaces the verdict) and ``endings`` (ranks 
 ``unnamed_communication`` has the verdict on traces of several ranks without any known communication.
 
 What to do next comes from one table, ``advice_table``, with rows of the types in ``advice_rows``; those of named ranks come with
-their causes and reasons (``inference/remedy_table.py``). ``advice`` selects from it: next actions for a verdict, and
+their causes and reasons (``inference/reasons/remedy_table.py``). ``advice`` selects from it: next actions for a verdict, and
 recommendations for figures.
 """

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from string import Formatter
 from typing import Final
 
-from rankscope.analysis.causes import Cause
 from rankscope.analysis.collectives.figures import Figure, Figures
 from rankscope.analysis.costs.figures import derived
 from rankscope.analysis.costs.waterfall import Costs
-from rankscope.analysis.inference.remedy_table import FIGURES
-from rankscope.analysis.inference.signals import HOST_OR_DEVICE
+from rankscope.analysis.inference.reasons.remedy_table import FIGURES
+from rankscope.analysis.inference.reasons.signals import HOST_OR_DEVICE
 from rankscope.analysis.result.analysis import Evidence, Kind, Verdict
+from rankscope.analysis.result.cause import Cause
 from rankscope.analysis.result.costs import Advice, AdviceEvidence
 from rankscope.analysis.result.text import counted, first_of, joined, units_text
 from rankscope.analysis.verdict.advice_rows import RECORD, SHOW, Row

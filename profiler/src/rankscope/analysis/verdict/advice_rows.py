@@ -6,10 +6,10 @@ from typing import Final, Literal
 
 import msgspec
 
-from rankscope.analysis.causes import Cause
 from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.remedies import Remedy
 from rankscope.analysis.result.analysis import Kind
+from rankscope.analysis.result.cause import Cause
 
 
 class When(msgspec.Struct, frozen=True):

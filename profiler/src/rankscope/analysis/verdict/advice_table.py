@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankscope.analysis.inference.remedy_table import OF_CAUSES, OF_REASONS
+from rankscope.analysis.inference.reasons.remedy_table import OF_CAUSES, OF_REASONS
 from rankscope.analysis.remedies import (
     COLLECT,
     DUMP,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, get_args
 
-from rankscope.analysis.causes import Cause
 from rankscope.analysis.collectives.figures import Figure, Figures
-from rankscope.analysis.collectives.payload import PAYLOADS
+from rankscope.analysis.collectives.traffic.payload import PAYLOADS
 from rankscope.analysis.costs.figures import derived, figures_of_costs
 from rankscope.analysis.costs.waterfall import Costs, InnerName
 from rankscope.analysis.result.analysis import Kind
+from rankscope.analysis.result.cause import Cause
 from rankscope.analysis.result.costs import MEANING
 from rankscope.runs.records import Phase
 

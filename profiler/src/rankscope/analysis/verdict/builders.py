@@ -14,8 +14,8 @@ import msgspec
 
 from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.evidence.liveness import Liveness
-from rankscope.analysis.inference.diagnosis import Diagnosis
-from rankscope.analysis.inference.moving import MOST_WAITING
+from rankscope.analysis.inference.judging.moving import MOST_WAITING
+from rankscope.analysis.inference.reasons.diagnosis import Diagnosis
 from rankscope.analysis.result.analysis import Cost, Evidence, Finding, Kind, Verdict
 from rankscope.analysis.result.data_quality import Problem
 from rankscope.analysis.result.text import units_text

@@ -12,13 +12,13 @@ import numpy as np
 from rankscope.analysis.collectives.cycles import REPEATS
 from rankscope.analysis.collectives.figures import Figures
 from rankscope.analysis.collectives.matched import Matched
-from rankscope.analysis.evidence.device_times import DeviceOwnTimes
-from rankscope.analysis.inference.diagnosis import Diagnosis
-from rankscope.analysis.inference.judge import judge_ranks
-from rankscope.analysis.inference.judgement import Judgement, are_tested, judge
-from rankscope.analysis.inference.late import find_late
+from rankscope.analysis.evidence.kernels.device_times import DeviceOwnTimes
+from rankscope.analysis.inference.judging.judge import judge_ranks
+from rankscope.analysis.inference.judging.judgement import Judgement, are_tested, judge
+from rankscope.analysis.inference.judging.late import find_late
+from rankscope.analysis.inference.judging.slow import SlowRanks
 from rankscope.analysis.inference.profiled import ENOUGH_STEPS, DeviceStraggler, Profile, SignalsOf
-from rankscope.analysis.inference.slow import SlowRanks
+from rankscope.analysis.inference.reasons.diagnosis import Diagnosis
 from rankscope.analysis.result.analysis import Evidence
 from rankscope.analysis.result.text import counted
 from rankscope.analysis.verdict.builders import Missing, Setting, among, ranks_were

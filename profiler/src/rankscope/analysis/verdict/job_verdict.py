@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rankscope.analysis.collectives.figures import Figures
-from rankscope.analysis.evidence.device_times import DeviceOwnTimes
-from rankscope.analysis.inference.diagnosis import Diagnosis
-from rankscope.analysis.inference.judgement import Judgement
+from rankscope.analysis.evidence.kernels.device_times import DeviceOwnTimes
+from rankscope.analysis.inference.judging.judgement import Judgement
 from rankscope.analysis.inference.profiled import DeviceStraggler
+from rankscope.analysis.inference.reasons.diagnosis import Diagnosis
 from rankscope.analysis.result.analysis import Finding, Verdict
 from rankscope.analysis.verdict.builders import Missing, Setting, insufficient, limits, no_straggler, rarely_slow, straggler
 

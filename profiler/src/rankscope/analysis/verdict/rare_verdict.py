@@ -13,8 +13,8 @@ import msgspec
 
 from rankscope.analysis.costs.rare_steps import chance_alone
 from rankscope.analysis.costs.waterfall import Costs, waiting_share
-from rankscope.analysis.inference.moving import MOST_WAITING
-from rankscope.analysis.inference.significance import LIMIT
+from rankscope.analysis.inference.judging.moving import MOST_WAITING
+from rankscope.analysis.inference.judging.significance import LIMIT
 from rankscope.analysis.result.analysis import Cost, Evidence, Finding, Kind, Pattern, RareSteps, Verdict
 from rankscope.analysis.verdict.advice import Subject, next_actions
 from rankscope.analysis.verdict.advice_rows import ROTATING

@@ -9,21 +9,21 @@ from typing import Final
 import numpy as np
 
 from rankscope.analysis.evidence.compared import StepOwnTimes, imposed_wait
-from rankscope.analysis.evidence.kernel_calls import compare_calls
+from rankscope.analysis.evidence.kernels.kernel_calls import compare_calls
 from rankscope.analysis.evidence.order import last_ranks
 from rankscope.analysis.evidence.peers import peer_groups, stage_of
-from rankscope.analysis.evidence.steps import StepTable
+from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.evidence.typical import after_warm_up
-from rankscope.analysis.inference.diagnosis import Diagnosis, diagnosis_of, own_time_evidence
-from rankscope.analysis.inference.explained import explained
-from rankscope.analysis.inference.healing import period
-from rankscope.analysis.inference.moving import Moving
+from rankscope.analysis.inference.judging.healing import period
+from rankscope.analysis.inference.judging.moving import Moving
+from rankscope.analysis.inference.judging.slow import SlowRanks
 from rankscope.analysis.inference.profiled import busy_excess
-from rankscope.analysis.inference.run_evidence import RunEvidence
-from rankscope.analysis.inference.signals import Signals
-from rankscope.analysis.inference.slow import SlowRanks
-from rankscope.analysis.inference.stalled_line import evenly, line_of_run
-from rankscope.analysis.inference.step_signals import signals_of, signals_of_moving
+from rankscope.analysis.inference.reasons.diagnosis import Diagnosis, diagnosis_of, own_time_evidence
+from rankscope.analysis.inference.reasons.explained import explained
+from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
+from rankscope.analysis.inference.reasons.signals import Signals
+from rankscope.analysis.inference.reasons.stalled_line import evenly, line_of_run
+from rankscope.analysis.inference.reasons.step_signals import signals_of, signals_of_moving
 from rankscope.analysis.result.analysis import Evidence
 from rankscope.analysis.result.text import OUTLIER_STEPS
 from rankscope.analysis.statistics import over_median

@@ -15,16 +15,16 @@ from rankscope.analysis.costs.waterfall import Costs
 from rankscope.analysis.evidence.compared import MINIMUM_STEPS, StepOwnTimes
 from rankscope.analysis.evidence.peers import peer_groups, stage_of
 from rankscope.analysis.evidence.typical import WARM_UP
-from rankscope.analysis.inference.diagnosis import Diagnosis
-from rankscope.analysis.inference.explained import explained
-from rankscope.analysis.inference.judge import LEVEL, SuspectedRanks
-from rankscope.analysis.inference.judgement import Bound, GroupJudgement, Judgement, judge
-from rankscope.analysis.inference.moving import MOST_WAITING, Moving, moving_waits
+from rankscope.analysis.inference.judging.judge import LEVEL, SuspectedRanks
+from rankscope.analysis.inference.judging.judgement import Bound, GroupJudgement, Judgement, judge
+from rankscope.analysis.inference.judging.moving import MOST_WAITING, Moving, moving_waits
+from rankscope.analysis.inference.judging.significance import LIMIT
+from rankscope.analysis.inference.judging.slow import MINIMUM_EFFECT
 from rankscope.analysis.inference.pipelined import saved_at_most_us, schedule_of
 from rankscope.analysis.inference.profiled import DeviceStraggler, Profile, profile_of_windows
-from rankscope.analysis.inference.run_evidence import RunEvidence
-from rankscope.analysis.inference.significance import LIMIT
-from rankscope.analysis.inference.slow import MINIMUM_EFFECT
+from rankscope.analysis.inference.reasons.diagnosis import Diagnosis
+from rankscope.analysis.inference.reasons.explained import explained
+from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
 from rankscope.analysis.verdict.bottleneck import LimitRow, limit_of, shares_of
 from rankscope.analysis.verdict.bubble import bubble_explained
 from rankscope.analysis.verdict.builders import Missing, Setting, among, finding_of_moving, limits

@@ -8,10 +8,10 @@ from typing import Final
 
 import msgspec
 
-from rankscope.analysis.causes import Cause
-from rankscope.analysis.inference.run_evidence import RunEvidence
-from rankscope.analysis.inference.stalled_line import evenly, line_of_run
+from rankscope.analysis.inference.reasons.run_evidence import RunEvidence
+from rankscope.analysis.inference.reasons.stalled_line import evenly, line_of_run
 from rankscope.analysis.result.analysis import Finding, StalledLine, Verdict
+from rankscope.analysis.result.cause import Cause
 from rankscope.analysis.verdict.advice import Subject, next_actions
 
 _NOT_OF_CODE: Final[frozenset[Cause | None]] = frozenset({"imbalance", "communication"})

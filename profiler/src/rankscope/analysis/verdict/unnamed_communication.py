@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.analysis.evidence.unknown_kernels import RankKernels, kernels_with_waits, pattern_of, unknown_kernels
+from rankscope.analysis.evidence.kernels.unknown_kernels import RankKernels, kernels_with_waits, pattern_of, unknown_kernels
 from rankscope.analysis.result.analysis import UnknownKernel, Verdict
 from rankscope.analysis.trace.classify import function_of, last_part
 from rankscope.analysis.verdict.builders import Missing, Setting, insufficient

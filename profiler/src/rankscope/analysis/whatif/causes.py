@@ -15,9 +15,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.causes import CAUSES, MORE_WORK, Cause, CauseRow
+from rankscope.analysis.causes import CAUSES, CauseRow
 from rankscope.analysis.evidence.activities import ACTIVITIES, ActivityTimes, activity_times
-from rankscope.analysis.evidence.steps import Matrix, Stored
+from rankscope.analysis.evidence.step_table.steps import Matrix, Stored
+from rankscope.analysis.result.cause import MORE_WORK, Cause
 from rankscope.analysis.whatif.step_graph import SIGNALS, Block, StepGraph
 from rankscope.runs.records import Phase
 

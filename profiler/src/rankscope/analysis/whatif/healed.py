@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from rankscope.analysis.inference.excess import mean_excess
-from rankscope.analysis.inference.healing import Healing, hosts_of, taking_part
-from rankscope.analysis.inference.judgement import Bound, Times, unbounded
-from rankscope.analysis.inference.late import late_times
+from rankscope.analysis.inference.judging.excess import mean_excess
+from rankscope.analysis.inference.judging.healing import Healing, hosts_of, taking_part
+from rankscope.analysis.inference.judging.judgement import Bound, Times, unbounded
+from rankscope.analysis.inference.judging.late import late_times
 from rankscope.analysis.inference.profiled import Profile
 from rankscope.analysis.whatif.outcome import slowest_count
 

@@ -16,9 +16,9 @@ from rankscope.analysis.costs.rare_steps import rare_time
 from rankscope.analysis.evidence.compared import MINIMUM_STEPS, judge
 from rankscope.analysis.evidence.damage import table_warnings
 from rankscope.analysis.evidence.peers import peer_groups
-from rankscope.analysis.evidence.rank_files import Report, ignore
-from rankscope.analysis.evidence.simultaneous import find_step_numbers
-from rankscope.analysis.evidence.steps import METRICS, Matrices, StepTable
+from rankscope.analysis.evidence.step_table.rank_files import Report, ignore
+from rankscope.analysis.evidence.step_table.simultaneous import find_step_numbers
+from rankscope.analysis.evidence.step_table.steps import METRICS, Matrices, StepTable
 from rankscope.analysis.evidence.typical import typical_steps
 from rankscope.analysis.inference.profiled import profile_of_windows
 from rankscope.analysis.statistics import lower_median

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.compared import filled
 from rankscope.analysis.evidence.order import blocks, by_step, of_blocks
-from rankscope.analysis.evidence.rank_columns import BLOCKED_METRICS
-from rankscope.analysis.evidence.steps import Matrix, StepTable, Stored
+from rankscope.analysis.evidence.step_table.rank_columns import BLOCKED_METRICS
+from rankscope.analysis.evidence.step_table.steps import Matrix, StepTable, Stored
 from rankscope.analysis.statistics import lower_median
 from rankscope.analysis.trace.possible import MAX_US
 from rankscope.runs.records import PHASES, Phase

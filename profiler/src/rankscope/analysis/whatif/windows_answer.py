@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.collectives.arrivals import Match
 from rankscope.analysis.collectives.clock import Clocks
 from rankscope.analysis.collectives.matched import Matched
-from rankscope.analysis.inference.healing import hosts_of
+from rankscope.analysis.inference.judging.healing import hosts_of
 from rankscope.analysis.inference.profiled import Profile
 from rankscope.analysis.parallel.workers import Engine
 from rankscope.analysis.rank_traces import find_traces, read_ranks

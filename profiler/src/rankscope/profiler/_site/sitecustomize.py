@@ -95,7 +95,7 @@ def _call_after(spec: importlib.machinery.ModuleSpec | None, call: Callable[[], 
 
 def _attach() -> None:
     try:
-        from rankscope.profiler.rank.attach import install
+        from rankscope.profiler.rank.wrappers.attach import install
     except Exception as error:  # noqa: BLE001  # a broken installation must not break training
         _say(
             f"this Python ({sys.executable}) cannot load the recorder: {error}; install rankscope into it. Training goes on.",

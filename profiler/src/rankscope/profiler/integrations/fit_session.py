@@ -12,8 +12,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
-from rankscope.profiler.rank import attach
 from rankscope.profiler.rank.guard import raised_by_a_signal_handler
+from rankscope.profiler.rank.wrappers import attach
 from rankscope.profiler.settings import RecorderSettings, from_environment
 from rankscope.profiler.step import StepProfiler
 

@@ -20,9 +20,9 @@ import torch.distributed as dist
 from rankscope.base.launchers import place_in_job
 from rankscope.base.process import boot_id
 from rankscope.profiler.handover import Hello
-from rankscope.profiler.rank import loaders
-from rankscope.profiler.rank.device import used_gpus
+from rankscope.profiler.rank.gpu.device import used_gpus
 from rankscope.profiler.rank.layout import find_layout, find_pipeline
+from rankscope.profiler.rank.wrappers import loaders
 from rankscope.profiler.settings import PREFIX, RecorderSettings, as_recorded
 from rankscope.profiler.starts import process_start_unix_ns, start_key
 from rankscope.profiler.trackers import tracker_urls

@@ -26,18 +26,18 @@ from rankscope.profiler.events import (
 )
 from rankscope.profiler.handover import EXIT_STATUS_FILE, MessageKind
 from rankscope.profiler.plan import Schedule
-from rankscope.profiler.rank import flight_dump
-from rankscope.profiler.rank.ddp import LastGradient
-from rankscope.profiler.rank.device import DeviceClock, DeviceMarks, find_device, parameter_devices, used_gpus
-from rankscope.profiler.rank.groups import OtherGroups
+from rankscope.profiler.rank.gpu import flight_dump
+from rankscope.profiler.rank.gpu.device import DeviceClock, DeviceMarks, find_device, parameter_devices, used_gpus
+from rankscope.profiler.rank.gpu.mark_sampling import MarkSampling
+from rankscope.profiler.rank.gpu.windows import Windows
 from rankscope.profiler.rank.guard import raised_by_a_signal_handler
 from rankscope.profiler.rank.identity import has_other_place, identify, ranks_on_host
-from rankscope.profiler.rank.mark_sampling import MarkSampling
 from rankscope.profiler.rank.meters import GcMeter, MemoryMeter, ThreadMeter
-from rankscope.profiler.rank.optimizers import OptimizerSteps, StepBoundary
-from rankscope.profiler.rank.process_end import forget_in_child, watch_end
 from rankscope.profiler.rank.session import Session
-from rankscope.profiler.rank.windows import Windows
+from rankscope.profiler.rank.wrappers.ddp import LastGradient
+from rankscope.profiler.rank.wrappers.groups import OtherGroups
+from rankscope.profiler.rank.wrappers.optimizers import OptimizerSteps, StepBoundary
+from rankscope.profiler.rank.wrappers.process_end import forget_in_child, watch_end
 from rankscope.profiler.ring import EVENT_NS, End, RingWriter
 from rankscope.profiler.settings import RecorderSettings
 

@@ -38,11 +38,11 @@ from rankscope.profiler.events import (
     detail,
 )
 from rankscope.profiler.phases import BACKWARD, DATA, OPTIMIZER
-from rankscope.profiler.rank.ddp import Tail
 from rankscope.profiler.rank.guard import guarded
 from rankscope.profiler.rank.lifecycle import IN_BACKWARD, IN_DATA, IN_WAIT
 from rankscope.profiler.rank.measures import measure
 from rankscope.profiler.rank.occasional_events import OccasionalEvents
+from rankscope.profiler.rank.wrappers.ddp import Tail
 from rankscope.profiler.ring import MASK, STEP_WORDS
 
 _graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: 0)  # noqa: SLF001  # not public

@@ -17,8 +17,8 @@ from typing import Final
 import msgspec
 
 from rankscope.profiler.handover import HELLO_FILE, RING_FILE, Hello
-from rankscope.profiler.rank import flight_dump
-from rankscope.profiler.rank.hidden_helpers import HELPERS
+from rankscope.profiler.rank.gpu import flight_dump
+from rankscope.profiler.rank.wrappers.hidden_helpers import HELPERS
 from rankscope.profiler.ring import RingWriter
 from rankscope.profiler.scratch import hold, make_scratch
 from rankscope.profiler.settings import PREFIX, SITE_FOLDER

@@ -27,15 +27,15 @@ from rankscope.profiler.events import (
     detail,
     details_of_float,
 )
-from rankscope.profiler.rank.device import DeviceMarks
+from rankscope.profiler.rank.gpu.device import DeviceMarks
+from rankscope.profiler.rank.gpu.kineto import others_on
+from rankscope.profiler.rank.gpu.mark_sampling import MARK_NS
+from rankscope.profiler.rank.gpu.windows import Windows
 from rankscope.profiler.rank.guard import guarded
-from rankscope.profiler.rank.kineto import others_on
 from rankscope.profiler.rank.lifecycle import HELPER_ENDED, RankMeters, RecorderLifecycle
-from rankscope.profiler.rank.mark_sampling import MARK_NS
 from rankscope.profiler.rank.measures import amount, count
 from rankscope.profiler.rank.meters import EVERY_NS, EVERY_STEPS, READ_EVERY_NS
 from rankscope.profiler.rank.session import Session
-from rankscope.profiler.rank.windows import Windows
 from rankscope.profiler.ring import ANNOUNCED, HEAD, MASK, STEP_WORDS
 from rankscope.profiler.work import OTHER_PROFILER
 

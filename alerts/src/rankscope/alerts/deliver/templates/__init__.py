@@ -26,4 +26,4 @@ TEMPLATES: Final[dict[TemplateName, Template]] = {
     "teams": teams,
     "pagerduty": pagerduty,
 }
-"""Templates for HTTP targets. For Apprise see ``courier.text_message``."""
+"""Templates for HTTP targets. For Apprise see ``apprise_courier.text_message``."""

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.liveness import LONG_TAGS
-from rankscope.analysis.evidence.rank_columns import RankColumns
-from rankscope.analysis.evidence.rank_files import load_ranks
+from rankscope.analysis.evidence.step_table.rank_columns import RankColumns
+from rankscope.analysis.evidence.step_table.rank_files import load_ranks
 from rankscope.runs.reader import RunReader
 
 USUAL_STEPS: Final = 200

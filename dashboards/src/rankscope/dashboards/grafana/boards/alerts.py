@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankscope.dashboards.grafana.boards import columns
-from rankscope.dashboards.grafana.boards.answers import NO_ANSWER, NO_ANSWER_OR_RULES, RULES_LOADED
-from rankscope.dashboards.grafana.boards.canvas import Canvas
-from rankscope.dashboards.grafana.boards.dialect import NATIVE, SCOPE
-from rankscope.dashboards.grafana.boards.frame import frame, gpu_variable, places
-from rankscope.dashboards.grafana.boards.kinds import VALUE, Column, Query
-from rankscope.dashboards.grafana.boards.marks import BAD, PLAIN, WARNING, YES_NO, none_is_zero
-from rankscope.dashboards.grafana.boards.xids import REMEMBERED_GPU, XIDS_SO_FAR, xid_sheet, xids_in_time
+from rankscope.dashboards.grafana.boards.parts import columns
+from rankscope.dashboards.grafana.boards.parts.answers import NO_ANSWER, NO_ANSWER_OR_RULES, RULES_LOADED
+from rankscope.dashboards.grafana.boards.parts.canvas import Canvas
+from rankscope.dashboards.grafana.boards.parts.dialect import NATIVE, SCOPE
+from rankscope.dashboards.grafana.boards.parts.frame import frame, gpu_variable, places
+from rankscope.dashboards.grafana.boards.parts.kinds import VALUE, Column, Query
+from rankscope.dashboards.grafana.boards.parts.marks import BAD, PLAIN, WARNING, YES_NO, none_is_zero
+from rankscope.dashboards.grafana.boards.parts.xids import REMEMBERED_GPU, XIDS_SO_FAR, xid_sheet, xids_in_time
 
 UID: Final = "rankscope-alerts"
 FIRING: Final = 'alertstate="firing", instance=~"$instance|"'

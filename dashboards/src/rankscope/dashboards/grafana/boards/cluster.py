@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankscope.dashboards.grafana.boards import columns
-from rankscope.dashboards.grafana.boards.answers import HOSTS, NO_ANSWER_OR_RULES, NO_RULES
-from rankscope.dashboards.grafana.boards.canvas import Canvas, FigureRow
-from rankscope.dashboards.grafana.boards.dialect import NATIVE, RATE, SCOPE, gone, no_rules, of_instances, state
-from rankscope.dashboards.grafana.boards.frame import TO_ALERTS, frame, gpu_variable, places
-from rankscope.dashboards.grafana.boards.infiniband import links_lost
-from rankscope.dashboards.grafana.boards.kinds import VALUE, Column, Query, placeholder
-from rankscope.dashboards.grafana.boards.marks import (
+from rankscope.dashboards.grafana.boards.parts import columns
+from rankscope.dashboards.grafana.boards.parts.answers import HOSTS, NO_ANSWER_OR_RULES, NO_RULES
+from rankscope.dashboards.grafana.boards.parts.canvas import Canvas, FigureRow
+from rankscope.dashboards.grafana.boards.parts.dialect import NATIVE, RATE, SCOPE, gone, no_rules, of_instances, state
+from rankscope.dashboards.grafana.boards.parts.frame import TO_ALERTS, frame, gpu_variable, places
+from rankscope.dashboards.grafana.boards.parts.infiniband import links_lost
+from rankscope.dashboards.grafana.boards.parts.kinds import VALUE, Column, Query, placeholder
+from rankscope.dashboards.grafana.boards.parts.marks import (
     ANY_IS_A_WARNING,
     ANY_IS_BAD,
     DEGREES_LEFT,
@@ -19,7 +19,7 @@ from rankscope.dashboards.grafana.boards.marks import (
     none_is_zero,
     or_not_available,
 )
-from rankscope.dashboards.grafana.boards.xids import REMEMBERED_GPU, XIDS_SO_FAR, xids_in_time
+from rankscope.dashboards.grafana.boards.parts.xids import REMEMBERED_GPU, XIDS_SO_FAR, xids_in_time
 
 UID: Final = "rankscope-cluster"
 JOB: Final = "job_id, user, account, partition, run_id, namespace_k8s, pod_k8s"

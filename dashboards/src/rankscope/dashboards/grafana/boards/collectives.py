@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankscope.dashboards.grafana.boards import columns
-from rankscope.dashboards.grafana.boards.answers import RULES_LOADED
-from rankscope.dashboards.grafana.boards.canvas import Canvas
-from rankscope.dashboards.grafana.boards.dialect import RANGE, SCOPE, gone, lacking, no_rules
-from rankscope.dashboards.grafana.boards.frame import chosen, frame, places
-from rankscope.dashboards.grafana.boards.infiniband import HOSTS, of_hosts
-from rankscope.dashboards.grafana.boards.kinds import Column, Query, placeholder
-from rankscope.dashboards.grafana.boards.marks import or_not_available
+from rankscope.dashboards.grafana.boards.parts import columns
+from rankscope.dashboards.grafana.boards.parts.answers import RULES_LOADED
+from rankscope.dashboards.grafana.boards.parts.canvas import Canvas
+from rankscope.dashboards.grafana.boards.parts.dialect import RANGE, SCOPE, gone, lacking, no_rules
+from rankscope.dashboards.grafana.boards.parts.frame import chosen, frame, places
+from rankscope.dashboards.grafana.boards.parts.infiniband import HOSTS, of_hosts
+from rankscope.dashboards.grafana.boards.parts.kinds import Column, Query, placeholder
+from rankscope.dashboards.grafana.boards.parts.marks import or_not_available
 
 UID: Final = "rankscope-collectives"
 MOST: Final = 8

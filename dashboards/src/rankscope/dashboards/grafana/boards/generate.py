@@ -9,10 +9,10 @@ from typing import Any, Final
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
 from rankscope.dashboards.grafana.boards.alerts import alerts
-from rankscope.dashboards.grafana.boards.canvas import Canvas
 from rankscope.dashboards.grafana.boards.cluster import cluster
 from rankscope.dashboards.grafana.boards.collectives import collectives
 from rankscope.dashboards.grafana.boards.node import node
+from rankscope.dashboards.grafana.boards.parts.canvas import Canvas
 from rankscope.dashboards.grafana.boards.run import run
 
 FOLDER: Final = Path(__file__).parent.parent / "json"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankscope.dashboards.grafana.boards import columns
-from rankscope.dashboards.grafana.boards.answers import NO_ANSWER_OR_RULES, RULES_LOADED
-from rankscope.dashboards.grafana.boards.canvas import Canvas, FigureRow
-from rankscope.dashboards.grafana.boards.dialect import NATIVE, SCOPE, state
-from rankscope.dashboards.grafana.boards.frame import TO_ALERTS, frame, gpu_variable, places
-from rankscope.dashboards.grafana.boards.infiniband import infiniband
-from rankscope.dashboards.grafana.boards.kinds import VALUE, Column, Query
-from rankscope.dashboards.grafana.boards.marks import (
+from rankscope.dashboards.grafana.boards.node_lines import lines
+from rankscope.dashboards.grafana.boards.node_trouble import collection, errors, off_by_default, video
+from rankscope.dashboards.grafana.boards.parts import columns
+from rankscope.dashboards.grafana.boards.parts.answers import NO_ANSWER_OR_RULES, RULES_LOADED
+from rankscope.dashboards.grafana.boards.parts.canvas import Canvas, FigureRow
+from rankscope.dashboards.grafana.boards.parts.dialect import NATIVE, SCOPE, state
+from rankscope.dashboards.grafana.boards.parts.frame import TO_ALERTS, frame, gpu_variable, places
+from rankscope.dashboards.grafana.boards.parts.infiniband import infiniband
+from rankscope.dashboards.grafana.boards.parts.kinds import VALUE, Column, Query
+from rankscope.dashboards.grafana.boards.parts.marks import (
     ALL_IS_GOOD,
     ANY_IS_A_WARNING,
     ANY_IS_BAD,
@@ -21,8 +23,6 @@ from rankscope.dashboards.grafana.boards.marks import (
     none_is_zero,
     or_not_available,
 )
-from rankscope.dashboards.grafana.boards.node_lines import lines
-from rankscope.dashboards.grafana.boards.node_trouble import collection, errors, off_by_default, video
 
 UID: Final = "rankscope-node"
 JOB_COLUMNS: Final = {"job_id": "Job", "user": "User", "account": "Account", "namespace_k8s": "Namespace", "pod_k8s": "Pod"}

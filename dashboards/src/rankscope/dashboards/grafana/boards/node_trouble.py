@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rankscope.dashboards.grafana.boards.answers import answers_over_time
-from rankscope.dashboards.grafana.boards.canvas import Canvas
-from rankscope.dashboards.grafana.boards.columns import labels
-from rankscope.dashboards.grafana.boards.dialect import NATIVE, SCOPE
-from rankscope.dashboards.grafana.boards.kinds import Column, Query, placeholder
-from rankscope.dashboards.grafana.boards.marks import ANY_IS_BAD, YES_NO
-from rankscope.dashboards.grafana.boards.xids import xid_sheet
+from rankscope.dashboards.grafana.boards.parts.answers import answers_over_time
+from rankscope.dashboards.grafana.boards.parts.canvas import Canvas
+from rankscope.dashboards.grafana.boards.parts.columns import labels
+from rankscope.dashboards.grafana.boards.parts.dialect import NATIVE, SCOPE
+from rankscope.dashboards.grafana.boards.parts.kinds import Column, Query, placeholder
+from rankscope.dashboards.grafana.boards.parts.marks import ANY_IS_BAD, YES_NO
+from rankscope.dashboards.grafana.boards.parts.xids import xid_sheet
 
 _GROWTH: Final = (
     ("ECC errors", "gpu_ecc_errors_total", " {{error}} {{memory}}",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankscope.dashboards.grafana.boards.answers import NO_RULES
-from rankscope.dashboards.grafana.boards.canvas import Canvas
-from rankscope.dashboards.grafana.boards.columns import labels
-from rankscope.dashboards.grafana.boards.frame import run_page
-from rankscope.dashboards.grafana.boards.kinds import Column, Query
-from rankscope.dashboards.grafana.boards.marks import ANY_IS_A_WARNING
+from rankscope.dashboards.grafana.boards.parts.answers import NO_RULES
+from rankscope.dashboards.grafana.boards.parts.canvas import Canvas
+from rankscope.dashboards.grafana.boards.parts.columns import labels
+from rankscope.dashboards.grafana.boards.parts.frame import run_page
+from rankscope.dashboards.grafana.boards.parts.kinds import Column, Query
+from rankscope.dashboards.grafana.boards.parts.marks import ANY_IS_A_WARNING
 from rankscope.dashboards.grafana.boards.run_queries import EVIDENCE, LEGEND, MOST, RUN, SILENT, most_published
 
 _PROCESSES: Final = (

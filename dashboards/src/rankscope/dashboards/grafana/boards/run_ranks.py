@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from rankscope.dashboards.grafana.boards import columns
-from rankscope.dashboards.grafana.boards.canvas import Canvas
-from rankscope.dashboards.grafana.boards.kinds import Column, Query
-from rankscope.dashboards.grafana.boards.marks import DEGREES_LEFT
+from rankscope.dashboards.grafana.boards.parts import columns
+from rankscope.dashboards.grafana.boards.parts.canvas import Canvas
+from rankscope.dashboards.grafana.boards.parts.kinds import Column, Query
+from rankscope.dashboards.grafana.boards.parts.marks import DEGREES_LEFT
 from rankscope.dashboards.grafana.boards.run_queries import EVIDENCE, LEGEND, MOST, RANK, RUN, SILENT, most
 
 _EXCESS: Final = ((None, "green"), (0.1, "orange"))

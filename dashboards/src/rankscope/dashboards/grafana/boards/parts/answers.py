@@ -1,0 +1,35 @@
+"""Availability of the exporters and of the recording rules, shown on every board in both dialects."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rankscope.dashboards.grafana.boards.parts.canvas import Canvas, FigureRow
+from rankscope.dashboards.grafana.boards.parts.dialect import RULES, SCOPE, gone, no_rules
+from rankscope.dashboards.grafana.boards.parts.kinds import Query, placeholder
+from rankscope.dashboards.grafana.boards.parts.marks import ANY_IS_BAD, BAD, GOOD, none_is_zero, words
+
+NO_ANSWER: Final = placeholder(f"NaN * {gone()}")
+"""Query for a graph's legend: the exporters that do not answer and so have no lines."""
+NO_RULES: Final = placeholder(f"NaN * {no_rules()}")
+NO_ANSWER_OR_RULES: Final = placeholder(f"NaN * ({gone()}\nor\n{no_rules()})")
+"""``NO_ANSWER`` for graphs of recorded series, which are empty without the rules as well."""
+RULES_LOADED: Final[FigureRow] = (
+    "Recording rules", "none", f"max({RULES})\nor on ()\nvector(0)",
+    {"words": words({0: ("not loaded", BAD), 1: ("loaded", GOOD)}), "width": 3},
+    "Whether this Prometheus evaluates the rules of `rankscope alerts rules export`. Without them, many panels stay empty.",
+)  # fmt: skip
+HOSTS: Final[tuple[FigureRow, ...]] = (
+    RULES_LOADED,
+    ("Hosts", "none", f"count(group by (instance) (up{{{SCOPE}}} == 1))", {"width": 2},
+     "Hosts whose exporter answers Prometheus."),
+    ("Hosts not answering", "none",
+     none_is_zero(f"count(group by (instance) (up{{{SCOPE}}} == 0))", f"up{{{SCOPE}}}"), {"thresholds": ANY_IS_BAD},
+     "Exporters that Prometheus cannot reach. What is not collected is missing, not healthy."),
+)  # fmt: skip
+
+
+def answers_over_time(canvas: Canvas) -> None:
+    """Add the availability of each exporter over time."""
+    text = "1 when Prometheus reached the exporter, 0 when not: then nothing is known."
+    canvas.graph("Exporter answers", "bool_yes_no", text, Query(f"up{{{SCOPE}}}", "{{instance}}"), NO_ANSWER, maximum=1)

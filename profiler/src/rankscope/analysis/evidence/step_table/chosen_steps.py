@@ -1,0 +1,54 @@
+"""Steps of a run that the user chose with ``--steps``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+from rankscope.analysis.evidence.step_table.recent import Earlier
+from rankscope.analysis.evidence.step_table.steps import StepTable
+from rankscope.base.errors import InputError
+from rankscope.base.text import step_range
+
+
+class StepRange(NamedTuple):
+    """Steps from ``first`` to the one before ``past``; ``None``: no bound."""
+
+    first: int | None = None
+    past: int | None = None
+
+    def has(self, step: int) -> bool:
+        """Return whether ``step`` is within the bounds."""
+        return (self.first is None or step >= self.first) and (self.past is None or step < self.past)
+
+    def of(self, rows: Sequence[_Row]) -> list[_Row]:
+        """Return the records of these steps."""
+        return list(rows) if self == ALL_STEPS else [row for row in rows if self.has(row.step)]
+
+    def cut(self, table: StepTable, path: str | os.PathLike[str]) -> StepTable:
+        """Return the table of these steps. Raises ``InputError`` if it has none of them, or if earlier ones were not read."""
+        if self == ALL_STEPS:
+            return table
+        numbers = table.steps
+        keep = (numbers >= (self.first or 0)) & (True if self.past is None else numbers < self.past)
+        if not keep.any() or (table.earlier.steps and (self.first or 0) < numbers[0]):
+            there = f"there are {steps_text(table)}" if len(numbers) else "no step was recorded"
+            read = "; of so long a run only the last steps are read" if table.earlier.steps else ""
+            raise InputError(path, f"no such steps: {there}{read}")
+        return replace(table.columns(keep), earlier=Earlier())
+
+
+class _Stepped(Protocol):
+    @property
+    def step(self) -> int: ...
+
+
+_Row = TypeVar("_Row", bound=_Stepped)
+ALL_STEPS: Final = StepRange()
+
+
+def steps_text(table: StepTable) -> str:
+    """Return the first and the last step of a table as a phrase."""
+    return step_range((int(table.steps[0]), int(table.steps[-1]) + 1))

@@ -1,0 +1,397 @@
+"""Always-on step records of one attempt as matrices [ranks, steps]."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.evidence.order import ALL, of_blocks
+from rankscope.analysis.evidence.step_table.filling import Filling
+from rankscope.analysis.evidence.step_table.rank_columns import (
+    ALL_METRICS,
+    LOADED_METRICS,
+    METER_METRICS,
+    RankColumns,
+    no_memory,
+    tags_of,
+    times_of_tags,
+)
+from rankscope.analysis.evidence.step_table.rank_files import OnRequest, Report, ignore, load_ranks
+from rankscope.analysis.evidence.step_table.recent import MOST_RECORDS, Earlier, earlier_part, recent_part
+from rankscope.analysis.evidence.step_table.simultaneous import SampledStarts, sample
+from rankscope.analysis.evidence.step_table.step_numbers import ALL_ALIKE, Places, StepNumbers, first_of_each, moved
+from rankscope.base.errors import InputError
+from rankscope.runs.reader import RunReader
+from rankscope.runs.records import PHASES, Phase, StepRecord
+from rankscope.runs.step_columns import event_of, pack_row, row_dtype
+
+Matrix = NDArray[np.float64]
+Stored = NDArray[np.floating[Any]]
+"""Matrix in single precision if it was read from files. Comparisons and sorting are exact; sums need double precision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """Description of one matrix of a ``StepTable``: its label for people, and its unit (``us``, ``elements``, ``samples``)."""
+
+    label: str
+    unit: str
+
+
+_PHASE_LABELS: Final[dict[Phase, str]] = {
+    "data": "data loading",
+    "h2d": "copy to device",
+    "forward": "forward",
+    "backward": "backward",
+    "optimizer": "optimizer",
+    "between_steps": "between steps",
+}
+
+METRICS: Final[dict[str, Metric]] = {
+    "wall_us": Metric("step time", "us"),
+    "own_us": Metric("own time", "us"),
+    "blocked_us": Metric("waiting for other ranks", "us"),
+    **{f"{phase}_us": Metric(_PHASE_LABELS[phase], "us") for phase in PHASES},
+    **{f"own_{phase}_us": Metric(f"own time in {_PHASE_LABELS[phase]}", "us") for phase in PHASES},
+    "cpu_us": Metric("CPU time", "us"),
+    "run_queue_us": Metric("waiting for a CPU", "us"),
+    "gc_us": Metric("garbage collection", "us"),
+    "input_elements": Metric("input elements", "elements"),
+    "model_elements": Metric("elements given to the model", "elements"),
+    "samples": Metric("samples", "samples"),
+    "tokens": Metric("tokens", "tokens"),
+    "flops": Metric("floating-point operations", "FLOP"),
+}
+"""Metrics that ``StepTable.matrix`` accepts, by name."""
+
+
+class Matrices(Mapping[str, Matrix]):
+    """Matrices of all ``METRICS`` by name, for the steps ``kept``.
+
+    Only known metrics are stored, in single precision. Each double-precision matrix is created on access, because all matrices
+    of a large run would not fit into memory. ``meters`` reads the metrics that are not ``stored``, if there are such.
+    """
+
+    def __init__(
+        self,
+        stored: Mapping[str, NDArray[np.float32]],
+        ranks: NDArray[np.int64],
+        kept: NDArray[np.intp],
+        meters: OnRequest | None = None,
+        rows: NDArray[np.intp] | slice = ALL,
+    ) -> None:
+        self._stored = stored
+        self._ranks = ranks
+        self._rows = rows
+        """Rows of ``stored`` that are those of ``ranks``: all, or an array of places."""
+        self._kept = kept
+        self._meters = meters
+        self._asked: tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.int64], NDArray[np.intp]] | None = None
+
+    def __getitem__(self, metric: str) -> Matrix:
+        return self.stored(metric).astype(np.float64)
+
+    def stored(self, metric: str) -> NDArray[np.float32]:
+        """Return a matrix as it is stored, read-only by convention; a copy only if the selected steps are not contiguous."""
+        return self.some(metric, slice(None))
+
+    def some(self, metric: str, steps: slice, rows: NDArray[np.intp] | None = None) -> NDArray[np.float32]:
+        """Return ``stored`` for some of the steps, and only for the ranks in ``rows`` if given."""
+        columns = self._columns(steps)
+        if metric in self._stored:
+            found: NDArray[np.float32] = self._stored[metric][:, columns][self._rows]
+            return found if rows is None else found[rows]
+        if metric not in METRICS:
+            raise KeyError(metric)
+        ranks = self._ranks if rows is None else self._ranks[rows]
+        if self._meters is not None and metric in self._meters.known and len(ranks):
+            return self._meters.matrix(metric, ranks.tolist(), columns)
+        unknown: NDArray[np.float32] = np.broadcast_to(np.float32(np.nan), (len(ranks), len(self._kept[steps])))
+        return unknown
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(METRICS)
+
+    def __len__(self) -> int:
+        return len(METRICS)
+
+    @property
+    def recorded(self) -> Collection[str]:
+        """Metrics with any known value."""
+        return self._stored.keys() | set(() if self._meters is None else self._meters.known)
+
+    def _columns(self, steps: slice) -> NDArray[np.intp] | slice:
+        """Return the stored columns of some of the steps, as a slice if possible, which needs no copy."""
+        kept = self._kept[steps]
+        count = len(kept)
+        first = int(kept[0]) if count else 0
+        return slice(first, first + count) if not count or kept[-1] == first + count - 1 else kept
+
+    def columns(self, keep: NDArray[np.bool_]) -> Matrices:
+        """Return the matrices of the steps where ``keep`` is true."""
+        return Matrices(self._stored, self._ranks, self._kept[keep], self._meters, self._rows)
+
+    def rows(self, keep: NDArray[np.intp], metrics: Collection[str]) -> Matrices:
+        """Return the matrices of the ranks in the rows ``keep``; what they read on request, they keep for themselves."""
+        meters = None if self._meters is None else self._meters.unread(metrics)
+        rows = keep if isinstance(self._rows, slice) else self._rows[keep]
+        return Matrices(self._stored, self._ranks[keep], self._kept, meters, rows)
+
+    def moved(self, places: Mapping[int, Places], steps: NDArray[np.int64], numbers: StepNumbers) -> Matrices:
+        """Return the matrices with the values of some rows at other columns, for all ``steps``; see ``StepTable.renumbered``."""
+        stored = {name: moved(matrix, places, np.nan) for name, matrix in self._stored.items()}
+        meters = None if self._meters is None else self._meters.renumbered(numbers)
+        return Matrices(stored, self._ranks, np.arange(len(steps)), meters, self._rows)
+
+    def without(self, metrics: Collection[str]) -> Matrices:
+        """Return the same without what is stored of ``metrics``."""
+        stored = {name: matrix for name, matrix in self._stored.items() if name not in metrics}
+        return Matrices(stored, self._ranks, self._kept, self._meters, self._rows)
+
+    def at(self, metric: str, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> NDArray[np.float32]:
+        """Return a metric at places, given as a row and a column each: [places]."""
+        if metric in self._stored or self._meters is None or metric not in self._meters.known:
+            found: NDArray[np.float32] = self.stored(metric)[rows, columns]
+            return found
+        if self._asked is None or self._asked[0] is not rows or self._asked[1] is not columns:
+            self._asked = (rows, columns, self._ranks[rows], self._kept[columns])
+        return self._meters.at(metric, *self._asked[2:])
+
+    def starts(self, row: int) -> NDArray[np.int64]:
+        """Return the start times of the steps of the rank in ``row``, in Unix nanoseconds; 0 where there is no record."""
+        assert self._meters is not None
+        return self._meters.starts(int(self._ranks[row]), self._columns(slice(None)))
+
+    def of_rank(self, metric: str, row: int) -> NDArray[np.float32]:
+        """Return one row of a matrix."""
+        if metric in self._stored:
+            place = row if isinstance(self._rows, slice) else self._rows[row]
+            found: NDArray[np.float32] = self._stored[metric][place, self._columns(slice(None))]
+            return found
+        read: NDArray[np.float32] = self.some(metric, slice(None), np.array([row]))[0]
+        return read
+
+
+@dataclass(frozen=True, slots=True)
+class StepTable:
+    """Step records of one attempt. Matrices are float64 [ranks, steps], NaN where a rank has no record or no signal."""
+
+    attempt: int
+    ranks: NDArray[np.int64]
+    """Ranks with a folder in the run directory, ascending; also those without any record."""
+    steps: NDArray[np.int64]
+    """Step numbers seen on any rank, ascending."""
+    values: Mapping[str, Matrix]
+    start_unix_ns: NDArray[np.int64] | None
+    """Start times as in ``starts``, [ranks, steps]; ``None`` if ``values`` reads them on request."""
+    profiled: NDArray[np.bool_]
+    """True where the profiler was on, so that times include its cost, [ranks, steps]."""
+    tags: dict[str, NDArray[np.bool_]]
+    """True where a tag was set, [ranks, steps] per tag."""
+    last_end_unix_ns: float = 0.0
+    """End of the last step of any rank, in Unix nanoseconds; 0 without a record."""
+    damaged: Mapping[int, int] = field(default_factory=dict)
+    """Rank to the number of its records that are left out because their times or numbers are impossible."""
+    earlier: Earlier = field(default_factory=Earlier)
+    """Totals of the steps before ``steps``, where only the last ones were read."""
+    samples: SampledStarts | None = None
+    """Starts of some steps as recorded, where ``values`` reads the starts on request."""
+    numbers: StepNumbers = ALL_ALIKE
+    """Ranks whose steps have other numbers than they gave, or cannot be compared."""
+    memory: dict[int, Matrix] = field(default_factory=dict)
+    """Memory samples per rank, [samples, 1 + len(MEMORY)]: the step, and the values that ``MEMORY`` names; every N steps only.
+
+    They are those of the whole attempt, also where the table has only some of its steps or ranks."""
+
+    @classmethod
+    def load(
+        cls,
+        reader: RunReader,
+        attempt: int | None = None,
+        *,
+        report: Report = ignore,
+        metrics: Collection[str] = LOADED_METRICS,
+        most_records: int = MOST_RECORDS,
+    ) -> Self:
+        """Read one attempt, the last by default. Raises ``InputError`` when there is no such attempt.
+
+        ``report`` is called with the number of ranks read so far, and of all. ``wall_us`` and ``metrics`` are read at once, see
+        ``RankColumns.of``. Of the others, ``POSTPONED_METRICS`` are read on request; the rest are unknown. Of more than
+        ``most_records`` only the last steps are read.
+        """
+        attempts = reader.attempts()
+        if attempt is None:
+            # A run that has just been created has no attempt yet: its table is empty.
+            attempt = attempts[-1] if attempts else 0
+        elif attempt not in attempts:
+            raise InputError(reader.path, f"no attempt {attempt} in it")
+        # Starts are read with the meters, now or later.
+        filling = Filling() if set(METER_METRICS) <= set(metrics) else Filling(start=None)
+        ranks = reader.ranks(attempt)
+        filling.add_ranks(ranks)
+        recent = recent_part(reader, attempt, ranks, most_records)
+        kept: dict[int, tuple[int, int]] = {}
+        samples = []
+        for rank, columns in load_ranks(reader, attempt, ranks, report, metrics={"wall_us", *metrics}, recent=recent):
+            filling.add(rank, columns)
+            kept[rank] = (len(columns.step), int(columns.start[0]) if len(columns.start) else 0)
+            samples.append(sample(columns.step, columns.start))
+        requests = OnRequest(reader, attempt, filling.steps, filling.postponed)
+        table = replace(cls.filled(attempt, filling, requests), samples=SampledStarts.of_ranks(samples))
+        return table if recent is None else replace(table, earlier=earlier_part(reader, attempt, kept))
+
+    @classmethod
+    def from_records(cls, attempt: int, records: Mapping[int, Iterable[StepRecord]]) -> Self:
+        """Return the table of the given records of each rank. Of a step recorded twice by a rank, the last record counts."""
+        filling = Filling()
+        filling.add_ranks(records)
+        for rank, of_rank in records.items():
+            packed, kept = [], []
+            for record in of_rank:
+                try:
+                    packed.append(pack_row(record))
+                    kept.append(record)
+                except (struct.error, OverflowError):
+                    filling.damaged[rank] += 1
+            rows = np.frombuffer(b"".join(packed), row_dtype())
+            events = [event for record in kept if (event := event_of(record)) is not None]
+            filling.add(rank, RankColumns.of([rows]).tagged(tags_of(events), times_of_tags(events)))
+        return cls.filled(attempt, filling)
+
+    @classmethod
+    def filled(cls, attempt: int, filling: Filling, meters: OnRequest | None = None) -> Self:
+        """Return a table of the data in ``filling``, without a copy. ``meters`` reads the postponed metrics."""
+        count = len(filling.steps)
+        ranks = np.array(filling.ranks, dtype=np.int64)
+        return cls(
+            attempt=attempt,
+            ranks=ranks,
+            steps=filling.steps,
+            values=Matrices(filling.metrics, ranks, np.arange(count), meters),
+            start_unix_ns=None if filling.start is None else filling.start[:, :count],
+            last_end_unix_ns=filling.last_end_unix_ns,
+            profiled=filling.profiled[:, :count],
+            tags={tag: matrix[:, :count] for tag, matrix in filling.tags.items()},
+            damaged=filling.damaged,
+            memory={rank: samples for rank in filling.ranks if len(samples := filling.memory.get(rank, no_memory()))},
+        )
+
+    def matrix(self, metric: str) -> Matrix:
+        """Return one metric of ``METRICS``, [ranks, steps]. Raises ``KeyError`` for another name."""
+        return self.values[metric]
+
+    def stored(self, metric: str) -> Stored:
+        """Return one metric as it is stored, [ranks, steps]; callers must not write to it."""
+        return self.values.stored(metric) if isinstance(self.values, Matrices) else self.values[metric]
+
+    def is_known(self, metric: str) -> bool:
+        """Return whether a metric may have known values."""
+        return metric in self.values.recorded if isinstance(self.values, Matrices) else metric in self.values
+
+    def some(self, metric: str, steps: slice, rows: NDArray[np.intp] | None = None) -> Stored:
+        """Return ``stored`` for some of the steps, and only for the ranks in ``rows`` if given.
+
+        Matrices of a large run are processed in parts.
+        """
+        if isinstance(self.values, Matrices):
+            return self.values.some(metric, steps, rows)
+        found = self.values[metric][:, steps]
+        return found if rows is None else found[rows]
+
+    def at(self, metric: str, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> Stored:
+        """Return one metric at places, given as a row and a column each: [places]."""
+        if isinstance(self.values, Matrices):
+            return self.values.at(metric, rows, columns)
+        return self.values[metric][rows, columns]
+
+    def of_rank(self, metric: str, row: int) -> Stored:
+        """Return one metric of the rank in ``row`` as it is stored, [steps]."""
+        return self.values.of_rank(metric, row) if isinstance(self.values, Matrices) else self.values[metric][row]
+
+    def starts(self, row: int) -> NDArray[np.int64]:
+        """Return the start times of the rank in ``row`` in Unix nanoseconds, [steps]; 0 where there is no record."""
+        if self.start_unix_ns is not None:
+            found: NDArray[np.int64] = self.start_unix_ns[row]
+            return found
+        assert isinstance(self.values, Matrices)
+        return self.values.starts(row)
+
+    def renumbered(self, numbers: StepNumbers) -> StepTable:
+        """Return the table with these step ``numbers``; several of a rank may be one together, and some left out."""
+        if not numbers.changed:
+            return replace(self, numbers=numbers)
+        places = numbers.places(self.ranks, self.steps)
+        assert isinstance(self.values, Matrices)
+        table = replace(
+            self,
+            values=self.values.moved(places, self.steps, numbers),
+            start_unix_ns=None if self.start_unix_ns is None else moved(self.start_unix_ns, places, 0, first_of_each),
+            numbers=numbers,
+            profiled=moved(self.profiled, places, False, np.logical_or.reduceat),
+            tags={tag: moved(matrix, places, False, np.logical_or.reduceat) for tag, matrix in self.tags.items()},
+            memory={rank: numbers.memory(rank, samples) for rank, samples in self.memory.items()},
+        )
+        return table.columns(np.logical_or.reduce(table.has_record))
+
+    def tagged(self, tag: str) -> NDArray[np.bool_]:
+        """Return the mask of records that have a tag, [ranks, steps]."""
+        found = self.tags.get(tag)
+        return np.zeros((len(self.ranks), len(self.steps)), dtype=bool) if found is None else found
+
+    def columns(self, keep: NDArray[np.bool_]) -> StepTable:
+        """Return the table of the steps where ``keep`` [steps] is true."""
+        return replace(
+            self,
+            steps=self.steps[keep],
+            values=self.values.columns(keep)
+            if isinstance(self.values, Matrices)
+            else {name: matrix[:, keep] for name, matrix in self.values.items()},
+            start_unix_ns=None if self.start_unix_ns is None else self.start_unix_ns[:, keep],
+            profiled=self.profiled[:, keep],
+            tags={name: matrix[:, keep] for name, matrix in self.tags.items()},
+        )
+
+    def parts(self, ranks: int) -> Iterator[StepTable]:
+        """Yield tables of so many ranks each: what is read on request for one of them is dropped with it."""
+        every = np.arange(len(self.ranks))
+        for first in range(0, len(every), ranks):
+            yield self.rows(every[first : first + ranks])
+
+    def rows(self, keep: NDArray[np.intp], metrics: Collection[str] = ALL_METRICS) -> StepTable:
+        """Return the table of the ranks in the rows ``keep``, and of what is read on request the ``metrics``."""
+        return replace(
+            self,
+            ranks=self.ranks[keep],
+            values=self.values.rows(keep, metrics)
+            if isinstance(self.values, Matrices)
+            else {name: matrix[keep] for name, matrix in self.values.items()},
+            start_unix_ns=None if self.start_unix_ns is None else self.start_unix_ns[keep],
+            profiled=self.profiled[keep],
+            tags={name: matrix[keep] for name, matrix in self.tags.items()},
+        )
+
+    def without(self, metrics: Collection[str]) -> StepTable:
+        """Return the table without the matrices of ``metrics``, of which some may be read on request."""
+        if isinstance(self.values, Matrices):
+            return replace(self, values=self.values.without(metrics))
+        return self
+
+    @property
+    def has_record(self) -> NDArray[np.bool_]:
+        """True where there is a record, [ranks, steps]."""
+        return self.known("wall_us")
+
+    def known(self, metric: str) -> NDArray[np.bool_]:
+        """Return the mask of the known values of a metric, [ranks, steps]; in blocks, for the selected steps may need a copy."""
+        found = np.empty((len(self.ranks), len(self.steps)), dtype=bool)
+
+        def enter(steps: slice) -> None:
+            np.isfinite(self.some(metric, steps), out=found[:, steps])
+
+        of_blocks(found.shape, enter)
+        return found
