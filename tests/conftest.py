@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 # A busy machine may take any time for an example.
-settings.register_profile("quick", deadline=None, max_examples=20)  # `make check` and `make test`
+settings.register_profile("quick", deadline=None, max_examples=10)  # `make check` and `make test`
 settings.register_profile("long", deadline=None, max_examples=200)  # `make test-full`
 settings.load_profile("quick")
 

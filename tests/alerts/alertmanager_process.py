@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
+from tests.waiting import wait_until
 
 
 @contextmanager
-def alertmanager_process(program: str, config: Path, folder: Path, eventually: Callable[..., Any]) -> Iterator[str]:
+def alertmanager_process(program: str, config: Path, folder: Path) -> Iterator[str]:
     """Run Alertmanager and yield its address once it is ready; its data and its log are below ``folder``."""
     folder.mkdir()
     log = folder / "log"
@@ -28,6 +28,6 @@ def alertmanager_process(program: str, config: Path, folder: Path, eventually: C
                 url = f"http://{found[1]}" if found else None
                 return url if url and httpx.get(f"{url}/-/ready").is_success else None
 
-            yield eventually(ready)
+            yield wait_until(ready)
         finally:
             process.kill()

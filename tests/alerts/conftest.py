@@ -189,19 +189,3 @@ def trickle() -> Iterator[str]:
 
     with answering(answer) as url:
         yield url
-
-
-@pytest.fixture(scope="session")
-def eventually() -> Callable[..., Any]:
-    """Function that calls ``question`` until it returns a true value and returns that value; fails after ``timeout`` seconds."""
-
-    def ask(question: Callable[[], Any], *, timeout: float = 60.0) -> Any:
-        patience = time.monotonic() + timeout
-        while True:
-            answer = question()
-            if answer:
-                return answer
-            assert time.monotonic() < patience, f"still {answer!r} after {timeout:.0f} s"
-            time.sleep(0.05)
-
-    return ask

@@ -14,6 +14,7 @@ from typing import IO, Any
 import msgspec
 import pytest
 import yaml
+from tests.waiting import wait_until
 
 from rankscope.alerts.store.folders import watcher_state
 from rankscope.alerts.watch.ledger import read_entries
@@ -363,7 +364,7 @@ def grown(run: Any) -> bool:
 
 
 @pytest.mark.slow
-def test_a_live_run_is_followed_to_its_end(make_run: Any, sink: Any, state: Path, eventually: Any) -> None:
+def test_a_live_run_is_followed_to_its_end(make_run: Any, sink: Any, state: Path) -> None:
     run = make_run(slow=2)
     command = [sys.executable, "-m", "rankscope", "alerts", "watch", run.path, "--interval", "100ms", "--fire-after", "2"]
     with subprocess.Popen(
@@ -379,7 +380,7 @@ def test_a_live_run_is_followed_to_its_end(make_run: Any, sink: Any, state: Path
                 run.grow(2)
                 return bool(sink.accepted)
 
-            eventually(arrived)
+            wait_until(arrived)
             run.end()
             stdout, stderr = process.communicate(timeout=120)
         finally:
@@ -394,7 +395,7 @@ def test_a_live_run_is_followed_to_its_end(make_run: Any, sink: Any, state: Path
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
 def test_a_signal_ends_it_cleanly_even_in_the_midst_of_a_delivery(
-    make_run: Any, sink: Any, state: Path, eventually: Any, number: signal.Signals
+    make_run: Any, sink: Any, state: Path, number: signal.Signals
 ) -> None:
     run = make_run(slow=2)
     sink.delay_s = 5
@@ -407,7 +408,7 @@ def test_a_signal_ends_it_cleanly_even_in_the_midst_of_a_delivery(
         env={**os.environ, "NO_PROXY": "*"},
     ) as process:
         try:
-            eventually(lambda: grown(run) and sink.requests)
+            wait_until(lambda: grown(run) and sink.requests)
             process.send_signal(number)
             _, stderr = process.communicate(timeout=120)
         finally:
@@ -423,7 +424,7 @@ def test_a_signal_ends_it_cleanly_even_in_the_midst_of_a_delivery(
 
 
 @pytest.mark.slow
-def test_a_folder_of_runs_is_followed_until_told_to_stop(make_run: Any, sink: Any, state: Path, eventually: Any) -> None:
+def test_a_folder_of_runs_is_followed_until_told_to_stop(make_run: Any, sink: Any, state: Path) -> None:
     over = make_run("over", slow=1)
     over.end()
     quiet = make_run("quiet", slow=None)
@@ -446,9 +447,9 @@ def test_a_folder_of_runs_is_followed_until_told_to_stop(make_run: Any, sink: An
     ) as process:
         try:
             late = make_run("late", slow=3)  # appears while the watcher runs
-            eventually(lambda: grown(late) and sink.accepted)
+            wait_until(lambda: grown(late) and sink.accepted)
             late.end()
-            eventually(lambda: len(sink.accepted) == 2)
+            wait_until(lambda: len(sink.accepted) == 2)
             assert process.poll() is None
             process.terminate()
             _, stderr = process.communicate(timeout=120)

@@ -109,6 +109,7 @@ def test_durations_name_the_rank_of_a_run_that_does_not_know_own_times(write: Wr
     assert "rank 3" in render_text(analyze([run]), width=200, color=False).lower()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("layout", "fault", "named"), [("pp", "slow device", [3]), ("pp", "none", []), ("tp", "none", [])])
 def test_pipelines_are_judged_by_recorded_operations_and_nobody_is_named_without_a_fault(
     write: Write, layout: str, fault: str, named: list[int]
@@ -129,7 +130,7 @@ def test_the_cause_is_that_of_the_step_records(write: Write) -> None:
     assert (verdict.ranks, verdict.cause) == ([3], "gc"), verdict.summary
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("fault", ["slow device", "late input"])
 @pytest.mark.parametrize("layout", ["ddp", "tp x dp", "pp x tp"])
 def test_a_whole_run_names_the_rank_whatever_shows_it(tmp_path: Path, layout: str, fault: str) -> None:
@@ -171,6 +172,7 @@ def test_what_was_lost_and_what_is_missing_is_said(write: Write) -> None:
     assert analysis.verdict.kind == "insufficient_data"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "broken",
     [

@@ -94,7 +94,7 @@ def test_pipelines_are_not_judged_by_their_collectives_alone(tmp_path: Path, lay
     assert "sends and receives" in verdict.summary
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("layout", ["pp", "pp x tp", "pp interleaved"])
 @pytest.mark.parametrize(("fault", "named"), [("slow device", [3]), ("none", [])])
 def test_verbose_logs_show_the_slow_rank_of_a_pipeline(tmp_path: Path, layout: str, fault: str, named: list[int]) -> None:

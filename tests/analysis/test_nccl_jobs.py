@@ -36,7 +36,7 @@ def saved(analysis: Analysis) -> float:
     return analysis.verdict.slowdown - 1
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("layout", "fault"),
     [
@@ -133,7 +133,7 @@ def test_two_or_three_steps_show_the_cause_too(tmp_path: Path, fault: str, expla
     assert (verdict.ranks, verdict.cause, verdict.explained_by) == ([3], FAULTS[fault].cause, explained_by), verdict.summary
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("layout", ["ddp", "moe", "pp", "pp x tp"])
 @pytest.mark.parametrize("fault", ["none", "3 % slower", "one hiccup"])
 def test_without_a_rank_at_fault_none_is_named(tmp_path: Path, layout: str, fault: str) -> None:
@@ -194,6 +194,7 @@ def test_experts_with_more_tokens_are_seen_by_the_rows_that_they_exchange(tmp_pa
     assert (verdict.ranks, verdict.cause) == ([3], "imbalance"), verdict.summary
 
 
+@pytest.mark.full
 def test_ranks_whose_link_is_slow_are_no_slow_hosts(tmp_path: Path) -> None:
     analysis, _ = of_traces(tmp_path, "accumulation", "slow link")
     assert (analysis.verdict.ranks, analysis.verdict.cause) == ([2, 3], "communication"), analysis.verdict.summary
@@ -247,7 +248,7 @@ def test_profiled_steps_of_a_run_show_it_too(run_of: Callable[[str, str], Path],
     assert (captured.ranks, captured.cause) == ([3], "compute"), captured.summary
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("layout", "fault", "named"),
     [

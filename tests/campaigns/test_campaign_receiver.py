@@ -18,9 +18,10 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from tests.alerts.receive.receiver_process import ReceiverProcess, Target, listening_target, straggler, until
+from tests.alerts.receive.receiver_process import ReceiverProcess, Target, listening_target, straggler
 from tests.alerts.receive.receiver_senders import firing, send_while_killed
 from tests.played_ranks import accept, job, profile, two_ranks
+from tests.waiting import wait_until
 
 from rankscope.runs.control import ControlRequest
 
@@ -104,7 +105,7 @@ def test_captures_and_kills(receiver: ReceiverProcess, target: Target, tmp_path:
                 receiver.start()
                 kills += 1
             assert receiver.post(alert).is_success
-            until(lambda wanted=number + 1: shown() >= wanted)
+            wait_until(lambda wanted=number + 1: shown() >= wanted)
         time.sleep(3.0)
     outcomes = Counter(alert["annotations"].get("capture_outcome", "") for alert in target.alerts)
     requests = Counter(request.id for request in seen)
@@ -116,7 +117,7 @@ def test_captures_and_kills(receiver: ReceiverProcess, target: Target, tmp_path:
 def test_the_same_thousand_times(receiver: ReceiverProcess, target: Target) -> None:
     with ThreadPoolExecutor(8) as pool:
         statuses = Counter(pool.map(lambda _: receiver.post(firing(1)).status_code, range(1000)))
-    until(lambda: receiver.count("waiting") == 0)
+    wait_until(lambda: receiver.count("waiting") == 0)
     time.sleep(1.0)
     row("the same 1,000 times", statuses={str(status): count for status, count in statuses.items()}, told=len(target.alerts))
     assert set(statuses) <= {200, 503}
@@ -132,12 +133,12 @@ def test_a_thousand_alerts_at_once_and_a_target_that_is_away(
         began = time.monotonic()
         assert receiver.post(*(firing(number) for number in range(1000))).status_code == 200
         answered_s = time.monotonic() - began
-        until(lambda: receiver.count("waiting") == 0)
+        wait_until(lambda: receiver.count("waiting") == 0)
         mib = receiver.memory_mib()
         receiver.kill()
         receiver.configure(CONFIG.format(receive="", url=target.url))
         receiver.start()
-        until(lambda: len({alert["labels"]["number"] for alert in target.alerts}) == 1000)
+        wait_until(lambda: len({alert["labels"]["number"] for alert in target.alerts}) == 1000)
     row("1,000 at once, target away", answered_s=round(answered_s, 2), rss_mib=round(mib), told=len(target.alerts))
     assert len(target.alerts) == 1000
     assert mib < MEMORY_MIB
@@ -161,7 +162,7 @@ def test_memory_while_everybody_sends_as_much_as_is_allowed(receiver: ReceiverPr
     finally:
         over.set()
         watching.join()
-    until(lambda: receiver.count("waiting") == 0)
+    wait_until(lambda: receiver.count("waiting") == 0)
     row("300 of 0.9 MB, 32 at a time", statuses={str(key): count for key, count in statuses.items()}, peak_mib=round(highest[0]))
     assert set(statuses) <= {200, 503}
     assert highest[0] < 2 * MEMORY_MIB
@@ -180,9 +181,9 @@ def test_many_runs_that_cannot_be_analysed_in_time(tmp_path: Path, target: Targe
         began = time.monotonic()
         for number in range(40):
             assert receiver.post(straggler(f"r{number}")).status_code == 200
-        until(lambda: len(told()) == 40)
+        wait_until(lambda: len(told()) == 40)
         all_told_s = time.monotonic() - began
-        until(lambda: len(told("verdict")) == 40)
+        wait_until(lambda: len(told("verdict")) == 40)
         all_verdicts_s = time.monotonic() - began
     row(
         "40 runs, 5 s for verdicts",

@@ -9,15 +9,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 from tests.alerts.conftest import RunOnDisk
 from tests.local_http import answering, respond
+from tests.waiting import wait_until
 from tests.watched_job import QUICK, Watch, training
 
 from rankscope.alerts.owners import CRASHED, LIFE_ALERTS
@@ -29,21 +29,12 @@ RANKS = 4
 KILLS = 20
 
 
-def until(question: Callable[[], Any], *, timeout: float = 120.0) -> Any:
-    """Call ``question`` until it returns a true value, and return that value; fail after ``timeout`` seconds."""
-    patience = time.monotonic() + timeout
-    while not (answer := question()):
-        assert time.monotonic() < patience, f"still {answer!r} after {timeout:.0f} s"
-        time.sleep(0.1)
-    return answer
-
-
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes], Path]]:
     """Run, launcher and stop file of a real job whose ranks have made steps."""
     run, stop = tmp_path / "run", tmp_path / "stop"
     with training(run, stop, RANKS) as process:
-        until(lambda: len(list(run.glob("attempts/000/ranks/*/steps-*"))) == RANKS)
+        wait_until(lambda: len(list(run.glob("attempts/000/ranks/*/steps-*"))) == RANKS)
         yield run, process, stop
 
 
@@ -65,13 +56,13 @@ def test_whichever_rank_is_stopped_it_is_the_culprit(
         stopped = pid_of(run, rank)
         os.kill(stopped, signal.SIGSTOP)
         try:
-            until(lambda: watch.of("TrainingHang"))
+            wait_until(lambda: watch.of("TrainingHang"))
         finally:
             os.kill(stopped, signal.SIGCONT)
         [fired] = watch.of("TrainingHang")
         assert fired["annotations"]["culprit"] == str(rank)
         assert f"py-spy dump --pid {stopped}" in fired["annotations"]["next"]
-        until(lambda: len(watch.of("TrainingHang")) == 2)
+        wait_until(lambda: len(watch.of("TrainingHang")) == 2)
         stop.touch()
         assert process.wait(60) == 0
         assert watch.process.wait(60) == 0

@@ -136,6 +136,7 @@ def test_an_analysis_that_fails_does_not_change_the_jobs_status(
     assert "there is no verdict: ZeroDivisionError" in capsys.readouterr().err
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
 def test_of_several_launchers_on_a_run_that_of_rank_0_prints_the_verdict(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def get(url: str) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
 def test_it_serves_every_script_until_it_is_told_to_stop(tmp_path: Path, number: signal.Signals) -> None:
     with serving(tmp_path) as (process, url), contextlib.ExitStack() as silent:
         for _ in range(20):  # as browsers open them in advance

@@ -9,13 +9,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.full_pipe import SMALLEST_PIPE, fill_pipe
+from tests.waiting import wait_until
 
 
 def _get(port: int, path: str) -> tuple[int, str]:
@@ -26,13 +25,6 @@ def _get(port: int, path: str) -> tuple[int, str]:
         return response.status, response.read().decode()
     finally:
         connection.close()
-
-
-def _until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.mark.slow
@@ -48,12 +40,12 @@ def test_a_full_pipe_behind_the_log_stops_nothing(fake_nvml: Any, tmp_path: Path
             while not (listening := re.search(r"127\.0\.0\.1:(\d+)/metrics", log)):
                 log += os.read(reader, SMALLEST_PIPE).decode()
             port = int(listening[1])
-            _until(lambda: _get(port, "/-/ready")[0] == 200)
+            wait_until(lambda: _get(port, "/-/ready")[0] == 200)
             fill_pipe(writer)
 
             fake_nvml.hang("nvmlDeviceGetPowerUsage", gpu=1)
 
-            _until(lambda: 'reason="hung"' in _get(port, "/metrics")[1])
+            wait_until(lambda: 'reason="hung"' in _get(port, "/metrics")[1])
             status, why = _get(port, "/-/ready")
             assert (status, "nvmlDeviceGetPowerUsage did not return" in why) == (503, True)
             assert _get(port, "/-/healthy") == (200, "healthy\n")

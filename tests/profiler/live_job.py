@@ -31,12 +31,3 @@ def begin(run: Path, *, pause_s: float = 0.03) -> subprocess.Popen[str]:
     environment = {**os.environ, **settings.environment(), "PYTHONPATH": str(SITE_FOLDER), "KINETO_LOG_LEVEL": "6"}
     command = ranks.command(2, JOB, "--steps", "90000", "--fault", "backward:1", "--pause", str(pause_s))
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-
-
-def wait_for(path: Path, job: subprocess.Popen[str]) -> None:
-    """Wait until the job has written ``path``."""
-    deadline = time.monotonic() + 120
-    while not path.exists():
-        assert job.poll() is None, "the job ended"
-        assert time.monotonic() < deadline, "it did not begin"
-        time.sleep(0.1)

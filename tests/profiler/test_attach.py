@@ -23,7 +23,7 @@ def attached(run_dir: Path, *command: str | Path, python_path: str = "") -> subp
     paths = [str(SITE_FOLDER), python_path]
     environment = {**os.environ, **settings.environment(), "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
     return subprocess.run(
-        [sys.executable, *map(str, command)], env=environment, capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, *map(str, command)], env=environment, capture_output=True, text=True, check=False, timeout=240
     )
 
 

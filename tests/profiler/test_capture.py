@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.profiler.live_job import begin, wait_for
+from tests.profiler.live_job import begin
+from tests.waiting import wait_until
 
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
@@ -28,7 +29,7 @@ def test_a_live_job_is_profiled_when_somebody_asks(cli: Cli, tmp_path: Path) -> 
     job = begin(run, pause_s=PAUSE_S)
     try:
         for rank in RANKS:
-            wait_for(rank_dir(run, 0, rank) / "steps-000000.npy", job)
+            wait_until((rank_dir(run, 0, rank) / "steps-000000.npy").exists, process=job)
         # when six steps are requested
         done = cli("capture", run, "--steps", "6", "--keep-trace", "--wait", "90", "--format", "json")
         # then all ranks have profiled those six, and the late rank in them is found

@@ -33,9 +33,10 @@ def recorded(run: Path, kind: str, *options: str, steps: int) -> subprocess.Comp
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("kind", "source", "steps"),
-    [("inspector", "nccl_inspector", 60), pytest.param("flight", "flight_recorder", 140, marks=pytest.mark.full)],
+    [("inspector", "nccl_inspector", 60), ("flight", "flight_recorder", 140)],
 )
 def test_a_recorded_job_names_the_rank_by_durations_of_collectives(tmp_path: Path, kind: str, source: str, steps: int) -> None:
     run, plugin = tmp_path / "run", tmp_path / "libnccl-profiler-inspector.so"

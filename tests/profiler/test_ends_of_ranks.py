@@ -141,14 +141,16 @@ def end():
     print("trained", flush=True)
     time.sleep(600)
 
-if len(sys.argv) > 2:
+if len(sys.argv) > 3:
     train(end, 40)
 
 import subprocess
 from pathlib import Path
-worker = subprocess.Popen([sys.executable, sys.argv[0], sys.argv[1], "worker"], stdout=subprocess.PIPE)
+worker = subprocess.Popen([sys.executable, sys.argv[0], *sys.argv[1:], "worker"], stdout=subprocess.PIPE)
 worker.stdout.readline()
-time.sleep(1)  # the helper writes what it has
+while not list(Path(sys.argv[2]).glob("attempts/*/ranks/*/steps-*")):
+    time.sleep(0.05)
+time.sleep(1)  # the helper notes for the launcher that the rank is recorded
 for child in Path(f"/proc/{{worker.pid}}/task/{{worker.pid}}/children").read_text().split():
     os.kill(int(child), signal.SIGKILL)
 worker.kill()
@@ -161,7 +163,7 @@ sys.exit(int(sys.argv[1]))
 def test_the_end_of_a_rank_that_is_killed_with_its_helper_is_that_of_the_job(tmp_path: Path, status: int, reason: str) -> None:
     script = tmp_path / "job.py"
     script.write_text(KILLED_WITH_CHILDREN)
-    command = [sys.executable, str(script), str(status)]
+    command = [sys.executable, str(script), str(status), str(tmp_path / "run")]
     launch(command, LaunchOptions(run_dir=tmp_path / "run", name="ends", window_steps=0, exporter_url=None))
     info = RunReader(tmp_path / "run").rank(0, 0)
     assert info is not None
@@ -205,6 +207,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.full
 def test_a_process_that_initialises_another_process_group_begins_another_attempt(tmp_path: Path) -> None:
     script, run_dir = tmp_path / "job.py", tmp_path / "run"
     script.write_text(RESTARTED_IN_PROCESS)

@@ -45,6 +45,7 @@ def record(torch_ranks: PreloadedTorch) -> Callable[[Path], LaunchResult]:
     return record_into
 
 
+@pytest.mark.full
 def test_steps_that_do_not_fit_are_counted_and_the_job_has_ended(
     record: Callable[[Path], LaunchResult], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from tests.profiler.ranks import PreloadedTorch
+from tests.waiting import wait_until
 
 from rankscope.profiler.launch import LaunchOptions, launch
 from rankscope.profiler.settings import SITE_FOLDER, RecorderSettings
@@ -22,14 +22,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("require_torch")]
 
 JOB = Path(__file__).parent / "jobs" / "tiny_ddp.py"
 STEPS = 300
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    """Wait until another process has met a condition."""
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
 
 
 def helpers_in(scratch: Path, rank: int) -> list[int]:
@@ -67,7 +59,7 @@ def test_a_job_whose_helper_is_killed_goes_on_and_so_does_its_recording(
             rank_1 = run_dir / "attempts" / "000" / "ranks" / "00001"
             before: list[int] = []
             for segments in range(1, kills + 1):
-                eventually(lambda count=segments: len(list(rank_1.glob("steps-*.npy"))) == count)  # type: ignore[misc]
+                wait_until(lambda count=segments: len(list(rank_1.glob("steps-*.npy"))) == count)
                 time.sleep(0.5)
                 (helper,) = set(helpers_in(scratch, 1)) - set(before)
                 before.append(helper)
@@ -147,5 +139,5 @@ def test_a_script_without_standard_files_is_recorded(tmp_path: Path) -> None:
     )
     subprocess.run(["sh", "-c", 'exec "$0" -c "$1" "$2" <&- >&- 2>&-', sys.executable, script, tmp_path / "run"], check=True)
     run = RunReader(tmp_path / "run")
-    eventually(lambda: (info := run.rank(0, 0)) is not None and info.end_reason == "exit")
+    wait_until(lambda: (info := run.rank(0, 0)) is not None and info.end_reason == "exit")
     assert len(list(run.steps(0, 0))) == 5

@@ -46,8 +46,10 @@ def work(run: RunReader, rank: int) -> set[tuple[int | None, int | None]]:
     return {(step.input_elements, step.model_elements) for step in steps if step.model_elements is not None}
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("layout", ["ddp", "fsdp2", "fsdp1", "ddp+compile", "fsdp2+compile"])
+@pytest.mark.parametrize(
+    "layout",
+    ["fsdp2+compile", *(pytest.param(each, marks=pytest.mark.full) for each in ("ddp", "fsdp2", "fsdp1", "ddp+compile"))],
+)
 def test_work_is_counted_where_it_enters_the_model_and_graphs_stay_the_same(
     torch_ranks: PreloadedTorch, tmp_path: Path, layout: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

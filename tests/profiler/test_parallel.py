@@ -91,6 +91,7 @@ def test_tensor_parallel_waits_are_seen_in_compiled_graphs_and_change_nothing(
     assert sorted(said.split()) == sorted(alone.split())
 
 
+@pytest.mark.full
 def test_fully_sharded_waits_are_seen_with_mixed_precision_and_checkpointing(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     command = job(torch_ranks, "fsdp2", 2, "--amp", "--checkpointing", "--fault", "forward:0", *PLAIN)
     run, verdict = recorded(tmp_path / "run", command)

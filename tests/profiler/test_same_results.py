@@ -17,7 +17,7 @@ JOB = Path(__file__).parent / "jobs" / "digests.py"
 BATCHES = 80
 
 
-@pytest.mark.parametrize("accumulated", [1, 4])
+@pytest.mark.parametrize("accumulated", [pytest.param(1, marks=pytest.mark.full), 4])
 def test_recorded_training_computes_the_same_bits(
     torch_ranks: PreloadedTorch, tmp_path: Path, capfd: pytest.CaptureFixture[str], accumulated: int
 ) -> None:

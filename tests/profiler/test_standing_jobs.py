@@ -68,7 +68,7 @@ def hang(cli: Cli, run: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fault", "late", "others"),
     [
-        ("data", ("data", None, None), "backward"),
+        pytest.param("data", ("data", None, None), "backward", marks=pytest.mark.full),
         pytest.param("forward", ("forward", None, None), "backward", marks=pytest.mark.full),
         pytest.param("checkpoint", ("between_steps", "checkpoint", None), "backward", marks=pytest.mark.full),
         ("stopped", ("forward", None, "stopped"), "backward"),
@@ -98,6 +98,7 @@ def test_a_job_in_which_all_wait_names_nobody(cli: Cli, start: Start, tmp_path: 
     assert (report["kind"], report["cause"], report["culprits"]) == ("hang", "stuck", [])
 
 
+@pytest.mark.full
 def test_a_rank_that_goes_on_or_ends_leaves_no_file(start: Start, tmp_path: Path) -> None:
     run = tmp_path / "run"
     job = start("stopped")

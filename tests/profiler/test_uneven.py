@@ -24,7 +24,7 @@ def options(run: Path) -> LaunchOptions:
     return LaunchOptions(run_dir=run, name="uneven", window_first=60, window_every=0, window_steps=3, exporter_url=None)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("case", "more"), [("extra", 4), ("join", 12), ("even", 0), ("pause", 0)])
 def test_steps_of_the_same_time_are_compared(case: str, more: int, torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     run = tmp_path / "run"
@@ -41,6 +41,7 @@ def test_steps_of_the_same_time_are_compared(case: str, more: int, torch_ranks: 
     assert OnlineAnalysis(run).update() == found
 
 
+@pytest.mark.full
 def test_ranks_without_torch_distributed_are_not_said_to_wait_for_none(tmp_path: Path) -> None:
     variables = "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=$rank OMPI_COMM_WORLD_LOCAL_RANK=$rank"
     command = f"for rank in 0 1; do {variables} {sys.executable} {JOB} alone & done; wait"

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from tests.alerts.alertmanager_process import alertmanager_process
 from tests.alerts.receive.receiver_process import ReceiverProcess
+from tests.waiting import wait_until
 
 from rankscope.alerts.alert import Alert, fingerprint, unix_ns
 from rankscope.alerts.deliver.endpoint import Endpoint
@@ -40,9 +41,7 @@ def endpoint(url: str) -> Endpoint:
 
 
 @pytest.fixture
-def alertmanager(
-    tmp_path: Path, eventually: Callable[..., Any], require_program: Callable[[str], str]
-) -> Iterator[tuple[str, str]]:
+def alertmanager(tmp_path: Path, require_program: Callable[[str], str]) -> Iterator[tuple[str, str]]:
     """Addresses of a real Alertmanager (example configuration with shorter intervals) and of the real receiver behind it."""
     program = require_program("prometheus-alertmanager")
     with ReceiverProcess(tmp_path, "") as receiver:
@@ -51,7 +50,7 @@ def alertmanager(
             quick = quick.replace(name, f"{name.partition(':')[0]}: 100ms")
         config = tmp_path / "alertmanager.yml"
         config.write_text(quick)
-        with alertmanager_process(program, config, tmp_path / "manager", eventually) as url:
+        with alertmanager_process(program, config, tmp_path / "manager") as url:
             yield url, receiver.url
 
 
@@ -97,7 +96,7 @@ def test_severity_decides_who_is_told(require_program: Callable[[str], str], lab
 
 @pytest.mark.slow
 def test_from_the_watcher_through_alertmanager_to_the_receiver(
-    alertmanager: tuple[str, str], make_run: Any, make_analysis: Any, eventually: Any
+    alertmanager: tuple[str, str], make_run: Any, make_analysis: Any
 ) -> None:
     class Straggling(FollowedRuns):
         def update(self, run: Path) -> Analysis:
@@ -138,7 +137,7 @@ def test_from_the_watcher_through_alertmanager_to_the_receiver(
         listing = httpx.get(f"{receiver}/deliveries").json()["deliveries"]
         return [one["payload"] for one in listing if one["payload"]["status"] == status]
 
-    payload = eventually(lambda: arrived("firing"))[0]
+    payload = wait_until(lambda: arrived("firing"))[0]
     assert payload["receiver"] == "team"
     assert payload["groupLabels"] == {"alertname": "TrainingStraggler", "run_id": "llama-1"}
     [alert] = payload["alerts"]
@@ -149,14 +148,14 @@ def test_from_the_watcher_through_alertmanager_to_the_receiver(
     # When the run ends, the receiver gets the alert as resolved
     run.end()
     assert watcher.evaluate()
-    payload = eventually(lambda: arrived("resolved"))[0]
+    payload = wait_until(lambda: arrived("resolved"))[0]
     assert payload["alerts"][0]["fingerprint"] == entry.fingerprint
     assert payload["alerts"][0]["endsAt"] != NOT_ENDED
 
 
 @pytest.mark.slow
 def test_an_alertmanager_that_was_restarted_learns_what_fires_and_forgets_what_is_not_posted(
-    tmp_path: Path, eventually: Any, require_program: Callable[[str], str]
+    tmp_path: Path, require_program: Callable[[str], str]
 ) -> None:
     program, urls = require_program("prometheus-alertmanager"), [""]
 
@@ -181,15 +180,15 @@ def test_an_alertmanager_that_was_restarted_learns_what_fires_and_forgets_what_i
         return alerts
 
     for number in range(2):
-        with alertmanager_process(program, CONFIG, tmp_path / f"manager-{number}", eventually) as url:
+        with alertmanager_process(program, CONFIG, tmp_path / f"manager-{number}") as url:
             urls.append(url)
-            [alert] = eventually(known)
+            [alert] = wait_until(known)
             assert (alert["fingerprint"], unix_ns(alert["startsAt"]) // 10**9) == (found.fingerprint, began // 10**9)
             assert delivery.undelivered(ledger) == []
             if number:  # Without posts from the watcher the alert expires
-                eventually(lambda: httpx.get(f"{urls[-1]}/api/v2/alerts").json() == [])
+                wait_until(lambda: httpx.get(f"{urls[-1]}/api/v2/alerts").json() == [])
                 # When the watcher posts again, it is the same alert
-                [again] = eventually(known)
+                [again] = wait_until(known)
                 assert again["startsAt"] == alert["startsAt"]
         # The Alertmanager at that address has exited
         delivery.deliver(ledger, now_unix_ns=time.time_ns(), wait_s=10)
@@ -198,7 +197,7 @@ def test_an_alertmanager_that_was_restarted_learns_what_fires_and_forgets_what_i
 
 @pytest.mark.slow
 def test_fingerprints_and_inhibitions_agree_with_alertmanager(
-    alertmanager: tuple[str, str], eventually: Any, require_program: Callable[[str], str]
+    alertmanager: tuple[str, str], require_program: Callable[[str], str]
 ) -> None:
     manager, _ = alertmanager
     # Given label sets with unicode, quotes, an empty rank and other orders; causes and their consequences
@@ -293,7 +292,7 @@ def test_fingerprints_and_inhibitions_agree_with_alertmanager(
             return set()
         return {by_fingerprint[alert["fingerprint"]] for alert in answer if alert["status"]["inhibitedBy"]}
 
-    assert eventually(inhibited) == consequences
+    assert wait_until(inhibited) == consequences
 
     # A maintenance silence can be set by hand, with the command of the runbook, the documentation and the example
     require_program("amtool")
@@ -311,4 +310,4 @@ def test_fingerprints_and_inhibitions_agree_with_alertmanager(
         alerts = httpx.get(f"{manager}/api/v2/alerts").json()
         return any(by_hand in alert["status"]["inhibitedBy"] for alert in alerts if alert["labels"]["alertname"] == "GpuTooHot")
 
-    assert eventually(kept_back)
+    assert wait_until(kept_back)

@@ -17,6 +17,7 @@ import certifi
 import pytest
 from click.testing import CliRunner
 from standardwebhooks import Webhook as Reference
+from tests.waiting import wait_until
 from tests.webhook_receiver import Behaviour, SimulatedClock, WebhookReceiver, about, answer_with, notice, receiving
 
 from rankscope.alerts.deliver.outbox import Outbox
@@ -422,7 +423,7 @@ def test_no_secret_is_in_the_file_or_in_a_message(receiver: WebhookReceiver, tmp
     assert SECRET not in "".join(world.reports) + repr(world.target)
 
 
-def test_a_slow_receiver_holds_up_no_other(receiver: WebhookReceiver, eventually: Callable[..., Any]) -> None:
+def test_a_slow_receiver_holds_up_no_other(receiver: WebhookReceiver) -> None:
     release: list[bool] = []
 
     def slow(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
@@ -440,7 +441,7 @@ def test_a_slow_receiver_holds_up_no_other(receiver: WebhookReceiver, eventually
         sender = Sender(box, targets, report=pytest.fail)
         sender.start()
         box.put([*about(notice(1), target="slow"), *about(notice(1), notice(1, run="other"), target="quick")])
-        eventually(lambda: sender.drain(0.1) == ["slow"])
+        wait_until(lambda: sender.drain(0.1) == ["slow"])
         assert len(other.ids) == 2
         release.append(True)
         assert sender.drain(120) == []

@@ -7,7 +7,6 @@ import resource
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler
@@ -17,6 +16,7 @@ from typing import Any, Self
 import httpx
 import msgspec
 from tests.local_http import answering, respond
+from tests.waiting import wait_until
 
 PATIENCE_S = 180.0
 TOKEN = "a token of twenty-four b"
@@ -101,9 +101,9 @@ class ReceiverProcess:
         with self.shown.open("ab") as out, self.errors.open("ab") as errors:
             self._process = subprocess.Popen(self.command, stdout=out, stderr=errors, preexec_fn=self._limited)  # noqa: PLW1509
         if not self.port:
-            until(self._listening)
+            wait_until(self._listening)
         if wait:
-            until(self.healthy)
+            wait_until(self.healthy)
 
     def limit_files(self, size: int | None) -> None:
         """Limit the size of files from the next start on; to the receiver the disk then seems full."""
@@ -173,15 +173,6 @@ class ReceiverProcess:
         """Return the sum of the series ``rankscope_receiver_{name}…`` of the metrics page, 0 without such series."""
         page = httpx.get(f"{self.url}/metrics").text
         return sum(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(f"rankscope_receiver_{name}"))
-
-
-def until(question: Any) -> Any:
-    """Call ``question`` until it returns a true value, and return that value; fail after 180 s."""
-    patience = time.monotonic() + PATIENCE_S
-    while not (answer := question()):
-        assert time.monotonic() < patience, f"still {answer!r}"
-        time.sleep(0.05)
-    return answer
 
 
 def straggler(run_id: str, **labels: str) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from tests.alerts.receive.receiver_process import ReceiverProcess, Target, until
+from tests.alerts.receive.receiver_process import ReceiverProcess, Target
+from tests.waiting import wait_until
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +66,12 @@ def send_while_killed(
             acknowledged = sum(one.result() for one in sent)
         finally:
             over.set()
-    until(receiver.healthy)
-    until(lambda: receiver.count("waiting") == 0)
-    until(lambda: {alert["labels"]["number"] for alert in target.alerts} >= {str(number) for number in range(deliveries)})
+    wait_until(receiver.healthy)
+    wait_until(lambda: receiver.count("waiting") == 0)
+    wait_until(lambda: {alert["labels"]["number"] for alert in target.alerts} >= {str(number) for number in range(deliveries)})
     # The alert that is sent last is forwarded after all others.
     receiver.post(firing(deliveries))
-    until(lambda: str(deliveries) in {alert["labels"]["number"] for alert in target.alerts})
+    wait_until(lambda: str(deliveries) in {alert["labels"]["number"] for alert in target.alerts})
     seen = {(alert_id, alert["labels"]["number"]) for alert_id, alert in zip(target.alert_ids, target.alerts, strict=True)}
     told = Counter(number for _, number in seen if number != str(deliveries))
     return Course(acknowledged, attempts["all"], killed, told, time.monotonic() - began)

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.alerts.receive.receiver_process import ReceiverProcess, Target, straggler, until
+from tests.alerts.receive.receiver_process import ReceiverProcess, Target, straggler
 from tests.flight_dumps import Job
 from tests.played_ranks import accept, job, profile, two_ranks
-from tests.profiler.live_job import begin, wait_for
+from tests.profiler.live_job import begin
+from tests.waiting import wait_until
 
 from rankscope.runs.control import ControlAnswer, ControlRequest, answer
 from rankscope.runs.paths import flight_dir, rank_dir
@@ -69,7 +70,7 @@ def told(target: Target, **annotations: str | None) -> list[dict[str, Any]]:
 def pass_another(receiver: ReceiverProcess, target: Target) -> None:
     """Post another alert and wait until it is forwarded, which is after everything that was due before."""
     receiver.post(straggler("", alertname="GpuTooHot"))
-    until(lambda: any(alert["labels"]["alertname"] == "GpuTooHot" for alert in target.alerts))
+    wait_until(lambda: any(alert["labels"]["alertname"] == "GpuTooHot" for alert in target.alerts))
 
 
 def test_what_a_capture_shows_follows_the_alert_and_a_kill_in_between_asks_nothing_twice(
@@ -80,19 +81,19 @@ def test_what_a_capture_shows_follows_the_alert_and_a_kill_in_between_asks_nothi
 
     def serve(run: Path, request: ControlRequest) -> None:
         # given ranks that answer only after the receiver was killed and restarted
-        until(lambda: answering_now)
+        wait_until(lambda: answering_now)
         accept(run, request)
         for rank in (0, 1):
             profile(run, rank, request.steps)
 
     with job(run, serve) as seen:
         assert receiver.post(straggler("r1")).status_code == 200
-        until(lambda: seen)
+        wait_until(lambda: seen)
         receiver.kill()
         receiver.start()
         assert receiver.post(straggler("r1")).status_code == 200
         answering_now.append(True)
-        (follow_up,) = until(lambda: told(target, capture_outcome=None))
+        (follow_up,) = wait_until(lambda: told(target, capture_outcome=None))
         pass_another(receiver, target)
     # then one request was made, by either of the two processes
     assert [request.steps for request in seen] == [2]
@@ -129,7 +130,7 @@ def test_a_refusal_is_told_and_nothing_is_asked_of_a_run_that_is_not_there(
 
     with job(run, serve):
         receiver.post(straggler("r1"), straggler("../../etc"), straggler("y" * 100_000))
-        until(lambda: told(target, capture_outcome=None))
+        wait_until(lambda: told(target, capture_outcome=None))
     (refused,) = told(target, capture_outcome="refused")
     assert "busy" in refused["annotations"]["summary"]
     assert "\x1b" not in refused["annotations"]["summary"]
@@ -157,7 +158,7 @@ def test_a_run_that_stands_still_is_asked_for_its_dumps_and_the_culprit_is_told(
     with ReceiverProcess(tmp_path, config, settings=QUICK) as receiver, job(run, serve) as seen:
         alert = straggler("", alertname="TrainingHang", rank="", run="test")
         receiver.post(alert | {"annotations": {"summary": "It stands.", "next": f"rankscope hang {run}\nAsk Ann."}})
-        (follow_up,) = until(lambda: told(target, dump_outcome=None))
+        (follow_up,) = wait_until(lambda: told(target, dump_outcome=None))
     assert [request.kind for request in seen] == ["dump"]
     words = follow_up["annotations"]
     assert words["dump_outcome"] == "shown", words
@@ -176,17 +177,18 @@ def test_a_run_that_stands_still_is_asked_for_its_dumps_and_the_culprit_is_told(
     assert "Run r1, " in first["annotations"]["verdict"]
 
 
+@pytest.mark.full
 def test_an_analysis_that_takes_too_long_holds_no_alert_up_and_its_verdict_follows(tmp_path: Path, target: Target) -> None:
     two_ranks(tmp_path / "runs" / "one")
     # given a time limit shorter than any analysis
     config = CONFIG.format(url=target.url, steps=2).partition("[[action]]")[0].replace('"30s"', '"0.01ms"')
     with ReceiverProcess(tmp_path, config, settings=QUICK) as receiver:
         receiver.post(straggler("r1"), {**straggler("r1"), "labels": {"alertname": "GpuDown"}})
-        until(lambda: len(delivered(target)) >= 2)
+        wait_until(lambda: len(delivered(target)) >= 2)
         # also if the receiver was killed in between
         receiver.kill()
         receiver.start()
-        (follow_up,) = until(lambda: told(target, verdict=None))
+        (follow_up,) = wait_until(lambda: told(target, verdict=None))
         pass_another(receiver, target)
     (late,) = told(target, no_verdict=None)
     assert "within 1e-05 s" in late["annotations"]["no_verdict"]
@@ -206,10 +208,10 @@ def test_a_straggler_alert_about_a_real_job_is_followed_by_the_rank_and_the_caus
     try:
         receiver.start()
         for rank in (0, 1):
-            wait_for(rank_dir(run, 0, rank) / "steps-000000.npy", training)
+            wait_until((rank_dir(run, 0, rank) / "steps-000000.npy").exists, process=training)
         # when the alert of Prometheus' rule arrives
         assert receiver.post(straggler("r")).status_code == 200
-        (follow_up,) = until(lambda: told(target, capture_outcome=None))
+        (follow_up,) = wait_until(lambda: told(target, capture_outcome=None))
     finally:
         receiver.kill()
         training.send_signal(signal.SIGTERM)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.alerts.receive.receiver_process import until
+from tests.waiting import wait_until
 
 from rankscope.alerts.receive.bounded_child import MEMORY_BYTES, BoundedChild
 
@@ -44,13 +44,13 @@ def test_a_child_of_a_thread_is_limited_and_ends_with_the_receiver() -> None:
         line = receiver.stdout.readline()
         assert line.strip().isdigit(), line
         pid = int(line)
-        until(lambda: "rankscope" in Path(f"/proc/{pid}/cmdline").read_text().split("\0"))
-        until(lambda: "-c" not in Path(f"/proc/{pid}/cmdline").read_text().split("\0"))
+        wait_until(lambda: "rankscope" in Path(f"/proc/{pid}/cmdline").read_text().split("\0"))
+        wait_until(lambda: "-c" not in Path(f"/proc/{pid}/cmdline").read_text().split("\0"))
         limits = Path(f"/proc/{pid}/limits").read_text()
         receiver.send_signal(signal.SIGKILL)
     assert f"Max address space         {MEMORY_BYTES}" in limits
     assert "Max core file size        0 " in limits
-    until(lambda: not running(pid))
+    wait_until(lambda: not running(pid))
 
 
 def test_its_output_and_status_are_returned(tmp_path: Path, make_run: Callable[..., Any]) -> None:

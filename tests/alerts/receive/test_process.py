@@ -15,16 +15,16 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
 
 import httpx
 import msgspec
 import pytest
 from tests.alerts.alertmanager_process import alertmanager_process
-from tests.alerts.receive.receiver_process import TOKEN, ReceiverProcess, Target, listening_target, straggler, until
+from tests.alerts.receive.receiver_process import TOKEN, ReceiverProcess, Target, listening_target, straggler
 from tests.alerts.receive.receiver_senders import firing, send_while_killed
 from tests.alerts.receive.test_refusals import largest_alert
 from tests.local_http import answering, respond
+from tests.waiting import wait_until
 
 from rankscope.alerts.receive.web.bodies import MAX_BODY_BYTES
 
@@ -86,9 +86,9 @@ def test_hostile_payloads_are_refused_or_passed_on_and_harm_nobody(
     assert receiver.post(*bomb).status_code == 200
     # then it still serves, forwards at most 2,000 alerts of one delivery, and counts those beyond
     assert receiver.post(straggler("r1")).status_code == 200
-    until(lambda: any(alert["labels"].get("run_id") == "r1" for alert in target.alerts))
+    wait_until(lambda: any(alert["labels"].get("run_id") == "r1" for alert in target.alerts))
     assert receiver.count("truncated_alerts_total") == 8_000
-    until(lambda: len(target.alerts) == len(STRANGE_LABELS) + 2_000 + 1)
+    wait_until(lambda: len(target.alerts) == len(STRANGE_LABELS) + 2_000 + 1)
     shown = receiver.shown.read_text()
     assert "\x1b" not in shown
     assert "\x00" not in shown
@@ -125,7 +125,7 @@ def test_a_full_disk_refuses_and_nothing_accepted_is_lost(tmp_path: Path, target
     receiver.limit_files(None)
     receiver.start()
     try:
-        until(lambda: {alert["labels"]["number"] for alert in target.alerts} == set(accepted))
+        wait_until(lambda: {alert["labels"]["number"] for alert in target.alerts} == set(accepted))
         assert receiver.post(firing(1000)).status_code == 200
     finally:
         receiver.kill()
@@ -164,13 +164,13 @@ def test_a_share_and_a_secret_that_are_away_do_not_keep_it_from_telling_the_othe
     settings = "import rankscope.alerts.deliver.retrying as retrying; retrying.FIRST_PAUSE_S = 0.1"
     with ReceiverProcess(tmp_path, config, settings=settings) as receiver:
         receiver.post(straggler("r1"))
-        until(lambda: target.alerts)
+        wait_until(lambda: target.alerts)
         (told,) = target.alerts
         assert f"{tmp_path.name}/away" in told["annotations"]["no_verdict"]
         # then a missing file is used once it exists
         (tmp_path / "away").mkdir()
         (tmp_path / "away" / "url").write_text(target.url)
-        until(lambda: len(target.alerts) == 2)
+        wait_until(lambda: len(target.alerts) == 2)
     # and all problems of the configuration were reported at the start
     doubts = [
         ("alerts.toml", "action[0].alert", "TrainingStragler", "TrainingStraggler?"),
@@ -232,7 +232,7 @@ receivers:
 
 @pytest.mark.full
 def test_two_real_alertmanagers_that_both_send_are_told_on_once(
-    tmp_path: Path, target: Target, require_program: Callable[[str], str], eventually: Callable[..., Any]
+    tmp_path: Path, target: Target, require_program: Callable[[str], str]
 ) -> None:
     program = require_program("prometheus-alertmanager")
     (tmp_path / "token").write_text("a token of Alertmanager")
@@ -241,9 +241,7 @@ def test_two_real_alertmanagers_that_both_send_are_told_on_once(
         receiver = stack.enter_context(ReceiverProcess(tmp_path, config + CONFIG.format(url=target.url)))
         settings = tmp_path / "alertmanager.yml"
         settings.write_text(ALERTMANAGER.format(url=receiver.url))
-        managers = [
-            stack.enter_context(alertmanager_process(program, settings, tmp_path / name, eventually)) for name in ("one", "two")
-        ]
+        managers = [stack.enter_context(alertmanager_process(program, settings, tmp_path / name)) for name in ("one", "two")]
 
         def tell(ends: str | None) -> None:
             alert = {"labels": {"alertname": "GpuDown", "gpu": "3"}, "startsAt": "2026-01-01T00:00:00Z"}
@@ -252,10 +250,10 @@ def test_two_real_alertmanagers_that_both_send_are_told_on_once(
                 assert httpx.post(f"{url}/api/v2/alerts", json=alerts).is_success
 
         tell(None)
-        until(lambda: receiver.count("deliveries_total") >= 2)
+        wait_until(lambda: receiver.count("deliveries_total") >= 2)
         tell("2026-01-01T01:00:00Z")
-        until(lambda: receiver.count("deliveries_total") >= 4)
-        until(lambda: len(target.alerts) >= 2)
+        wait_until(lambda: receiver.count("deliveries_total") >= 4)
+        wait_until(lambda: len(target.alerts) >= 2)
         assert receiver.count('alerts_total{what="repeated"}') >= 2
     assert [alert["status"] for alert in target.alerts] == ["firing", "resolved"]
 
@@ -273,7 +271,7 @@ receivers:
 
 @pytest.mark.full
 def test_a_thousand_critical_alerts_of_one_run_are_all_delivered(
-    tmp_path: Path, target: Target, require_program: Callable[[str], str], eventually: Callable[..., Any]
+    tmp_path: Path, target: Target, require_program: Callable[[str], str]
 ) -> None:
     program = require_program("prometheus-alertmanager")
     alert = largest_alert()
@@ -288,9 +286,9 @@ def test_a_thousand_critical_alerts_of_one_run_are_all_delivered(
     with ReceiverProcess(tmp_path, CONFIG.format(url=target.url)) as receiver:
         settings = tmp_path / "alertmanager.yml"
         settings.write_text(INCIDENT.format(url=receiver.url, token=TOKEN))
-        with alertmanager_process(program, settings, tmp_path / "one", eventually) as url:
+        with alertmanager_process(program, settings, tmp_path / "one") as url:
             assert httpx.post(f"{url}/api/v2/alerts", json=alerts, timeout=60).is_success
-            until(lambda: len({alert["labels"]["rank"] for alert in target.alerts}) == 1000)
+            wait_until(lambda: len({alert["labels"]["rank"] for alert in target.alerts}) == 1000)
         assert receiver.count("deliveries_total") == 1
         assert receiver.count("refused_total") == 0
     assert len(target.alerts) == 1000
@@ -316,13 +314,13 @@ def test_tls(tmp_path: Path) -> None:
         return False
 
     try:
-        until(healthy)
+        wait_until(healthy)
         assert "certificate" not in receiver.errors.read_text()
         # a renewed certificate serves the next handshake, an unusable one does not
         good = certificate.read_bytes()
         certificate.write_text("nothing")
         assert healthy()
-        until(lambda: str(certificate) in receiver.errors.read_text())
+        wait_until(lambda: str(certificate) in receiver.errors.read_text())
         certificate.write_bytes(good)
         assert healthy()
         subprocess.run(issue, check=True, capture_output=True)
@@ -345,8 +343,8 @@ def test_few_file_descriptors_are_enough_for_a_crowd(tmp_path: Path, target: Tar
         for _ in range(200):
             crowd.enter_context(socket.create_connection(("127.0.0.1", receiver.port)))
         for number in range(5):
-            until(lambda number=number: receiver.post(firing(number)).status_code == 200)
-        until(lambda: {alert["labels"]["number"] for alert in target.alerts} == set("01234"))
+            wait_until(lambda number=number: receiver.post(firing(number)).status_code == 200)
+        wait_until(lambda: {alert["labels"]["number"] for alert in target.alerts} == set("01234"))
         assert receiver.count("writable") == 1
 
 
@@ -359,30 +357,30 @@ def test_a_hangup_reads_the_configuration_again(tmp_path: Path) -> None:
     ):
         before = file.read_text()
         assert receiver.post(firing(1)).status_code == 200
-        until(lambda: first.alerts)
+        wait_until(lambda: first.alerts)
         # an unusable file, or settings that would be unsafe, change nothing
         for wrong in ("[receive", before.replace("sender.token", "nowhere"), CONFIG.format(url=second.url)):
             file.write_text(wrong)
             logged = receiver.errors.read_text().count("stays as it was")
             receiver.signal(signal.SIGHUP)
-            until(lambda logged=logged: receiver.errors.read_text().count("stays as it was") > logged)
+            wait_until(lambda logged=logged: receiver.errors.read_text().count("stays as it was") > logged)
             assert receiver.count("config_last_reload_successful") == 0
             assert "internal fault" not in receiver.errors.read_text()
         assert receiver.post(firing(2)).status_code == 200
-        until(lambda: len(first.alerts) == 2)
+        wait_until(lambda: len(first.alerts) == 2)
         # another target and another token
         (tmp_path / "new.token").write_text("another token of twenty-four")
         file.write_text(before.replace(first.url, second.url).replace("sender.token", "new.token"))
         receiver.signal(signal.SIGHUP)
-        until(lambda: receiver.count("config_last_reload_successful") == 1)
+        wait_until(lambda: receiver.count("config_last_reload_successful") == 1)
         assert receiver.post(firing(3)).status_code == 401
         receiver.headers["Authorization"] = "Bearer another token of twenty-four"
         assert receiver.post(firing(3)).status_code == 200
-        until(lambda: second.alerts)
+        wait_until(lambda: second.alerts)
         # what needs a restart is reported
         file.write_text(file.read_text().replace("[receive]", '[receive]\ntls_cert = "cert.pem"\ntls_key = "key.pem"'))
         receiver.signal(signal.SIGHUP)
-        until(lambda: "certificate has changed, which needs a restart" in receiver.errors.read_text())
+        wait_until(lambda: "certificate has changed, which needs a restart" in receiver.errors.read_text())
         receiver.signal(signal.SIGTERM)
         assert receiver.wait() == 0
     assert [alert["labels"]["number"] for alert in first.alerts] == ["1", "2"]
@@ -406,7 +404,7 @@ def test_a_reload_repeats_no_delivery_in_progress(tmp_path: Path) -> None:
         time.sleep(0.5)
         assert receiver.post(firing(2)).status_code == 200  # accepted meanwhile
         go.set()
-        until(lambda: len(bodies) == 2)
+        wait_until(lambda: len(bodies) == 2)
         receiver.signal(signal.SIGTERM)
         assert receiver.wait() == 0
     assert len(bodies) == 2
@@ -417,6 +415,6 @@ def test_reloads_lose_and_repeat_no_accepted_delivery(receiver: ReceiverProcess,
         assert receiver.post(firing(number)).status_code == 200
         if number % 4 == 0:
             receiver.signal(signal.SIGHUP)
-    until(lambda: {alert["labels"]["number"] for alert in target.alerts} == set(map(str, range(40))))
-    until(lambda: receiver.count("waiting") == 0)
+    wait_until(lambda: {alert["labels"]["number"] for alert in target.alerts} == set(map(str, range(40))))
+    wait_until(lambda: receiver.count("waiting") == 0)
     assert len(target.alerts) == 40

@@ -18,6 +18,7 @@ import httpx
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.waiting import wait_until
 
 from rankscope.alerts.receive import inbox as inbox_module
 from rankscope.alerts.receive.inbox import MAX_KEPT, Inbox
@@ -272,15 +273,13 @@ def test_the_real_process_receives_and_ends_cleanly(
         ),
     ],
 )
-def test_connections_that_stall_do_not_keep_others_out(
-    serving: tuple[subprocess.Popen[str], str, Path], sent: bytes, eventually: Any
-) -> None:
+def test_connections_that_stall_do_not_keep_others_out(serving: tuple[subprocess.Popen[str], str, Path], sent: bytes) -> None:
     _, url, _ = serving
     with contextlib.ExitStack() as stack:
         for _ in range(70):
             connection = stack.enter_context(socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=60))
             connection.sendall(sent)
-        eventually(lambda: httpx.post(f"{url}/webhook", json=PAYLOAD).status_code == 200)
+        wait_until(lambda: httpx.post(f"{url}/webhook", json=PAYLOAD).status_code == 200)
 
 
 @pytest.mark.slow

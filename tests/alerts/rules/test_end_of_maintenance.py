@@ -16,6 +16,7 @@ from tests.alerts.alertmanager_process import alertmanager_process
 from tests.exporter.conftest import RunningExporter, exporters
 from tests.exporter.fake_driver import FakeDriver, build_library, gpu_state
 from tests.local_http import answering, respond
+from tests.waiting import wait_until
 
 from rankscope.alerts.rules.rule_file import rules_text
 from rankscope.alerts.rules.thresholds import thresholds
@@ -51,7 +52,6 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def firing(
     tmp_path: Path,
     site: Site,
-    eventually: Callable[..., Any],
     free_port: Callable[[], int],
     require_program: Callable[[str], str],
 ) -> Iterator[Callable[[], set[str]]]:
@@ -68,7 +68,7 @@ def firing(
             quick = quick.replace(f"repeat_interval: {value}", "repeat_interval: 1s")
         (tmp_path / "alertmanager.yml").write_text(quick)
         program = require_program("prometheus-alertmanager")
-        with alertmanager_process(program, tmp_path / "alertmanager.yml", tmp_path / "manager", eventually) as manager:
+        with alertmanager_process(program, tmp_path / "alertmanager.yml", tmp_path / "manager") as manager:
             (tmp_path / "prometheus.yml").write_text(
                 f"""
 global: {{scrape_interval: 500ms, evaluation_interval: 500ms}}
@@ -100,17 +100,17 @@ scrape_configs:
 @pytest.mark.slow
 @pytest.mark.full
 def test_the_end_of_maintenance_sends_no_page_about_a_repaired_gpu(
-    site: Site, firing: Callable[[], set[str]], cli: Callable[..., Any], tmp_path: Path, eventually: Callable[..., Any]
+    site: Site, firing: Callable[[], set[str]], cli: Callable[..., Any], tmp_path: Path
 ) -> None:
     # Given a page about an Xid, again and again
     gpus, exporter = site.gpus, site.exporter
     exporter.wait_until(lambda: exporter.values("gpu_up") == [1.0])
     gpus.xid(0, 62)
-    eventually(lambda: site.pages.count(("GpuXidCritical", "firing")) >= 2)
+    wait_until(lambda: site.pages.count(("GpuXidCritical", "firing")) >= 2)
 
     # When the node is drained, then the alert goes on and pages no more
     site.drained = True
-    eventually(lambda: firing() >= {"GpuXidCritical", "NodeMaintenance"})
+    wait_until(lambda: firing() >= {"GpuXidCritical", "NodeMaintenance"})
     time.sleep(2)
     site.pages.clear()
     time.sleep(3)
@@ -123,10 +123,10 @@ def test_the_end_of_maintenance_sends_no_page_about_a_repaired_gpu(
     assert cli("exporter", "resume", "0", *socket).returncode == 0
     exporter.wait_until(lambda: exporter.values("gpu_up") == [1.0])
     site.drained = False
-    eventually(lambda: not firing())
+    wait_until(lambda: not firing())
     time.sleep(3)
     assert [page for page in site.pages if page[1] == "firing"] == []
 
     # And a new error pages at once
     gpus.xid(0, 62)
-    eventually(lambda: ("GpuXidCritical", "firing") in site.pages)
+    wait_until(lambda: ("GpuXidCritical", "firing") in site.pages)

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.waiting import wait_until
 
 from rankscope.alerts.rules.rule_file import rules_text
 from rankscope.base.atomic_files import replace_file
@@ -126,7 +127,7 @@ scrape_configs:
 @pytest.mark.slow
 @pytest.mark.full
 def test_prometheus_records_the_slow_rank_reports_the_silent_one_and_nothing_else(
-    ranks: Ranks, prometheus: Callable[[str], Any], eventually: Any
+    ranks: Ranks, prometheus: Callable[[str], Any]
 ) -> None:
     def firing(name: str) -> Any:
         alerts = [alert for alert in (prometheus("alerts") or {"alerts": []})["alerts"] if alert["state"] == "firing"]
@@ -134,13 +135,13 @@ def test_prometheus_records_the_slow_rank_reports_the_silent_one_and_nothing_els
 
     # When Prometheus has scraped four ranks for a while, then it has recorded the slow one; only the watcher alerts about it
     excess = "query?query=run_id_rank:rank_own_excess:ratio_rate5m > 0.3"
-    [slow] = eventually(lambda: (prometheus(excess) or {"result": []})["result"])
+    [slow] = wait_until(lambda: (prometheus(excess) or {"result": []})["result"])
     assert slow["metric"]["rank"] == str(SLOW)
     assert {alert["labels"]["alertname"] for alert in prometheus("alerts")["alerts"] if alert["state"] == "firing"} == set()
 
     # When another rank stops writing, then it is reported as silent, with its host
     ranks.silent.set()
-    alerts = eventually(lambda: firing("RankSilent"))
+    alerts = wait_until(lambda: firing("RankSilent"))
     assert {"alertname": "RankSilent", "severity": "critical", "run_id": "r1", "rank": "3", "run": "llama", "host": "n1"} in [
         alert["labels"] for alert in alerts
     ]
@@ -148,7 +149,7 @@ def test_prometheus_records_the_slow_rank_reports_the_silent_one_and_nothing_els
 
     # When the other ranks hang while their processes live, then the run is reported once
     ranks.hung.set()
-    alerts = eventually(lambda: firing("TrainingStalled"))
+    alerts = wait_until(lambda: firing("TrainingStalled"))
     assert [alert["labels"] for alert in alerts if alert["labels"]["alertname"] == "TrainingStalled"] == [
         {"alertname": "TrainingStalled", "severity": "critical", "run_id": "r1", "run": "llama"}
     ]
@@ -156,7 +157,7 @@ def test_prometheus_records_the_slow_rank_reports_the_silent_one_and_nothing_els
     # The healthy node has no alert, and each of its GPUs has exactly one known state
     told = [alert["labels"]["alertname"] for alert in prometheus("alerts")["alerts"]]
     assert {name for name in told if not name.startswith(("Training", "Rank"))} == set()
-    states = eventually(lambda: prometheus("query?query=uuid_state:gpu_state:active")["result"])
+    states = wait_until(lambda: prometheus("query?query=uuid_state:gpu_state:active")["result"])
     assert len({state["metric"]["uuid"] for state in states}) == len(states) == 2
     assert {state["metric"]["state"] for state in states} <= {"computing", "idle", "allocated_idle"}
     assert {state["metric"]["simulated"] for state in states} == {"true"}

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.waiting import wait_until
 
 from rankscope.alerts.rules.rule_file import rules_text
 
@@ -60,7 +61,6 @@ def test_a_watcher_whose_run_is_over_is_not_missed_and_one_that_was_killed_is(
     tmp_path: Path,
     ports: tuple[int, int, int],
     ask: Callable[[str], Any],
-    eventually: Callable[..., Any],
 ) -> None:
     runs = [make_run(name, slow=None) for name in ("over", "alone")]
 
@@ -79,13 +79,13 @@ def test_a_watcher_whose_run_is_over_is_not_missed_and_one_that_was_killed_is(
     ended, killed = (f"127.0.0.1:{port}" for port in ports[:2])
     with watching(0) as first, watching(1) as second:
         try:
-            eventually(lambda: recorded() == {ended, killed})
+            wait_until(lambda: recorded() == {ended, killed})
             # When the first watcher ends with its run, and the second one is killed
             runs[0].end()
             assert first.wait(300) == 0
             second.kill()
             # Then only the second one is reported, although neither address answers
-            eventually(lambda: silent() == {killed})
+            wait_until(lambda: silent() == {killed})
             assert recorded() == {killed}
             assert {one["value"][1] for one in ask("query?query=up")["result"]} == {"0"}
         finally:

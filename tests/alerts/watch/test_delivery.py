@@ -303,7 +303,7 @@ def test_an_alert_that_fires_again_is_not_posted_as_ended_any_more() -> None:
 def test_a_slow_alertmanager_holds_up_neither_the_webhooks_nor_the_evaluation() -> None:
     class Slow(Manager):
         def send(self, notices: Sequence[Notice], *, now_unix_ns: int) -> None:
-            assert release.wait(30)
+            assert release.wait(60)
             super().send(notices, now_unix_ns=now_unix_ns)
 
     release = threading.Event()

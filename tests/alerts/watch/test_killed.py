@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.alerts.watch.watched_world import RecordingWebhook, World
+from tests.waiting import wait_until
 
 from rankscope.alerts.watch import announcements as announcing
 from rankscope.alerts.watch.announcements import FINDING_SCHEMA, FindingRecord, append_finding, is_logged
@@ -153,14 +154,12 @@ def test_findings_are_readable_by_those_who_may_read_the_run(make_run: Any) -> N
 
 
 @pytest.mark.slow
-def test_a_second_watcher_of_a_folder_says_so_and_leaves(
-    make_run: Any, cli: Callable[..., Any], tmp_path: Path, eventually: Any
-) -> None:
+def test_a_second_watcher_of_a_folder_says_so_and_leaves(make_run: Any, cli: Callable[..., Any], tmp_path: Path) -> None:
     run, state = make_run(), tmp_path / "state"
     watch = ["alerts", "watch", run.path, "--state", state]
     with subprocess.Popen([sys.executable, "-m", "rankscope", *watch], stdout=subprocess.DEVNULL) as first:
         try:
-            eventually((state / "alerts.sqlite.lock").exists)
+            wait_until((state / "alerts.sqlite.lock").exists)
             second = cli(*watch)
             assert (second.returncode, second.stdout, len(second.stderr.splitlines())) == (3, "", 1)
             assert "another watcher" in second.stderr

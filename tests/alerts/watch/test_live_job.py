@@ -6,11 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.waiting import wait_until
 from tests.watched_job import QUICK, Watch, training
 
 from rankscope.alerts.store.database import Store
@@ -28,22 +27,20 @@ def alive(state: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.usefixtures("require_torch")
-def test_a_rank_that_is_stopped_is_found_and_named_and_its_recovery_is_seen(
-    tmp_path: Path, eventually: Callable[..., Any]
-) -> None:
+def test_a_rank_that_is_stopped_is_found_and_named_and_its_recovery_is_seen(tmp_path: Path) -> None:
     # Given a job of two ranks, and a watcher with little patience
     run, stop, state = tmp_path / "run", tmp_path / "stop", tmp_path / "state"
     with training(run, stop, 2) as job:
-        eventually(lambda: len(list(run.glob("attempts/000/ranks/*/steps-*"))) == 2, timeout=120)
+        wait_until(lambda: len(list(run.glob("attempts/000/ranks/*/steps-*"))) == 2, timeout=120)
         with Watch(run, "--state", state, *QUICK) as watch:
-            eventually(lambda: alive(state), timeout=120)
+            wait_until(lambda: alive(state), timeout=120)
             info = RunReader(run).rank(0, 1)
             assert info is not None
             # When one of them is stopped, as by a debugger or a host that is out of memory
             os.kill(info.pid, signal.SIGSTOP)
             try:
                 # No dump of a stopped process is waited for.
-                eventually(lambda: watch.of("TrainingHang"), timeout=WAIT_S)
+                wait_until(lambda: watch.of("TrainingHang"), timeout=WAIT_S)
             finally:
                 os.kill(info.pid, signal.SIGCONT)
             # Then the hang is reported, with the rank that the other one waits for if torch's dumps show it
@@ -52,7 +49,7 @@ def test_a_rank_that_is_stopped_is_found_and_named_and_its_recovery_is_seen(
             assert "rank" not in fired["labels"]
             assert fired["annotations"].get("culprit", "1") == "1"
             # And the alert ends when the rank continues
-            eventually(lambda: [event["event"] for event in watch.of("TrainingHang")] == ["firing", "resolved"])
+            wait_until(lambda: [event["event"] for event in watch.of("TrainingHang")] == ["firing", "resolved"])
             stop.touch()
             assert job.wait(60) == 0
             assert watch.process.wait(60) == 0
@@ -89,20 +86,18 @@ os._exit(0)
 @pytest.mark.full
 @pytest.mark.usefixtures("require_torch")
 @pytest.mark.parametrize(("how", "fired"), [("os._exit", set()), ("swallows", {"TrainingCrashed"})])
-def test_a_rank_that_ends_before_another_pages_only_if_it_failed(
-    tmp_path: Path, eventually: Callable[..., Any], how: str, fired: set[str]
-) -> None:
+def test_a_rank_that_ends_before_another_pages_only_if_it_failed(tmp_path: Path, how: str, fired: set[str]) -> None:
     # Given a job whose rank 1 ends with os._exit(0) while rank 0 still writes, or with sys.exit(1) in an except block
     run, script = tmp_path / "run", tmp_path / "job.py"
     script.write_text(ENDS_LATER)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script), how, "8"]
     command = [sys.executable, "-m", "rankscope", "run", "--run-dir", str(run), "--window-steps", "0", "--no-verdict", "--"]
     with subprocess.Popen([*command, *torchrun], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as job:
-        eventually(lambda: len(list(run.glob("attempts/000/ranks/*/steps-*"))) == 2, timeout=120)
+        wait_until(lambda: len(list(run.glob("attempts/000/ranks/*/steps-*"))) == 2, timeout=120)
         quick = ["60s" if option == "5s" else option for option in QUICK]
         with Watch(run, "--state", tmp_path / "state", *quick) as watch:
             assert job.wait(120) == len(fired)
-            eventually(lambda: watch.process.poll() is not None, timeout=120)
+            wait_until(lambda: watch.process.poll() is not None, timeout=120)
     # Then only the failure is reported, as the end of the run
     assert watch.fired() - {"TrainingStepRegression"} == fired
     info = RunReader(run).rank(0, 1)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from tests.alerts.receive.receiver_process import listening_target
+from tests.waiting import wait_until
 
 from rankscope.alerts.watch.signals import SignalHandlers, StoppedError
 
@@ -96,7 +97,7 @@ def test_a_signal_at_any_statement_of_a_transaction_sends_nothing_twice(
 
 
 @pytest.mark.slow
-def test_a_hangup_reads_the_targets_again(make_run: Any, tmp_path: Path, eventually: Callable[..., Any]) -> None:
+def test_a_hangup_reads_the_targets_again(make_run: Any, tmp_path: Path) -> None:
     run, config = make_run(slow=2), tmp_path / "alerts.toml"
     command = [sys.executable, "-m", "rankscope", "alerts", "watch", run.path, "--interval", "100ms", "--fire-after", "1"]
     errors = tmp_path / "errors"
@@ -109,14 +110,14 @@ def test_a_hangup_reads_the_targets_again(make_run: Any, tmp_path: Path, eventua
                     run.grow(2)
                     return bool(first.alerts)
 
-                eventually(firing)
+                wait_until(firing)
                 # an unusable file changes nothing
                 config.write_text("[[target]")
                 process.send_signal(signal.SIGHUP)
-                eventually(lambda: "stays as it was" in errors.read_text())
+                wait_until(lambda: "stays as it was" in errors.read_text())
                 config.write_text(f'[[target]]\nname = "chat"\nurl = "{second.url}"\n')
                 process.send_signal(signal.SIGHUP)
-                eventually(lambda: "was read again" in errors.read_text())
+                wait_until(lambda: "was read again" in errors.read_text())
                 run.end()
                 assert process.wait(120) == 0
             finally:
@@ -126,7 +127,7 @@ def test_a_hangup_reads_the_targets_again(make_run: Any, tmp_path: Path, eventua
 
 
 @pytest.mark.slow
-def test_a_hangup_without_a_configuration_ends_nothing(make_run: Any, tmp_path: Path, eventually: Callable[..., Any]) -> None:
+def test_a_hangup_without_a_configuration_ends_nothing(make_run: Any, tmp_path: Path) -> None:
     run, errors = make_run(slow=None), tmp_path / "errors"
     command = [sys.executable, "-m", "rankscope", "alerts", "watch", run.path, "--interval", "100ms"]
     with (
@@ -134,9 +135,9 @@ def test_a_hangup_without_a_configuration_ends_nothing(make_run: Any, tmp_path: 
         subprocess.Popen([*command, "--log-format", "json", "--state", tmp_path / "state"], stderr=err) as process,
     ):
         try:
-            eventually(lambda: "watching" in errors.read_text())
+            wait_until(lambda: "watching" in errors.read_text())
             process.send_signal(signal.SIGHUP)
-            eventually(lambda: '"level": "info"' in errors.read_text() and "no --config" in errors.read_text())
+            wait_until(lambda: '"level": "info"' in errors.read_text() and "no --config" in errors.read_text())
             process.terminate()
             assert process.wait(120) == 0
         finally:

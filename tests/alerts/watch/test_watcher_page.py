@@ -6,12 +6,12 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from tests.waiting import wait_until
 
 from rankscope.alerts.watch.page import STUCK_AFTER_S, Evaluation, WatcherPage
 from rankscope.base.errors import InputError
@@ -87,9 +87,7 @@ def test_a_client_that_does_not_come_back_is_not_waited_for_without_end() -> Non
 
 
 @pytest.mark.slow
-def test_a_watcher_of_one_run_stays_for_the_scrape_that_reports_the_end(
-    make_run: Any, tmp_path: Path, eventually: Callable[..., Any]
-) -> None:
+def test_a_watcher_of_one_run_stays_for_the_scrape_that_reports_the_end(make_run: Any, tmp_path: Path) -> None:
     run = make_run(slow=None)
     command = [sys.executable, "-m", "rankscope", "alerts", "watch", run.path, "--listen", "127.0.0.1:0", "--interval", "100ms"]
     with subprocess.Popen([*command, "--state", tmp_path / "state.json"], stderr=subprocess.PIPE, text=True) as process:
@@ -100,9 +98,9 @@ def test_a_watcher_of_one_run_stays_for_the_scrape_that_reports_the_end(
             def shows(value: str) -> bool:
                 return value in httpx.get(url, trust_env=False).text
 
-            eventually(lambda: shows("\nrankscope_watcher_finished 0\n"))
+            wait_until(lambda: shows("\nrankscope_watcher_finished 0\n"))
             run.end()
-            eventually(lambda: shows(FINISHED))
+            wait_until(lambda: shows(FINISHED))
             assert process.wait(300) == 0
         finally:
             process.kill()

@@ -172,6 +172,7 @@ def checkpointed(require_torch: None, tmp_path_factory: pytest.TempPathFactory) 
     return folder
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "operators"), [("plain", 0), ("reentrant", 6), ("saved tensors", 6)])
 def test_checkpointing_of_this_torch_is_seen(checkpointed: Path, mode: str, operators: int) -> None:

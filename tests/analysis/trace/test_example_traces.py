@@ -64,6 +64,7 @@ def test_the_examples_are_small() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("folder", STORED)
 def test_stored_values_are_those_of_the_independent_program(folder: str) -> None:
     assert json.loads(json.dumps(files.values(folder))) == STORED[folder], f"{EXPECTED}: run scripts/example_traces.py"

@@ -64,11 +64,12 @@ def test_each_field_agrees_with_the_golden_value(traces: Path, name: str) -> Non
             assert found[field] == pytest.approx(golden[field], abs=slack, rel=1e-4), field
 
 
-LARGE = ("hta_df_index_resolver/rank-1.json.gz", "hta_trace_diff_test/rank-1.json.gz", "kineto_2021_schema/rank-0.json.gz")
+DAILY = (TRACES[0], "dlrm_8ranks_v100/rank-0.json.gz", "moe_dualpipe_deepep/rank-0.json.gz")
+"""Traces of three programs; the others are large, or of the same programs."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.full] if one in LARGE else []) for one in TRACES])
+@pytest.mark.parametrize("name", [pytest.param(one, marks=() if one in DAILY else pytest.mark.full) for one in TRACES])
 def test_the_independent_program_of_the_examples_agrees_on_every_value(traces: Path, name: str) -> None:
     golden = json.loads((traces / "golden.json").read_text())[name]
     found = trace_truth.values_of_file(traces / name)

@@ -12,6 +12,7 @@ from tests.dashboards.gpu_samples import uuid
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.full
 def test_a_drag_over_the_trend_is_in_the_address(run_url: str, opened: Opened) -> None:
     with opened(run_url) as page:
         trend = figure(page, "Lines of the step time over the steps")

@@ -46,6 +46,7 @@ def test_from_who_delayed_whom_to_what_it_would_gain(run_url: str, opened: Opene
         expect(answer).to_contain_text("as recorded with the run")
 
 
+@pytest.mark.full
 def test_a_link_brings_everything_back(run_url: str, opened: Opened) -> None:
     """Given an address with a selection, when it is opened, then the control and the sentence show it."""
     with opened(f"{run_url}/whatif?without=rank:2,cause:input&price=3&currency=EUR") as page:

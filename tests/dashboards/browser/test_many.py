@@ -151,6 +151,7 @@ def test_a_comparison_shows_its_figures_and_gives_their_numbers_away(site: str, 
         expect(verdict).to_be_visible()
 
 
+@pytest.mark.full
 def test_runs_are_opened_and_their_table_is_left_by_keyboard(site: str, opened: Opened) -> None:
     with opened(site) as page:
         for run, verdict in {"run-1": "Straggler", "a": "Compute bound", "b": "Straggler"}.items():

@@ -55,6 +55,7 @@ def test_a_live_run_shows_new_steps_by_itself_and_saves_its_table(
         assert float(rows[2]["Own ms, median"]) > 2 * float(rows[1]["Own ms, median"])
 
 
+@pytest.mark.full
 def test_map_and_table_have_a_row_per_host_where_that_is_chosen(run_url: str, opened: Opened) -> None:
     with opened(f"{run_url}/ranks") as page:
         ranks_drawn(page)
@@ -112,6 +113,7 @@ def test_selections_live_in_the_address_and_the_back_button_undoes_them(run_url:
                 page.wait_for_url(lambda address: "steps=" not in address, timeout=3000)
 
 
+@pytest.mark.full
 def test_the_colour_scheme_is_chosen_and_remembered(run_url: str, opened: Opened) -> None:
     with opened(f"{run_url}/ranks", color_scheme="light") as page:
         ranks_drawn(page)

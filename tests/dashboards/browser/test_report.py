@@ -75,6 +75,7 @@ def test_it_opens_from_a_disk_and_draws_everything(opened: Callable[..., Page]) 
     assert page.url.endswith("#view-delays")
 
 
+@pytest.mark.full
 def test_figures_follow_the_scheme_of_the_system_and_of_the_buttons(opened: Callable[..., Page]) -> None:
     page = opened(color_scheme="dark")
     drawn(page)
@@ -97,6 +98,7 @@ def test_figures_follow_the_scheme_of_the_system_and_of_the_buttons(opened: Call
     assert page.locator("details[open]").count() == 0
 
 
+@pytest.mark.full
 def test_it_fits_a_narrow_screen(opened: Callable[..., Page]) -> None:
     page = opened(viewport={"width": 390, "height": 800})
     drawn(page)

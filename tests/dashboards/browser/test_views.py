@@ -28,7 +28,11 @@ FADED = """() => document.getAnimations().every(one =>
 """Script that returns true once all colour transitions have finished."""
 
 
-@by_slug
+@pytest.mark.parametrize(
+    "view",
+    [pytest.param(view, marks=() if view.slug in ("", "timeline") else pytest.mark.full) for view in VIEWS],
+    ids=lambda view: view.slug or "overview",
+)
 def test_a_view_is_drawn_accessible_and_reached_by_keyboard(site: str, opened: Opened, view: View) -> None:
     address = f"{site}{run_path('run-1', view.slug)}?rank=1"
     with opened(address, color_scheme="light", reduced_motion="reduce") as page:
@@ -95,7 +99,7 @@ SITE = {
 """Headings by path: pages about many runs, and the page of a run without samples."""
 
 
-@pytest.mark.parametrize("where", SITE)
+@pytest.mark.parametrize("where", ["/", *(pytest.param(where, marks=pytest.mark.full) for where in SITE if where != "/")])
 def test_a_page_of_the_site_is_accessible_and_fits_a_narrow_screen(site: str, opened: Opened, where: str) -> None:
     with opened(f"{site}{where}", color_scheme="light") as page:
         expect(page.get_by_role("heading", level=1)).to_have_text(SITE[where])

@@ -36,7 +36,7 @@ from rankscope.dashboards.store.memory import memory_left, used_bytes
 from rankscope.dashboards.store.tasks import State, main
 
 WriteRun = Callable[..., Path]
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 
 
 @pytest.fixture

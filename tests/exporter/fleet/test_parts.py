@@ -306,7 +306,7 @@ def test_the_inventory_outlives_its_process(tmp_path: Path) -> None:
     first.see(_identity(1))
     first.see(_identity(0))
     first.save()
-    first.wait(10)
+    first.wait(60)
 
     assert Inventory(tmp_path / "state").identities() == (_identity(0), _identity(1))
     assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["gpus.json", "gpus.lock"]
@@ -319,7 +319,7 @@ def test_energy_is_kept_for_the_next_exporter_of_this_boot(tmp_path: Path) -> No
     first.see(_identity(0))
     first.pass_time(1.0, frozenset())
     first.save(meters=True)
-    first.wait(10)
+    first.wait(60)
 
     meter = Inventory(tmp_path).meter("GPU-0")
     assert meter is not None
@@ -372,7 +372,7 @@ def test_only_time_in_which_somebody_looked_makes_a_gpu_forgotten(tmp_path: Path
     inventory.see(_identity(1))
     inventory.pass_time(29 * DAY_S, frozenset({"GPU-0"}))
     inventory.save()
-    inventory.wait(10)
+    inventory.wait(60)
 
     # the duration of an absence is kept across restarts
     later = Inventory(tmp_path, forget_after_s=30 * DAY_S)
@@ -401,7 +401,7 @@ def test_a_full_disk_is_said_once_and_leaves_the_old_file_and_no_other(
     inventory = Inventory(tmp_path, retry_s=0)
     inventory.see(_identity(0))
     inventory.save()
-    inventory.wait(10)
+    inventory.wait(60)
 
     def full(_fd: int) -> None:
         raise OSError(28, "No space left on device")
@@ -410,7 +410,7 @@ def test_a_full_disk_is_said_once_and_leaves_the_old_file_and_no_other(
     for number in (1, 2):
         inventory.see(_identity(number))
         inventory.save()
-        inventory.wait(10)
+        inventory.wait(60)
 
     assert [record.getMessage().count("No space left") for record in caplog.records] == [1]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gpus.json", "gpus.lock"]
@@ -419,7 +419,7 @@ def test_a_full_disk_is_said_once_and_leaves_the_old_file_and_no_other(
     # when there is room again, everything is written
     monkeypatch.undo()
     inventory.save()
-    inventory.wait(10)
+    inventory.wait(60)
     assert len(Inventory(tmp_path)) == 3
 
 
@@ -430,12 +430,12 @@ def test_the_file_is_for_the_exporters_user_only(tmp_path: Path) -> None:
         inventory = Inventory(folder)
         inventory.see(_identity(0))
         inventory.save()
-        inventory.wait(10)
+        inventory.wait(60)
         written = (folder / "gpus.json").stat().st_mode & 0o777
         inventory.see(_identity(1))
         (folder / "gpus.json").chmod(0o644)  # as older exporters wrote it
         inventory.save()
-        inventory.wait(10)
+        inventory.wait(60)
         forget(folder, "GPU-1")
     finally:
         os.umask(mask)
@@ -450,7 +450,7 @@ def test_what_somebody_takes_out_of_the_file_is_forgotten_unless_it_is_there(tmp
     for number in range(3):
         inventory.see(_identity(number))
     inventory.save()
-    inventory.wait(10)
+    inventory.wait(60)
 
     forget(tmp_path, "GPU-0")
     forget(tmp_path, "GPU-1")
@@ -458,7 +458,7 @@ def test_what_somebody_takes_out_of_the_file_is_forgotten_unless_it_is_there(tmp
         forget(tmp_path, "GPU-1")
     assert not inventory.changed()
     inventory.take_over_changes(frozenset({"GPU-1"}))
-    inventory.wait(10)
+    inventory.wait(60)
     assert inventory.changed()
     inventory.take_over_changes(frozenset({"GPU-1"}))
 
@@ -471,16 +471,16 @@ def test_what_is_forgotten_does_not_come_back_with_the_next_write(tmp_path: Path
     inventory.see(_identity(0))
     inventory.see(_identity(1))
     inventory.save()
-    inventory.wait(10)
+    inventory.wait(60)
 
     forget(tmp_path, "GPU-0")
     inventory.see(_identity(2))
     inventory.save()
-    inventory.wait(10)
+    inventory.wait(60)
     assert inventory.changed()
     inventory.take_over_changes(frozenset({"GPU-1", "GPU-2"}))
     inventory.save()
-    inventory.wait(10)
+    inventory.wait(60)
 
     assert inventory.identities() == (_identity(1), _identity(2))
     assert Inventory(tmp_path).identities() == (_identity(1), _identity(2))
@@ -491,29 +491,29 @@ def test_a_gpu_forgotten_while_the_exporter_writes_stays_forgotten(tmp_path: Pat
     inventory.see(_identity(0))
     inventory.see(_identity(1))
     inventory.save()
-    inventory.wait(10)
+    inventory.wait(60)
     replacing, go_on = threading.Event(), threading.Event()
 
     def replace(*paths: Any, **options: Any) -> None:
         if threading.current_thread().name == "inventory":
             replacing.set()
-            assert go_on.wait(30)
+            assert go_on.wait(60)
         real(*paths, **options)
 
     real = os.replace
     monkeypatch.setattr(os, "replace", replace)
     inventory.see(_identity(2))
     inventory.save()
-    assert replacing.wait(30)
+    assert replacing.wait(60)
     other = threading.Thread(target=forget, args=(tmp_path, "GPU-0"))
     other.start()
     other.join(0.2)
     go_on.set()
-    other.join(30)
-    inventory.wait(30)
+    other.join(60)
+    inventory.wait(60)
     for _ in range(2):
         inventory.take_over_changes(frozenset({"GPU-1", "GPU-2"}))
-        inventory.wait(30)
+        inventory.wait(60)
 
     assert inventory.identities() == Inventory(tmp_path).identities() == (_identity(1), _identity(2))
 
@@ -525,19 +525,19 @@ def test_a_disk_that_hangs_holds_up_nobody_who_asks_for_changes(tmp_path: Path, 
 
     def stat(self: Path, **options: Any) -> os.stat_result:
         hanging.set()
-        assert healed.wait(30)
+        assert healed.wait(60)
         return real(self, **options)
 
     real = Path.stat
     monkeypatch.setattr(Path, "stat", stat)
     inventory.take_over_changes(frozenset())
-    assert hanging.wait(30)
+    assert hanging.wait(60)
     inventory.save()
     inventory.take_over_changes(frozenset())
     assert inventory.identities() == (_identity(0),)
 
     healed.set()
-    inventory.wait(30)
+    inventory.wait(60)
 
 
 def test_counters_that_a_process_adds_up_exist_and_go_on_with_the_next_process() -> None:

@@ -182,7 +182,7 @@ def test_calls_that_do_not_come_back_are_few() -> None:
     assert len(begun) == 2
 
     released.set()
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while True:
         try:
             assert Deadline(30).ask(lambda: 7) == 7
@@ -228,7 +228,7 @@ def test_users_are_named_and_a_directory_that_hangs_names_nobody_else_wrongly() 
         assert names.names([0, 1]) == {}
     finally:
         released.set()
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while names.names([0, 1]) != {0: "root", 1: "slow"}:
         assert time.monotonic() < until
         time.sleep(0.01)

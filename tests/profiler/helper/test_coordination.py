@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from tests.profiler.helper.plan_lines import line
 from tests.profiler.ranks import PreloadedTorch
+from tests.waiting import wait_until
 
 from rankscope.base.errors import InputError
 from rankscope.profiler.handover import Hello
@@ -31,15 +32,6 @@ from rankscope.runs.records import AttemptInfo, DeviceKind, RankInfo, RunInfo, S
 
 JOB = Path(__file__).parents[1] / "jobs" / "until_told.py"
 RANKS = (0, 1)
-
-
-def eventually(condition: Callable[[], object], job: subprocess.Popen[str]) -> None:
-    """Wait until the running job has met a condition."""
-    deadline = time.monotonic() + 90
-    while not condition():
-        assert job.poll() is None, "the job ended"
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.1)
 
 
 def start(torch: PreloadedTorch, stop: Path, settings: RecorderSettings) -> subprocess.Popen[str]:
@@ -132,12 +124,14 @@ def ranks(tmp_path: Path, attempt: Path) -> Iterator[list[Rank]]:
 
 def until(condition: Callable[[], object], ranks: Sequence[Rank]) -> None:
     """Run the ranks' helpers until ``condition`` is true; no rank trains."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        for rank in ranks:
-            rank.duty.tick()
-        time.sleep(0.02)
+
+    def met() -> object:
+        if not (result := condition()):
+            for rank in ranks:
+                rank.duty.tick()
+        return result
+
+    wait_until(met)
 
 
 def announcement_to(rank: Rank, ranks: Sequence[Rank]) -> Announcement:
@@ -367,7 +361,7 @@ def test_ranks_profile_the_same_steps_as_the_budget_allows_and_as_people_ask(tor
     job = start(torch_ranks, stop, settings)
     try:
         # When it has trained for a while
-        eventually(lambda: all(len(profiled(run, rank)) >= 4 for rank in RANKS), job)
+        wait_until(lambda: all(len(profiled(run, rank)) >= 4 for rank in RANKS), process=job)
         # And a client requests four steps, and at once four more, and a rank that does not exist
         requests = [
             new_request("capture", steps=4, keep_trace=True),
@@ -376,12 +370,12 @@ def test_ranks_profile_the_same_steps_as_the_budget_allows_and_as_people_ask(tor
         ]
         for request in requests:
             post(run, request)
-        eventually(lambda: all(read_answer(run, request.id) for request in requests), job)
+        wait_until(lambda: all(read_answer(run, request.id) for request in requests), process=job)
         answers = [read_answer(run, request.id) for request in requests]
         captured = next(answer for answer in answers if answer is not None and answer.accepted)
         assert captured.first_step is not None
         assert captured.last_step == captured.first_step + 3
-        eventually(lambda: all(captured.last_step in profiled(run, rank) for rank in RANKS), job)
+        wait_until(lambda: all(captured.last_step in profiled(run, rank) for rank in RANKS), process=job)
     finally:
         stop.touch()
         _, said = job.communicate(timeout=120)

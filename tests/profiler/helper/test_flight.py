@@ -9,9 +9,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
+from tests.waiting import wait_until
 
 from rankscope.base.atomic_files import replace_file
 from rankscope.profiler.flight_files import MAX_BYTES, copy_file, done_file, dump_file
@@ -25,7 +26,6 @@ from rankscope.runs.control import ControlAnswer, ControlRequest, answer, new_re
 from rankscope.runs.paths import attempt_dir, flight_dir
 from rankscope.runs.records import AttemptInfo, RankInfo, RunInfo
 
-_T = TypeVar("_T")
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 JOB = Path(__file__).parents[1] / "jobs" / "hung.py"
 RANK = 5
@@ -105,20 +105,12 @@ class Rank:
 
     def answer(self, request: ControlRequest) -> ControlAnswer:
         """Return the helper's answer."""
-        return soon(lambda: read_answer(self.run, request.id, rank=RANK))
+        answer: ControlAnswer = wait_until(lambda: read_answer(self.run, request.id, rank=RANK))
+        return answer
 
     def dumps(self) -> dict[str, bytes]:
         """Return the dumps in the run."""
         return {path.name: path.read_bytes() for path in sorted(flight_dir(self.run, 0).glob("*"))}
-
-
-def soon(look: Callable[[], _T | None]) -> _T:
-    """Return the result of ``look`` once it is true."""
-    deadline = time.monotonic() + 60
-    while not (found := look()):
-        assert time.monotonic() < deadline, "nothing came"
-        time.sleep(0.01)
-    return found
 
 
 @pytest.fixture
@@ -211,7 +203,7 @@ def test_a_rank_that_is_stuck_is_given_up_and_its_dump_taken_when_it_comes_late(
     assert rank.asked() == [request.id]
     rank.obey(request.id, "gloo")
     rank.tick()
-    soon(lambda: rank.answer(request).accepted)
+    wait_until(lambda: rank.answer(request).accepted)
     assert list(rank.dumps()) == [f"rank-00005-{request.id}-gloo.pickle"]
 
 
@@ -274,7 +266,7 @@ def test_dumps_are_rate_limited_and_only_the_last_are_kept(rank: Rank) -> None:
         rank.tick(flight.REST_SECONDS)
         assert rank.answer(requests[-1]).accepted
         assert not rank.answer(refused).accepted
-    soon(lambda: len(rank.dumps()) == KEPT)
+    wait_until(lambda: len(rank.dumps()) == KEPT)
     assert [name.split("-", 2)[2] for name in rank.dumps()] == [f"{request.id}-gloo.pickle" for request in requests[2:]]
 
 
@@ -377,7 +369,7 @@ def test_what_torch_writes_when_the_watchdogs_time_is_up_comes_into_the_run(
     # when it no longer grows, then it is copied, once, and left in place if the user chose its name
     rank.tick()
     rank.tick()
-    soon(lambda: rank.said)
+    wait_until(lambda: rank.said)
     assert rank.dumps() == {"rank-00005-watchdog-nccl.pickle": b"..."}
     assert theirs.exists()
     assert len(rank.said) == 1

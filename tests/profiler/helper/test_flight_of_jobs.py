@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.profiler.live_job import wait_for
 from tests.profiler.ranks import PreloadedTorch
+from tests.waiting import wait_until
 
 from rankscope.profiler.helper.collectives import flight
 from rankscope.runs.paths import flight_dir, rank_dir
@@ -67,7 +67,7 @@ def test_a_job_that_hangs_shows_who_did_not_come(cli: Cli, torch_ranks: Preloade
     job = recorded(torch_ranks, run, windows=1)
     try:
         for rank in (0, 1):
-            wait_for(rank_dir(run, 0, rank) / "steps-000000.npy", job)
+            wait_until((rank_dir(run, 0, rank) / "steps-000000.npy").exists, process=job)
 
         # when dumps are requested, once it hangs
         known: list[int] = []

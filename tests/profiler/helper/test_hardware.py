@@ -16,6 +16,7 @@ from tests.exporter import conftest as exporter
 from tests.exporter.conftest import RunningExporter
 from tests.exporter.fake_driver import FakeDriver, uuid_of
 from tests.ring_step import ring_in
+from tests.waiting import wait_until
 
 from rankscope.profiler.handover import HELLO_FILE, RING_FILE, Hello
 from rankscope.profiler.helper.sampling.host_lock import HostLock
@@ -108,14 +109,6 @@ def samples(folder: Path) -> list[HardwareSample]:
     return list(RunReader(folder / "run").hardware("node1")) if (folder / "run" / "run.json").exists() else []
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    """Wait until another process has met a condition."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)
-
-
 def test_one_helper_of_a_host_samples_through_the_death_of_the_exporter_and_its_own(
     tmp_path: Path,
     fake_nvml: FakeDriver,
@@ -133,7 +126,7 @@ def test_one_helper_of_a_host_samples_through_the_death_of_the_exporter_and_its_
     node = start_exporter("--listen", address, env=fake_nvml.env)
     node.wait_until(lambda: len(node.values("gpu_power_watts")) == 2)
     ranks = [start_rank(rank, f"http://{address}/metrics") for rank in (0, 1)]
-    eventually(lambda: len(samples(tmp_path)) >= 8)
+    wait_until(lambda: len(samples(tmp_path)) >= 8)
 
     # Then one of them writes, every GPU at every moment once
     rows = [row for row in samples(tmp_path) if row.missing is None]
@@ -148,23 +141,23 @@ def test_one_helper_of_a_host_samples_through_the_death_of_the_exporter_and_its_
 
     # When a GPU is lost, it has no values but one row that reports it
     fake_nvml.lose(1)
-    eventually(lambda: any(row.gpu_uuid == uuids[1] and row.missing for row in samples(tmp_path)))
+    wait_until(lambda: any(row.gpu_uuid == uuids[1] and row.missing for row in samples(tmp_path)))
 
     # When the exporter ends, that is one row, and there are values once it is back
     fake_nvml.heal()
     node.stop(signal.SIGKILL)
-    eventually(lambda: samples(tmp_path)[-1].gpu_uuid is None)
+    wait_until(lambda: samples(tmp_path)[-1].gpu_uuid is None)
     before = len(samples(tmp_path))
     assert "no answer" in (samples(tmp_path)[-1].missing or "")
     start_exporter("--listen", address, "--control.socket", tmp_path / "again.sock", env=fake_nvml.env)
-    eventually(lambda: values_since(before) == set(uuids))
+    wait_until(lambda: values_since(before) == set(uuids))
 
     # When the writer is killed, the other one takes over
     writer, other = sorted(ranks, key=Rank.writes, reverse=True)
     writer.helper.send_signal(signal.SIGKILL)
-    eventually(other.writes)
+    wait_until(other.writes)
     after = len(samples(tmp_path))
-    eventually(lambda: values_since(after) == set(uuids))
+    wait_until(lambda: values_since(after) == set(uuids))
 
     # And at the end nothing is left, and the absence was reported once on this host
     said = [rank.end() for rank in (writer, other)]
@@ -178,10 +171,10 @@ def test_one_helper_of_a_host_samples_through_the_death_of_the_exporter_and_its_
 def test_a_host_without_an_exporter_says_so_once(tmp_path: Path, start_rank: StartRank, refusing_port: int) -> None:
     url = f"http://me:secret@127.0.0.1:{refusing_port}/metrics"
     ranks = [start_rank(rank, url) for rank in (0, 1)]
-    eventually(lambda: len(samples(tmp_path)) >= 1 and all(rank.has_open("-host-") for rank in ranks))
+    wait_until(lambda: len(samples(tmp_path)) >= 1 and all(rank.has_open("-host-") for rank in ranks))
     writer, other = sorted(ranks, key=Rank.writes, reverse=True)
     first = writer.end()
-    eventually(lambda: len(samples(tmp_path)) >= 2)
+    wait_until(lambda: len(samples(tmp_path)) >= 2)
     second = other.end()
     assert (first + second).count("no answer from the exporter at http://127.0.0.1:") == 1
     assert "secret" not in first + second
@@ -192,13 +185,13 @@ def test_a_host_without_an_exporter_says_so_once(tmp_path: Path, start_rank: Sta
 
 def test_ranks_without_a_gpu_that_asked_for_no_exporter_do_not_hear_of_one(tmp_path: Path, start_rank: StartRank) -> None:
     rank = start_rank(0, EXPORTER_URL, device=False)
-    eventually(lambda: len(samples(tmp_path)) >= 1)
+    wait_until(lambda: len(samples(tmp_path)) >= 1)
     assert rank.end() == ""
 
 
 def test_nobody_samples_where_it_is_switched_off(tmp_path: Path, start_rank: StartRank) -> None:
     rank = start_rank(0, None)
-    eventually((tmp_path / "run" / "run.json").exists)
+    wait_until((tmp_path / "run" / "run.json").exists)
     time.sleep(0.5)
     assert rank.end() == ""
     assert not (tmp_path / "run" / "hosts").exists()

@@ -7,9 +7,8 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 )
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from tests.profiler.otlp_collector import Collector, collecting
+from tests.waiting import wait_until
 
 from rankscope.profiler.handover import Hello
 from rankscope.profiler.helper.publishing.otlp import MAX_WAITING, OtlpTraces
@@ -104,14 +104,6 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     with collecting() as running:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{running.port}")
         yield running
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    """Wait until another thread has met a condition."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 def test_every_nth_step_of_all_ranks_is_one_trace(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,14 +188,14 @@ def test_an_absent_collector_is_reported_once_and_gets_later_steps(monkeypatch: 
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")  # time for a second attempt
     rank = Rank()
     rank.do(0)
-    eventually(lambda: bool(rank.said))
+    wait_until(lambda: bool(rank.said))
     assert "no collector accepts the traces over OTLP" in rank.said[0]
     assert "refused" in rank.said[0]
     rank.do(2)
     with collecting(refusing_port) as collector:
         rank.do(4)
         collector.wait(lambda spans: any(span.attributes.get("rankscope.step") == 4 for span in spans))
-        eventually(lambda: len(rank.said) == 2)
+        wait_until(lambda: len(rank.said) == 2)
         rank.task.end(vanished=False)
     assert "accepts the traces over OTLP again" in rank.said[1]
 
@@ -238,7 +230,7 @@ def test_the_end_does_not_wait_for_a_collector_that_does_not_answer(monkeypatch:
             rank.task.end(vanished=True)
             assert "not accepted over OTLP within 0.5 s" in rank.said[0]
             assert any(thread.name == "otlp" for thread in threading.enumerate()), "left behind: it is a daemon"
-    eventually(lambda: not any(thread.name == "otlp" for thread in threading.enumerate()))
+    wait_until(lambda: not any(thread.name == "otlp" for thread in threading.enumerate()))
 
 
 def test_nothing_is_sent_before_the_run_has_its_identity_and_what_waits_is_bounded(collector: Collector) -> None:

@@ -7,8 +7,6 @@ import errno
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.profiler.first_words import hello
 from tests.ring_step import put_step, ring_in
+from tests.waiting import wait_until
 
 from rankscope.analysis.engine import analyze
 from rankscope.profiler.handover import HELLO_FILE, RING_FILE, Hello, MessageKind, Window
@@ -67,14 +66,6 @@ class Rank:
         return said
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    """Wait until another process has met a condition."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize(
     ("end", "reason"), [(End.EXIT, "exit"), (End.INTERRUPTED, "interrupted"), (End.CRASH, "crash"), (End.SILENT, "killed")]
 )
@@ -108,8 +99,8 @@ def test_a_live_rank_has_metrics_and_records(tmp_path: Path) -> None:
         values = {sample.name: sample.value for family in text_string_to_metric_families(text) for sample in family.samples}
         return values.get("rank_steps_total") == 3 and values["rank_recorder_disabled"] == 1
 
-    eventually(published)
-    eventually(lambda: len(list(RunReader(tmp_path / "run").steps(0, 0))) == 3)
+    wait_until(published)
+    wait_until(lambda: len(list(RunReader(tmp_path / "run").steps(0, 0))) == 3)
     rank.end()
 
 
@@ -136,7 +127,7 @@ def test_an_entry_that_makes_no_sense_costs_itself_and_is_counted(tmp_path: Path
     for kind in 2 * (MessageKind.DEVICE, MessageKind.WINDOW):
         assert rank.ring.put(kind, b"\xc1")  # which are no times, and no JSON
     rank.put(1)
-    eventually(
+    wait_until(
         lambda: any(
             'rank_recorder_dropped_total{run="test",rank="0",slot="0"} 4' in path.read_text() for path in spool.glob("*.prom")
         )
@@ -157,7 +148,7 @@ def test_the_end_of_a_rank_whose_run_was_removed_makes_nothing_either(
 ) -> None:
     rank = Rank(tmp_path / "scratch", hello(tmp_path / "run"))
     rank.put(0)
-    eventually((tmp_path / "run" / "attempts" / "000" / "ranks" / "00000" / "steps-000000.npy").exists)
+    wait_until((tmp_path / "run" / "attempts" / "000" / "ranks" / "00000" / "steps-000000.npy").exists)
     (tmp_path / "run").rename(tmp_path_factory.mktemp("gone") / "run")  # at once, as the helper may be writing
     rank.ring.set_end(End.EXIT)
     assert rank.end().count("was removed") == 1
@@ -170,9 +161,9 @@ def test_another_helper_finishes_what_a_killed_one_began(tmp_path: Path, end: En
     (tmp_path / "spool").mkdir()
     session = Session(hello(tmp_path / "run", spool=tmp_path / "spool"), str(tmp_path), RingWriter())
     put_step(session.ring, 0)
-    eventually(lambda: any((tmp_path / "spool").glob("*.prom")))
+    wait_until(lambda: any((tmp_path / "spool").glob("*.prom")))
     session._helper.kill()
-    eventually(session.helper_ended)
+    wait_until(session.helper_ended)
     put_step(session.ring, 1)
     # When another takes its place, the folder never looks abandoned
     session.replace_helper()
@@ -182,7 +173,7 @@ def test_another_helper_finishes_what_a_killed_one_began(tmp_path: Path, end: En
     session.ring.set_end(end)
     session.close()
     # Then nothing is missing
-    eventually(lambda: not session.scratch.exists())
+    wait_until(lambda: not session.scratch.exists())
     run = RunReader(tmp_path / "run")
     assert [row.step for row in run.steps(0, 0)] == [0, 1, 2]
     info = run.rank(0, 0)
@@ -201,7 +192,7 @@ def test_the_memory_of_the_ring_has_a_fixed_size_and_no_child_inherits_it(tmp_pa
     inherited = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True, close_fds=False)
     assert str(session._memory) not in ast.literal_eval(inherited.stdout)
     session.close()
-    eventually(lambda: not session.scratch.exists())
+    wait_until(lambda: not session.scratch.exists())
 
 
 @pytest.mark.parametrize("refused", [1, 2])
@@ -223,7 +214,7 @@ def test_where_memory_has_no_seal_or_cannot_be_made_there_is_a_ring_all_the_same
     put_step(session.ring, 0)
     session.ring.set_end(End.EXIT)
     session.close()
-    eventually(lambda: not session.scratch.exists())
+    wait_until(lambda: not session.scratch.exists())
     assert [row.step for row in RunReader(tmp_path / "run").steps(0, 0)] == [0]
 
 
@@ -270,7 +261,7 @@ def test_a_filesystem_that_does_not_answer_holds_up_the_writing_and_nothing_else
     # When more steps come than the ring holds, the ring is emptied all the same
     count = CAPACITY // 10
     for number in range(count):
-        eventually(lambda: rank.ring.at + 3 * STEP_WORDS - rank.ring.header[TAIL] <= CAPACITY)
+        wait_until(lambda: rank.ring.at + 3 * STEP_WORDS - rank.ring.header[TAIL] <= CAPACITY)
         assert put_step(rank.ring, number)
     rank.ring.set_end(End.EXIT)
     # And when the disk answers again after the rank's end, everything is there
@@ -408,11 +399,11 @@ def test_the_helper_of_an_attached_rank_does_not_wait_for_torch_itself(tmp_path:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SITE_FOLDER), *sys.path]))
     session = Session(hello(tmp_path / "run"), str(tmp_path), RingWriter())
     environment = Path(f"/proc/{session._helper.pid}/environ")
-    eventually(lambda: environment.read_bytes() != b"")  # empty for a moment, while the program is being loaded
+    wait_until(lambda: environment.read_bytes() != b"")  # empty for a moment, while the program is being loaded
     path = next(one for one in environment.read_bytes().split(b"\0") if one.startswith(b"PYTHONPATH="))
     assert os.fsencode(SITE_FOLDER) not in path.removeprefix(b"PYTHONPATH=").split(b":")
     session.close()
-    eventually(lambda: not session.scratch.exists())
+    wait_until(lambda: not session.scratch.exists())
 
 
 def test_a_process_that_records_many_fits_keeps_no_zombies(tmp_path: Path) -> None:
@@ -424,7 +415,7 @@ def test_a_process_that_records_many_fits_keeps_no_zombies(tmp_path: Path) -> No
         session.ring.set_end(End.EXIT)
         session.close()
         helpers.append(Path(f"/proc/{session._helper.pid}"))
-        eventually(partial(_is_zombie, helpers[-1]))
+        wait_until(partial(_is_zombie, helpers[-1]))
 
 
 def _is_zombie(process: Path) -> bool:

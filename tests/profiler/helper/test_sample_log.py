@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
+from tests.waiting import wait_until
 
 from rankscope.profiler.helper.sampling.hardware import SampleLog
 from rankscope.runs.reader import RunReader
@@ -26,14 +25,6 @@ def sample(number: int) -> HardwareSample:
 def run(tmp_path: Path) -> Path:
     create_run(tmp_path / "run", RunInfo(run_id="r", name="r", start_unix_ns=1))
     return tmp_path / "run"
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    """Wait until the other thread has met a condition."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 def test_samples_are_appended_in_order_and_read_back(run: Path) -> None:
@@ -55,8 +46,8 @@ def test_a_folder_that_cannot_be_written_is_said_once_and_the_newest_are_kept(ru
     log = SampleLog(run, "node1", said.append, max_pending=10)
     for number in range(25):
         log.add([sample(number)])
-        eventually(lambda: not log._wake.is_set())
-    eventually(lambda: bool(said))
+        wait_until(lambda: not log._wake.is_set())
+    wait_until(lambda: bool(said))
     (run / "hosts").unlink()
     log.add([sample(25)])
     log.close(20)
@@ -89,10 +80,10 @@ def test_a_disk_that_stands_still_holds_up_nobody(run: Path, monkeypatch: pytest
 def test_a_run_that_was_removed_is_not_made_again(run: Path) -> None:
     log = SampleLog(run, "node1", pytest.fail)
     log.add([sample(0)])
-    eventually(lambda: bool(list(RunReader(run).hardware("node1"))))
+    wait_until(lambda: bool(list(RunReader(run).hardware("node1"))))
     (run / "run.json").unlink()
     (run / "hosts" / "node1" / "gpu-000000.jsonl").unlink()
     log.add([sample(1)])
-    eventually(lambda: log.run_gone)
+    wait_until(lambda: log.run_gone)
     log.close(20)
     assert list((run / "hosts" / "node1").iterdir()) == []

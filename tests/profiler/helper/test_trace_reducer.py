@@ -7,11 +7,11 @@ import os
 import random
 import shutil
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.waiting import wait_until
 
 from rankscope.profiler.handover import Window
 from rankscope.profiler.helper.writing import trace_reducer as reducer_module
@@ -90,13 +90,6 @@ def gate() -> Iterator[threading.Event]:
     event.set()
 
 
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
-
-
 def name(number: int) -> str:
     return f"window-{number:09d}.json.gz"
 
@@ -106,7 +99,7 @@ def test_the_last_traces_are_kept_and_those_asked_for_have_a_limit_of_their_own(
     captured = range(100, 100 + CAPTURED + 2)
     for number in (1, 2, *captured, 3):
         retention.take(place.trace(number), requested=number in captured)
-        eventually(lambda: not [*place.scratch.iterdir()])
+        wait_until(lambda: not [*place.scratch.iterdir()])
     assert retention.finish(30)
     assert place.kept == [name(2), name(3), *map(name, captured[2:])]
     assert gzip.decompress((place.folder / "traces" / name(3)).read_bytes()).decode() == TRACE
@@ -118,7 +111,7 @@ def test_traces_in_which_something_looked_wrong_outlive_the_last_and_have_two_li
         trace = place.trace(number)
         trace.write_bytes(random.Random(number).randbytes(size))  # random bytes do not compress
         retention.take(trace, requested=requested, wrong=wrong)
-        eventually(lambda: not [*place.scratch.iterdir()])
+        wait_until(lambda: not [*place.scratch.iterdir()])
 
     retention = place.retention(keep=1, wrong_bytes=100_000)
     # given one trace too many, among others: the oldest is removed; requested ones count by themselves
@@ -231,12 +224,12 @@ def test_a_disk_that_does_not_answer_holds_up_neither_reduction_nor_local_memory
     reducer = place.reducer(keep=9)
     # given one trace whose writing to the disk is blocked
     reducer.add(place.window(0))
-    assert began.wait(30)
+    assert began.wait(60)
     # when more come than may wait for it
     reduced = len(reducer.results())
     for number in range(1, MAX_WAITING + 2):
         reducer.add(place.window(number))
-        eventually(lambda: not reducer._done.empty())
+        wait_until(lambda: not reducer._done.empty())
         reduced += len(reducer.results())
     # then all have been reduced, the last is given up, and the end does not wait for ever
     assert reducer.finish(30) == 0
@@ -261,7 +254,7 @@ def test_traces_of_a_killed_helper_are_removed_and_counted(
     killed = place.reducer()
     for number in range(2):
         killed.add(place.window(number))
-    assert began.wait(30)
+    assert began.wait(60)
     unknown = place.trace(2)
     # Then its replacement removes the two, does not try them again, and reports why
     reasons = [reduced.reason for reduced in place.reducer().results()]
@@ -285,7 +278,7 @@ def test_traces_do_not_pile_up_while_one_takes_long_to_reduce(
     monkeypatch.setattr(reducer_module, "_reduce", slow)
     reducer = place.reducer()
     reducer.add(place.window(0))
-    assert began.wait(30)
+    assert began.wait(60)
     # when more come than may wait
     for number in range(1, reducer_module.MAX_WAITING + 3):
         reducer.add(place.window(number))
@@ -295,7 +288,7 @@ def test_traces_do_not_pile_up_while_one_takes_long_to_reduce(
     # and the end reports how many were not reduced
     assert reducer.finish(0.05) == reducer_module.MAX_WAITING + 1
     gate.set()
-    eventually(lambda: not [*place.scratch.iterdir()])
+    wait_until(lambda: not [*place.scratch.iterdir()])
     assert reducer.finish(30) == 0
 
 

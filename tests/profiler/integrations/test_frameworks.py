@@ -190,6 +190,7 @@ def test_hugging_face_trainings_of_one_process_are_runs_of_their_own(tmp_path: P
     assert [len(recorded(tmp_path / "runs" / "first-3"))] == printed_steps(done.stdout)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
 def test_the_accelerate_example_ends_steps_where_gradients_are_synchronised(tmp_path: Path) -> None:

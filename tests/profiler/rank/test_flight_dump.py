@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from tests.waiting import wait_until
 from torch import distributed as dist
 from torch._C import _distributed_c10d as distributed_c10d
 
@@ -141,14 +142,6 @@ def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "rankscope-flight"]
 
 
-def wait_for(path: Path) -> str:
-    deadline = time.monotonic() + 60
-    while not (path.exists() and (text := path.read_text())):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return text
-
-
 def test_a_request_is_served_and_what_is_none_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a recorder without records; that of this process may have some, from another test
     monkeypatch.setattr(flight_dump, "_dumpers", lambda: {"gloo": lambda: b""})
@@ -159,7 +152,8 @@ def test_a_request_is_served_and_what_is_none_is_ignored(tmp_path: Path, monkeyp
     # when an invalid request is written, then a valid one
     os.write(asks, b"../../etc/passwd\nA\n" + b"1" * 100 + b"\n\n\xff\xfe\n" + b"12-ab\n")
     # then the valid one is served, though there is nothing to dump
-    assert "no collective" in wait_for(done_file(tmp_path, "12-ab"))
+    done = done_file(tmp_path, "12-ab")
+    assert "no collective" in wait_until(lambda: done.exists() and done.read_text())
     assert [path.name for path in tmp_path.iterdir()] == ["flight-12-ab.done"]
     # and the thread ends when the last writer has closed the pipe
     os.close(asks)

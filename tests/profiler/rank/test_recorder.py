@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import subprocess
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import msgspec
 import pytest
 from tests.profiler.ranks import PreloadedTorch
 from tests.profiler.recorded_words import current_step
+from tests.waiting import wait_until
 
 from rankscope.profiler.ring import RingWriter
 from rankscope.runs.reader import RunReader
@@ -323,7 +323,7 @@ def test_a_helper_that_is_killed_at_the_end_is_replaced_and_every_step_is_writte
     # As Ray kills the children of a worker before the worker ends
     (tmp_path / "spool").mkdir()
     command = torch_ranks.command(0, "-c", HELPER_KILLED, tmp_path / "run", tmp_path / "spool", "1")
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert ended.stderr == ""
     run = RunReader(tmp_path / "run")
     info = run.rank(0, 0)
@@ -334,14 +334,16 @@ def test_a_helper_that_is_killed_at_the_end_is_replaced_and_every_step_is_writte
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("times", "reason"), [("3", None), ("4", "its helper process ended")])
+@pytest.mark.parametrize(
+    ("times", "reason"), [pytest.param("3", None, marks=pytest.mark.full), ("4", "its helper process ended")]
+)
 def test_a_killed_helper_is_replaced_but_not_for_ever(
     torch_ranks: PreloadedTorch, tmp_path: Path, times: str, reason: str | None
 ) -> None:
     # When the helper of a rank is killed again and again
     (tmp_path / "spool").mkdir()
     command = torch_ranks.command(0, "-c", HELPER_KILLED, tmp_path / "run", tmp_path / "spool", times)
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     # Then that is reported once (the helpers share the captured stderr, so they are done when that is closed)
     lines = ended.stderr.splitlines()
     assert lines[0] == "rankscope: rank 0: its helper process was killed; another one goes on"
@@ -412,7 +414,7 @@ with StepProfiler(sys.argv[1], window_steps=0, exporter_url=None) as prof:
 @pytest.mark.slow
 def test_waiting_for_all_children_does_not_wait_for_the_helper(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     command = torch_ranks.command(0, "-c", WAITS_FOR_ALL_CHILDREN, tmp_path / "run")
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "wait True\nwaitpid True\nwaitid True\n", "")
 
 
@@ -445,18 +447,22 @@ def test_a_script_that_closes_all_files_keeps_those_that_it_opens_then(torch_ran
     assert ended.stderr.count("the recorder switched itself off (the script has closed its files)") == 1
 
 
+def ended_run(folder: Path) -> RunReader:
+    """Wait until the helper has noted the end of the rank, and return the run."""
+
+    def is_noted() -> bool:
+        info = RunReader(folder).rank(0, 0)
+        return info is not None and info.end_reason is not None
+
+    wait_until(is_noted)
+    return RunReader(folder)
+
+
 @pytest.mark.slow
 def test_a_step_with_thousands_of_events_is_recorded_as_any(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     ended = subprocess.run(torch_ranks.command(0, "-c", MANY_BATCHES, tmp_path), capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
-    deadline = time.monotonic() + 60
-    while True:
-        run = RunReader(tmp_path)
-        info = run.rank(0, 0)
-        if info is not None and info.end_reason is not None:
-            break
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    run = ended_run(tmp_path)
     steps = list(run.steps(0, 0))
     assert [(step.samples, step.input_elements) for step in steps] == [(2 * n, 6 * n) for n in (1, 300, 2000, 1)]
     assert [step.tags for step in steps] == [["other"], ["eval"], ["other"], ["other"]]
@@ -558,10 +564,7 @@ with StepProfiler(run_dir=sys.argv[1], window_steps=0, exporter_url=None) as pro
 def test_activities_are_timed_and_the_scripts_own_profilers_tagged(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     ended = subprocess.run(torch_ranks.command(0, "-c", ACTIVITIES, tmp_path), capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
-    deadline = time.monotonic() + 60
-    while (info := (run := RunReader(tmp_path)).rank(0, 0)) is None or info.end_reason is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    run = ended_run(tmp_path)
     steps = list(run.steps(0, 0))
     # Each is on in a part of the step in which it ends, too.
     tags = [[], ["checkpoint"], ["checkpoint"], ["eval"], *[["profiler"]] * 4, []]

@@ -1,0 +1,36 @@
+"""Waiting in tests for what another thread or process does."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+DEADLINE_S = 180.0
+"""Far more than anything takes on a machine that has ten times as much to do as cores."""
+POLL_S = 0.02
+
+
+def wait_until(
+    condition: Callable[..., Any], *, timeout: float = DEADLINE_S, process: subprocess.Popen[Any] | None = None
+) -> Any:
+    """Call ``condition`` until its result is true, and return that result; fail with its source after ``timeout`` seconds.
+
+    The end of ``process`` is a failure at once.
+    """
+    deadline = time.monotonic() + timeout
+    while not (result := condition()):
+        ended = None if process is None else process.poll()
+        assert ended is None, f"the process ended with status {ended} before: {_source(condition)}"
+        assert time.monotonic() < deadline, f"still {result!r} after {timeout:.0f} s: {_source(condition)}"
+        time.sleep(POLL_S)
+    return result
+
+
+def _source(condition: Callable[[], object]) -> str:
+    try:
+        return inspect.getsource(condition).strip()
+    except (OSError, TypeError):
+        return repr(condition)
