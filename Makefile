@@ -23,7 +23,7 @@
 #   VENV_ARGS   more arguments for making .venv           e.g. --system-site-packages in a vendor image with its own torch
 #   DEMO_ARGS   arguments for `rankscope demo`            e.g. --fault host:1
 #   TEST_ARGS   arguments for pytest                      e.g. -k exporter
-#   GPU_ARGS    arguments for benchmarks/gpu.py           e.g. --without-tests --nccl-inspector libnccl-profiler-inspector.so
+#   GPU_ARGS    arguments for benchmarks/gpu/gpu.py           e.g. --without-tests --nccl-inspector libnccl-profiler-inspector.so
 
 TORCH ?= torch==2.13.0
 DEMO_ARGS ?=
@@ -34,7 +34,8 @@ BIN = .venv/bin
 FOLDERS = exporter/src profiler/src dashboards/src alerts/src cli/src tests
 PYTEST = $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --instafail
 # They run tests, and need .venv.
-OF_TESTS = benchmarks/gpu.py benchmarks/gpu_nccl.py
+OF_TESTS = benchmarks.gpu.gpu benchmarks.gpu.gpu_nccl
+BENCHMARKS = $(subst /,.,$(basename $(shell grep -l "^if __name__" benchmarks/*/*.py)))
 CODE = $(FOLDERS) benchmarks profiler/examples scripts/*.py
 
 # Tests start hundreds of Python processes; without stored bytecode each of them compiles rankscope first.
@@ -82,13 +83,13 @@ format:
 
 bench:
 	@$(SETUP) .venv-bench bench
-	@status=0; for script in $(filter-out %_job.py $(OF_TESTS),$(wildcard benchmarks/*.py)); do \
-		echo "== $$script" >&2; .venv-bench/bin/python $$script || status=1; \
+	@status=0; for script in $(filter-out %_job benchmarks.common.% $(OF_TESTS),$(BENCHMARKS)); do \
+		echo "== $$script" >&2; .venv-bench/bin/python -m $$script || status=1; \
 	done; exit $$status
 
 gpu:
 	@$(SETUP) .venv test
-	@$(BIN)/python benchmarks/gpu.py $(GPU_ARGS)
+	@$(BIN)/python -m benchmarks.gpu.gpu $(GPU_ARGS)
 
 campaign:
 	@$(SETUP) .venv test

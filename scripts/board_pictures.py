@@ -1,8 +1,8 @@
 """Draw the Grafana boards without Grafana: every panel's queries to a Prometheus, as a plain page, photographed by Chromium.
 
-A Prometheus is filled as in ``benchmarks/boards.py`` with simulated hosts, or ``--prometheus`` is queried. The page takes titles,
-places, units, legends, thresholds, mappings, columns and texts for missing data from the boards' JSON. It is a model of Grafana,
-good enough to find empty panels, wrong units and unreadable legends.
+A Prometheus is filled as in ``benchmarks/boards/boards.py`` with simulated hosts, or ``--prometheus`` is queried. The page takes
+titles, places, units, legends, thresholds, mappings, columns and texts for missing data from the boards' JSON. It is a model of
+Grafana, good enough to find empty panels, wrong units and unreadable legends.
 
     python scripts/board_pictures.py FOLDER [--hosts 8] [--hours 6] [--uid rankscope-run] [--top 1400]
 """
@@ -24,13 +24,12 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
-import boards
 import httpx
 import msgspec
+from benchmarks.boards import boards
+from benchmarks.boards.remote_write import Filled, empty_prometheus, rules_in_order
 from playwright.sync_api import sync_playwright
-from remote_write import Filled, empty_prometheus, rules_in_order
 from tests.dashboards.grafana.grafana_model import Json, Target, all_boards, targets
 
 from rankscope.alerts.rules.rule_file import rules_text

@@ -30,7 +30,7 @@ def main() -> None:
         script = script_of(benchmark)
         if script is None:
             continue
-        print(f"## {benchmark}\n\n{summary(script)}\n\nFrom `{path.name}`, by `benchmarks/{script.name}`.\n")
+        print(f"## {benchmark}\n\n{summary(script)}\n\nFrom `{path.name}`, by `{script.relative_to(BENCHMARKS.parent)}`.\n")
         print("| what | measured | limit | met |\n|---|---|---|---|")
         result = json.loads(path.read_text())
         for budget in result["budgets"]:
@@ -55,7 +55,7 @@ def script_of(benchmark: str) -> Path | None:
     """Return the script that writes a benchmark's results, whose name they begin with; None if it was removed."""
     words = benchmark.replace("-", "_").split("_")
     names = ("_".join(words[:length]) for length in range(len(words), 0, -1))
-    return next((script for name in names if (script := BENCHMARKS / f"{name}.py").exists()), None)
+    return next((script for name in names for script in BENCHMARKS.glob(f"*/{name}.py")), None)
 
 
 def summary(script: Path) -> str:

@@ -2,8 +2,8 @@
 
     python scripts/mutants.py [--only TEXT]
 
-For each line of mutants.toml, the tests named beside it run until the first one fails. They are the same tests with the same
-markers as in ``make test``. A wrong line that no test notices is a budget that is not met.
+For each line of mutants.toml, only the tests named beside it run, until the first one fails. They have the same markers as in
+``make test``. A wrong line that no test notices is a budget that is not met.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-from budget import budget
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.common.budget import budget
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("exporter/src", "profiler/src", "dashboards/src", "alerts/src", "cli/src")
@@ -37,7 +37,7 @@ class Mutant:
     right: str
     wrong: str
     tests: str
-    """Folders and files below tests/ that must notice the wrong line, separated by spaces."""
+    """Folders, files and ``FILE::TEST`` below tests/ that must notice the wrong line, separated by spaces."""
 
     @property
     def path(self) -> Path:
@@ -49,6 +49,19 @@ class Mutant:
             / f"{self.module}.py"
         )
 
+    def stale(self) -> str | None:
+        """Return why the entry no longer fits the code: of its line, or of its tests; ``None`` if it does."""
+        if not (ROOT / self.path).is_file():
+            return f"{self.path}: no such module"
+        if (count := (ROOT / self.path).read_text().count(self.right)) != 1:
+            return f"{self.path} has {count} times {self.right!r}"
+        for word in self.tests.split():
+            file, _, test = word.partition("::")
+            path = ROOT / "tests" / file
+            if not path.exists() or (test and f"def {test}(" not in path.read_text()):
+                return f"{self.path}: no test {word}"
+        return None
+
 
 MUTANTS = [Mutant(**row) for row in tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["mutant"]]
 
@@ -58,20 +71,22 @@ def main() -> None:
     parser.add_argument("--only", default="", help="mutants whose module has this text in its name")
     options = parser.parse_args()
     chosen = [mutant for mutant in MUTANTS if options.only in mutant.module]
+    if stale := [reason for mutant in chosen if (reason := mutant.stale()) is not None]:
+        sys.exit("\n".join(stale))
     with tempfile.TemporaryDirectory(prefix="rankscope-mutants-") as folder:
         Path(folder).chmod(0o755)  # some tests run the code as other users
         copy = Path(folder) / "copy"
         _copy(copy)
-        healthy = _tests(copy, sorted({word for mutant in chosen for word in mutant.tests.split()}), stop=False)
+        healthy = _tests(copy, sorted({word for mutant in chosen for word in mutant.tests.split()}), "-n", "2")
         assert healthy.returncode == 0, healthy.stdout[-3000:]
-        found = [_tried(copy, mutant) for mutant in chosen]
+        tried = [_tried(copy, mutant) for mutant in chosen]
     budgets = [
-        budget("wrong lines that were tried", len(found), 30, at_least=True),
-        budget("wrong lines that no test noticed", sum(one["noticed_by"] is None for one in found), 0),
+        budget("wrong lines that were tried", len(tried), 30, at_least=True),
+        budget("wrong lines that no test noticed", sum(row["noticed_by"] is None for row in tried), 0),
     ]
     environment = {"python": platform.python_version(), "machine": platform.machine()}
-    print(json.dumps({"figures": {"mutants": found}, "budgets": budgets, "environment": environment}, indent=1))
-    sys.exit(0 if all(one["ok"] for one in budgets) else 1)
+    print(json.dumps({"figures": {"mutants": tried}, "budgets": budgets, "environment": environment}, indent=1))
+    sys.exit(0 if all(row["ok"] for row in budgets) else 1)
 
 
 def _copy(to: Path) -> None:
@@ -88,10 +103,9 @@ def _copy(to: Path) -> None:
 def _tried(copy: Path, mutant: Mutant) -> dict[str, Any]:
     file = copy / mutant.path
     text = file.read_text()
-    assert text.count(mutant.right) == 1, f"{mutant.path} has {text.count(mutant.right)} times {mutant.right!r}"
     file.write_text(text.replace(mutant.right, mutant.wrong))
     try:
-        done = _tests(copy, mutant.tests.split(), stop=True)
+        done = _tests(copy, mutant.tests.split(), "-x")
     finally:
         file.write_text(text)
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
@@ -100,13 +114,12 @@ def _tried(copy: Path, mutant: Mutant) -> dict[str, Any]:
     return {"module": mutant.module, "right": mutant.right, "wrong": mutant.wrong, "noticed_by": noticed_by}
 
 
-def _tests(copy: Path, where: list[str], *, stop: bool) -> subprocess.CompletedProcess[str]:
+def _tests(copy: Path, words: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run tests over the copy's code, which comes before the installed one on the path."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(copy / source) for source in SOURCES)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
-    command += ["-m", "not full and not campaign and not gpu", "-p", "no:cacheprovider", *(["-x"] if stop else [])]
-    command += [f"tests/{one}" for one in where]
+    command = [sys.executable, "-m", "pytest", "-q", *arguments, "-m", "not full and not campaign and not gpu"]
+    command += ["-p", "no:cacheprovider", *(f"tests/{word}" for word in words)]
     return subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
 
 

@@ -179,8 +179,8 @@ def run(target: str, timing: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-    from budget import budget  # beside this script; not on the path when this module is a pytest plugin
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from benchmarks.common.budget import budget  # beside this script; not on the path when this module is a pytest plugin
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", choices=[*MINUTES_BUDGET], default="test")

@@ -17,22 +17,16 @@ from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.run_analysis import analyze_run
 from rankscope.runs.reader import RunReader
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 STEPS = 40
 
 
-@pytest.fixture(autouse=True)
-def on_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(BENCHMARKS)  # its scripts import each other
-
-
 def module(name: str) -> Any:
-    return importlib.import_module(name)
+    return importlib.import_module(f"benchmarks.fleets.{name}")
 
 
 def fleet(fault_us: float = 20_000.0, *, ranks: int = 4, **more: Any) -> Any:
     """Return a fleet without noise whose rank 1 needs longer in every step."""
-    fleets = module("fleets")
+    fleets = module("fleet")
     fault = np.zeros((ranks, STEPS))
     fault[1] = fault_us
     expected = fleets.Expected("names", (1,))
@@ -41,7 +35,7 @@ def fleet(fault_us: float = 20_000.0, *, ranks: int = 4, **more: Any) -> Any:
 
 def test_two_kinds_are_written_judged_and_printed_with_their_budgets() -> None:
     kinds = ["a slow rank, 8 ranks", "healthy, 35 steps, 8 ranks"]
-    command = [sys.executable, str(BENCHMARKS / "fleet_truth.py"), "--seeds", "1", "--jobs", "1", "--only", *kinds]
+    command = [sys.executable, "-m", "benchmarks.fleets.fleet_truth", "--seeds", "1", "--jobs", "1", "--only", *kinds]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout)
@@ -56,11 +50,11 @@ def test_two_kinds_are_written_judged_and_printed_with_their_budgets() -> None:
 
 
 def test_a_failed_budget_fails_the_command() -> None:
-    fleet_truth, fleet_scores = module("fleet_truth"), module("fleet_scores")
+    fleet_truth, fleet_scores = module("fleet_truth"), module("scores")
     missed = fleet_scores.Score(right=False, exact=False, false=False)
     outcome = fleet_truth.Outcome(
         job=fleet_truth.Job("a slow rank, 8 ranks", 0),
-        expected=module("fleets").Expected("names", (1,)),
+        expected=module("fleet").Expected("names", (1,)),
         steps=1000,
         score=missed,
         names=dict.fromkeys(("rankscope", *fleet_truth.BASELINES), missed),
@@ -98,7 +92,7 @@ def test_a_written_run_has_the_own_times_and_lacks_the_missing_records(tmp_path:
     missing = np.zeros((4, STEPS), bool)
     missing[2, 5:8] = True
     planted = fleet(missing=missing, absent=(3,), tags={(0, 9): "checkpoint"})
-    module("fleets").write_fleet(planted, tmp_path / "run")
+    module("fleet").write_fleet(planted, tmp_path / "run")
     table = StepTable.load(RunReader(tmp_path / "run"))
     assert table.ranks.tolist() == [0, 1, 2]
     assert (~table.has_record).nonzero()[1].tolist() == [5, 6, 7]
@@ -111,7 +105,7 @@ def test_a_written_run_has_the_own_times_and_lacks_the_missing_records(tmp_path:
 
 def test_the_last_of_two_attempts_has_the_fault_that_counts(tmp_path: Path) -> None:
     first = fleet(fault=np.roll(fleet().fault, 1, axis=0))
-    module("fleets").write_fleet(fleet(earlier=first), tmp_path / "run")
+    module("fleet").write_fleet(fleet(earlier=first), tmp_path / "run")
     assert analyze_run(tmp_path / "run").verdict.ranks == [1]
     assert analyze_run(tmp_path / "run", 0).verdict.ranks == [2]
 
@@ -131,7 +125,7 @@ def test_an_answer_about_a_slow_rank_is_scored(
     tmp_path: Path, answer: dict[str, Any], score: tuple[bool, bool, bool, bool]
 ) -> None:
     planted = fleet()
-    assert tuple(module("fleet_scores").score_of(analysis_with(tmp_path, planted, answer), planted)) == score
+    assert tuple(module("scores").score_of(analysis_with(tmp_path, planted, answer), planted)) == score
 
 
 @pytest.mark.parametrize(
@@ -150,20 +144,20 @@ def test_a_healthy_fleet_rotates_only_where_its_ranks_wait(tmp_path: Path, pause
     planted = fleet(fault=0.0, pauses=pauses).without_fault()
     named = {"rank": 2, "ranks": [2]} if kind == "straggler" else {"rank": None, "ranks": []}
     answer = {"kind": "straggler", "pattern": "rotating", **named} if kind == "rotating" else {"kind": kind, **named}
-    score = module("fleet_scores").score_of(analysis_with(tmp_path, planted, answer), planted)
+    score = module("scores").score_of(analysis_with(tmp_path, planted, answer), planted)
     assert (score.right, score.false) == (right, kind == "straggler")
 
 
 def analysis_with(folder: Path, planted: Any, answer: dict[str, Any]) -> Any:
     """Return the analysis of a fleet with another verdict."""
-    module("fleets").write_fleet(planted, folder / "run")
+    module("fleet").write_fleet(planted, folder / "run")
     analysis = analyze_run(folder / "run")
     verdict = msgspec.structs.replace(analysis.verdict, **{"hosts": [], "pattern": None, **answer})
     return msgspec.structs.replace(analysis, verdict=verdict)
 
 
 def test_the_simpler_methods_name_ranks_beyond_their_thresholds() -> None:
-    baselines, fleet_truth = module("fleet_baselines"), module("fleet_truth")
+    baselines, fleet_truth = module("baselines"), module("fleet_truth")
     planted = fleet(ranks=16)
     walls, own, phases = fleet_truth.recorded_times(planted)
     assert {name: method(walls, own, phases) for name, method in baselines.BASELINES.items()} == {

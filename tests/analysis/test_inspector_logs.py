@@ -358,8 +358,10 @@ def test_traces_beside_logs_count_first(tmp_path: Path) -> None:
 
 
 def test_options_of_traces_are_refused(tmp_path: Path) -> None:
+    logs = write_logs(job(steps=4), tmp_path / "logs")
     with pytest.raises(InputError, match="for traces"):
-        analyze([write_logs(job(steps=4), tmp_path / "logs")], detail=True)
+        analyze([logs], cycle=1)
+    assert analyze([logs], detail=True) == analyze([logs])
 
 
 def test_text_names_its_source(tmp_path: Path) -> None:

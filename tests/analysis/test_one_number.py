@@ -183,7 +183,7 @@ def test_steps_without_stragglers_are_no_green_light_beside_rare_ones(synthetic:
 
 
 def test_the_terminal_says_which_steps_its_figures_are_of(analysis: Analysis) -> None:
-    text = render_text(analysis)
+    text = render_text(analysis, detail=True)
     (headline,) = (line for line in text.splitlines() if "GPU-hours lost" in line)
     assert "in rare steps" in headline
     assert "mean of 192 typical steps" in text

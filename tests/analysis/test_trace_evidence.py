@@ -147,7 +147,7 @@ def test_verdict_and_what_if_divide_by_the_same_step_and_do_not_contradict_each_
     assert analysis.verdict.slowdown == pytest.approx(analysis.waterfall.extent_us / (analysis.waterfall.extent_us - saved))
     # and the mean window of the ranks, which is shorter, is reported separately
     assert analysis.waterfall.step_us < 0.8 * analysis.waterfall.extent_us
-    assert "15 ms (mean over the ranks; 20 ms from the first start" in render_text(analysis, width=200)
+    assert "15 ms (mean over the ranks; 20 ms from the first start" in render_text(analysis, width=200, detail=True)
     # and both name the same slowest rank, which alone gains little when healed
     assert played.slowest_ranks == analysis.verdict.ranks == [7]
     assert "No rank explains that alone: fixing rank 7, the slowest, would recover 11% of it." in played.summary

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.run_analysis import analyze_run
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 STEP_US = 80_000.0
 Floats = NDArray[np.float64]
 Analyse = Callable[..., Analysis]
@@ -30,22 +29,19 @@ def rng() -> np.random.Generator:
 
 
 @pytest.fixture
-def faults(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(BENCHMARKS)  # its scripts import each other
-    return importlib.import_module("fleet_faults")
+def faults() -> Any:
+    return importlib.import_module("benchmarks.fleets.faults")
 
 
 @pytest.fixture
-def noise(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("fleet_noise")
+def noise() -> Any:
+    return importlib.import_module("benchmarks.fleets.noise")
 
 
 @pytest.fixture
 def analyse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Analyse:
     """Return a function that analyses a fleet, or own times [ranks, steps] with the other fields of a fleet."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    fleets = importlib.import_module("fleets")
+    fleets = importlib.import_module("benchmarks.fleets.fleet")
 
     def run(fleet: Any, *, per_host: int = 8, **more: Any) -> Analysis:
         monkeypatch.setattr(fleets, "RANKS_PER_HOST", per_host)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.base.atomic_files import replace_file, replacing
+from rankscope.base.atomic_files import remove_unfinished, replace_file, replacing
 
 
 @contextmanager
@@ -138,3 +138,27 @@ def test_the_mode_is_the_chosen_one_or_the_folders(tmp_path: Path, write: Callab
     finally:
         os.umask(mask)
     assert (oct(private), oct(shared)) == ("0o600", "0o640")
+
+
+def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    target = tmp_path / "elsewhere"
+    target.write_bytes(b"precious")
+    pid = os.fork()
+    if pid == 0:
+        with replacing(tmp_path / "file"):
+            os._exit(9)
+    os.waitpid(pid, 0)
+    (tmp_path / ".file.7-0123456789ab").symlink_to(target)
+    others = [".file", ".file.bak", ".file.7-0123456789ab.old", ".files.7-0123456789ab", "elsewhere", "file"]
+    for name in others[:-2]:
+        (tmp_path / name).touch()
+    (tmp_path / ".file.8-0123456789ab").mkdir()  # not a file of a writer: another user's folder
+    replace_file(tmp_path / "file", b"new")
+    assert len(names(tmp_path)) == len(others) + 3
+    remove_unfinished(tmp_path / "file")
+    assert names(tmp_path) == sorted([*others, ".file.8-0123456789ab"])
+    assert target.read_bytes() == b"precious"
+
+
+def test_a_missing_folder_has_nothing_unfinished(tmp_path: Path) -> None:
+    remove_unfinished(tmp_path / "missing" / "file")

@@ -39,3 +39,11 @@ def test_subjects_are_apart_and_a_reason_that_they_share_is_reported_once() -> N
     problems.report("the disk is full", "b")
     assert reported[2:] == ["the disk is full"]
     assert problems.reason == "no such host"
+
+
+def test_all_present_problems_are_set_together() -> None:
+    reported: list[str] = []
+    problems = ProblemLog(reported.append, lambda: reported.append("over"))
+    for present in ({"a": "empty", "b": "damaged"}, {"b": "damaged"}, {"a": "empty", "b": "empty"}):
+        problems.replace(present)
+    assert (reported, "a" in problems) == (["empty", "damaged", "over", "empty"], True)

@@ -91,8 +91,7 @@ def _answers(asked: Asked, target: Target) -> bool:
 def test_the_benchmark_of_the_boards_measures_every_query(require_program: Callable[[str], str], tmp_path: Path) -> None:
     require_program("prometheus")
     require_program("gcc")
-    script = Path(__file__).parents[2] / "benchmarks" / "boards.py"
-    command = [sys.executable, str(script), "--quick", "--hosts", "8", "--hours", "1", "--repeats", "1"]
+    command = [sys.executable, "-m", "benchmarks.boards.boards", "--quick", "--hosts", "8", "--hours", "1", "--repeats", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "TMPDIR": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -85,7 +85,7 @@ def test_what_the_profiled_steps_show_is_printed(run: Path, cli: Cli) -> None:
     # and the output shows those steps, and the late rank in them
     assert done.returncode == 0, done.stderr
     assert "steps 70 to 71" in done.stderr
-    for heading in ("compute", "overlap", "exposed", "idle", "hidden", "imposed wait"):
+    for heading in ("compute", "overlap", "exposed", "idle", "hidden"):
         assert heading in done.stdout
     assert "40.0%" in done.stdout  # compute of the window
     # the verdict on the run is first

@@ -1,9 +1,11 @@
-"""What a project needs besides its code: its addresses, and pages that a reader finishes."""
+"""What a project needs besides its code: its addresses, pages that a reader finishes, mutants that fit the code."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -21,6 +23,17 @@ def test_the_unknown_public_home_is_a_placeholder_in_two_files() -> None:
 
 def test_contributors_read_few_lines() -> None:
     assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 130
+
+
+def test_every_mutant_has_its_line_and_its_tests() -> None:
+    """A line that moved or was reworded needs its entry in scripts/mutants.toml changed, too; one that is gone, deleted."""
+    spec = importlib.util.spec_from_file_location("mutants", ROOT / "scripts" / "mutants.py")
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["mutants"] = mutants = importlib.util.module_from_spec(spec)  # its dataclass looks its module up
+    spec.loader.exec_module(mutants)
+    assert [reason for mutant in mutants.MUTANTS if (reason := mutant.stale()) is not None] == []
+    assert all(mutant.right != mutant.wrong for mutant in mutants.MUTANTS)
 
 
 GENERATED = {"cli.md", "json-analysis.md", "json-records.md", "json-results.md", "measured.md"}

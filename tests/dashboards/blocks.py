@@ -108,7 +108,9 @@ def page_for(path: object, search: object, source: Any, config: DashboardConfig 
 def page_text(source: Any, path: object, search: object = "", config: DashboardConfig | None = None) -> str:
     """Return the page of an address as JSON, with all its texts; for what ``Pages`` adds to the blocks, such as errors."""
     page = page_for(path, search, source, config).content
-    return json.dumps(page, default=lambda one: one.to_plotly_json(), ensure_ascii=False)
+    return json.dumps(
+        page, default=lambda one: one.tolist() if hasattr(one, "tolist") else one.to_plotly_json(), ensure_ascii=False
+    )
 
 
 def draw_at(source: Any, path: str, name: str, search: str = "", colors: Palette = PALETTES["light"]) -> tuple[Drawn, bool]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,10 @@ from rankscope.cli.verbs.nvml import Answer
 
 pytestmark = pytest.mark.usefixtures("require_torch")
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
-
 
 @pytest.fixture
 def script() -> Any:
-    spec = importlib.util.spec_from_file_location("benchmarks_gpu", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("benchmarks.gpu.gpu")
 
 
 @pytest.mark.parametrize(
@@ -41,7 +34,7 @@ def test_without_a_usable_gpu_it_says_what_it_skips_and_why(
     monkeypatch.setattr("sys.argv", ["gpu.py"])
     assert script.main() == 0
     said = capsys.readouterr().err
-    assert all(part in said for part in (fact, "tests/gpu", "overhead.py", "window_cost.py", "gpu_nccl.py"))
+    assert all(part in said for part in (fact, "tests/gpu", "recorder.overhead", "recorder.window_cost", "gpu.gpu_nccl"))
 
 
 @pytest.mark.parametrize("value", [0.9, 1.2])

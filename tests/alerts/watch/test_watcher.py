@@ -390,6 +390,25 @@ def test_findings_that_cannot_be_written_are_mentioned_once_and_alerts_go_out(
     assert "findings.jsonl cannot be written" in world.reports[0]
 
 
+def test_findings_that_cannot_be_written_again_are_mentioned_again(
+    make_run: Any, make_analysis: Any, webhook: RecordingWebhook
+) -> None:
+    run = make_run()
+    findings = run.path / "findings.jsonl"
+    findings.mkdir()
+    world = World(run.path, receiver=webhook)
+    for _ in range(2):
+        world.evaluate(make_analysis(2), run)
+    findings.rmdir()
+    world.evaluate(make_analysis(2), run)
+    assert len(findings.read_text().splitlines()) == 1
+    findings.unlink()
+    findings.mkdir()
+    run.end()
+    world.evaluate()
+    assert ["findings.jsonl cannot be written" in line for line in world.reports] == [True, True]
+
+
 def test_a_ledger_of_another_version_is_an_error_naming_the_file(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         with store.transaction() as database:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rankscope.analysis.collectives.spans import Spans, covered, unions
@@ -26,6 +26,7 @@ def points(spans: Spans) -> set[tuple[int, int]]:
 
 
 @given(few)
+@example([(0, 0, 10, 0), (0, 1, 2, 0), (0, 4, 5, 0)])  # two within one
 def test_the_union_of_each_set_is_what_its_points_are(rows: list[tuple[int, int, int, int]]) -> None:
     found = unions(columns(rows))
     assert points(found) == points(columns(rows))

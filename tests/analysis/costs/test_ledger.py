@@ -80,7 +80,7 @@ def test_always_on_records_have_a_ledger_too_and_say_that_they_know_no_groups(sy
     assert (ledger.source, ledger.by_group[0].group, ledger.by_group[0].worst) == ("steps", None, 2)
     assert {(row.origin, row.victim) for row in ledger.matrix} == {(2, 0), (2, 1), (2, 3)}
     assert sum(row.imposed_us for row in ledger.matrix) == pytest.approx(sum(one.imposed_us for one in analysis.imposed_wait))
-    text = render_text(analysis, width=80)
+    text = render_text(analysis, width=80, detail=True)
     assert "who waited (columns) because of whom (rows)" in text
     assert "rank 2" in text
 
@@ -125,7 +125,7 @@ def test_the_worst_pairs_of_the_reference_trace(shared_data: Path) -> None:
 def test_a_wide_matrix_gives_way_to_a_narrow_terminal(shared_data: Path) -> None:
     analysis = analyze([shared_data / "traces" / "dlrm_8ranks_v100"])
     for width in (40, 60, 80, 120):
-        text = render_text(analysis, width=width)
+        text = render_text(analysis, width=width, detail=True)
         table = text[text.index("who waited") :].split("\n\n")[0]
         assert all(len(line) <= width for line in table.splitlines())
         assert ("more ranks waited" in " ".join(table.split())) == (width < 75)

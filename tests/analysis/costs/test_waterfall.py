@@ -171,7 +171,7 @@ def test_step_records_alone_leave_the_work_of_a_device_unexplained(synthetic: Sy
     assert parts["compute"].note == "only profiled windows separate compute from host"
     assert all(part.note for part in parts.values() if part.us is None)
     assert {advice.name for advice in analysis.advice} == set()
-    text = render_text(analysis)
+    text = render_text(analysis, detail=True)
     assert "not known: compute, copies, host" in text
     assert "only profiled windows" in text
 
@@ -384,7 +384,7 @@ def test_dlrm_waits_for_ranks_longer_than_it_communicates(shared_data: Path) -> 
 def test_a_waterfall_for_a_terminal_needs_no_colour_and_fits(synthetic: Synthetic) -> None:
     plan = lambda _rank, _step: {"phase": "data", "us": 60_000}  # noqa: E731
     analysis = analyze([synthetic(device_kind="cpu", plan=plan).write()])
-    text = render_text(analysis, width=80)
+    text = render_text(analysis, width=80, detail=True)
     lines = text[text.index("where the step goes") :].partition("\n\n")[0].splitlines()
     bars = [line.split("|")[1] for line in lines if "|" in line]
     assert all(len(bar) == 24 for bar in bars)

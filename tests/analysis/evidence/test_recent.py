@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.step_files import StepWriter
+from tests.step_files import StepWriter, keep_rows, steps_file
 
 from rankscope.analysis.run_analysis import analysis_of, read_evidence
 from rankscope.runs.paths import rank_dir
@@ -40,6 +40,13 @@ def test_the_last_steps_are_judged_and_the_others_are_counted(run: Any) -> None:
     before = whole.table.columns(whole.table.steps < STEPS - LAST)
     for row, rank in enumerate(evidence.ranks):
         assert evidence.earlier.wall_us[rank] == pytest.approx(before.of_rank("wall_us", row).sum(), rel=0.01)
+
+
+def test_the_last_steps_are_those_of_the_job_not_of_a_rank_that_ended_early(synthetic: Callable[..., Any]) -> None:
+    job = synthetic(ranks=RANKS, steps=STEPS).write()
+    keep_rows(steps_file(job, 2), STEPS // 2)
+    evidence = read_evidence(job, most_records=RANKS * LAST)
+    assert evidence.table.steps.tolist() == list(range(STEPS - LAST, STEPS))
 
 
 def test_ranks_that_cannot_be_read_cost_only_themselves(run: Any) -> None:

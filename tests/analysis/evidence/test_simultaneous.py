@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.engine import analyze
+from rankscope.analysis.evidence.compared import comparable
 from rankscope.analysis.evidence.step_table.simultaneous import find_step_numbers
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.online import OnlineAnalysis
@@ -67,6 +68,15 @@ def infos(*, kind: DeviceKind = "cpu", hosts: bool = False, stages: bool = False
 
 def shifted(starts: Starts, offset_ns: Callable[[int], float]) -> Starts:
     return [(start + int(offset_ns(start - START)), wall) for start, wall in starts]
+
+
+def test_profiled_steps_are_compared_only_where_too_few_others_are() -> None:
+    few, most = (table_of(lockstep(), profiled=tuple(range(count))) for count in (STEPS // 2, STEPS))
+    for table, first in ((few, STEPS // 2), (most, 0)):
+        compared = comparable(table, range(RANKS))
+        assert compared is not None
+        assert not compared[1][:first].any()
+        assert compared[1][first:].any()
 
 
 OFTEN = tuple(range(20, STEPS, 25))

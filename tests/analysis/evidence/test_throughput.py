@@ -116,5 +116,5 @@ def test_the_ideal_is_the_first_part_of_the_compute(synthetic: Synthetic) -> Non
     # 3.12 TFLOP take 10 ms at 312 TFLOP/s
     assert analysis.throughput.mfu == pytest.approx(10 / 104, rel=0.02)
     assert next(part.us for part in analysis.waterfall.parts if part.name == "ideal") == pytest.approx(10_000, rel=0.01)
-    assert "MFU 9.6% of NVIDIA A100-SXM4-80GB's bf16 peak" in " ".join(render_text(analysis).split())
+    assert "MFU 9.6% of NVIDIA A100-SXM4-80GB's bf16 peak" in " ".join(render_text(analysis, detail=True).split())
     assert analysis.throughput.tokens_per_second == pytest.approx(4000 / 0.104, rel=0.02)

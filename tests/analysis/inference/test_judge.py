@@ -235,6 +235,8 @@ def test_slowness_that_moves_names_no_rank_and_is_waiting_for_each_in_turn(seed:
     assert moving.share == pytest.approx(0.38, abs=0.05)
     assert sorted(moving.shares) == list(range(8))
     assert max(moving.shares.values()) < 0.2
+    assert moving.stands_out
+    assert not moving_waits(judged(noisy(seed, 8, 300, scatter=0.05))).stands_out
 
 
 def test_a_constant_excess_is_fixed_however_noisy_it_is() -> None:

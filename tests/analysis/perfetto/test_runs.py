@@ -377,17 +377,33 @@ def test_what_does_not_fit_is_left_out_and_named(tmp_path: Path) -> None:
     assert any("of steps 0 to 199" in said and "--steps" in said for said in result.left_out)
 
 
-@pytest.mark.parametrize(("first", "steps"), [(None, (0, 124)), (200, (225, 350))])
-def test_the_steps_exported_use_the_limit(tmp_path: Path, first: int | None, steps: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("chosen", "steps"),
+    [
+        ({}, (0, 124)),
+        ({"first": 200}, (200, 325)),
+        ({"first": 5}, (5, 129)),
+        ({"past": 340}, (0, 124)),
+        ({"first": 22, "past": 340}, (22, 147)),
+    ],
+)
+def test_the_steps_exported_use_the_limit(tmp_path: Path, chosen: dict[str, Any], steps: tuple[int, int]) -> None:
     # given a run whose only profile is at its beginning
     run = make_run(tmp_path / "run", steps=350, profiled=(20, 21))
     # when not all chosen steps fit
-    _, result = exported(run, verdict=False, first=first, max_events=4_000)
-    # then as many are exported as fit, and the report has their number
+    _, result = exported(run, verdict=False, max_events=4_000, **chosen)
+    # then as many are exported as fit, from the first chosen one, and the report has their number
     assert result.steps == steps
     assert 3_000 < result.events <= 4_000
     (number,) = re.findall(r"about ([\d,]+) of", " ".join(result.left_out))
     assert result.events <= int(number.replace(",", "")) <= 4_000
+    # and what it says gets the others
+    past = chosen.get("past", 350)
+    if chosen:
+        assert f"--steps {steps[1]}:{past} " in " ".join(result.left_out)
+    (all_events,) = re.findall(r"--max-events (\d+) all", " ".join(result.left_out))
+    chosen["max_events"] = int(all_events)
+    assert exported(run, verdict=False, **chosen)[1].steps == (chosen.get("first", 0), past)
 
 
 def test_nothing_that_was_asked_for_is_an_error_that_says_what_there_is(tmp_path: Path) -> None:
@@ -543,6 +559,30 @@ def test_raw_traces_that_were_kept_are_merged_in_on_request(tmp_path: Path) -> N
     # and on request
     assert len(exported(run, raw=True)[0].of("kernel")) == 4
     assert exported(run, raw=False, first=2, past=3)[0].of("kernel") == []
+
+
+def test_raw_traces_are_cut_to_the_chosen_steps(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    folder = rank_dir(run, 0, 0) / "traces"
+    folder.mkdir()
+    events: list[dict[str, Any]] = []
+    for step in (2, 3, 4):
+        at = STEP_US * step
+        call = {"name": f"call{step}", "cat": "cuda_runtime", "pid": 10, "tid": 11, "args": {"correlation": step}}
+        work = {"name": f"gemm{step}", "cat": "kernel", "pid": 0, "tid": 7, "args": {"correlation": step}}
+        events.append({"ph": "X", "ts": at + 100, "dur": 10, **call})
+        # given kernels that run after the step that launched them
+        events.append({"ph": "X", "ts": at + STEP_US + 500, "dur": 700, **work})
+        events.append({"ph": "s", "cat": "ac2g", "name": "ac2g", "id": step, "pid": 10, "tid": 11, "ts": at + 100})
+        events.append({"ph": "f", "cat": "ac2g", "name": "ac2g", "id": step, "pid": 0, "tid": 7, "ts": at + STEP_US + 500})
+    (folder / "window-000000002.json").write_text(json.dumps({"traceEvents": events, "baseTimeNanoseconds": START}))
+    # when a step is exported
+    model, _ = exported(run, first=3, past=4)
+    # then its calls and the work that they launched are shown, whole and connected, and those of other steps are not
+    assert [one.name for one in model.of("cuda_runtime")] == ["call3"]
+    assert [(one.name, one.end - one.start) for one in model.of("kernel")] == [("gemm3", 700_000)]
+    assert ("call3", "gemm3") in [(begin.name, end.name) for begin, end in model.arrows]
+    assert {one.name for one in exported(run, first=2, past=5)[0].of("kernel")} == {"gemm2", "gemm3", "gemm4"}
 
 
 def test_the_last_attempt_is_exported(tmp_path: Path) -> None:

@@ -177,6 +177,19 @@ def test_chosen_steps_are_cut_out_of_a_trace(tmp_path: Path) -> None:
         exported(tmp_path / "rank-0.json", first=9)
 
 
+def test_chosen_steps_have_the_work_that_they_launched(tmp_path: Path) -> None:
+    events = [step(number, 1000 * number, 1000) for number in range(4)]
+    for number in range(4):
+        call = on_cpu(f"call{number}", 1000 * number + 50, 10, cat="cuda_runtime")
+        events += [
+            {**call, "args": {"correlation": number + 1}},
+            kernel(f"k{number}", 1000 * number + 1100, 10, correlation=number + 1),
+        ]
+    model, _ = exported(write(tmp_path / "rank-0.json", events), first=1, past=3)
+    assert {one.name for one in model.of("kernel")} == {"k1", "k2"}
+    assert {one.name for one in model.of("cuda_runtime")} == {"call1", "call2"}
+
+
 def test_nothing_that_was_asked_for_is_an_error_that_says_what_there_is(tmp_path: Path) -> None:
     # given traces of two ranks without annotated steps, one without events, and operations
     for rank in (2, 5):

@@ -10,8 +10,10 @@ import msgspec
 import pytest
 
 from rankscope.analysis.engine import analyze
-from rankscope.analysis.report.terminal import SHOWN_RANKS, render_text
+from rankscope.analysis.report.terminal import render_text
+from rankscope.analysis.report.terminal_tables import SHOWN_ROWS
 from rankscope.analysis.result.analysis import RareSteps
+from rankscope.analysis.result.text import judged_by
 from rankscope.base.text import format_duration
 from rankscope.runs.paths import rank_dir
 from rankscope.runs.reader import RunReader
@@ -27,19 +29,59 @@ def test_the_sentence_the_ranks_the_wait_and_what_to_do_next(synthetic: Callable
     assert [line[:4] for line in answer if line[:1].strip()] == ["who ", "why ", "cost", "next", "more"]
     assert re.search(r"cost  slowdown 1\.\d\dx · .* GPU-hours lost · .* EUR · confidence 9\d% ·", text)
     assert re.search(r"4 ranks of 4, 40 steps,\s+coverage 100%", text)
-    assert re.search(r"^ +2  n1 +\d+ ms +\d", text, re.MULTILINE)
-    assert "imposed wait, summed over the ranks that waited (from step records)" in text
-    wait = {one.name: one.value for one in analysis.findings[0].evidence}["imposed_wait"]
-    assert f"imposed wait of rank 2: {format_duration(wait)} per step and waiting rank" in text
+    assert re.search(r"^ +2 <  n1 +\d+ ms +\d", text, re.MULTILINE)
     assert re.search(rf"^more  rankscope dashboard\s+{re.escape(str(run.path))}", text, re.MULTILINE)
     assert text.splitlines()[-1].strip() in " ".join(analysis.verdict.next)
+    # and the other tables with --detail
+    detailed = render_text(analysis, detail=True)
+    wait = {one.name: one.value for one in analysis.findings[0].evidence}["imposed_wait"]
+    for part in (
+        "imposed wait, summed over the ranks that waited (from step records)",
+        f"imposed wait of rank 2: {format_duration(wait)} per step and waiting rank",
+        "who waited (columns) because of whom (rows)",
+        "where the step goes",
+    ):
+        assert part in detailed
+        assert part not in text
+
+
+def test_one_line_says_how_to_get_the_other_tables(synthetic: Callable[..., Any]) -> None:
+    analysis = analyze([synthetic().write()])
+    assert "\nmore  --detail (all tables) · --format json\n" in render_text(analysis)
+    assert "\nmore  rankscope analyze r --detail (all tables)\n" in render_text(analysis, command="rankscope analyze r")
+    assert "all tables" not in render_text(analysis, detail=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"evidence_source": "steps", "judged_steps": 69, "judged_ranks": 4}, "judged by 69 steps of 4 ranks"),
+        ({"evidence_source": "windows", "judged_steps": 1, "judged_ranks": 3}, "judged by 1 profiled step of 3 of 4 ranks"),
+        (
+            {"evidence_source": "flight_recorder", "judged_steps": 9, "judged_ranks": 4},
+            "judged by flight recorder, 9 steps of 4 ranks",
+        ),
+        ({"evidence_source": "steps", "judged_steps": None, "judged_ranks": 4}, "judged by step records, 4 ranks"),
+        ({"evidence_source": "traces", "judged_steps": None, "judged_ranks": None}, "judged by traces"),
+        ({"evidence_source": None, "judged_steps": None, "judged_ranks": None}, ""),
+    ],
+)
+def test_what_was_judged_is_said_once(synthetic: Callable[..., Any], fields: dict[str, Any], text: str) -> None:
+    analysis = analyze([synthetic().write()])
+    verdict = msgspec.structs.replace(analysis.verdict, **fields)
+    assert judged_by(verdict, 4) == text
+    (cost,) = re.findall(
+        r"^cost  (.*)$", render_text(msgspec.structs.replace(analysis, verdict=verdict), width=200), re.MULTILINE
+    )
+    assert cost.endswith(text)
+    assert cost.count("judged") == (text != "")
 
 
 def test_without_a_named_rank_no_table_charges_one(synthetic: Callable[..., Any]) -> None:
     analysis = analyze([synthetic().write()])
     assert analysis.verdict.ranks == []
     assert analysis.imposed_wait
-    text = render_text(analysis)
+    text = render_text(analysis, detail=True)
     assert "imposed wait" not in text
     assert "who waited" not in text
     assert "straggler wait" not in text
@@ -60,8 +102,13 @@ def test_lines_keep_to_the_width_and_colours_are_optional(synthetic: Callable[..
 def test_a_large_job_shows_the_interesting_ranks_only(synthetic: Callable[..., Any]) -> None:
     analysis = analyze([synthetic(ranks=64, steps=12, plan=lambda rank, _step: {"us": 60_000} if rank == 41 else None).write()])
     text = render_text(analysis)
-    assert re.search(r"^ *41  ", text, re.MULTILINE)
-    assert f"{64 - SHOWN_RANKS} more ranks not shown" in text
+    rows = [int(rank) for rank in re.findall(r"^ *(\d+) [ <]  n", text, re.MULTILINE)]
+    assert rows[0] == 41
+    assert len(rows) == SHOWN_ROWS
+    own = {row.rank: row.own_us or 0.0 for row in analysis.ranks}
+    assert rows[1:] == sorted(rows[1:], key=lambda rank: -own[rank])
+    assert f"{64 - SHOWN_ROWS} more ranks not shown" in text
+    assert len(re.findall(r"^ *\d+ [ <]  n", render_text(analysis, detail=True), re.MULTILINE)) == 64
 
 
 def test_a_host_at_fault_is_shown_as_one(synthetic: Callable[..., Any]) -> None:
@@ -81,10 +128,11 @@ def test_a_host_at_fault_is_shown_as_one(synthetic: Callable[..., Any]) -> None:
     text = render_text(msgspec.structs.replace(found, verdict=verdict), width=120)
     head, _, rest = text.partition("\n\n")
     assert "healing it saves 31% to 40% of the typical step" in head
-    assert "judged: 10 steps of 64 ranks" in head
+    assert "judged by 10 steps of 64 ranks" in " ".join(head.split())
     table = next(block for block in rest.split("\n\n") if block.startswith("host "))
     assert re.match(r"n20 < +40, 41 ", table.splitlines()[1])
-    assert "24 more hosts not shown" in table
+    assert f"{32 - SHOWN_ROWS} more hosts not shown" in table
+    assert "\nrank " not in rest
     narrow = render_text(msgspec.structs.replace(found, verdict=verdict), width=80)
     assert all(len(line) <= 80 for line in narrow.splitlines() if str(found.source.path) not in line)
 
@@ -94,6 +142,13 @@ def test_ranks_are_not_grouped_where_hosts_say_no_more(synthetic: Callable[..., 
     assert "\nhost " not in render_text(small)
     one_each = [msgspec.structs.replace(small.ranks[0], rank=rank, host=f"n{rank}") for rank in range(20)]
     assert "\nhost " not in render_text(msgspec.structs.replace(small, ranks=one_each))
+
+
+def test_ranks_that_are_slow_in_turn_are_not_marked(synthetic: Callable[..., Any]) -> None:
+    analysis = analyze([synthetic(plan=lambda rank, _step: {"us": 60_000} if rank == 2 else None).write()])
+    assert "< at fault" in render_text(analysis)
+    verdict = msgspec.structs.replace(analysis.verdict, pattern="rotating", rank=None, ranks=[0, 2])
+    assert "<" not in render_text(msgspec.structs.replace(analysis, verdict=verdict))
 
 
 def test_rare_steps_and_an_excluded_cost_are_lines_of_the_answer(synthetic: Callable[..., Any]) -> None:
@@ -178,7 +233,7 @@ def test_a_narrow_terminal_gets_fewer_columns_and_every_line_fits(synthetic: Cal
     analysis = msgspec.structs.replace(analysis, ranks=ranks, collectives=matched, imposed_wait_source="windows")
     path = str(analysis.source.path)
     for width in (80, 88, 120):
-        text = render_text(analysis, width=width)
+        text = render_text(analysis, width=width, detail=True)
         assert [line for line in text.splitlines() if len(line) > width and path not in line] == []
         assert ("overlap " in text) == (width > 100)
         assert "own/step  blocked/step" in text
@@ -200,7 +255,8 @@ def test_what_the_recorder_took_is_said_of_the_rank_that_paid_most(synthetic: Ca
     analysis = analyze([path])
     assert analysis.source.recorder_share == pytest.approx(0.0061)
     assert analysis.source.recorder_budget == 0.01
-    assert "\nthe recorder took 0.6% of the step time (budget 1%)\n" in render_text(analysis)
+    assert "the recorder took" not in render_text(analysis)
+    assert "\nthe recorder took 0.6% of the step time (budget 1%)\n" in render_text(analysis, detail=True)
     # And a share beyond the budget is explained where the run is short
     beyond = msgspec.structs.replace(analysis.source, recorder_share=0.049)
     assert "12 steps only" in render_text(msgspec.structs.replace(analysis, source=beyond), width=200)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankscope.analysis.result.analysis import RareSteps, Verdict
-from rankscope.analysis.result.text import excluded_text, joined, judged_text, rare_text, saves_text, units_text
+from rankscope.analysis.result.text import excluded_text, joined, judged_text, rare_text, saves_text, sentences, units_text
 
 HOSTS = {rank: f"node{rank // 8:04}" for rank in range(64)}
 
@@ -76,3 +76,7 @@ def test_rare_steps_have_their_share_of_the_time() -> None:
     )
     assert "37% of the run's time" in rare_text(rare)
     assert rare_text(rare).endswith("S.")
+
+
+def test_a_question_among_sentences_has_one_mark() -> None:
+    assert sentences(["Load ahead", "What takes longer there?", "Compare"]) == "Load ahead. What takes longer there? Compare"

@@ -182,6 +182,11 @@ def test_what_an_idle_device_waited_for_agrees_with_asking_at_every_microsecond(
     assert idle(found) == (counts["queued"], counts["launching"], counts["starved"], counts["unknown"])
 
 
+def test_a_call_that_returns_after_its_kernel_has_begun_launches_nothing_more(tmp_path: Path) -> None:
+    events = [launch(1, 0, 60), kernel("a", 10, 10, 7, 1), launch(2, 70), kernel("b", 100, 10, 7, 2)]
+    assert idle(detail(tmp_path, events)) == (29, 1, 50, 0)
+
+
 def test_queue_delay_counts_each_call_once_and_a_graph_by_its_launch(tmp_path: Path) -> None:
     # given two plain launches, one of which appears to start early, a graph of three kernels, and a kernel without its call
     found = detail(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rankscope.analysis.trace.intervals import Spans, clip, clips, intersect, join, measure, subtract, union
+from rankscope.analysis.trace.intervals import Spans, clip, clips, intersect, join, measure, shared, subtract, union
 from rankscope.analysis.trace.work import Work, partition
 
 LIMIT = 60
@@ -27,6 +29,7 @@ sets = pairs.map(merged)
 
 
 @given(pairs)
+@example([(0, 5), (5, 4)])  # touching ones become one
 def test_a_union_covers_what_its_intervals_cover_and_is_sorted_and_disjoint(items: list[tuple[int, int]]) -> None:
     spans = merged(items)
     assert points(spans) == {point for start, length in items for point in range(start, start + length)}
@@ -45,6 +48,13 @@ def test_set_operations_agree_with_counting_points(left: Spans, right: Spans) ->
     assert points(intersect(left, right)) == points(left) & points(right)
     assert points(subtract(left, right)) == points(left) - points(right)
     assert measure(left) == len(points(left))
+
+
+@given(st.lists(sets, max_size=4))
+@example([merged([(0, 5)])])
+def test_shared_time_is_in_two_sets_or_more(several: list[Spans]) -> None:
+    counts = Counter(point for spans in several for point in points(spans))
+    assert points(shared(several)) == {point for point, count in counts.items() if count >= 2}
 
 
 @given(sets, sets)

@@ -114,7 +114,7 @@ def test_a_slow_link_explains_a_step_that_communication_bounds(slowed: Slowed) -
     verdict = analysis.verdict
     assert (verdict.kind, verdict.cause, verdict.explained_by) == ("communication_bound", "communication", "link")
     assert "nccl-tests" in verdict.next[0]
-    text = render_text(analysis)
+    text = render_text(analysis, detail=True)
     assert "moves 40 GB/s over nvlink4, which should give 450" in " ".join(text.split())
     # 40 ms of the step's 100 are transfer; a healthy link would need a ninth of that.
     assert "up to 36% of the profiled time is lost" in " ".join(text.split())

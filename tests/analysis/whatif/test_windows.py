@@ -28,8 +28,11 @@ def window(rank_start: int, took_ns: int) -> StepBreakdown:
     return StepBreakdown(step=3, start_unix_ns=rank_start, device_kind="cuda", window_us=took_ns / 1000, events=1, **fields)
 
 
-def step(work: Work, transfer: list[int], offsets: list[int]) -> WindowGraph:
-    """Return a step in which every rank blocks in each collective; clocks are off by ``offsets``."""
+def step(work: Work, transfer: list[int], offsets: list[int], *, next_ns: int | None = None) -> WindowGraph:
+    """Return a step in which every rank blocks in each collective; clocks are off by ``offsets``.
+
+    ``next_ns``: the first rank begins the next step this long after the beginning of this one.
+    """
     now = np.zeros(len(work), dtype=np.int64)
     matches = []
     for number, took in enumerate(transfer):
@@ -52,7 +55,8 @@ def step(work: Work, transfer: list[int], offsets: list[int]) -> WindowGraph:
         matches.append(Match(3, "0", "all_reduce", list(range(len(work))), records))
         now[:] = end
     windows = {rank: window(START + offset, int(now[rank] + work[rank, -1])) for rank, offset in enumerate(offsets)}
-    graph = build_window_graph(3, matches, windows, Clocks(dict(enumerate(offsets)), 0.0))
+    following = None if next_ns is None else {0: window(START + offsets[0] + next_ns, 1000)}
+    graph = build_window_graph(3, matches, windows, Clocks(dict(enumerate(offsets)), 0.0), following=following)
     assert graph is not None
     return graph
 
@@ -107,6 +111,12 @@ def test_healing_the_late_rank_ends_the_step_with_the_next() -> None:
     graph = step(work, [10_000], [0] * 4)
     assert finish(graph, real=graph.ranks != 2) == 140_000
     assert finish(graph, real=False) == 130_000
+
+
+def test_what_a_rank_does_after_the_next_step_began_is_not_counted_twice() -> None:
+    work = np.array([[100, 20], [100, 80]]) * 1000
+    assert step(work, [10_000], [0, 0]).measured == 190_000
+    assert step(work, [10_000], [0, 0], next_ns=130_000).measured == 130_000
 
 
 def test_what_compute_hides_holds_nobody_up() -> None:

@@ -80,12 +80,12 @@ def test_the_matrix_is_host_by_host(run: RunData) -> None:
 
 def test_the_table_has_a_row_per_host(run: RunData) -> None:
     rows = table_rows(VIEW, "rank-costs", run, BY_HOST)
-    assert [(row["host"], row["rank"], row["last_in"], row["direct_ms"]) for row in rows] == [
-        (AT_FAULT, 10, 8, 4.0),
-        ("node-0", 3, 2, 1.0),
+    assert [(row["host"], row["rank"], row["last_in"], row["direct_s"]) for row in rows] == [
+        (AT_FAULT, 9, 8, 0.004),
+        ("node-0", 3, 2, 0.001),
     ]
-    assert rows[0]["knock_on_ms"] is None, "not known is not zero"
-    assert pick_row(VIEW, "rank-costs", run, BY_HOST, rows[0]["id"]).rank == 10
+    assert rows[0]["knock_on_s"] is None, "not known is not zero"
+    assert pick_row(VIEW, "rank-costs", run, BY_HOST, rows[0]["id"]).rank == 9, "that of the verdict"
 
 
 def test_the_choice_is_there_for_several_hosts(run: RunData) -> None:

@@ -16,6 +16,7 @@ from rankscope.dashboards.delays.data import CauseTimeline, Delays
 from rankscope.dashboards.delays.figures import NO_STEPS, cause_bars, cause_timeline, wait_cells
 from rankscope.dashboards.delays.view import VIEW
 from rankscope.dashboards.model.state import PageState
+from rankscope.dashboards.ranks.tables import rank_table
 from rankscope.dashboards.store.disk import DiskRuns
 
 COLORS = palette("light")
@@ -105,8 +106,17 @@ def test_the_ledger_has_dashes_for_what_is_not_known(tmp_path: Path, write_run: 
 
     assert worst["rank"] == SLOW
     assert worst["host"] == "node-1"
-    assert worst["direct_ms"] is None
-    assert worst["input_ms"] > 0
+    assert worst["direct_s"] is None
+    assert worst["input_s"] > 0
+
+
+def test_without_a_named_rank_no_table_charges_one(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+    run = opened(write_run(tmp_path / "run", slow_rank=None))
+    assert run.analysis.verdict.ranks == []
+    assert run.analysis.imposed_wait
+    assert figure_names(VIEW, run, PageState()) == ["wait-matrix", "cause-timeline"]
+    assert "names no rank or host" in text_of(VIEW.blocks(run, PageState()))
+    assert {row["imposed_percent"] for row in rank_table(run.analysis)} == {None}
 
 
 def test_a_click_on_a_cell_picks_who_was_waited_for(tmp_path: Path, write_run: Callable[..., Path]) -> None:

@@ -112,6 +112,85 @@ test("a trace goes only to a tab that answers from the origin of Perfetto", asyn
   assert.equal(message.perfetto.title, "t");
 });
 
+// A tab that opens /run/r with these answers of the server, one after the other; `asked` are the addresses of its requests.
+function opening(answers) {
+  const asked = [];
+  const root = element();
+  const appended = [];
+  const window = load(["assets/early.js", "assets/page.js"], {
+    location: { pathname: "/run/r", search: "?rank=1" },
+    document: {
+      addEventListener() {},
+      cookie: "rankscope-zone=UTC",
+      createElement: element,
+      currentScript: element({}, { plotly: "/plotly.js" }),
+      documentElement: root,
+      head: { append: (part) => appended.push(part) },
+      querySelectorAll: () => [],
+    },
+    fetch: async (url) => {
+      asked.push(url);
+      return answers.shift();
+    },
+  });
+  return { window, asked, appended, open: window.dash_clientside.rankscope_page.open };
+}
+
+test("a page is asked for before the scripts that show it run, and only once", async () => {
+  const page = (title) => response(200, { content: title, title, shown: { path: "/run/r" } });
+  const { asked, open } = opening([page("first"), page("second")]);
+  const address = "/api/page?path=%2Frun%2Fr&search=%3Frank%3D1&scheme=light";
+  assert.deepEqual(asked, [address]);
+  assert.deepEqual(
+    [...(await open("/run/r", null, "?rank=1"))].map((part) => part.scheme ?? part),
+    ["first", "first", "light"],
+  );
+  assert.deepEqual(asked, [address]);
+  await open("/run/r", 1, "?rank=1");
+  assert.deepEqual(asked, [address, address], "a page that is made again is asked for again");
+});
+
+test("a page whose early request failed is asked for again", async () => {
+  const { asked, open } = opening([response(401), response(200, { content: "c", title: "t", shown: {} })]);
+  assert.equal((await open("/run/r", null, "?rank=1"))[0], "c");
+  assert.equal(asked.length, 2);
+});
+
+test("what draws figures runs only once a figure awaits it", async () => {
+  const { window, appended } = opening([response(200, {})]);
+  assert.deepEqual([appended[0].rel, appended[0].href], ["preload", "/plotly.js"]);
+  assert.ok(appended.every((part) => part.rel === "preload"));
+  const drawing = Promise.all([window.Plotly, window.Plotly]);
+  await until(() => appended.some((part) => part.src));
+  appended.at(-1).onload();
+  await drawing;
+  assert.deepEqual(appended.flatMap((part) => part.src ?? []), ["/plotly.js"]);
+});
+
+test("the library of the tables is loaded once, with the first table, and its tables stay the same", async () => {
+  let loader = null;
+  const appended = [];
+  const window = load(["assets/grid.js"], {
+    React: { lazy: (load) => (loader = load), createElement: () => null, Suspense: {} },
+    document: {
+      createElement: element,
+      getElementById: () => Object.assign(element(), { getAttribute: () => "/grid.js" }),
+      head: { append: (part) => appended.push(part) },
+    },
+  });
+  const before = window.dash_ag_grid.AgGrid;
+  const api = window.dash_ag_grid.getApiAsync("g");
+  const loaded = loader();
+  assert.deepEqual(appended.map((part) => part.src), ["/grid.js"]);
+  const Real = () => null;
+  window.dash_ag_grid = { AgGrid: Real, getApi: () => null, getApiAsync: async (id) => `api of ${id}` };
+  appended[0].onload();
+  assert.equal((await loaded).default, Real);
+  assert.equal(await api, "api of g");
+  assert.equal(window.dash_ag_grid.AgGrid, before);
+  assert.ok(window.dash_ag_grid.getApi);
+});
+
 test("a page whose session has ended goes to the login and comes back", async () => {
   const window = load(["assets/login.js"], {
     fetch: async () => response(401, "", { "X-Rankscope-Login": "1" }),

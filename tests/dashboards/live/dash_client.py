@@ -16,14 +16,14 @@ Item = dict[str, Any]
 RANKS = "/run/run-1/ranks"
 
 
-def find(component: Any, identifier: str) -> Item:
+def find(component: Any, identifier: Any) -> Item:
     """Return the props of the component with that id in a serialised tree."""
     found = _find(component, identifier)
     assert found is not None, f"no {identifier} on the page"
     return found
 
 
-def _find(component: Any, identifier: str) -> Item | None:
+def _find(component: Any, identifier: Any) -> Item | None:
     if isinstance(component, list):
         return next((found for item in component if (found := _find(item, identifier)) is not None), None)
     if isinstance(component, dict):
@@ -51,15 +51,19 @@ class Caller:
 
     def opened(self, path: str, search: str = "") -> Any:
         """Return the page of an address."""
-        return self._page(path, search)["page"]["children"]
+        return self.page(path, search)["content"]
 
     def shown(self, path: str, search: str = "") -> Item:
         """Return what the browser keeps of the page of an address: its path, version and polling interval."""
-        shown: Item = self._page(path, search)["shown"]["data"]
+        shown: Item = self.page(path, search)["shown"]
         return shown
 
-    def _page(self, path: str, search: str) -> Item:
-        return self("page.children", {"url.pathname": path, "url.search": search}, triggered="url.pathname")
+    def page(self, path: str, search: str = "", scheme: str = "light") -> Item:
+        """Return content, title and state of the page of an address."""
+        answer = self.http.get("/api/page", query_string={"path": path, "search": search, "scheme": scheme})
+        assert answer.status_code == 200, answer.text
+        page: Item = answer.json
+        return page
 
     def polled(self, path: str, **asked: Any) -> Item:
         """Return the server's answer to the poll of an open page."""

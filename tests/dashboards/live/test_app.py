@@ -24,8 +24,7 @@ RANKS = "/run/run-1/ranks"
 
 
 def test_a_page_has_its_name_in_the_title_and_in_the_navigation(call: Caller) -> None:
-    opened = call("page.children", {"url.pathname": "/lost-hours"}, triggered="url.pathname")
-    assert opened["page-title"]["data"] == "Lost GPU-hours · rankscope"
+    assert call.page("/lost-hours")["title"] == "Lost GPU-hours · rankscope"
     links = call("site-links.children", {"url.pathname": "/lost-hours"}, triggered="url.pathname")["site-links"]["children"]
     current = [link["props"]["children"]["props"]["href"] for link in links if link["props"]["aria-current"] == "page"]
     assert current == ["/lost-hours"]

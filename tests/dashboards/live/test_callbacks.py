@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.dashboards.hosts_at_fault import host_analysis, host_table
-from tests.dashboards.live.dash_client import RANKS, Caller
+from tests.dashboards.live.dash_client import RANKS, Caller, find
 
 from rankscope.analysis.evidence.step_table.steps import StepTable
 from rankscope.analysis.result.analysis import Analysis
@@ -32,6 +32,16 @@ def test_figures_follow_run_address_and_scheme(call: Caller) -> None:
     assert wall["layout"]["yaxis"]["ticktext"] == ["0", "<b>▸ 1</b>", "<b>⚑ 2</b>", "3"]
     assert dark["data"][0]["colorscale"] != default["data"][0]["colorscale"]
     assert unknown == default, "a link with an unknown metric still shows something"
+
+
+def test_a_page_is_delivered_with_its_figures_in_the_scheme_of_the_browser(call: Caller) -> None:
+    identifier: Any = {"name": "step-heatmap", "type": "figure"}
+    light, dark = (find(call.page(RANKS, "?rank=1", scheme)["content"], identifier) for scheme in ("light", "dark"))
+    assert light["figure"] == call.redrawn(("figure", "step-heatmap", "figure"), RANKS, "?rank=1")
+    assert dark["figure"] == call.redrawn(("figure", "step-heatmap", "figure"), RANKS, "?rank=1", scheme="dark")
+    caption = find(call.opened(RANKS), {"name": "step-heatmap", "type": "says"})
+    assert "60 steps" in caption["children"]
+    assert caption["data-waits"] is None
 
 
 def test_parts_captions_and_tables_follow_the_run(memory_runs: Any, analysis: Analysis, table: StepTable, call: Caller) -> None:

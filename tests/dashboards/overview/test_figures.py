@@ -84,6 +84,16 @@ def test_parts_of_the_waterfall_differ_in_colour_and_all_but_compute_are_hatched
     assert len(set(hatches)) == len(hatches)
 
 
+def test_no_figure_of_the_overview_is_drawn_twice_to_measure_its_labels() -> None:
+    costs = Costs(step_us=100_000, steps=50, known={"input": Amount(60_000, "steps")})
+    figures = [waterfall_bars(waterfall(costs), LIGHT), trend_lines(trend(), 0, 4, LIGHT)]
+    for figure in figures:
+        assert figure.layout.xaxis.automargin is False
+        assert figure.layout.yaxis.automargin is False
+    widest = "waiting for later ranks"
+    assert figures[0].layout.margin.l >= 6.5 * len(widest)
+
+
 def test_without_a_waterfall_it_is_said_what_it_takes() -> None:
     assert texts(waterfall_bars(None, LIGHT)) == [NO_WATERFALL]
 

@@ -181,7 +181,7 @@ def test_a_verdict_on_nobody_does_not_list_what_it_could_not_know(memory_runs: A
     facts = part(memory_runs, "verdict")
     assert "Confidence" not in facts
     assert "not known" not in facts
-    assert "Evidence 60 steps" in facts
+    assert "Judged by 60 steps" in facts
 
 
 def test_a_change_is_told_with_its_step_its_size_its_rank_and_a_link(memory_runs: Any, analysis: Analysis) -> None:

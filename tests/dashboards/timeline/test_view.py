@@ -17,6 +17,7 @@ from rankscope.dashboards.charts.palette import palette
 from rankscope.dashboards.data.progress import Progress
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import NotReadyError
+from rankscope.dashboards.model.page import Choice, every
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.store.disk import DiskRuns
 from rankscope.dashboards.timeline.view import VIEW
@@ -46,6 +47,16 @@ def test_the_newest_window_is_found_with_its_ranks_and_steps(run: RunData) -> No
 
     assert [(one.first, one.past, one.ranks) for one in windows.windows] == [(20, 23, 4)]
     assert windows.chosen(None) == windows.chosen(21) == windows.chosen(999) == windows.windows[0]
+
+
+def test_the_choice_of_windows_shows_the_one_that_is_drawn(run: RunData) -> None:
+    newest = run.source.windows(run.summary).windows[-1]
+    for state in (PageState(), PageState(window=newest.first), PageState(window=newest.past - 1)):
+        (choice,) = (one for one in every(VIEW.blocks(run, state)) if isinstance(one, Choice) and one.field == "window")
+        label = {option["value"]: option["label"] for option in choice.options}.get(str(choice.value), choice.nothing)
+        assert (choice.value is None) == (state.window is None), "as in the address, which the control gets"
+        assert label is not None
+        assert label.startswith(newest.steps)
 
 
 def test_the_late_rank_is_named_and_the_others_wait_for_it(run: RunData) -> None:

@@ -114,7 +114,8 @@ def test_whoever_is_not_logged_in_is_sent_to_the_login_and_then_on(http: Any, pa
 
 
 @pytest.mark.parametrize(
-    "path", ["/_dash-layout", "/_dash-dependencies", "/_reload-hash", "/api/run/run-1/capture/1", "/_favicon.ico"]
+    "path",
+    ["/_dash-layout", "/_dash-dependencies", "/_reload-hash", "/api/page?path=/", "/api/run/run-1/capture/1", "/_favicon.ico"],
 )
 def test_what_scripts_ask_for_is_refused_in_json(http: Any, path: str) -> None:
     refused = http(token=TOKEN).get(path)

@@ -39,6 +39,12 @@ def test_scripts_and_styles_of_a_page_are_compressed_and_kept(http: FlaskClient)
                 assert len(packed.data) < len(plain.data) / 1.5, address
 
 
+def test_the_library_of_the_tables_is_no_script_of_a_page(http: FlaskClient) -> None:
+    page = http.get("/run/run-1").text
+    assert re.findall(r'<link id="library-dash_ag_grid"[^>]* href="/_dash-component-suites/dash_ag_grid/[^"]+\.js">', page)
+    assert not re.search(r"<script[^>]*ag_grid", page)
+
+
 def test_a_script_without_a_version_is_asked_for_again(http: FlaskClient) -> None:
     address = "/_dash-component-suites/dash/dcc/async-graph.js"
     first = http.get(address, headers=GZIP)

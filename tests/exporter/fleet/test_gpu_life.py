@@ -209,6 +209,20 @@ def test_a_gpu_is_down_since_the_same_moment_however_the_clock_is_set() -> None:
     assert since_unix_s() == 1e9 + story.now - 60 + ahead_s
 
 
+def test_a_gpu_is_down_since_the_first_reason() -> None:
+    story = Story()
+    story.until_sampling()
+    story.now += 60
+    story.hear(Failed("lost", "x"))
+    assert story.slot.down is not None
+    since_s = story.slot.down.since_s
+    story.exit()
+    assert story.step(60) == "opening"
+    story.hear(Failed("nvml_error", "y"))
+    assert story.slot.down.detail == "y"
+    assert story.slot.down.since_s == since_s
+
+
 @pytest.mark.parametrize("before", ["sampling", "exiting", "disconnected", "killed"])
 def test_a_release_ends_the_process_from_every_state(before: State) -> None:
     story = Story()

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -327,6 +328,31 @@ def test_energy_is_kept_for_the_next_exporter_of_this_boot(tmp_path: Path) -> No
     file.write_text(file.read_text().replace(meter.boot_id, "another-boot"))
     assert Inventory(tmp_path).meter("GPU-0") is None
     assert Inventory(tmp_path).identities() == (_identity(0),)
+
+
+def test_another_users_link_or_pipe_is_replaced_and_neither_written_to_nor_waited_for(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("precious")
+    puts: list[Callable[[Path], object]] = [lambda path: path.symlink_to(target), os.mkfifo]
+    for number, put in enumerate(puts):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        put(folder / "gpus.json")
+        inventory = Inventory(folder)
+        inventory.see(_identity(0))
+        inventory.save()
+        inventory.wait(60)
+        assert Inventory(folder).identities() == (_identity(0),)
+    assert target.read_text() == "precious"
+
+
+def test_a_temporary_file_of_a_killed_exporter_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    (tmp_path / ".gpus.json.7-0123456789ab").write_text("[")
+    inventory = Inventory(tmp_path)
+    inventory.see(_identity(0))
+    inventory.save()
+    inventory.wait(60)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gpus.json", "gpus.lock"]
 
 
 def test_a_gpu_in_the_place_of_another_replaces_it_and_one_that_moved_stays_itself() -> None:

@@ -216,6 +216,17 @@ def test_a_device_that_cannot_be_told_could_be_any(node: Callable[..., JobsColle
     assert [_facts(series, gpu_uuid(index)) for index in range(2)] == [(1, 0, 1), (None, 0, 0)]
 
 
+def test_a_device_that_cannot_be_identified_is_logged_once_for_each_job(
+    node: Callable[..., JobsCollector], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs = node()
+    for held in ({"job_7": "9"}, {"job_7": "9"}, {"job_7": "9", "job_8": "9"}, {"job_8": "9"}, {"job_7": "9", "job_8": "9"}):
+        shutil.rmtree(tmp_path / "jobs", ignore_errors=True)
+        slurm_folder(tmp_path / "jobs", **{job: {"SLURM_JOB_GPUS": gpus} for job, gpus in held.items()})
+        jobs.read(fleet(gpu(0)))
+    assert [record.getMessage().split()[:2] for record in caplog.records] == [["job", job] for job in "787"]
+
+
 def test_mig_devices_have_holders_of_their_own(node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path) -> None:
     slurm_folder(
         tmp_path / "jobs",

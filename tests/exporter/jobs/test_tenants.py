@@ -109,6 +109,12 @@ def test_pods_of_a_time_sliced_gpu_have_their_memory_and_share(node: Callable[..
     assert value_of(series, "gpu_jobs", gpu_uuid(0)) == 3
 
 
+def test_pods_on_an_idle_shared_gpu_use_none_of_its_sms(node: Callable[..., JobsCollector]) -> None:
+    series = node(*held("a", "b")).read(fleet(gpu(0, pids=[])))
+
+    assert tenants(series) == {"a": (0, 0), "b": (0, 0)}
+
+
 def test_pods_stay_named_while_their_gpu_does_not_answer(node: Callable[..., JobsCollector]) -> None:
     series = node(*held("a", "b")).read(fleet(gpu(0, up=False)))
 

@@ -6,6 +6,7 @@ import asyncio
 import base64
 from collections.abc import Awaitable, Callable
 
+import bcrypt
 import pytest
 
 from rankscope.base.http import Request
@@ -70,6 +71,15 @@ def test_a_right_pair_is_checked_once_whatever_is_guessed_meanwhile(play: Callab
         assert client.checked.count(RIGHT) == 1
 
     play(story)
+
+
+@pytest.mark.parametrize(
+    ("name", "password", "right"),
+    [("ann", "a" * 72, True), ("ann", "a" * 71, False), ("ann", "a" * 73, False), ("bob", "a" * 72, False)],
+)
+def test_only_the_whole_password_of_a_known_user_is_right(name: str, password: str, right: bool) -> None:
+    users = {"ann": bcrypt.hashpw(b"a" * 72, bcrypt.gensalt(4))}
+    assert access._check(name.encode(), password.encode(), users) is right
 
 
 def test_a_wrong_pair_that_is_repeated_is_checked_once(play: Callable[[Story], None]) -> None:

@@ -220,6 +220,35 @@ while True:
     assert again.problem is None
 
 
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_another_users_link_or_pipe_is_neither_written_to_nor_waited_for(kind: str, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("precious")
+    folder = tmp_path / "state"
+    folder.mkdir()
+    if kind == "link":
+        (folder / "xids.jsonl").symlink_to(target)
+    else:
+        os.mkfifo(folder / "xids.jsonl")
+    node = Node(folder)
+    node.event(79)
+    node.journal.flush()
+    assert node.count(79) == 1
+    assert target.read_text() == "precious"
+    node.journal.close()
+
+
+def test_a_temporary_file_of_a_killed_exporter_is_removed_by_the_next_one_that_may_write(node: Node) -> None:
+    unfinished = node.folder / ".xids.jsonl.7-0123456789ab"
+    unfinished.write_text("{")
+    second = node.start()  # the first one holds the lock, and may be writing
+    assert unfinished.exists()
+    node.journal.close()
+    second.flush()
+    assert not unfinished.exists()
+    second.close()
+
+
 def test_the_file_is_json_lines_that_a_person_can_read(node: Node) -> None:
     node.job = "4711"
     node.event(79)

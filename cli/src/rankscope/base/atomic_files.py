@@ -1,13 +1,15 @@
 """Files that are replaced as a whole: a reader sees the old content or the new one, never a part of it.
 
 A temporary file beside the file is written and then renamed. If that fails, as on a full disk, it is removed and the old file
-stays. No link is followed, because other users may write to the folder.
+stays; the one of a killed writer stays until ``remove_unfinished``. No link is followed, because other users may write to the
+folder.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import BinaryIO, Final
@@ -72,6 +74,20 @@ def replacing(
     finally:
         with suppress(OSError):
             os.unlink(temporary, dir_fd=folder)
+
+
+def remove_unfinished(path: str | os.PathLike[str]) -> None:
+    """Remove the temporary files of killed writers of ``path``.
+
+    The caller must hold a lock that all writers take: a temporary file of a running writer would be removed, too.
+    """
+    parent, name = os.path.split(path)
+    unfinished = re.compile(rf"\.{re.escape(name)}\.[0-9]+-[0-9a-f]{{12}}")
+    with suppress(OSError), os.scandir(parent or ".") as entries:
+        for entry in entries:
+            if unfinished.fullmatch(entry.name):
+                with suppress(OSError):
+                    os.unlink(entry.path)  # noqa: PTH108  entries have paths of type str
 
 
 def share(handle: int, parent: str | os.PathLike[str], folder: int | None = None) -> None:

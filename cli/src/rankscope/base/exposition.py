@@ -87,7 +87,7 @@ class PointSource(Generic[V]):
     """Points of one source of values, converted by ``point_of``. Thread-safe.
 
     A series keeps its rendered labels from page to page, and its line while the value stays. Without that, the exporter exceeds
-    its budgets (benchmarks/page_caches.py).
+    its budgets (benchmarks/exporter/page_caches.py).
     """
 
     def __init__(self, point_of: Callable[[V], Point]) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Generic, TypeVar
+
+Reason = TypeVar("Reason", bound=Hashable)
 
 
-class ProblemLog:
-    """Reporter of present problems, by subject. Thread-safe.
+class ProblemLog(Generic[Reason]):
+    """Reporter of present problems, by subject: with a text as the reason, or a record that ``report`` describes. Thread-safe.
 
     A problem is reported when it begins, and when its reason changes. A reason that several subjects share is reported once.
 
@@ -18,12 +21,12 @@ class ProblemLog:
     """
 
     def __init__(
-        self, report: Callable[[str], object], over: Callable[[], object] = lambda: None, *, each_reason: bool = True
+        self, report: Callable[[Reason], object], over: Callable[[], object] = lambda: None, *, each_reason: bool = True
     ) -> None:
         self._report = report
         self._over = over
         self._each_reason = each_reason
-        self._reasons: dict[Hashable, str] = {}
+        self._reasons: dict[Hashable, Reason] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -33,11 +36,11 @@ class ProblemLog:
         return about in self._reasons
 
     @property
-    def reason(self) -> str | None:
+    def reason(self) -> Reason | None:
         """The reason of the oldest problem; None if there is no problem."""
         return next(iter(self._reasons.values()), None)
 
-    def report(self, reason: str | None, about: Hashable = None) -> None:
+    def report(self, reason: Reason | None, about: Hashable = None) -> None:
         """Set the present reason of the subject ``about``; None if it has no problem."""
         with self._lock:
             before = self._reasons.pop(about, None)
@@ -49,3 +52,10 @@ class ProblemLog:
                 self._over()
         elif is_new:
             self._report(reason)
+
+    def replace(self, problems: Mapping[Any, Reason]) -> None:
+        """Set the present problems of all subjects; those of all other subjects are over."""
+        for about in [about for about in self._reasons if about not in problems]:
+            self.report(None, about)
+        for about, reason in problems.items():
+            self.report(reason, about)

@@ -11,7 +11,7 @@ from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.data.source import RunSource
 from rankscope.dashboards.live import capture_api, downloads, lists, redraw, routing, selection
 from rankscope.dashboards.live.pages import Pages
-from rankscope.dashboards.live.shell import document, shell
+from rankscope.dashboards.live.shell import App, document, shell
 from rankscope.dashboards.model.state import run_path
 from rankscope.dashboards.web import delivery, errors, login, viewer
 from rankscope.dashboards.web.config import DashboardConfig
@@ -24,7 +24,7 @@ def create_app(source: RunSource, config: DashboardConfig | None = None) -> dash
     Everything a page needs is served from the installed packages: no request leaves the host.
     """
     config = config or DashboardConfig()
-    app = dash.Dash(
+    app = App(
         "rankscope.dashboards",
         assets_folder=str(files("rankscope.dashboards") / "assets"),
         assets_ignore=r"early\.js",  # the page itself loads it, before all others

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from rankscope.analysis.collectives.traffic.links import ToldLink
 from rankscope.analysis.durations.log_files import local_files
 from rankscope.analysis.parallel.workers import ALONE, Engine
@@ -54,8 +52,8 @@ def analyze(
 
     ``steps``: first step to analyse of a run, and the step after the last; ``None``: no bound. It is an error for other input.
 
-    Kernels of traces whose name matches ``communication_pattern`` count as communication; ``detail`` adds ``ranks[].detail``.
-    Both are for traces. A run was reduced to records while it was recorded: there the first is an error, the second a warning.
+    Kernels of traces whose name matches ``communication_pattern`` count as communication. It is an error for a run, which was
+    reduced to records while it was recorded. ``detail`` adds ``ranks[].detail`` of traces.
 
     Confidence of a straggler is the product of two figures, at most 0.99. One is the share of bootstrap samples of the run
     (blocks of steps, or collectives of a short trace) that give the same answer. The other is one minus the p-value of the
@@ -70,8 +68,8 @@ def analyze(
             raise InputError(paths[0], "no run: steps can be chosen of a recorded run only")
         kind = _durations_in(places) if run is None else None
         if kind is not None:
-            if communication_pattern is not None or detail or cycle is not None:
-                raise InputError(paths[0], "durations of collectives: patterns, cycles and details are for traces")
+            if communication_pattern is not None or cycle is not None:
+                raise InputError(paths[0], "durations of collectives: patterns and cycles are for traces")
             from rankscope.analysis.durations.analysis import analyze_durations
 
             return analyze_durations(
@@ -96,7 +94,7 @@ def analyze(
         from rankscope.analysis.evidence.step_table.chosen_steps import StepRange
         from rankscope.analysis.run_analysis import analyze_run
 
-        analysis = analyze_run(
+        return analyze_run(
             run.path,
             run.attempt,
             price_per_gpu_hour=price_per_gpu_hour,
@@ -107,11 +105,6 @@ def analyze(
     except OSError as error:
         # Readers translate the errors that they expect. The rest are, for example, folders without permission and disk failures.
         raise InputError(error.filename or paths[0], error.strerror or str(error)) from error
-    if not detail:
-        return analysis
-    warning = f"only some of the details: a run is {_REDUCED}; its raw traces, where it kept any, tell all"
-    source = msgspec.structs.replace(analysis.source, warnings=[*analysis.source.warnings, warning])
-    return msgspec.structs.replace(analysis, source=source)
 
 
 def _durations_in(paths: Sequence[Location]) -> DurationSource | None:

@@ -39,7 +39,7 @@ _RESERVE: Final = 2 * STEP_WORDS
 MAX_NAMES: Final = 100
 EVENT_NS: Final = 2_000
 """Cost of one word to the training thread: an estimate, because the thread does not measure what it writes. It is checked by
-``benchmarks/overhead.py``: between the events of training all caches are cold, so no loop could measure it here."""
+``benchmarks/recorder/overhead.py``: between the events of training all caches are cold, so no loop could measure it here."""
 
 _MAGIC: Final = int.from_bytes(b"RSRING04", "little")
 _HEADER_BYTES: Final = 8192

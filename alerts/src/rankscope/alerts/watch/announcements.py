@@ -15,6 +15,7 @@ import msgspec
 from rankscope.alerts.output import Event
 from rankscope.alerts.watch.ledger import Entry, Ledger, Status
 from rankscope.analysis.result.analysis import Finding
+from rankscope.base.problems import ProblemLog
 from rankscope.base.regular_files import open_regular
 from rankscope.runs.paths import findings_file
 from rankscope.runs.small_files import open_to_append
@@ -84,12 +85,11 @@ class Announcer:
     ) -> None:
         self._ledger = ledger
         self._emit = emit
-        self._report = report
         self._save = save
         self._doubtful = {id(entry) for entry in ledger.unlogged()}
         """Entries that a previous watcher may have announced before it was killed."""
         self._emitted: set[tuple[str, str, int]] = set()
-        self._failed: set[str] = set()
+        self._problems = ProblemLog(report)
 
     def announce(self) -> None:
         """Announce every change that has not been announced yet."""
@@ -126,10 +126,10 @@ class Announcer:
         except FileNotFoundError:
             pass  # the run has been removed: nothing to log
         except OSError as error:
-            if entry.run not in self._failed:
-                self._report(f"{run}: findings.jsonl cannot be written: {error.strerror or error}; alerts are not affected")
-                self._failed.add(entry.run)
+            reason = f"{run}: findings.jsonl cannot be written: {error.strerror or error}; alerts are not affected"
+            self._problems.report(reason, run)
             return
+        self._problems.report(None, run)
         self._mark_logged(entry, status)
 
     def _mark_logged(self, entry: Entry, status: Status) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -122,7 +123,8 @@ def _print_result(story: Story, format_: str) -> None:
         sys.stdout.buffer.flush()
         return
     if story.analysis is not None:
-        click.echo("\n" + render_text(story.analysis, width=width(), color=use_color()), color=True)
+        command = f"rankscope analyze {shlex.quote(str(story.run_dir))}"
+        click.echo("\n" + render_text(story.analysis, width=width(), color=use_color(), command=command), color=True)
     click.echo("\n" + "\n".join(_row(part) for part in story.parts), color=True)
 
 

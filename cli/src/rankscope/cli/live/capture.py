@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 
@@ -105,7 +106,9 @@ def _text(result: CaptureResult) -> str:
         kind = result.run_verdict.kind.replace("_", " ").upper()
         parts.append("\n".join([f"THE RUN SO FAR: {kind}", *wrapped(result.run_verdict.summary, width())]))
         parts.append(f"WHAT THE WINDOW ADDS ({step_range((result.first_step or 0, (result.last_step or 0) + 1))})")
-    parts.append(render_text(result.analysis, width=width(), color=use_color()))
+    run, steps = shlex.quote(result.analysis.source.path), f"{result.first_step}:{(result.last_step or 0) + 1}"
+    command = f"rankscope analyze {run} --steps {steps}"
+    parts.append(render_text(result.analysis, width=width(), color=use_color(), command=command))
     if result.traces:
         parts.append("\n".join(("traces", *(f"  {path}" for path in result.traces))))
     return "\n\n".join(parts)

@@ -27,7 +27,7 @@ Examples:
   rankscope analyze /shared/inspector/         logs of NCCL Inspector
   rankscope analyze RUN --fail-on straggler    exit status 1 when there is one
   rankscope analyze RUN --link ib-ndr:8        eight NDR ports on each host
-  rankscope analyze rank-0.json.gz --detail    where the time of a trace goes
+  rankscope analyze RUN --detail               all tables
   rankscope analyze traces/ --communication-pattern 'my_all_?reduce'
   rankscope analyze traces/ --engine ray       on all nodes of a Ray cluster
 """
@@ -50,8 +50,8 @@ Examples:
 @click.option(
     "--detail",
     is_flag=True,
-    help="Also where the time goes: kernel classes, recompute and idle time; of traces also streams, copies, launches and "
-    "contention.",
+    help="Print all tables: ranks, hosts, waits, collectives, memory and where the time goes; of traces also streams, copies, "
+    "launches and contention.",
 )
 @engine_options
 @click.option(

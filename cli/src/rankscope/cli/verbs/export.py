@@ -77,7 +77,7 @@ def export(
 
     PATH is one run directory (its last attempt counts; RUN/attempts/000 names another), or Kineto traces (files, folders,
     patterns; also on s3:// and every other filesystem of fsspec) of one or many ranks. Where not everything fits, the
-    steps around the last profile are exported, and what was left out is said.
+    first of the chosen steps are exported, else those around the last profile, and what was left out is listed.
     """
     first, past = steps or (None, None)
     selection = Selection(first, past, None if ranks is None else frozenset(ranks), max_events, cycle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shlex
 import sys
 import time
 from contextlib import suppress
@@ -245,7 +246,8 @@ def _print_verdict(result: LaunchResult) -> None:
         # Another launcher may have added an attempt meanwhile; the verdict that is stored is that of the last one.
         is_last = last == max(RunReader(result.run_dir).attempts(), default=last)
         analysis = analyze([result.run_dir if is_last else attempt_dir(result.run_dir, last)])
-        text = render_text(analysis, width=width(), color=use_color(sys.stderr))
+        command = f"rankscope analyze {shlex.quote(str(result.run_dir))}"
+        text = render_text(analysis, width=width(), color=use_color(sys.stderr), command=command)
         if is_last:
             with suppress(OSError):  # a full disk: the dashboard analyses the run itself
                 store_verdict(result.run_dir, analysis, as_of_unix_ns=began_ns)

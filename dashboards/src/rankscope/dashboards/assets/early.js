@@ -1,21 +1,38 @@
 // Runs before anything is painted, so that a dark page never flashes white.
 (function () {
-  // Dash asks for what draws the figures only once it has one to draw. It is the largest file by far: begin with it now. Until it
-  // is there, the promise keeps Dash from loading it too.
+  // What draws the figures is the largest file by far. Pages with figures load it now, but it runs only once Dash awaits it to draw
+  // a figure: the text of the page comes first. Dash itself would load it by an address that browsers do not keep.
+  var plotly = document.currentScript.dataset.plotly;
   if (/^\/(run\/|compare|alerts|lost-hours)/.test(location.pathname)) {
-    var drawing = document.createElement("script");
-    drawing.src = document.currentScript.dataset.plotly;
-    drawing.async = true;
-    drawing.fetchPriority = "low";
-    window.Plotly = new Promise(function (resolve, reject) {
-      drawing.onload = resolve;
-      drawing.onerror = function (error) {
-        window.Plotly = undefined; // Dash may try again
-        reject(error);
-      };
+    [plotly, "/_dash-component-suites/dash/dcc/async-graph.js"].forEach(function (script) {
+      var loading = document.createElement("link");
+      loading.rel = "preload";
+      loading.as = "script";
+      loading.href = script;
+      loading.fetchPriority = "low";
+      document.head.append(loading);
     });
-    document.head.append(drawing);
   }
+  var drawing = null;
+  window.Plotly = {
+    then: function (resolve, reject) {
+      drawing =
+        drawing ||
+        new Promise(function (done, failed) {
+          var script = document.createElement("script");
+          script.src = plotly;
+          script.onload = function () {
+            done();
+          };
+          script.onerror = function (error) {
+            drawing = null; // Dash may try again
+            failed(error);
+          };
+          document.head.append(script);
+        });
+      return drawing.then(resolve, reject);
+    },
+  };
 
   // Figures have the time of this browser at their axes. Finding its zone takes a while, so a known one is checked later.
   function remember() {
@@ -39,5 +56,25 @@
     // Storage can be switched off; the system's choice is a good one.
   }
   var dark = choice === "dark" || (choice === "auto" && matchMedia("(prefers-color-scheme: dark)").matches);
-  document.documentElement.setAttribute("data-mantine-color-scheme", dark ? "dark" : "light");
+  var scheme = dark ? "dark" : "light";
+  document.documentElement.setAttribute("data-mantine-color-scheme", scheme);
+
+  // The server makes the content of the page while the scripts that show it are loading.
+  window.rankscopePage = {
+    address: function (path, search, scheme) {
+      return "/api/page?" + new URLSearchParams({ path: path, search: search || "", scheme: scheme });
+    },
+    ask: function (address) {
+      return window.fetch(address, { credentials: "same-origin" }).then(function (answer) {
+        if (!answer.ok) {
+          throw new Error("the page was not delivered: " + answer.status);
+        }
+        return answer.json();
+      });
+    },
+  };
+  var address = window.rankscopePage.address(location.pathname, location.search, scheme);
+  var answer = window.rankscopePage.ask(address);
+  answer.catch(function () {}); // it is asked for again
+  window.rankscopePage.first = { address: address, answer: answer };
 })();

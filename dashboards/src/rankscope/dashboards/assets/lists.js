@@ -122,7 +122,7 @@
       var name = row.href
         ? React.createElement(window.dash_core_components.Link, { href: row.href, className: "run-link", children: row.name, title: row.name })
         : React.createElement("span", { className: "run-link" }, row.name);
-      var short = [row.simulated && "simulated", row.state_tone !== "plain" && row.state, row.at_fault, row.cause].filter(Boolean).join(" · ");
+      var short = [row.simulated && "simulated", row.state_tone !== "plain" && row.state, row.at_fault, row.cause].filter(Boolean).join(" · ") || row.folder;
       return React.createElement(
         "span",
         { className: "cell-lines" },

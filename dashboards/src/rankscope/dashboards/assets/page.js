@@ -6,6 +6,7 @@
   var clicked = false; // a button that starts work of the page; the next question tells the server
   var live = null; // last step of a live run, and when it was written
   var fields = {}; // those of the address for which the page is drawn
+  var drawnIn = ""; // colour scheme of the figures
 
   function draw(element) {
     drawing += 1;
@@ -14,6 +15,13 @@
 
   function drawable() {
     return Array.from(document.querySelectorAll("[data-draws]"));
+  }
+
+  function redrawIn(scheme) {
+    if (drawnIn && scheme && scheme !== drawnIn) {
+      drawnIn = scheme;
+      document.querySelectorAll('[data-draws="says"]').forEach(draw);
+    }
   }
 
   // Whether a block is still being computed, and has been answered since it was asked for last.
@@ -49,6 +57,18 @@
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
     rankscope_page: {
+      // Returns content, title and state of the page of an address; early.js has asked for the first.
+      open: function (path, _again, search) {
+        var pages = window.rankscopePage;
+        var scheme = document.documentElement.getAttribute("data-mantine-color-scheme");
+        var address = pages.address(path, search, scheme);
+        var first = pages.first;
+        pages.first = null;
+        var again = () => pages.ask(address);
+        return (first && first.address === address ? first.answer.catch(again) : again()).then(function (page) {
+          return [page.content, page.title, Object.assign({ scheme: scheme }, page.shown)];
+        });
+      },
       // Returns the next question; one at a time.
       tick: function (ticks, shown, answer) {
         if (!shown || shown.path !== window.location.pathname) {
@@ -100,6 +120,9 @@
         clicked = false;
         asked.at = Date.now();
         hear(shown || {});
+        // The scheme may have changed since the page was asked for.
+        drawnIn = shown ? shown.scheme : "";
+        redrawIn(document.documentElement.getAttribute("data-mantine-color-scheme"));
       },
       // The address has changed: what reads a changed field is drawn again.
       isAt: function (search) {
@@ -113,8 +136,8 @@
           })
           .forEach(draw);
       },
-      isIn: function (_scheme) {
-        document.querySelectorAll('[data-draws="says"]').forEach(draw);
+      isIn: function (scheme) {
+        redrawIn(scheme);
       },
     },
   });

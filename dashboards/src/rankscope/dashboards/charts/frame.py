@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from functools import cache
 from textwrap import wrap
@@ -17,6 +18,11 @@ _WIDE, _NARROW = 90, 38
 
 _NOTE_LINE, _NOTE_PADDING = 20, 24
 """Pixels of a line of a note, and above and below its lines."""
+
+_AXIS_PX: Final = 48
+"""Pixels of the labels and the title below an axis."""
+_LETTER_PX: Final = 7
+_TAG: Final = re.compile(r"<[^>]*>")
 
 FONT: Final = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 
@@ -69,6 +75,19 @@ def framed(figure: go.Figure, colors: Palette, *, height: int) -> go.Figure:
         uirevision="keep",  # keeps zoom and hidden traces when a live run redraws
     )
     return figure
+
+
+def fix_margins(figure: go.Figure, *, left: int) -> None:
+    """Set the margins of a figure whose labels have a known width. Plotly draws a figure twice to measure the labels itself."""
+    figure.update_layout(margin_l=left, margin_b=_AXIS_PX)
+    figure.update_xaxes(automargin=False, tickangle=0)
+    figure.update_yaxes(automargin=False)
+
+
+def label_width(labels: Sequence[str]) -> int:
+    """Return an upper estimate of the width in pixels of tick labels with line breaks and emphasis."""
+    lines = [_TAG.sub("", line) for label in labels for line in label.split("<br>")]
+    return _LETTER_PX * max(map(len, lines), default=0)
 
 
 def rank_label(rank: int, blamed: Collection[int], picked: int | None = None) -> str:

@@ -260,7 +260,7 @@ def _difference(comparison: Comparison) -> str:
     b, a = (plotly_text(name, _TITLE_LETTERS) for name in (comparison.b, comparison.a))
     # A narrow screen has no room for two names beside each other.
     between = " " if len(comparison.a) + len(comparison.b) <= _SHORT_NAMES else "<br>"
-    return f"{b}{between}minus {a}, per {comparison.per}"
+    return f"{b}{between}minus {a},<br>per {comparison.per}"
 
 
 def steps_overlay(lines: Sequence[tuple[str, Trend]], colors: Palette, *, at: int | None = None) -> Drawn:

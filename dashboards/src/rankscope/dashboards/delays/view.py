@@ -40,7 +40,7 @@ from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.model.view import Help, View
 from rankscope.dashboards.words.causes import CAUSES
 from rankscope.dashboards.words.units import duration
-from rankscope.dashboards.words.wording import count, milliseconds, percent
+from rankscope.dashboards.words.wording import count, percent, seconds
 
 
 def _names(run: RunData, state: PageState) -> BarNames:
@@ -224,50 +224,52 @@ COLUMNS: Final[list[Column]] = [
     number_column("rank", "Rank", "Global rank", digits=0, width=92, pinned=True),
     text_column("host", "Host"),
     number_column(
-        "steps_ms", "All steps ms", "Wait imposed on others over all steps that were judged, from step records", width=130
+        "steps_s", "All steps s", "Wait imposed on others over all steps that were judged, from step records", width=130
     ),
     number_column("last_in", "Last in", "Steps in which it came last", digits=0, width=96),
     *(
         number_column(
-            f"{key}_ms",
-            f"{CAUSES[key].label.capitalize()} ms",
+            f"{key}_s",
+            f"{CAUSES[key].label[0].upper()}{CAUSES[key].label[1:]} s",
             f"Part of the imposed wait over all steps: {CAUSES[key].label}",
             width=170,
             if_known=True,
         )
         for key in CHARGED
     ),
-    number_column("direct_ms", "Direct ms", "Profiled steps: wait imposed in groups that the rank is in", width=116),
+    number_column("direct_s", "Direct s", "Profiled steps: wait imposed in groups that the rank is in", width=116),
     number_column(
-        "knock_on_ms",
-        "Knock-on ms",
+        "knock_on_s",
+        "Knock-on s",
         "Profiled steps: wait in other groups, whose last rank had waited for this one before",
         width=130,
     ),
-    number_column("exposed_ms", "Exposed ms", "Profiled steps: the part of both that no compute hid", width=124),
+    number_column("exposed_s", "Exposed s", "Profiled steps: the part of both that no compute hid", width=124),
 ]
 
 
 HOST_COLUMNS: Final[list[Column]] = [
     text_column("host", "Host", width=180, pinned=True, hover=True),
-    number_column("rank", "Worst rank", "Rank of the host that imposed most", digits=0, width=116),
+    number_column("rank", "Worst rank", "That of the verdict; of another host, the rank that imposed most", digits=0, width=116),
     *(column for column in COLUMNS if column.field not in ("rank", "host")),
 ]
 
 
 def _rank_costs(run: RunData, state: PageState) -> list[dict[str, Any]]:
     hosts = {rank.rank: rank.host for rank in run.analysis.ranks}
+    named = run.analysis.verdict.rank
+    worst = {hosts[named]: named} if named in hosts and rows_by_host(run.analysis, state.rows) else {}
     return [
         {
-            "id": str(rank.rank),
-            "rank": rank.rank,
+            "id": str(worst.get(hosts.get(rank.rank), rank.rank)),
+            "rank": worst.get(hosts.get(rank.rank), rank.rank),
             "host": hosts.get(rank.rank),
-            "steps_ms": milliseconds(rank.steps_us),
+            "steps_s": seconds(rank.steps_us),
             "last_in": rank.last_in,
-            **{f"{key}_ms": milliseconds(rank.causes_us.get(key)) for key in CHARGED},
-            "direct_ms": milliseconds(rank.direct_us),
-            "knock_on_ms": milliseconds(rank.knock_on_us),
-            "exposed_ms": milliseconds(rank.exposed_us),
+            **{f"{key}_s": seconds(rank.causes_us.get(key)) for key in CHARGED},
+            "direct_s": seconds(rank.direct_us),
+            "knock_on_s": seconds(rank.knock_on_us),
+            "exposed_s": seconds(rank.exposed_us),
         }
         for rank in _delay_rows(run, state)
     ]
@@ -278,7 +280,8 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
     if not (run.delays.groups or run.delays.timeline or run.analysis.imposed_wait):
         why = ALONE if run.analysis.source.world_size == 1 else NO_EVIDENCE
         return nothing_yet(run.summary, "No rank is known to wait", why)
-    return [
+    named = bool(run.analysis.verdict.ranks)
+    sections = [
         Section(
             name="imposed",
             title="Who made others wait",
@@ -364,6 +367,16 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
             ],
         ),
     ]
+    if named:
+        return [*sections]
+    calm: list[Block] = [
+        Text("The verdict names no rank or host, so none is charged here: ranks that vary alike wait for each other, too.")
+    ]
+    return [*calm, *(section for section in sections if section.name not in _CHARGES)]
+
+
+_CHARGES: Final = ("imposed", "causes", "rank-costs")
+"""Sections that charge ranks with the waiting of others."""
 
 
 VIEW: Final = View(

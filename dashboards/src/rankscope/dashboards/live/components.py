@@ -15,6 +15,7 @@ from rankscope.dashboards.charts.frame import GRAPH_CONFIG
 from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.live.grid import list_grid, table_grid
 from rankscope.dashboards.model import page as model
+from rankscope.dashboards.model.drawn import Drawn
 from rankscope.dashboards.model.line import Badge, Line, Link, Span, pieces
 
 CANCEL: Final = "cancel"
@@ -61,7 +62,7 @@ def cancel_button(error: NotReadyError, of: str) -> list[Component]:
     if error.job is None:
         return []
     identifier: Any = {"type": CANCEL, "job": error.job, "of": of}
-    return [html.Div(dmc.Button("Cancel", id=identifier, size="compact-xs", variant="default"))]
+    return [html.Div(dmc.Button("Cancel", id=identifier, size="compact-xs", variant="default"), className="cancel")]
 
 
 def line(text: Line) -> list[Component | str]:
@@ -223,6 +224,13 @@ def _(block: model.Button) -> Component:
 @component.register
 def _(block: model.Again) -> Component:
     return html.Div(id=f"{block.name}-again", hidden=True)
+
+
+def figure_properties(drawn: Drawn, ready: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the properties of the graph and of the caption of a figure; not ready: it is to be requested again."""
+    # When the window is resized or printed, Plotly takes the height of the place, not of the figure.
+    graph = {"figure": drawn.figure, "style": {"height": f"{drawn.figure.layout.height}px"}}
+    return graph, {"children": drawn.says, "data-waits": None if ready else "1"}
 
 
 @component.register

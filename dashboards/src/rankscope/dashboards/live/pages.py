@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final, TypeVar, cast
 
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import dcc, html
@@ -15,10 +16,10 @@ from dash.development.base_component import Component
 from rankscope.analysis.result.analysis import Kind
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.charts.frame import note
-from rankscope.dashboards.charts.palette import Palette
+from rankscope.dashboards.charts.palette import PALETTES, Palette
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import NotReadyError, RunSource, UnknownRunError
-from rankscope.dashboards.live.components import aria, cancel_button, drawn
+from rankscope.dashboards.live.components import aria, cancel_button, drawn, figure_properties, identity
 from rankscope.dashboards.model.drawn import NO_DATA, Drawn
 from rankscope.dashboards.model.page import Again, Block, Figure, Part, every, find
 from rankscope.dashboards.model.run_head import about, problem, run_head
@@ -76,22 +77,19 @@ class Pages:
 
         ``None``: the page has no such figure.
         """
-        try:
-            figure = self.block(path, search, Figure, name)
-            return None if figure is None else (figure.draw(colors), True)
-        except NotReadyError as error:
-            return instead(f"{error.progress.sentence} …", colors), False
-        except RankscopeError as error:
-            return instead(str(error), colors), True
-        except Exception:  # noqa: BLE001  other figures must still be drawn; the log has the traceback
-            _LOG.exception("figure %s of %s", name, sanitize(str(path)))
-            return instead(OUR_FAULT, colors), True
 
-    def page(self, path: object, search: object) -> Page:
-        """Return the page of an address."""
+        def draw() -> Drawn | None:
+            figure = self.block(path, search, Figure, name)
+            return None if figure is None else figure.draw(colors)
+
+        drawing, ready = _picture_or_why(draw, colors, f"figure {name} of {sanitize(str(path))}")
+        return None if drawing is None else (drawing, ready)
+
+    def page(self, path: object, search: object, colors: Palette = PALETTES["light"]) -> Page:
+        """Return the page of an address with its figures."""
         query = search if isinstance(search, str) else None
         try:
-            return self._page(path, query)
+            return self._page(path, query, colors)
         except Exception:  # noqa: BLE001  the user must see an error page; the log has the traceback
             _LOG.exception("page %s", sanitize(str(path)))
             return _fixed(path, problem("This page could not be made", OUR_FAULT), "Error")
@@ -137,9 +135,9 @@ class Pages:
     def _run(self, run_id: str) -> RunData:
         return RunData(self.source, self.source.summary(run_id), self.config.perfetto_url, self.config.token is not None)
 
-    def _page(self, path: object, search: str | None) -> Page:
+    def _page(self, path: object, search: str | None, colors: Palette) -> Page:
         if (page := site_page(path)) is not None:
-            return self._site(page, path, search)
+            return self._site(page, path, search, colors)
         found = _view_at(path)
         if found is None:
             return _fixed(path, problem("There is no such page", f"Nothing lives at {sanitize(str(path))}."), "Not found")
@@ -148,7 +146,7 @@ class Pages:
             run = self._run(run_id)
             if run.summary.problem is not None:
                 return _unreadable(path, run.summary.name, run.summary.problem)
-            return self._of_run(run, view, path, search)
+            return self._of_run(run, view, path, search, colors)
         except UnknownRunError:
             hint = "It may have been moved or removed, or this dashboard was started on another folder."
             reason = f"Nothing here has the run id {sanitize(run_id)!r}."
@@ -156,7 +154,7 @@ class Pages:
         except RankscopeError as error:
             return _unreadable(path, run_id, str(error))
 
-    def _of_run(self, run: RunData, view: View, path: object, search: str | None) -> Page:
+    def _of_run(self, run: RunData, view: View, path: object, search: str | None, colors: Palette) -> Page:
         """Return a page of a run. It has its own ``Location``, so that its callbacks exist only while the page is shown."""
         state, summary = PageState.parse(search), run.summary
         try:
@@ -165,7 +163,7 @@ class Pages:
             return _waiting(path, summary.name, summary.name, error)
         try:
             blocks = view.blocks(run, state)
-            content, whole = drawn(blocks), _has_nothing(blocks)
+            content, whole = _content(blocks, colors), _has_nothing(blocks)
         except NotReadyError as error:
             content, whole = [_not_ready(summary.name, error)], True
             now |= {"version": error.progress.sentence, "every_ms": WAITING_MS}
@@ -188,12 +186,12 @@ class Pages:
         )
         return Page(page, summary.name, {"path": path, **now, "whole": whole})
 
-    def _site(self, page: SitePage, path: object, search: str | None) -> Page:
+    def _site(self, page: SitePage, path: object, search: str | None, colors: Palette) -> Page:
         every_ms = 0 if page.version is None else int(self.config.poll_interval_s * 1000)
         try:
             version = "" if page.version is None else page.version(self.source, search)
             blocks = page.blocks(self.source, search, self.config)
-            content = drawn(blocks)
+            content = _content(blocks, colors)
         except NotReadyError as error:
             return _waiting(path, page.title, page.subject or page.title, error)
         except RankscopeError as error:
@@ -212,6 +210,35 @@ def _view_at(path: object) -> tuple[str, View] | None:
 
 def _head(run: RunData) -> Block:
     return Part("run-head", lambda: run_head(run.summary, verdict_kind(run)), reads=())
+
+
+def _content(blocks: Sequence[Block], colors: Palette) -> list[Component]:
+    """Return blocks as components, the figures drawn."""
+    content = html.Div(drawn(blocks))
+    for block in every(blocks):
+        if isinstance(block, Figure):
+            picture, ready = _picture_or_why(partial(block.draw, colors), colors, f"figure {block.name}")
+            assert picture is not None
+            for kind, properties in zip(("figure", "says"), figure_properties(picture, ready), strict=True):
+                for name, value in properties.items():
+                    setattr(content[identity(kind, block.name)], name, value)
+    return cast("list[Component]", content.children)
+
+
+def _picture_or_why(draw: Callable[[], Drawn | None], colors: Palette, what: str) -> tuple[Drawn | None, bool]:
+    """Return what ``draw`` returns, or a note with the error in its place, and whether that is final.
+
+    ``what`` is drawn, for the log.
+    """
+    try:
+        return draw(), True
+    except NotReadyError as error:
+        return instead(f"{error.progress.sentence} …", colors), False
+    except RankscopeError as error:
+        return instead(str(error), colors), True
+    except Exception:  # noqa: BLE001  other figures must still be drawn; the log has the traceback
+        _LOG.exception("%s", what)
+        return instead(OUR_FAULT, colors), True
 
 
 def _has_nothing(blocks: Sequence[Block]) -> bool:

@@ -1,5 +1,6 @@
-"""Callbacks that draw figures, parts and tables of a page, and that report what has changed.
+"""Callbacks that draw figures, parts and tables of a page again, and that report what has changed.
 
+A page is delivered with its figures, parts and tables.
 assets/page.js decides which of them are drawn again: after a change of the version all, after one of the address those that
 read a changed field, of the scheme the figures, and those that are being computed until they are ready. For that it changes
 the ``data-draw`` of their elements.
@@ -8,22 +9,20 @@ the ``data-draw`` of their elements.
 from __future__ import annotations
 
 import logging
-from typing import Any, Final
+from typing import Any
 
 from dash import MATCH, ClientsideFunction, Dash, Input, Output, State, html, no_update
 from flask import request
 
 from rankscope.base.errors import RankscopeError
 from rankscope.dashboards.charts.palette import palette
-from rankscope.dashboards.live.components import identity, part, part_or_why
+from rankscope.dashboards.live.components import figure_properties, identity, part, part_or_why
 from rankscope.dashboards.live.grid import column_def, grid_style
 from rankscope.dashboards.live.pages import OUR_FAULT, Pages
+from rankscope.dashboards.live.routing import ZONE_COOKIE
 from rankscope.dashboards.model.columns import known_columns
 from rankscope.dashboards.model.page import Listing, Part, Table
 from rankscope.dashboards.words.units import time_zone
-
-ZONE_COOKIE: Final = "rankscope-zone"
-"""Cookie in which assets/early.js puts the time zone of the browser."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -44,15 +43,15 @@ def register(app: Dash, pages: Pages) -> None:
         State("address", "search"),
         State("scheme", "data"),
         State(identity("figure", each), "id"),
+        prevent_initial_call=True,
     )
     def draw_figure(_draw: Any, shown: Any, search: Any, scheme: Any, which: dict[str, str]) -> tuple[Any, ...]:
         with time_zone(request.cookies.get(ZONE_COOKIE)):
             found = pages.figure(_path(shown), search, which["name"], palette(scheme))
         if found is None:
             return (no_update,) * 4
-        drawn, ready = found
-        # When the window is resized or printed, Plotly takes the height of the place, not of the figure.
-        return drawn.figure, {"height": f"{drawn.figure.layout.height}px"}, drawn.says, None if ready else "1"
+        picture, caption = figure_properties(*found)
+        return picture["figure"], picture["style"], caption["children"], caption["data-waits"]
 
     @app.callback(
         Output(identity("part", each), "children"),
@@ -60,7 +59,7 @@ def register(app: Dash, pages: Pages) -> None:
         State("shown", "data"),
         State("address", "search"),
         State(identity("part", each), "id"),
-        prevent_initial_call=True,  # the page is delivered with it
+        prevent_initial_call=True,
     )
     def write_part(_draw: Any, shown: Any, search: Any, which: dict[str, str]) -> Any:
         name = which["name"]

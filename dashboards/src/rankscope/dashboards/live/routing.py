@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
+import flask
 from dash import MATCH, ClientsideFunction, Dash, Input, Output, State, no_update
 from dash.development.base_component import Component
+from plotly.io.json import to_json_plotly  # type: ignore[import-untyped]
 
+from rankscope.dashboards.charts.palette import palette
 from rankscope.dashboards.live.components import CANCEL
 from rankscope.dashboards.live.pages import Pages, site_links
+from rankscope.dashboards.words.units import time_zone
+
+PAGE: Final = "/api/page"
+"""Path of the content of pages. assets/early.js requests it while the scripts that show it are still loading."""
+
+ZONE_COOKIE: Final = "rankscope-zone"
+"""Cookie in which assets/early.js puts the time zone of the browser."""
 
 
 def register(app: Dash, pages: Pages) -> None:
     """Add the callbacks."""
 
-    @app.callback(
+    def page_content() -> flask.Response:
+        asked = flask.request.args
+        with time_zone(flask.request.cookies.get(ZONE_COOKIE)):
+            page = pages.page(asked.get("path"), asked.get("search"), palette(asked.get("scheme")))
+        content = {"content": page.content, "title": f"{page.name} · {pages.config.title}", "shown": page.shown}
+        return flask.Response(to_json_plotly(content), mimetype="application/json", headers={"Cache-Control": "no-store"})
+
+    app.server.add_url_rule(PAGE, view_func=page_content)
+    app.clientside_callback(  # type: ignore[no-untyped-call]
+        ClientsideFunction("rankscope_page", "open"),
         Output("page", "children"),
         Output("page-title", "data"),
         Output("shown", "data"),
@@ -22,9 +41,6 @@ def register(app: Dash, pages: Pages) -> None:
         Input("again", "data"),
         State("url", "search"),
     )
-    def show_page(pathname: str | None, _again: int | None, search: str | None) -> tuple[Any, Any, Any]:
-        page = pages.page(pathname, search)
-        return page.content, f"{page.name} · {pages.config.title}", page.shown
 
     @app.callback(Output("site-links", "children"), Input("url", "pathname"))
     def show_links(pathname: str | None) -> list[Component]:

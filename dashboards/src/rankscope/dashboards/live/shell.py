@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import version
 from importlib.resources import as_file, files
 from typing import Final
 
+import dash
 import dash_mantine_components as dmc  # type: ignore[import-untyped]
 from dash import dcc, html
 from dash.development.base_component import Component
@@ -14,6 +16,7 @@ from dash.fingerprint import build_fingerprint
 from rankscope.dashboards.live.components import aria
 from rankscope.dashboards.web.delivery import ASSETS, PACKAGES
 
+_LATER: Final = re.compile(rf'(<script src="({PACKAGES}dash_ag_grid/[^"]+)"></script>)')
 _PLOTLY: Final = "package_data/plotly.min.js"
 
 POLL_MS: Final = 700
@@ -23,6 +26,19 @@ DARK_SHADES = [
     "#e8ecf2", "#c3cad5", "#9aa5b4", "#6b7788", "#3a4555", "#2b3442", "#1e2632", "#171d27", "#10151d", "#0b0f15",
 ]  # fmt: skip
 """Mantine's dark greys, in the hue of assets/style.css."""
+
+
+class App(dash.Dash):
+    """Dash whose pages do not begin with the library of the tables: assets/grid.js loads it with the first table."""
+
+    def interpolate_index(self, **parts: str) -> str:  # type: ignore[override]
+        """Return the document. The browser fetches the library when it has nothing else to do."""
+        scripts, metas = parts.get("scripts", ""), parts.get("metas", "")
+        for tag, address in _LATER.findall(scripts):
+            scripts = scripts.replace(tag, "")
+            metas += f'<link id="library-dash_ag_grid" rel="prefetch" as="script" href="{address}">'
+        page: str = super().interpolate_index(**{**parts, "scripts": scripts, "metas": metas})  # type: ignore[no-untyped-call]
+        return page
 
 
 def document() -> str:

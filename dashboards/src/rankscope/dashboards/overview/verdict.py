@@ -32,7 +32,7 @@ def verdict_card(run: RunSummary, analysis: Analysis) -> list[Block]:
         Facts(_facts(analysis)),
     ]
     if analysis.rare_steps is not None:
-        parts.append(_rare(run.run_id, analysis.rare_steps))
+        parts.append(_rare(run.run_id, analysis.rare_steps, analysis.verdict))
     # The reader has the dashboard open already.
     steps = [text for text in verdict.next if not text.startswith("rankscope dashboard")]
     if steps:
@@ -133,10 +133,8 @@ def _facts(analysis: Analysis) -> list[Fact]:
         )
     if verdict.cost is not None:
         facts.append(Fact("Cost so far", wording.money(verdict.cost.amount, verdict.cost.currency)))
-    judged = judged_text(verdict, source.world_size)
     facts += [
-        _evidence(verdict, source),
-        *([Fact("Judged", judged, why="Ranks that were compared, and the steps in which they were")] if judged else []),
+        _judged_by(verdict, source),
         Fact(
             "Coverage",
             wording.percent(source.coverage),
@@ -156,11 +154,12 @@ def _ranks_there(source: Source) -> str:
     )
 
 
-def _evidence(verdict: Verdict, source: Source) -> Fact:
-    why, steps = "Which records the verdict rests on", _steps(verdict, source)
+def _judged_by(verdict: Verdict, source: Source) -> Fact:
+    why = f"Which records the verdict rests on, of the ranks that were compared: {_steps(verdict, source)}"
+    judged = judged_text(verdict, source.world_size) or _steps(verdict, source)
     if verdict.evidence_source is None:
-        return Fact("Evidence", steps, why=why)
-    return Fact("Evidence", wording.EVIDENCE[verdict.evidence_source], why=why, detail=steps)
+        return Fact("Judged by", judged, why=why)
+    return Fact("Judged by", wording.EVIDENCE[verdict.evidence_source], why=why, detail=judged)
 
 
 def _steps(verdict: Verdict, source: Source) -> str:
@@ -169,8 +168,9 @@ def _steps(verdict: Verdict, source: Source) -> str:
     return f"steps {verdict.steps[0]} to {verdict.steps[1] - 1}"
 
 
-def _rare(run_id: str, rare: RareSteps) -> Block:
+def _rare(run_id: str, rare: RareSteps, verdict: Verdict) -> Block:
     """Return what rare steps cost, with a link to them. The verdict is about the other, typical steps."""
+    text = [] if rare.summary in verdict.summary else [Text(rare.summary)]
     share = f"{rare.share:.0%}" if rare.share >= 0.0995 else f"{rare.share:.1%}"
     shown = PageState(rank=rare.rank, steps=(rare.steps[0], rare.steps[-1])).search if rare.steps else ""
     facts = [
@@ -178,7 +178,7 @@ def _rare(run_id: str, rare: RareSteps) -> Block:
         Fact("Rare steps", f"{rare.count:,}", detail=f"of {wording.count(rare.of_steps, 'step')}"),
         Fact("The longest", duration(rare.longest_us), detail=f"typical: {duration(rare.typical_us)}"),
     ]
-    blocks: list[Block] = [Heading("Rare steps beside the typical one"), Text(rare.summary), Facts(facts)]
+    blocks: list[Block] = [Heading("Rare steps beside the typical one"), *text, Facts(facts)]
     if rare.steps:
         blocks.append(Text(["See ", Link("these steps of all ranks", run_path(run_id, "ranks") + shown), "."], "see"))
     return Group(blocks, "rare")

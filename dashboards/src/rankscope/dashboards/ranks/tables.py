@@ -16,7 +16,9 @@ COLUMNS: Final[list[Column]] = [
     number_column("own_ms", "Own ms, median", "Step time minus time blocked on other ranks", width=140),
     number_column("blocked_ms", "Blocked ms, median", "Time of a step spent waiting for other ranks", width=160),
     number_column("wall_ms", "Wall ms, median", "Time of a step: the device's where it is known, else the host's", width=140),
-    number_column("imposed_percent", "Imposed %", "Share of all waiting that was for this rank", digits=1, width=116),
+    number_column(
+        "imposed_percent", "Imposed %", "Share of all waiting that was for this rank", digits=1, width=116, if_known=True
+    ),
     text_column("host", "Host"),
     text_column("gpu", "GPU", hover=True, if_known=True),
     number_column("steps", "Steps", "Steps with evidence", digits=0, width=92),
@@ -33,7 +35,7 @@ COLUMNS: Final[list[Column]] = [
 
 def rank_table(analysis: Analysis) -> list[dict[str, Any]]:
     """Return a row per rank; times in milliseconds, ``None`` if unknown."""
-    imposed = {row.rank: row.share for row in analysis.imposed_wait}
+    imposed = {row.rank: row.share for row in analysis.imposed_wait if analysis.verdict.ranks}
     return [
         {
             "id": str(rank.rank),
@@ -68,7 +70,9 @@ HOST_COLUMNS: Final[list[Column]] = [
     number_column("slowest", "Slowest rank", "Rank with that time", digits=0, width=120),
     number_column("blocked_ms", "Blocked ms, median", "Median over its ranks", width=160),
     number_column("wall_ms", "Wall ms, median", "Median over its ranks", width=140),
-    number_column("imposed_percent", "Imposed %", "Share of all waiting that was for its ranks", digits=1, width=116),
+    number_column(
+        "imposed_percent", "Imposed %", "Share of all waiting that was for its ranks", digits=1, width=116, if_known=True
+    ),
     number_column("steps", "Steps", "Steps with evidence", digits=0, width=92),
 ]
 
@@ -87,7 +91,7 @@ def host_table(analysis: Analysis) -> list[dict[str, Any]]:
             "slowest": host.slowest,
             "blocked_ms": milliseconds(host.blocked_us),
             "wall_ms": milliseconds(host.wall_us),
-            "imposed_percent": _percent(host.imposed_share),
+            "imposed_percent": _percent(host.imposed_share) if analysis.verdict.ranks else None,
             "steps": host.steps,
         }
         for host in hosts_of(analysis)

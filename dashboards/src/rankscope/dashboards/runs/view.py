@@ -22,23 +22,23 @@ from rankscope.dashboards.words.causes import CAUSES
 from rankscope.dashboards.words.inert import MAX_TEXT, sanitize
 
 COLUMNS: Final[list[Column]] = [
-    text_column("name", "Run", width=160, renderer="Name", pinned=True, narrow=150),
+    text_column("name", "Run", width=160, renderer="Name", pinned=True, narrow=132),
     text_column(
         "kind",
         "Verdict",
-        width=184,
+        width=202,  # the longest badge
         renderer="Badge",
         tooltip="In words below the table, and on hover",
         hover_field="sentence",
-        narrow=180,
+        narrow=198,
     ),
-    text_column("at_fault", "Rank or host", width=114, hover=True),
-    text_column("cause", "Cause", width=146, hover=True),
+    text_column("at_fault", "Rank or host", width=132, hover=True),
+    text_column("cause", "Cause", width=130, hover=True),
     number_column("lost_share", "Lost %", "Share of the step that the cause costs", digits=0, width=76),
     number_column("step_ms", "Step ms", "Mean wall time of a typical step", digits=1, width=84),
     text_column("state", "State", width=134, renderer="Badge"),
     number_column("ranks", "Ranks", "World size; ranks with records where it is not known", digits=0, width=70),
-    text_column("health", "Health", width=150, hover=True, fills=140),
+    text_column("health", "Health", width=132, hover=True, fills=132),
     text_column("start", "Started", width=168, renderer="LocalTime", tooltip=LOCAL_TIME),
     number_column(
         "lost",
@@ -233,8 +233,8 @@ def picked_run(source: RunSource, run_id: str | None) -> list[Block]:
                         badge(row["state"], tone=row["state_tone"]),
                     ]
                 ),
-                Text(row.get("sentence") or "", "alert-says"),
                 *health,
+                Text(row.get("sentence") or "", "alert-says"),
                 Text(
                     [
                         f"Started {row.get('start', wording.UNKNOWN)}, in ",

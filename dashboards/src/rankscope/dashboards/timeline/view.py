@@ -329,7 +329,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
         {"value": str(one.first), "label": f"{one.steps} · {count(one.ranks, 'rank')}"} for one in reversed(windows.windows)
     ]
     shown = windows.chosen(state.window)
-    chosen = replace(state, window=None if shown is None else shown.first)
+    chosen = state if shown is None or state.window is None else replace(state, window=shown.first)
     return [
         Section(
             name="timeline",
@@ -351,7 +351,7 @@ def _blocks(run: RunData, state: PageState) -> list[Block]:
                 Part("timeline-facts", lambda: _facts(run, state)),
             ],
             tools=[
-                choice("window", "Window", options, chosen, width=230),
+                choice("window", "Window", options, chosen, width=230, nothing=options[0]["label"]),
                 *rows_choice(hosts=_hosts(run), by_host=_by_host(run, state)),
                 rank_choice(state),
             ],

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import dash
 from gunicorn.app.base import BaseApplication  # type: ignore[import-untyped]
 
+from rankscope.dashboards.web.deadlines import Deadlines, with_whole_bodies, worker_class
 from rankscope.dashboards.web.security import HEALTHY
 from rankscope.runs.decoders import make_decoders
 
@@ -33,10 +34,11 @@ class _Server(BaseApplication):  # type: ignore[misc]
 
     def __init__(self, app: dash.Dash, sock: socket.socket) -> None:
         self._app = app
+        self._deadlines = Deadlines(_THREADS)
         self._settings: dict[str, Any] = {
             "bind": f"fd://{sock.fileno()}",
             "workers": 1,  # it holds the state of the jobs
-            "worker_class": "gthread",
+            "worker_class": worker_class(self._deadlines),
             "threads": _THREADS,
             "graceful_timeout": 2,  # the worker ends at once, unless it has only begun
             "keepalive": 5,
@@ -56,7 +58,7 @@ class _Server(BaseApplication):  # type: ignore[misc]
 
     def load(self) -> Any:
         """Return the WSGI application."""
-        return answering(self._app.server, _REQUESTS)
+        return with_whole_bodies(answering(self._app.server, _REQUESTS), self._deadlines)
 
 
 def answering(app: WSGIApplication, requests: int) -> WSGIApplication:

@@ -123,6 +123,11 @@ def milliseconds(us: float | None) -> float | None:
     return None if us is None else us / 1e3
 
 
+def seconds(us: float | None) -> float | None:
+    """Convert microseconds to seconds; ``None`` stays ``None``."""
+    return None if us is None else us / 1e6
+
+
 def moment(unix_ns: int | None) -> str:
     """Format date and time in UTC, so that all viewers of a link see the same."""
     text = None if unix_ns is None else units.moment(unix_ns)

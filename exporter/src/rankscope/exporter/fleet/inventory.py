@@ -15,11 +15,12 @@ from typing import Final
 
 import msgspec
 
-from rankscope.base.atomic_files import replace_file
+from rankscope.base.atomic_files import remove_unfinished, replace_file
 from rankscope.base.formats import unread_format
 from rankscope.base.locks import lock_file
 from rankscope.base.problems import ProblemLog
 from rankscope.base.process import boot_id
+from rankscope.base.regular_files import open_regular
 from rankscope.exporter.source import GpuIdentity
 
 logger = logging.getLogger(__name__)
@@ -264,6 +265,8 @@ def _locked(path: Path) -> Iterator[None]:
     """
     handle = _lock(path.with_suffix(".lock"))
     try:
+        if handle is not None:
+            remove_unfinished(path)
         yield
     finally:
         if handle is not None:
@@ -288,7 +291,7 @@ def _lock(path: Path) -> int | None:
 
 def load(path: Path) -> dict[str, Remembered]:
     """Return the GPUs in a file by uuid. Raises ``OSError``, and ``ValueError`` for a damaged file or another format."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:  # a pipe would block the start
         content = file.read(_LARGEST_BYTES)
     try:
         schema = msgspec.json.decode(content, type=_Header).schema

@@ -6,11 +6,13 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from rankscope.base.problems import ProblemLog
 from rankscope.exporter.jobs.deadline import Deadline
 from rankscope.exporter.jobs.devices import Devices, bare, device_numbers
 from rankscope.exporter.jobs.hold_source import HoldSource
@@ -76,7 +78,8 @@ class JobsCollector:
         self._numbers: dict[str, int] = {}
         self._migs: dict[str, tuple[MigDevice, ...]] = {}
         self._jobs_at: tuple[float, dict[str, str]] = (float("-inf"), {})
-        self._unidentified: set[tuple[str, Device]] = set()
+        # Reported once per job: the job is missing from the page for this reason.
+        self._unidentified = ProblemLog(partial(logger.warning, "%s"))
 
     def read(self, state: FleetState) -> tuple[Series, ...]:
         """Read the series of all GPUs. If a source fails, only what no other source reports is missing."""
@@ -89,7 +92,7 @@ class JobsCollector:
         claims = claims_of(self._ranks())
         devices = self._devices(state)
         node = _Node(state, devices, holds, uses, claims, complete=complete, hidden=self._hidden)
-        self._log_unidentified(node.unidentified)
+        self._unidentified.replace({held: _unidentified_text(*held) for held in sorted(node.unidentified, key=str)})
         names = self._names.names(node.uids()) if self._show_users else {}
         jobs_at: dict[str, str] = {}
         series: list[Series] = []
@@ -129,13 +132,6 @@ class JobsCollector:
         if occupancy.parties or in_use is False:
             yield Series("gpu_jobs", occupancy.parties, of_gpu)
 
-    def _log_unidentified(self, unidentified: set[tuple[str, Device]]) -> None:
-        """Log each device that cannot be identified once per job: the job is missing from the page for this reason."""
-        for party, device in sorted(unidentified - self._unidentified, key=str):
-            which = device.uuid or ("one without a name" if device.number is None else f"number {device.number}")
-            logger.warning("%s holds a GPU that cannot be identified: %s", party, which)
-        self._unidentified = unidentified
-
     def _read_uses(self, state: FleetState) -> dict[int, Use]:
         if not self._processes.sees_all():
             return {}
@@ -160,6 +156,11 @@ class JobsCollector:
             taken = set(listed.values())
             self._numbers = {place: number for place, number in self._numbers.items() if number not in taken} | listed
         return Devices(state.gpus, self._migs, self._numbers)
+
+
+def _unidentified_text(party: str, device: Device) -> str:
+    which = device.uuid or ("without a name" if device.number is None else f"number {device.number}")
+    return f"{party} holds a GPU that cannot be identified: {which}"
 
 
 def _with_pod_name(use: Use, pods: dict[str, PodName]) -> Use:

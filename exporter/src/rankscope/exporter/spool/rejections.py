@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from rankscope.base.problems import ProblemLog
+
 logger = logging.getLogger(__name__)
 
 MAX_NAMED: Final = 20
@@ -45,7 +47,7 @@ class RejectionLog:
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
-        self._reported: frozenset[RejectedFile] = frozenset()
+        self._problems = ProblemLog(self._log)
         self._hour_began_s = float("-inf")
         self._lines = 0
 
@@ -54,14 +56,11 @@ class RejectionLog:
         now_s = self._monotonic()
         if now_s - self._hour_began_s >= _HOUR_S:
             self._hour_began_s, self._lines = now_s, 0
-        for file in files:
-            if file in self._reported:
-                continue
-            self._lines += 1
-            if self._lines <= MAX_LINES_PER_HOUR:
-                logger.warning(
-                    "a file in the spool is rejected", extra={"file": file.name, "uid": file.uid, "reason": file.reason}
-                )
-            elif self._lines == MAX_LINES_PER_HOUR + 1:
-                logger.warning("further rejected files are not logged for an hour: /-/ready lists some of them")
-        self._reported = frozenset(files)
+        self._problems.replace({file.name: file for file in files})
+
+    def _log(self, file: RejectedFile) -> None:
+        self._lines += 1
+        if self._lines <= MAX_LINES_PER_HOUR:
+            logger.warning("a file in the spool is rejected", extra={"file": file.name, "uid": file.uid, "reason": file.reason})
+        elif self._lines == MAX_LINES_PER_HOUR + 1:
+            logger.warning("further rejected files are not logged for an hour: /-/ready lists some of them")

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from rankscope.base.atomic_files import replace_file
+from rankscope.base.atomic_files import remove_unfinished, replace_file
 from rankscope.base.formats import unread_format
 from rankscope.base.locks import lock_file
 from rankscope.exporter.xid.entry import SCHEMA, Snapshot, XidEntry
@@ -64,6 +64,7 @@ class JournalFile:
             raise JournalError(f"{self.folder}: {error.strerror}") from error
         if self._lock_fd is None:
             raise JournalError(f"{self.folder}: another exporter writes there")
+        remove_unfinished(self._path)
 
     def load(self) -> Loaded:
         """Read the file; damaged lines are skipped and counted.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from decimal import Decimal, DecimalException
 from typing import Final
@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from rankscope.analysis.perfetto.chrome_json import Thread, TraceWriter, Track
-from rankscope.analysis.trace.categories import GPU_ANNOTATION, GPU_COPY, GPU_KERNEL
+from rankscope.analysis.trace.categories import COPY, GPU_ANNOTATION, GPU_COPY, GPU_KERNEL, KERNEL, LAUNCHED, CategoryCodes
 from rankscope.analysis.trace.events import EventStream
 from rankscope.analysis.trace.files import TraceText
 from rankscope.analysis.trace.locations import Location
@@ -67,8 +67,11 @@ class RawTrace:
         """Number of events."""
         return len(self.slices) + len(self.instants) + len(self.flows)
 
-    def add(self, event: RawEvent, base_ns: int, extent: tuple[int, int]) -> None:
-        """Add an event that overlaps ``extent``, cut to it. Events without a possible time are left out."""
+    def add(self, event: RawEvent, base_ns: int, extent: tuple[int, int], launched_ns: int | None = None) -> None:
+        """Add an event that overlaps ``extent``, cut to it; device work counts whole, at the time it was launched.
+
+        Events without a possible time are left out. ``launched_ns``: time of the launch, where it is known.
+        """
         if event.ph == "M":
             if event.name == "thread_name" and (name := args_of(event).get("name")) is not None:
                 self.thread_names[event.pid, event.tid] = str(name)
@@ -80,12 +83,18 @@ class RawTrace:
         if (at := ns_of(bytes(event.ts))) is None or length is None or not 0 <= length < MAX_US * 1000:
             return
         begin, end = at + base_ns, at + base_ns + length
-        if begin >= extent[1] or max(end, begin + 1) <= extent[0]:
+        if launched_ns is not None and event.ph == "X":
+            if extent[0] <= launched_ns < extent[1]:
+                self.slices.append(Slice(begin, end, event))
             return
-        if event.ph == "X":
+        if event.ph in {"s", "t", "f"}:
+            self.flows.append((begin, event))
+        elif begin >= extent[1] or max(end, begin + 1) <= extent[0]:
+            return
+        elif event.ph == "X":
             self.slices.append(Slice(max(begin, extent[0]), min(end, extent[1]), event))
         else:
-            (self.instants if event.ph in {"i", "I"} else self.flows).append((begin, event))
+            self.instants.append((begin, event))
 
 
 def read_raw_trace(
@@ -93,7 +102,8 @@ def read_raw_trace(
 ) -> RawTrace:
     """Read the events of a trace in a time span, of all or some processes; ``of_run``: see ``open_location``.
 
-    Raises ``InputError``, also for a truncated trace.
+    Device work is in the span in which it was launched, as it may run after the step that it is of. Raises ``InputError``,
+    also for a truncated trace.
     """
     text = TraceText(path, of_run=of_run)
     stream = EventStream[RawEvent](path, text, RawEvent)
@@ -102,11 +112,38 @@ def read_raw_trace(
     if torn := text.torn or stream.torn:
         raise InputError(path, f"truncated: {torn}, and all of it is needed")
     base_ns = read_metadata(stream.said).base_unix_ns
+    events = [event for event in events if processes is None or process_id(event.pid) in processes]
+    codes = CategoryCodes()
+    launches = _launches((event for event in events if codes[event.cat] == LAUNCHED), base_ns)
     trace = RawTrace()
     for event in events:
-        if processes is None or process_id(event.pid) in processes:
-            trace.add(event, base_ns, extent)
+        works = codes[event.cat] in (KERNEL, COPY)
+        trace.add(event, base_ns, extent, launches.get(_correlation(event)) if works else None)
+    starts = {(row.event.pid, row.event.tid, row.start_ns) for row in trace.slices}
+    trace.flows = [(time, event) for time, event in trace.flows if (event.pid, event.tid, time) in starts]
     return trace
+
+
+def _launches(calls: Iterable[RawEvent], base_ns: int) -> dict[int | str | None, int]:
+    """Return when the work of each correlation id was launched."""
+    times = ((_correlation(call), ns_of(bytes(call.ts))) for call in calls)
+    return {correlation: at + base_ns for correlation, at in times if correlation is not None and at is not None}
+
+
+class _Link(msgspec.Struct, frozen=True):
+    """Argument that device work shares with the call that launched it."""
+
+    correlation: int | str | None = None
+
+
+_LINK: Final = msgspec.json.Decoder(_Link)
+
+
+def _correlation(event: RawEvent) -> int | str | None:
+    try:
+        return _LINK.decode(event.args).correlation
+    except msgspec.DecodeError:
+        return None
 
 
 def ns_of(text: bytes) -> int | None:

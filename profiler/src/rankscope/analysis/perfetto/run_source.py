@@ -65,6 +65,8 @@ class RunSource:
         self._steps = range(*steps)
         self._simulated = self._reader.info.simulated
         self._step_times: dict[int, tuple[int, int]] = {}
+        self._spans: dict[int, tuple[int, int]] = {}
+        """Rank to the first start and last end of its exported steps, on its own clock."""
         self.plan = self._make_plan(all_ranks, ranks, left_out)
         self._raw_files = self._merged_files(ranks, left_out, asked=selection.chose_steps if raw is None else raw, named=raw)
         free = selection.max_events - self._survey.events_of(self._steps)
@@ -88,8 +90,9 @@ class RunSource:
             left_out.append(f"{counted(survey.damaged, 'record')}: times that make no sense")
         weights = survey.all_weights()
         # A quarter of the events is reserved for hardware samples, if there are any.
-        limit = selection.max_events - (selection.max_events // 4 if self._reader.hosts() else 0)
-        steps = fitting_steps(weights, survey.profiled, limit)
+        reserve = 4 if self._reader.hosts() else 0
+        limit = selection.max_events - (selection.max_events // reserve if reserve else 0)
+        steps = fitting_steps(weights, survey.profiled, limit, from_first=selection.chose_steps)
         if steps is None:
             recorded = survey.recorded
             text = (
@@ -98,9 +101,12 @@ class RunSource:
             raise InputError(self._reader.path, text)
         whole = (min(weights), max(weights) + 1)
         if steps != whole:
+            fitting, total = survey.events_of(range(*steps)), sum(weights.values())
+            needed = -(-total * reserve // (reserve - 1)) if reserve else total
+            others = f"--steps {steps[1]}:{whole[1]} exports the next" if selection.chose_steps else "--steps A:B chooses others"
             left_out.append(
-                f"all but {step_range(steps)} of {step_range(whole)}: about {survey.events_of(range(*steps)):,} of"
-                f" {sum(weights.values()):,} events fit; --steps A:B chooses others, --max-events N more"
+                f"all but {step_range(steps)} of {step_range(whole)}: about {fitting:,} of {total:,} events"
+                f" fit; {others}, --max-events {needed} all"
             )
         return steps
 
@@ -164,7 +170,9 @@ class RunSource:
         write_steps(writer, pid, list(rows.values()), correct)
         for row in rows.values():
             start = correct(row.start_unix_ns)
-            widen(self._step_times, row.step, start, start + round(row.wall_us * 1000))
+            length = round(row.wall_us * 1000)
+            widen(self._step_times, row.step, start, start + length)
+            widen(self._spans, rank, row.start_unix_ns, row.start_unix_ns + length)
         self._write_windows(writer, pid, rank, correct)
 
     def _write_windows(self, writer: TraceWriter, pid: int, rank: int, correct: Callable[[int], int]) -> None:
@@ -190,11 +198,12 @@ class RunSource:
             track.slice(f"profile of step {row.step}", start, start + round(row.window_us * 1000), args, kind="window")
 
     def write_raw(self, writer: TraceWriter, pid: int, rank: int) -> None:
-        """Write the rank's kept raw traces, cut to the exported time."""
+        """Write the rank's kept raw traces, cut to its exported steps."""
         first, last = (self.plan.clocks.seen_at(rank, time) for time in self._extent)
+        span = self._spans.get(rank, (first, last))  # retention may have left no record of the steps
         for file in self._raw_files.get(rank, []):
             try:
-                trace = read_raw_trace(file, (first, last), of_run=True)
+                trace = read_raw_trace(file, span, of_run=True)
             except InputError as error:
                 self.plan.left_out.append(str(error))
             else:

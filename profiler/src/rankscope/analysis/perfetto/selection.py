@@ -51,11 +51,14 @@ class Selection:
         return self.ranks is None or rank in self.ranks
 
 
-def fitting_steps(weights: Mapping[int, int], profiled: AbstractSet[int], limit: int) -> tuple[int, int] | None:
+def fitting_steps(
+    weights: Mapping[int, int], profiled: AbstractSet[int], limit: int, *, from_first: bool = False
+) -> tuple[int, int] | None:
     """Return the first step and the step after the last of the steps that fit; ``None`` without any step.
 
     ``weights``: step to its number of events. Where not all fit, the range holds the last profiled step and a few after it, as
-    profiled steps show more. It reaches back as far as fits, then forward. It has at least one step.
+    profiled steps show more. It reaches back as far as fits, then forward. With ``from_first``, as where the user chose the
+    steps, it begins at the first one. It has at least one step.
     """
     steps = sorted(weights)
     if not steps:
@@ -63,7 +66,7 @@ def fitting_steps(weights: Mapping[int, int], profiled: AbstractSet[int], limit:
     if sum(weights.values()) <= limit:
         return steps[0], steps[-1] + 1
     last_profiled = max((at for at, step in enumerate(steps) if step in profiled), default=len(steps))
-    last = min(len(steps) - 1, last_profiled + _AFTER)
+    last = 0 if from_first else min(len(steps) - 1, last_profiled + _AFTER)
     first, total = last, weights[steps[last]]
     while first > 0 and total + weights[steps[first - 1]] <= limit:
         first -= 1

@@ -3,6 +3,7 @@
 ``ranks`` makes a row for each rank, from its windows, its waits and its step records. ``assembly`` makes a complete ``Analysis``
 (see ``result``) of any source, with waterfall and advice.
 
-``terminal`` renders an ``Analysis`` for people, answer first: read it for the order of the page. Its blocks of figures are in
-``terminal_costs``, and those of ``--detail`` in ``terminal_detail``. The dashboard renders the same ``Analysis`` itself.
+``terminal`` renders an ``Analysis`` for people, answer first: read it for the order of the page. Its tables are in
+``terminal_tables``, its blocks of figures in ``terminal_costs``, and the breakdown of ``--detail`` in ``terminal_detail``. The
+dashboard renders the same ``Analysis`` itself.
 """

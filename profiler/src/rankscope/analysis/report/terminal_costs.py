@@ -8,7 +8,7 @@ from typing import Final
 from rankscope.analysis.result.analysis import Analysis, CollectiveMatching
 from rankscope.analysis.result.collectives import CollectiveBandwidth, DirectedWait
 from rankscope.analysis.result.costs import WaterfallPart
-from rankscope.analysis.result.text import aligned, cell, counted, fitting, reasons_text, size, wrapped
+from rankscope.analysis.result.text import aligned, cell, counted, fitting, reasons_text, sentences, size, wrapped
 from rankscope.base.text import format_duration, shortened
 
 BARS: Final = 24
@@ -70,7 +70,7 @@ def throughput_text(analysis: Analysis, width: int) -> str:
 
 
 def memory_text(analysis: Analysis, width: int) -> str:
-    """Return the peak of the rank with the highest peak memory, and the first ``SHOWN_ADVICE`` leaks."""
+    """Return the peak of the rank with the highest peak memory."""
     found = analysis.memory
     if found is None:
         return ""
@@ -83,7 +83,14 @@ def memory_text(analysis: Analysis, width: int) -> str:
         unused = "" if row.fragmentation is None else f", {row.fragmentation:.0%} of it beyond the peak"
         retries = f", {row.allocator_retries} allocator retries" if row.allocator_retries else ""
         lines += textwrap.wrap(f"memory of rank {row.rank}: peak {size(peak)}{of}{reserved}{unused}{retries}", width)
-    for leak in [row for row in found.growth if row.leaking][:SHOWN_ADVICE]:
+    return "\n".join(lines)
+
+
+def leak_text(analysis: Analysis, width: int) -> str:
+    """Return the first ``SHOWN_ADVICE`` leaks of memory."""
+    lines: list[str] = []
+    growth = [] if analysis.memory is None else analysis.memory.growth
+    for leak in [row for row in growth if row.leaking][:SHOWN_ADVICE]:
         where = "on the device" if leak.kind == "device" else "on the host"
         rate, low, high = (
             _mib(value) for value in (leak.bytes_per_1000_steps, leak.low_bytes_per_1000_steps, leak.high_bytes_per_1000_steps)
@@ -97,7 +104,7 @@ def memory_text(analysis: Analysis, width: int) -> str:
 def advice_text(analysis: Analysis, width: int) -> str:
     """Return the first three pieces of advice, the most that can be saved first; the JSON has all."""
     advice = analysis.advice
-    following = ". ".join(analysis.verdict.next)
+    following = sentences(analysis.verdict.next)
     if all(row.action in following for row in advice):
         return ""
     unit = "step" if analysis.waterfall is None else analysis.waterfall.unit

@@ -79,6 +79,11 @@ def joined(items: Sequence[str], most: int | None = None) -> str:
     return " and ".join([*([", ".join(shown[:-1])] if len(shown) > 1 else []), *shown[-1:]])
 
 
+def sentences(texts: Iterable[str]) -> str:
+    """Return texts as sentences after each other; a question has its mark already."""
+    return ". ".join(texts).replace("?. ", "? ")
+
+
 def units_text(ranks: Sequence[int], hosts: Mapping[int, str], whole_hosts: Sequence[str]) -> str:
     """Name the ranks and hosts at fault: ``host n3 (ranks 25 to 31, 7 of its 8 ranks) and rank 40``.
 
@@ -118,9 +123,24 @@ def excluded_text(verdict: Verdict) -> str:
     return f"no rank or host costs more than {share_bound(verdict.costs_at_most, upper=True)} of the typical step"
 
 
-def judged_text(verdict: Verdict, world_size: int | None) -> str:
+def judged_by(verdict: Verdict, world_size: int | None) -> str:
+    """Return what the verdict rests on: ``judged by 200 profiled steps of 60 of 64 ranks``; empty if unknown."""
+    source = verdict.evidence_source
+    records = _RECORDS.get(source or "", "" if source is None else source.replace("_", " "))
+    judged = judged_text(verdict, world_size)
+    if source in _IN_STEPS and verdict.judged_steps is not None:
+        return f"judged by {judged_text(verdict, world_size, _IN_STEPS[source])}"
+    return f"judged by {', '.join(filter(None, [records, judged]))}" if records or judged else ""
+
+
+_IN_STEPS: Final = {"steps": "step", "windows": "profiled step"}
+_RECORDS: Final = {"steps": "step records", "windows": "profiled steps"}
+"""What sources of evidence are called, alone and with the number of their steps."""
+
+
+def judged_text(verdict: Verdict, world_size: int | None, unit: str = "step") -> str:
     """Return what was compared: ``1,000 steps of 64 ranks``, ``200 steps of 60 of 64 ranks``; empty if unknown."""
-    steps = None if verdict.judged_steps is None else counted(verdict.judged_steps, "step")
+    steps = None if verdict.judged_steps is None else counted(verdict.judged_steps, unit)
     ranks = None
     if verdict.judged_ranks is not None:
         few = world_size is not None and verdict.judged_ranks < world_size

@@ -17,7 +17,7 @@ from rankscope.analysis.inference.reasons.signals import HOST_OR_DEVICE
 from rankscope.analysis.result.analysis import Evidence, Kind, Verdict
 from rankscope.analysis.result.cause import Cause
 from rankscope.analysis.result.costs import Advice, AdviceEvidence
-from rankscope.analysis.result.text import counted, first_of, joined, units_text
+from rankscope.analysis.result.text import counted, first_of, joined, sentences, units_text
 from rankscope.analysis.verdict.advice_rows import RECORD, SHOW, Row
 from rankscope.analysis.verdict.advice_table import TABLE
 from rankscope.runs.durations import DURATION_SOURCES
@@ -188,7 +188,7 @@ def _advice(row: Row, actions: Sequence[str], figures: Figures, step_us: float |
             )
             for condition in row.when
         ],
-        action=". ".join(actions) + where,
+        action=sentences(actions) + where,
         gain_share_at_most=gain,
         gain_us_at_most=None if gain is None or step_us is None else gain * step_us,
         gain_formula=None if row.bound is None else row.bound.formula,

@@ -11,8 +11,8 @@ number has doubled, up to ``RECENT_STEPS``: ``TESTS`` tests in all. After the la
 Guarantee: if the ranks are equal, each test names a given one of n ranks with a probability of about ``LIMIT`` / n, and the rank
 is given by steps that the test does not use. By the union bound a suspicion is confirmed by chance with a probability of at most
 ``TESTS`` x ``LIMIT`` / n, which is 1 in 1,280 for 64 ranks, however often the watcher looks. It assumes that noise does not last
-from the first verdict through the new steps. ``benchmarks/watching.py`` measures the rate of false alerts, also with noise that
-does.
+from the first verdict through the new steps. ``benchmarks/alerts/watching.py`` measures the rate of false alerts, also with
+noise that does.
 
 The suspicion is in the ledger, so a restarted watcher continues it.
 """

@@ -106,7 +106,7 @@ class _ReportingExporter(SpanExporter):
     def __init__(self, exporter: SpanExporter, warning: _FirstWarning, report: Callable[[str], None]) -> None:
         self._exporter = exporter
         self._warning = warning
-        self._problems = ProblemLog(
+        self._problems = ProblemLog[str](
             lambda reason: report(f"no collector accepts the traces over OTLP: {reason}; retrying"),
             lambda: report("the collector accepts the traces over OTLP again"),
             each_reason=False,

@@ -1,0 +1,315 @@
+"""Queries of the Grafana boards to a Prometheus with about a thousand GPUs, and their time. Prints one JSON object.
+
+A real Prometheus is filled with hours of every series of 128 hosts of 8 GPUs, of three training runs on them, and of
+node_exporter's InfiniBand metrics: copies of the pages of the real exporter. The series of the recording rules are added. Then
+every query of every board is sent as Grafana sends it when a user opens the board: over the board's initial time range, on a
+screen 1,920 pixels wide, with the initial values of its variables. Graphs are range queries; figures and tables are instant ones.
+Queries are sent one after the other, and those of a board that opens also six at once, as many as a browser does. Of the repeats
+the least counts, because other work on the machine only adds; CPU seconds of Prometheus are independent of such work.
+
+The peer: the cost of the recorded series of a board without rules that recorded them before, over the same time.
+
+    python -m benchmarks.boards.boards [--hosts 128] [--hours 6] [--interval 30] [--repeats 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import yaml
+from benchmarks.boards.remote_write import Filled, empty_prometheus, rests_on, rules_in_order
+from benchmarks.boards.site import GPUS, alerts, site
+from tests.dashboards.grafana.grafana_model import Json, Target, all_boards, put_in, targets
+
+from rankscope.alerts.rules.rule_file import rules_text
+from rankscope.alerts.rules.thresholds import thresholds
+
+QUERY_BUDGET_S = 1.0
+"""Limit for the slowest query of a board, so that panels appear at once."""
+OPENING_BUDGET_S = 1.0
+"""Limit for the CPU time of all queries of opening a board, divided by ``CORES``: what a Prometheus that is not busy takes."""
+CORES = 2
+AT_ONCE = 6
+"""Queries that a browser sends at once to one host."""
+LINES_BUDGET = 300
+"""Maximum number of series of one graph: more cannot be read, nor drawn quickly."""
+ROWS_BUDGET = 1024
+"""Maximum number of rows of a table: one for each GPU."""
+CHUNK_S = 3600
+LONG_HOURS = 24
+RULES_EVERY_S = 60
+SCREEN = 1920
+PRICE = "[price]\nper_gpu_hour = 2.5\n"
+ROUNDED = (
+    *((0.75, 0.5), (1.5, 1), (3.5, 2), (7.5, 5), (12.5, 10), (17.5, 15), (25, 20), (45, 30), (90, 60), (210, 120)),
+    *((450, 300), (750, 600), (1050, 900), (1500, 1200), (2700, 1800), (5400, 3600)),
+)
+"""Pairs of seconds: an interval up to the first is rounded to the second, as in Grafana."""
+
+
+def told(what: str) -> None:
+    """Report the current activity on standard error."""
+    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One query of a board. ``step_s``: step of a range query, ``None`` for an instant query. ``later``: its row is closed."""
+
+    board: str
+    panel: str
+    kind: str
+    expr: str
+    range_s: int
+    step_s: float | None
+    later: bool
+
+
+def seconds_of(text: str) -> int:
+    """Convert Grafana's ``now-6h`` or ``1m`` to seconds."""
+    number, unit = re.fullmatch(r"(?:now-)?(\d+)([mh])", text).groups()  # type: ignore[union-attr]
+    return int(number) * {"m": 60, "h": 3600}[unit]
+
+
+def question(board: Json, target: Target, values: dict[str, list[str] | str], interval_s: int) -> Question:
+    """Return the query as Grafana sends it to a data source that is scraped every ``interval_s``."""
+    panel = target.panel
+    range_s = seconds_of(board["time"]["from"])
+    least = max(interval_s, seconds_of(panel["interval"]) if panel.get("interval") else 0)
+    exact = range_s / (SCREEN * panel["gridPos"]["w"] // 24)
+    step = max(next((rounded for up_to, rounded in ROUNDED if exact <= up_to), 7200), least)
+    built_in = {
+        "__rate_interval": f"{max(step + interval_s, 4 * interval_s):g}s",
+        "__range_s": str(range_s),
+        "__range": f"{range_s}s",
+        "__interval_ms": f"{1000 * step:g}",
+        "__interval": f"{step:g}s",
+    }
+    (asked,) = [one for one in panel["targets"] if one["refId"] == target.letter]
+    expr = put_in(target.expr, values, built_in=built_in)
+    later = panel not in board["panels"]
+    return Question(target.board, panel["title"], panel["type"], expr, range_s, None if asked.get("instant") else step, later)
+
+
+def chosen(board: str) -> dict[str, list[str] | str]:
+    """Return the initial values of a board's variables: all, but one host or one run where the board is about one."""
+    names = ("instance", "gpu", "run_id", "rank", "slurm_job_id", "comm_name", "collective")
+    every = dict.fromkeys(names, ".+")
+    everything: dict[str, list[str] | str] = {"cluster": ".*", **every, "job": ["gpus"]}
+    if board.startswith("rankscope-node"):
+        return everything | {"instance": ["node001:9838"]}
+    return everything | {"run_id": ["llama-20260101-7"]} if board == "rankscope-run" else everything
+
+
+def fill(into: Filled, args: argparse.Namespace, end_s: int, port: int) -> int:
+    """Write all scraped series. Returns their number."""
+    long_s, short_s = max(LONG_HOURS, args.hours) * 3600, args.hours * 3600
+    if args.quick:
+        long_s = short_s
+    start_s = end_s - long_s
+    told(f"reading the exporter's pages for {args.hosts} hosts")
+    blocks = site(args.hosts, port, start_s)
+    rng = np.random.default_rng(7)
+    for begin_s in range(start_s, end_s, CHUNK_S):
+        times_s = np.arange(begin_s, min(begin_s + CHUNK_S, end_s + 1), args.interval)
+        for block in blocks:
+            if block.long or begin_s >= end_s - short_s:
+                into.write(block.labels, times_s * 1000, block.values(times_s, start_s, rng))
+        told(f"{(begin_s + CHUNK_S - start_s) / 3600:.0f} h of {long_s // 3600} h are written")
+    groups = yaml.load(rules_text(), yaml.CSafeLoader)["groups"]
+    names = [(rule["alert"], rule["labels"]["severity"]) for group in groups for rule in group["rules"] if "alert" in rule]
+    for head, times_ms, value in alerts(names, args.hosts, end_s, long_s, RULES_EVERY_S):
+        into.write([head], times_ms, np.full((1, len(times_ms)), value))
+    return sum(len(block.labels) for block in blocks)
+
+
+def recorded(into: Filled, rules: list[dict[str, Any]], start_s: int, end_s: int) -> dict[str, float]:
+    """Record the series that the rules would have recorded. Returns the seconds per recorded name, over the whole time."""
+    seconds: dict[str, float] = {}
+    for rule in rules:
+        took = into.record(
+            rule["expr"], rule["record"], rule.get("labels", {}), start_s=start_s, end_s=end_s, step_s=RULES_EVERY_S
+        )
+        seconds[rule["record"]] = seconds.get(rule["record"], 0.0) + took
+    return seconds
+
+
+def ask(of: Filled, what: Question, end_s: int, **more: str) -> tuple[float, bytes]:
+    """Send a query. Returns its seconds and the answer."""
+    if what.step_s is None:
+        return of.asked("query", query=what.expr, time=end_s, **more)
+    # Grafana aligns the time range to the step.
+    end = math.floor(end_s / what.step_s) * what.step_s
+    begin = math.floor((end_s - what.range_s) / what.step_s) * what.step_s
+    return of.asked("query_range", query=what.expr, start=begin, end=end, step=what.step_s, **more)
+
+
+def measured(of: Filled, questions: list[Question], end_s: int, repeats: int) -> list[dict[str, Any]]:
+    """Return the seconds of each query; the boards are queried in turn."""
+    found = []
+    told(f"asking {len(questions)} queries for the first time: not counted")
+    for one in questions:
+        data = msgspec.json.decode(ask(of, one, end_s, stats="all")[1])["data"]
+        samples = int(data["stats"]["samples"]["totalQueryableSamples"])
+        found.append({"question": one, "s": [], "cpu_s": [], "samples": samples, "series": len(data["result"])})
+    for repeat in range(repeats):
+        told(f"asking {len(questions)} queries, {repeat + 1} of {repeats}")
+        for one in found:
+            before = of.cpu_s()
+            one["s"].append(ask(of, one["question"], end_s)[0])
+            one["cpu_s"].append(of.cpu_s() - before)
+    return [one | {"s": min(one["s"]), "worst_s": max(one["s"]), "cpu_s": min(one["cpu_s"])} for one in found]
+
+
+def opening(of: Filled, questions: list[Question], end_s: int, repeats: int) -> float:
+    """Return the seconds from the first query of a board that opens to the last answer, ``AT_ONCE`` queries at a time."""
+    found = []
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for _ in range(repeats):
+            began = time.perf_counter()
+            list(pool.map(lambda one: ask(of, one, end_s), [one for one in questions if not one.later]))
+            found.append(time.perf_counter() - began)
+    return round(min(found), 3)
+
+
+def of_board(found: list[dict[str, Any]], rules: list[dict[str, Any]], rule_seconds: dict[str, float]) -> dict[str, Any]:
+    """Return the figures of one board."""
+    slowest = max(found, key=lambda one: one["s"])
+    opened = [one for one in found if not one["question"].later]
+    lines: dict[tuple[str, str], int] = {}
+    for one in found:
+        key = (one["question"].kind, one["question"].panel)
+        is_table = key[0] == "table"
+        lines[key] = max(lines.get(key, 0), one["series"]) if is_table else lines.get(key, 0) + one["series"]
+    graph = max(((count, title) for (kind, title), count in lines.items() if kind != "table"), default=(0, ""))
+    table = max(((count, title) for (kind, title), count in lines.items() if kind == "table"), default=(0, ""))
+    needed = set().union(*(rests_on(one["question"].expr, rules) for one in found))
+    return {
+        "queries": len(found),
+        "queries_at_once": len(opened),
+        "total_s": round(sum(one["s"] for one in opened), 3),
+        "opening_cpu_s": round(sum(one["cpu_s"] for one in opened), 3),
+        "total_of_closed_rows_s": round(sum(one["s"] for one in found if one["question"].later), 3),
+        "slowest_s": round(slowest["s"], 3),
+        "slowest_cpu_s": round(max(one["cpu_s"] for one in found), 3),
+        "slowest": slowest["question"].panel,
+        "worst_s_of_any": round(max(one["worst_s"] for one in found), 3),
+        "samples": sum(one["samples"] for one in found),
+        "series": sum(one["series"] for one in found),
+        "most_lines_of_a_graph": [graph[1], graph[0]],
+        "most_rows_of_a_table": [table[1], table[0]],
+        "without_rules_more_s": round(sum(rule_seconds[name] for name in needed), 3),
+        "slowest_queries": [
+            {
+                "panel": one["question"].panel,
+                "s": round(one["s"], 3),
+                "cpu_s": round(one["cpu_s"], 3),
+                "samples": one["samples"],
+                "series": one["series"],
+            }
+            for one in sorted(found, key=lambda one: -one["s"])[:5]
+        ],
+    }
+
+
+def budgets_of(boards: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the budgets of the boards."""
+    found = []
+    for name, figures in boards.items():
+        for what, value, limit in (
+            ("slowest_query_cpu_s", figures["slowest_cpu_s"], QUERY_BUDGET_S),
+            ("opening_cpu_s_per_core", round(figures["opening_cpu_s"] / CORES, 3), OPENING_BUDGET_S),
+            ("most_lines_of_a_graph", figures["most_lines_of_a_graph"][1], LINES_BUDGET),
+            ("most_rows_of_a_table", figures["most_rows_of_a_table"][1], ROWS_BUDGET),
+        ):
+            found.append({"name": f"{name}: {what}", "value": value, "limit": limit, "ok": value <= limit})
+    return found
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port: int = sock.getsockname()[1]
+    return port
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, default=128, help="of 8 GPUs each, at least 8")
+    parser.add_argument("--hours", type=int, default=6, help="of the past; of alerts and Xids there are 24")
+    parser.add_argument("--interval", type=int, default=30, help="seconds between two scrapes")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="does it work at all: no longer past of alerts, no waiting")
+    args = parser.parse_args()
+    program = shutil.which("prometheus", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
+    if program is None:
+        parser.error("needs the program prometheus: apt-get install prometheus")
+    load_before = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        (folder / "thresholds.toml").write_text(PRICE)
+        rules = rules_in_order(rules_text(settings=thresholds(folder / "thresholds.toml")))
+        with empty_prometheus(program, folder, f"127.0.0.1:{free_port()}") as prometheus:
+            end_s = int(time.time()) // 60 * 60
+            series = fill(prometheus, args, end_s, free_port())
+            told(f"recording what {len(rules)} rules say of {args.hours} h")
+            rule_seconds = recorded(prometheus, rules, end_s - args.hours * 3600, end_s)
+            if not args.quick:
+                told("waiting until Prometheus has tidied up")
+                prometheus.settle()
+            load_asking = os.getloadavg()[0]
+            boards = all_boards()
+            questions = [
+                question(board, target, chosen(uid), args.interval) for uid, board in boards.items() for target in targets(board)
+            ]
+            found = measured(prometheus, questions, end_s, args.repeats)
+            opens = {
+                uid: opening(prometheus, [one for one in questions if one.board == uid], end_s, args.repeats)
+                for uid in sorted(boards)
+            }
+            once = [prometheus.asked("query", query=rule["expr"], time=end_s)[0] for rule in rules]
+    of_boards = {
+        uid: {"opens_s": opens[uid], **of_board([one for one in found if one["question"].board == uid], rules, rule_seconds)}
+        for uid in sorted(boards)
+    }
+    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+    figures = {
+        "hosts": args.hosts,
+        "gpus": GPUS * args.hosts,
+        "series": series,
+        "hours": args.hours,
+        "scrape_interval_s": args.interval,
+        "boards": of_boards,
+        "all_recording_rules_once_s": round(sum(once), 3),
+        "queries_without_a_series": sum(one["series"] == 0 for one in found),
+    }
+    environment = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "prometheus": (version.stdout or version.stderr).split("(")[0].strip(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load_before": round(load_before, 2),
+        "load_when_asking_begins": round(load_asking, 2),
+    }
+    print(json.dumps({"figures": figures, "budgets": budgets_of(of_boards), "environment": environment}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""Cost of viewing a large run in the dashboard. Prints one JSON object.
+
+The real command serves the dashboard, and the system's Chromium opens every view, with and without a selection. The first view is
+the whole overview, in a browser that has opened the dashboard before (it keeps compiled scripts), and in a fresh one. The
+requests of the browser are then repeated without it, one after the other and by 20 users at once. A run in progress grows by 30 s
+of records of all its ranks while a page of it is open. Last, the offline report is written with an empty cache, what-if included.
+
+The peers: a plain Dash page with a line of 100 points, which is the time of Dash and Plotly with little to show; and the heat
+map's matrix as a plain Plotly figure.
+
+    python -m benchmarks.pages.dashboards [--ranks 1024] [--steps 10000] [--run RUN] [--repeats 5] [--first-view]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import dash
+import httpx
+import numpy as np
+import plotly
+import plotly.graph_objects as go
+from benchmarks.common.budget import budget
+from benchmarks.common.make_run import Shape, begin_run, grow_run
+from benchmarks.common.process_memory import peak_beside, pss_bytes
+from benchmarks.pages.browser import (
+    CHROMIUM_ARGS,
+    WORKERS,
+    Asked,
+    FirstViews,
+    first_views,
+    live_updates,
+    looked_at,
+    seconds_of_views,
+    seconds_to_draw,
+    served,
+    told,
+)
+from playwright.sync_api import sync_playwright
+
+from rankscope.runs.reader import RunReader
+
+FIRST_VIEW_S, CALLBACK_P95_S, PAYLOAD_BYTES, SERVER_BYTES, USERS_P95_S, LIVE_S = 1.0, 0.1, 1.5e6, 600 * 2**20, 1.0, 0.5
+WHATIF_S, REPORT_S, OF_PLAIN = 20.0, 10.0, 1.5
+USERS = 20
+
+
+def percentile(values: list[float], share: float) -> float:
+    """Return a percentile of measured values, NaN if there are none. ``share``: 0 to 1."""
+    return float(np.percentile(values, 100 * share)) if values else float("nan")
+
+
+def replayed(url: str, asked: list[Asked], repeats: int) -> list[tuple[str, float]]:
+    """Return the view and the seconds of each request when it is made by itself."""
+    with httpx.Client(timeout=60) as client:
+        return [(one.view, timed(client, url, one)) for _ in range(repeats) for one in asked]
+
+
+def timed(client: httpx.Client, url: str, one: Asked) -> float:
+    """Return the seconds of one request."""
+    begin = time.perf_counter()
+    method = "GET" if one.body is None else "POST"
+    headers = {"Content-Type": "application/json", "Origin": url}
+    client.request(method, f"{url}{one.address}", content=one.body, headers=headers).raise_for_status()
+    return time.perf_counter() - begin
+
+
+def at_once(url: str, asked: list[Asked], requests: int) -> list[float]:
+    """Return the seconds of each request of ``USERS`` parallel users; each user sends one after the other without a pause."""
+    seconds: list[float] = []
+
+    def user(number: int) -> None:
+        draw = random.Random(number)
+        with httpx.Client(timeout=120) as client:
+            seconds.extend(timed(client, url, draw.choice(asked)) for _ in range(requests))
+
+    users = [threading.Thread(target=user, args=(number,)) for number in range(USERS)]
+    for one in users:
+        one.start()
+    for one in users:
+        one.join()
+    return seconds
+
+
+def seconds_of_report(run: Path, folder: Path) -> float:
+    """Return the seconds that ``rankscope report`` takes with an empty cache."""
+    told("the report, nothing derived yet")
+    command = [sys.executable, "-m", "rankscope", "report", str(run), "-o", str(folder / "report.html")]
+    began = time.perf_counter()
+    subprocess.run(command, env={**os.environ, "XDG_CACHE_HOME": str(folder / "empty")}, check=True, capture_output=True)
+    return time.perf_counter() - began
+
+
+def plain_figure(ranks: int, steps: int) -> tuple[float, int]:
+    """Measure the peer, the heat map's matrix as a plain Plotly figure. Returns the seconds to make its JSON, and its bytes."""
+    matrix = np.random.default_rng(0).random((ranks, steps))
+    begin = time.perf_counter()
+    text = go.Figure(go.Heatmap(z=matrix)).to_json()
+    return time.perf_counter() - begin, len(text)
+
+
+def written(run: Path, shape: Shape) -> Path:
+    """Write a run of the given shape."""
+    told(f"writing a run of {shape.ranks:,} ranks x {shape.steps:,} steps")
+    begin_run(run, shape)
+    grow_run(run, shape, 0, shape.steps, workers=WORKERS)
+    return run
+
+
+def rounded(seconds: list[float]) -> list[float]:
+    """Round to milliseconds, the precision of these measurements."""
+    return [round(one, 3) for one in seconds]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=1024)
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--run", type=Path, help="written by make_run.py with these ranks and steps; it will have grown")
+    parser.add_argument("--first-view", action="store_true", help="measure only the first view of the overview")
+    args = parser.parse_args()
+    shape = Shape(ranks=args.ranks, steps=args.steps)
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        sys.exit("chromium is not installed: apt-get install chromium")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, sync_playwright() as playwright:
+        run = args.run or written(Path(folder) / "runs" / "run", shape)
+        run_id = RunReader(run).info.run_id
+        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGS)
+        about = {"ranks": args.ranks, "steps": args.steps, "load_before": round(os.getloadavg()[0], 1)}
+        cache = Path(folder) / "cache"
+        with served(run, cache) as (url, pid):
+            address = f"{url}/run/{run_id}"
+            told("the first look, nothing derived yet")
+            with peak_beside(cache) as making:
+                with looked_at(browser, "cold", []) as page:
+                    cold_s = seconds_to_draw(page, address)
+                if not args.first_view:
+                    told("what-if, nothing derived yet")
+                    with looked_at(browser, "cold", []) as page:
+                        whatif_s = seconds_to_draw(page, f"{address}/whatif")
+            first = first_views(playwright, browser, chromium, address, args.repeats)
+            if args.first_view:
+                print_results(about, figures_of(first), first_view_budgets(first))
+                return
+            asked: list[Asked] = []
+            views = seconds_of_views(browser, address, asked)
+            told(f"{len(asked)} requests, {args.repeats} times one by one")
+            alone = replayed(url, asked, args.repeats)
+            told(f"{USERS} users at once")
+            together = at_once(url, asked, requests=30)
+            server_bytes = pss_bytes(pid)
+            told("a page of a run that grows")
+            with peak_beside(cache) as following:
+                updates, seen = live_updates(browser, address, run, shape, args.repeats)
+            live_bytes = pss_bytes(pid)
+        browser.close()
+        report_s = seconds_of_report(run, Path(folder))
+    plain_s, plain_bytes = plain_figure(args.ranks, min(args.steps, 1000))
+    slowest = max({view for view, _ in alone}, key=lambda of: percentile([s for view, s in alone if view == of], 0.95))
+    figures: dict[str, Any] = {
+        "cold_s": round(cold_s, 2),
+        "whatif_cold_s": round(whatif_s, 2),
+        "report_cold_s": round(report_s, 2),
+        "making_peak_bytes": making[0],
+        "following_peak_bytes": following[0],
+        **figures_of(first),
+        "views_s": {view: round(float(np.median(seconds)), 3) for view, seconds in views.items()},
+        "requests": len(asked),
+        "callback_p50_s": round(percentile([seconds for _, seconds in alone], 0.5), 4),
+        "callback_p95_s_by_view": {
+            of: round(percentile([seconds for view, seconds in alone if view == of], 0.95), 4)
+            for of in sorted({v for v, _ in alone})
+        },
+        "slowest_view": slowest,
+        "payload_bytes_by_view": {
+            of: max(one.answered_bytes for one in asked if one.view == of) for of in sorted({one.view for one in asked})
+        },
+        "users_p50_s": round(percentile(together, 0.5), 4),
+        "users_requests_per_s": round(len(together) / (sum(together) / USERS), 1),
+        "server_bytes": server_bytes,
+        "server_bytes_live": live_bytes,
+        "live_update_s": rounded(updates),
+        "live_written_to_shown_s": rounded(seen),
+        "plain_plotly_1000_steps_s": round(plain_s, 3),
+        "plain_plotly_1000_steps_bytes": plain_bytes,
+    }
+    budgets = [
+        *first_view_budgets(first),
+        budget("whatif_cold_s", whatif_s, WHATIF_S),
+        budget("report_cold_s", report_s, REPORT_S),
+        budget("callback_p95_s", percentile([seconds for _, seconds in alone], 0.95), CALLBACK_P95_S),
+        budget("payload_bytes", max(one.answered_bytes for one in asked), PAYLOAD_BYTES),
+        budget("server_bytes", max(server_bytes, live_bytes), SERVER_BYTES),
+        budget("users_20_p95_s", percentile(together, 0.95), USERS_P95_S),
+        budget("live_update_s", float(np.median(updates)), LIVE_S),
+    ]
+    print_results(about, figures, budgets)
+
+
+def figures_of(first: FirstViews) -> dict[str, list[float]]:
+    """Return the measured seconds of the first views."""
+    return {
+        "first_view_s": rounded(first.drawn),
+        "first_view_verdict_s": rounded(first.verdict),
+        "first_view_fresh_browser_s": rounded(first.fresh),
+        "plain_dash_first_view_s": rounded(first.plain),
+        "plain_dash_fresh_browser_s": rounded(first.fresh_plain),
+    }
+
+
+def first_view_budgets(first: FirstViews) -> list[dict[str, Any]]:
+    """Return the budgets of the first views."""
+    return [
+        budget("first_view_s", float(np.median(first.drawn)), FIRST_VIEW_S),
+        budget("first_view_over_plain_dash", float(np.median(first.drawn) / np.median(first.plain)), OF_PLAIN),
+        budget("first_view_verdict_over_plain_dash", float(np.median(first.verdict) / np.median(first.plain)), OF_PLAIN),
+        budget(
+            "first_view_fresh_browser_over_plain_dash", float(np.median(first.fresh) / np.median(first.fresh_plain)), OF_PLAIN
+        ),
+    ]
+
+
+def print_results(about: dict[str, Any], figures: dict[str, Any], budgets: list[dict[str, Any]]) -> None:
+    """Print the result. ``about``: the measured run and the load before."""
+    environment = {
+        "python": platform.python_version(), "dash": dash.__version__, "plotly": plotly.__version__, "numpy": np.__version__,
+        "cpus": WORKERS,
+    }  # fmt: skip
+    load = {"load_after": round(os.getloadavg()[0], 1)}
+    print(json.dumps({"figures": {**about, **figures, **load}, "budgets": budgets, "environment": environment}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

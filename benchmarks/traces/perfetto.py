@@ -1,0 +1,181 @@
+"""Cost of an export to Perfetto. Prints one JSON object.
+
+A synthetic run and one four times as long are exported with the same limit of events: time grows with the records read, memory
+must not. A large Kineto trace is exported and compared with a naive merge script: json.load, change the times, json.dump.
+
+    python -m benchmarks.traces.perfetto [--ranks 64] [--steps 1000] [--trace FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.budget import budget
+
+from rankscope.runs.paths import rank_dir
+from rankscope.runs.records import AttemptInfo, CollectiveRecord, PhaseTimes, RankInfo, RunInfo, StepRecord
+from rankscope.runs.segment_writer import JsonLinesWriter, RowWriter
+from rankscope.runs.small_files import create_attempt, create_run, write_record
+
+MEMORY_BUDGET_MIB = 600
+GROWTH_BUDGET = 1.25
+"""Limit for the peak memory of a run four times as long over that of the short one."""
+MERGE_BUDGET = 4.0
+"""Limit for the CPU time over that of the naive merge, which neither sorts, nor finds collectives, nor corrects clocks."""
+MERGE_MEMORY_BUDGET = 1.0
+REPEATS = 3
+START_NS = 1_790_000_000_000_000_000
+STEP_NS = 250_000_000
+TRACE = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces" / "hta_df_index_resolver"
+
+NAIVE = """
+import gzip, json, pathlib, sys
+events = []
+for path in sorted(pathlib.Path(sys.argv[1]).glob("*.json*")):
+    with (gzip.open if path.suffix == ".gz" else open)(path) as file:
+        for event in json.load(file)["traceEvents"]:
+            if "ts" in event:
+                event["ts"] = float(event["ts"]) - 1.0
+            events.append(event)
+with gzip.GzipFile(sys.argv[2], "wb", compresslevel=6) as file:
+    file.write(json.dumps({"traceEvents": events}).encode())
+"""
+
+MEASURED = """
+import resource, runpy, sys
+sys.argv = sys.argv[1:]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__") if sys.argv[0].endswith(".py") else runpy.run_module(
+        sys.argv[0], run_name="__main__", alter_sys=False)
+except SystemExit as left:
+    assert not left.code, left.code
+finally:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    print("\\nUSED", used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
+"""
+
+
+def steps(count: int) -> Iterator[StepRecord]:
+    for number in range(count):
+        yield StepRecord(
+            step=number,
+            start_unix_ns=START_NS + number * STEP_NS,
+            wall_us=STEP_NS / 1000,
+            phases_us=PhaseTimes(data=1e3, forward=79e3, backward=150e3, optimizer=19e3, between_steps=1e3),
+            blocked_us=PhaseTimes(backward=9e3),
+            cpu_us=240e3,
+            gc_us=0.0,
+            samples=32,
+            profiled=number % 500 < 3,
+        )
+
+
+def collectives(rank: int, count: int, ranks: int) -> Iterator[CollectiveRecord]:
+    for number in range(count):
+        for bucket in range(12 if number % 500 < 3 else 0):
+            at = START_NS + number * STEP_NS + (90 + 10 * bucket) * 1_000_000
+            start = at + (rank * 7919 + bucket * 31) % 1000 * 1000
+            yield CollectiveRecord(
+                step=number,
+                group="0",
+                group_size=ranks,
+                index=bucket,
+                op="all_reduce",
+                bytes=25 << 20,
+                enqueue_unix_ns=at,
+                start_unix_ns=start,
+                end_unix_ns=at + 5_000_000,
+                stream=20,
+            )
+
+
+def make_run(path: Path, ranks: int, count: int) -> None:
+    create_run(path, RunInfo(run_id="b", name="bench", start_unix_ns=START_NS))
+    create_attempt(path, AttemptInfo(attempt=0, start_unix_ns=START_NS, world_size=ranks))
+    for rank in range(ranks):
+        folder = rank_dir(path, 0, rank)
+        info = RankInfo(rank=rank, world_size=ranks, host=f"n{rank // 8}", pid=1, start_unix_ns=START_NS, device_kind="cuda")
+        write_record(folder / "rank.json", info)
+        with closing(RowWriter(folder, rank=rank, attempt=0)) as writer:
+            writer.append(*steps(count))
+        with closing(JsonLinesWriter(folder, "collectives")) as writer:
+            writer.append(*collectives(rank, count, ranks))
+
+
+def measure(*words: object) -> tuple[float, float, float]:
+    """Run a Python program in a process of its own. Returns its wall and CPU seconds, and its peak memory in MiB."""
+    began = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, *map(str, words)], capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
+    )
+    wall = time.perf_counter() - began
+    cpu, peak = done.stdout.rpartition("USED")[2].split()
+    return wall, float(cpu), float(peak)
+
+
+def export(path: Path, out: Path, *options: str) -> tuple[float, float, float]:
+    return measure("rankscope", "export", path, "--perfetto", out, *options)
+
+
+def median(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
+    wall, cpu, peak = zip(*rows, strict=True)
+    return statistics.median(wall), statistics.median(cpu), statistics.median(peak)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--trace", type=Path, default=TRACE)
+    arguments = parser.parse_args()
+    figures: dict[str, Any] = {"ranks": arguments.ranks, "steps": arguments.steps}
+    budgets: list[dict[str, object]] = []
+
+    with tempfile.TemporaryDirectory() as folder:
+        here = Path(folder)
+        make_run(here / "short", arguments.ranks, arguments.steps)
+        make_run(here / "long", arguments.ranks, 4 * arguments.steps)
+        limit = ["--max-events", "200000"]
+        for name in ("short", "long"):
+            wall, cpu, peak = export(here / name, here / "out.json.gz", "--no-verdict", *limit)
+            figures[name] = {"wall_s": round(wall, 2), "cpu_s": round(cpu, 2), "peak_mib": round(peak)}
+        wall, cpu, peak = export(here / "short", here / "out.json.gz", *limit)
+        figures["short_with_verdict"] = {"wall_s": round(wall, 2), "cpu_s": round(cpu, 2), "peak_mib": round(peak)}
+        budgets.append(budget("peak memory without verdict, MiB", figures["long"]["peak_mib"], MEMORY_BUDGET_MIB))
+        budgets.append(
+            budget(
+                "peak memory, run four times as long", figures["long"]["peak_mib"] / figures["short"]["peak_mib"], GROWTH_BUDGET
+            )
+        )
+        if arguments.trace.exists():
+            (here / "naive.py").write_text(NAIVE)
+            ours: list[tuple[float, float, float]] = []
+            naive: list[tuple[float, float, float]] = []
+            for _ in range(REPEATS):
+                ours.append(export(arguments.trace, here / "out.json.gz", "--no-verdict"))
+                naive.append(measure(here / "naive.py", arguments.trace, here / "naive.json.gz"))
+            mine, theirs = median(ours), median(naive)
+            names = ("wall_s", "cpu_s", "peak_mib")
+            figures["trace"] = dict(zip(names, (round(value, 2) for value in mine), strict=True))
+            figures["trace_naive_merge"] = dict(zip(names, (round(value, 2) for value in theirs), strict=True))
+            budgets.append(budget("CPU time of a trace over a naive merge of it", mine[1] / theirs[1], MERGE_BUDGET))
+            budgets.append(budget("peak memory of a trace over that of a naive merge", mine[2] / theirs[2], MERGE_MEMORY_BUDGET))
+    environment = {"python": platform.python_version(), "cpus": os.cpu_count(), "machine": platform.machine()}
+    print(json.dumps({"figures": figures, "budgets": budgets, "environment": environment}, indent=2))
+    sys.exit(not all(row["ok"] for row in budgets))
+
+
+if __name__ == "__main__":
+    main()
